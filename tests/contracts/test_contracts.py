@@ -135,7 +135,7 @@ BOX = gym.spaces.Box(-1, 1, (8,), np.float64)
         ({"features": None}, "features must be a function"),
         ({"hold": lambda last: np.zeros(3, np.float32)}, "hold must give an action, float32 [2], got float32 [3]"),
         ({"hold": lambda last: last + 5}, "hold must give an action within the action space"),
-        ({"effector": lambda env: [0.0]}, "effector must give where the robot is as float64 [D]"),
+        ({"effector": lambda env: [0.0]}, "effector must give a position, float64 [D]"),
         ({"roll_forward": lambda seen, actions: {}}, "the observation of roll_forward must be a dict with"),
         ({"expert": lambda seed: None}, "an expert must have a method 'reset'"),
     ],
@@ -145,6 +145,22 @@ def test_a_fault_of_an_environment_is_found(change: dict[str, Any], sentence: st
     with pytest.raises(ContractError) as raised:
         check_task(replace(TASK, **change), steps=10)
     assert sentence in str(raised.value)
+
+
+def test_an_action_space_without_bounds_is_tried_on_both_sides_of_zero() -> None:
+    tried: list[Any] = []
+
+    class Open(BallEnv):
+        def __init__(self, render_mode: str | None = None, pace: float | None = 0.0) -> None:
+            super().__init__(render_mode, pace)
+            self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+        def step(self, action: Any) -> Any:
+            tried.extend(action)
+            return super().step(action)
+
+    check_task(replace(TASK, make=Open, expert=None), steps=20)
+    assert -1.0 <= min(tried) < 0.0 < max(tried) <= 1.0
 
 
 # ---- robots ---------------------------------------------------------------------------------------------------------

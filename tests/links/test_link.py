@@ -68,7 +68,7 @@ def test_a_recording_is_read_once_and_again_when_it_changed(series: Path) -> Non
         ("", "unknown link ''.*Known: 5g, .*mahimahi:UP_PATH,DOWN_PATH.*rtt:PATH"),
         ("wifi-paper+loss", "unknown link 'wifi-paper\\+loss'; did you mean 'wifi-paper'"),
         ("rttt:x", "unknown link 'rttt:x'"),
-        ("lan+los=0.3", "unknown addition to a link 'los'; did you mean 'loss'"),
+        ("lan+los=0.3", "unknown link modifier 'los'; did you mean 'loss'"),
         ("lan+loss=1", r"loss .* must lie in \[0, 1\), got 1.0"),
         ("lan+loss=much", "loss= of a link must be a number, got 'much'"),
         ("lan+loss=0.1+loss=0.2", "loss= is given twice"),

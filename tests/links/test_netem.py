@@ -133,6 +133,11 @@ def test_what_the_kernel_cannot_do_is_refused_before_it_is_asked(told: Path, mon
         kernel_shaped("lo", TraceLink(np.array([1.0])), up=True),
     ):
         pytest.fail("it has no form")
+    with (
+        pytest.raises(ConfigError, match=r"cannot emulate outages; use the relay.* leave out \+outage="),
+        kernel_shaped("lo", load_link("lan+loss=0.1+outage=5:3"), up=True),
+    ):
+        pytest.fail("an outage would have been ignored")
     monkeypatch.setattr(netem, "find_netem", lambda: Netem(False, "the kernel shows none"))
     with (
         pytest.raises(ConfigError, match="cannot shape lo: the kernel shows none; use the relay"),

@@ -124,9 +124,9 @@ def test_a_replayed_link_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: TraceLink(np.array([])), "row of numbers"),
-        (lambda: TraceLink(np.array([[1.0]])), "row of numbers"),
-        (lambda: TraceLink(np.array([1.0, math.nan])), "row of numbers"),
+        (lambda: TraceLink(np.array([])), "1-D array"),
+        (lambda: TraceLink(np.array([[1.0]])), "1-D array"),
+        (lambda: TraceLink(np.array([1.0, math.nan])), "1-D array"),
         (lambda: TraceLink(np.array([1.0]), period_ms=0.0), "period"),
         (lambda: TraceLink(np.array([1.0]), start_s=-1.0), "start"),
         (lambda: MahimahiLink(np.array([2, 1]), np.array([1])), "up trace"),

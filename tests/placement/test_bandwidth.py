@@ -87,6 +87,11 @@ def test_a_forecast_is_never_less_than_what_was_ever_seen(tmp_path: Path) -> Non
     model.metadata_props[0].value = json.dumps(told | {"least": 2.9e5})
     onnx.save(model, tmp_path / "g.onnx")
     assert RecurrentForecast(tmp_path / "g.onnx").forecast(values.tolist()) == 2.9e5
+    for damage, says in (({"deviation": 0.0}, "deviation 0 .* above 0"), ({"window": 3}, "a window of 3 numbers")):
+        model.metadata_props[0].value = json.dumps(told | damage)
+        onnx.save(model, tmp_path / "g.onnx")
+        with pytest.raises(BundleError, match=says):
+            RecurrentForecast(tmp_path / "g.onnx")
 
 
 def test_changes_have_a_deviation_and_old_measurements_are_forgotten() -> None:

@@ -146,9 +146,9 @@ def test_a_link_that_takes_as_long_for_any_size_is_not_worth_the_device_s_own_st
     assert SmallestTotal(costs, range(3), LastValue()).choose(2, past) == 1
     assert SmallestTotal(costs, range(3), LastValue(), latency_apart=True).choose(2, past) == 2
     past.add(19.0, 3.0)
-    bytes_s, latency_s = past.apart(19.0 / 3.0)
+    bytes_s, latency_s = past.split_latency(19.0 / 3.0)
     assert latency_s == 1.0 and bytes_s == pytest.approx(9.5)  # two more seconds for 19 bytes
-    assert past.apart(100.0)[1] == 0.19
+    assert past.split_latency(100.0)[1] == 0.19
 
 
 def test_a_roofline_is_the_slower_of_arithmetic_and_memory() -> None:

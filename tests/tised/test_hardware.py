@@ -83,5 +83,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str, says: str) -> None
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'agx-30w'"):
         load_hardware("agx-30")
+    with pytest.raises(ConfigError, match=r"unknown hardware 'mine\.tomlboard'"):
+        load_hardware("mine.tomlboard")
     with pytest.raises(ConfigError, match=r"cannot read the hardware profiles .*No such file"):
         load_hardware(str(tmp_path / "none.toml"))

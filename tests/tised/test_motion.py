@@ -43,5 +43,5 @@ def test_path_length() -> None:
 def test_what_is_no_motion_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\[T, D\]"):
         path_length(np.zeros(5))
-    with pytest.raises(ConfigError, match="positive, got 0"):
+    with pytest.raises(ConfigError, match="positive and finite, got 0"):
         jerk(np.zeros((5, 2)), 0.0)

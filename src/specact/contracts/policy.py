@@ -1,4 +1,4 @@
-"""What is expected of a chunk policy."""
+"""The contract of a chunk policy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from specact.observation import Window
 def check_policy(policy: ChunkPolicy, *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
     """Checks a chunk policy: shapes, and that a chunk depends on its window and generator alone.
 
-    A policy that keeps a queue of actions or a history of its own fails: a server answers many robots in turn.
+    A policy with an internal queue of actions or history fails, because a server serves many robots in turn.
 
     Args:
         policy: the policy.
-        windows: to ask it about, at least two; random numbers if not given.
-        seed: of the windows and of what the policy draws.
-        within: how far chunks may be apart that were inferred in batches of different sizes, as a share of the
-            largest action.
+        windows: test inputs, at least two; random if not given.
+        seed: of the windows and the policy's random generators.
+        within: relative tolerance between chunks from batches of different sizes, of their largest absolute action.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.families.chunks.policy.ChunkPolicy` says.
+        ContractError: for the first violation of :class:`~specact.families.chunks.policy.ChunkPolicy`.
     """
     spec = policy.spec
     expect(isinstance(spec, ChunkSpec), f"spec must be a ChunkSpec, got {spec!r:.60}")

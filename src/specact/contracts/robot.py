@@ -1,4 +1,4 @@
-"""What is expected of a robot."""
+"""The contract of a robot."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from specact.robot.loop import Robot, run_loop
 
 
 def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> None:
-    """Checks a robot: that its observations are what a pair needs, that it acts, and that it can be stopped.
+    """Checks a robot: that its observations fit a pair, that it accepts actions, and that it can be stopped.
 
-    It moves: the action is sent three times, and the robot is stopped twice, once after an error.
+    The robot may move: the action is sent three times, and the robot is stopped twice, once after an error.
 
     Args:
         robot: the robot.
-        pair: a loaded bundle that is to run on it.
-        action: one that does no harm, ``[A]``, such as one that keeps it where it is.
+        pair: a loaded bundle that will run on it.
+        action: a harmless action, ``[A]``, such as one that keeps the robot where it is.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.robot.loop.Robot` says.
+        ContractError: for the first violation of :class:`~specact.robot.loop.Robot`.
     """
     width = len(pair.units.centre)
     action = np.asarray(action, np.float32)
@@ -36,7 +36,7 @@ def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> N
     for method in ("observe", "act"):
         expect(callable(getattr(robot, method, None)), f"a robot must have a method {method!r}")
     own_stop = getattr(robot, "stop", None)
-    expect(own_stop is None or callable(own_stop), "stop must be a method, or not be there")
+    expect(own_stop is None or callable(own_stop), "stop must be a method, or absent")
     history = ObservationHistory(pair.observation)
     for _ in range(3):
         seen = call("observe", robot.observe)
@@ -47,7 +47,7 @@ def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> N
         given = action.copy()
         call("act", robot.act, given)
         expect(np.array_equal(given, action), "act must not change the action that it is given")
-    # What a control loop does when something raises.
+    # A control loop must stop the robot when the policy raises.
     failing = _FailingPolicy(None if callable(own_stop) else action)
     try:
         run_loop(robot, failing, 1.0 / pair.rate_hz, VirtualClock(), lambda: True, lambda tick: None)  # type: ignore[arg-type]
@@ -59,11 +59,11 @@ def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> N
 
 
 class _PolicyError(Exception):
-    """What a policy may raise."""
+    """Stands for any exception of a policy."""
 
 
 class _FailingPolicy:
-    """Of a :class:`~specact.policy.SpeculativePolicy`, what a control loop asks of it."""
+    """The part of :class:`~specact.policy.SpeculativePolicy` that a control loop uses; always raises."""
 
     record = None
     stopped = expired = False

@@ -1,4 +1,4 @@
-"""What is expected of an environment."""
+"""The contract of an environment."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
-    """Checks an environment: its spaces, that a seed decides everything, the info, and the task's functions.
+    """Checks an environment: its spaces, its determinism given a seed, the info, and the task's functions.
 
     Args:
         task: the environment.
-        seed: of the episode that is played, with random actions.
-        steps: of that episode at most; ``max_steps`` is the other limit.
+        seed: of the test episode and its random actions.
+        steps: maximum number of steps of that episode; ``max_steps`` also limits it.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.lab.envs.task.Task` says.
+        ContractError: for the first violation of :class:`~specact.lab.envs.task.Task`.
     """
-    import gymnasium as gym  # robots do without it
+    import gymnasium as gym  # imported here, because robots do not need it
 
     expect(0.0 < task.rate_hz < math.inf, f"rate_hz must be positive and finite, got {task.rate_hz}")
     expect(task.max_steps >= 1, f"max_steps must be at least 1, got {task.max_steps}")
@@ -50,11 +50,11 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
             f"action_space must be a Box, float32 [A]; it is {acts}",
         )
         actions = _actions(acts, seed, min(steps, task.max_steps))
-        played, again = _play(env, seed, actions), _play(env, seed, actions)
-        elsewhere = _play(twin, seed, actions)
-        expect(same(played, again), f"reset(seed={seed}) and the same actions must give the same episode again")
-        expect(same(played, elsewhere), f"seed {seed} and the same actions must give the same episode in a second env")
-        _check_functions(task, env, acts, played[0], actions[0])
+        episode, repeated = _play(env, seed, actions), _play(env, seed, actions)
+        in_twin = _play(twin, seed, actions)
+        expect(same(episode, repeated), f"reset(seed={seed}) and the same actions must give the same episode again")
+        expect(same(episode, in_twin), f"seed {seed} and the same actions must give the same episode in a second env")
+        _check_functions(task, env, acts, episode[0], actions[0])
         _check_cameras(task)
     finally:
         env.close()
@@ -62,7 +62,7 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
 
 
 def _play(env: Any, seed: int, actions: Sequence[NDArray[np.float32]]) -> list[dict[str, NDArray[Any]]]:
-    """The observations of an episode."""
+    """Runs an episode, checks every result, and returns its observations."""
     observation, info = call("reset", env.reset, seed=seed, values=2)
     success, score = _check_info(info, "reset", success=False, score=-math.inf)
     observations = [_check_observation(observation, env.observation_space, "reset")]
@@ -114,18 +114,20 @@ def _check_observation(observation: Any, spaces: Any, where: str) -> dict[str, N
 
 
 def _check_cameras(task: Task) -> None:
-    """The spaces of frames that are asked for; none is drawn."""
+    """Checks the spaces of requested frames, without rendering."""
     if not task.cameras:
         return
     fields = {name: Field((48, 64, 3), "uint8") for name in task.cameras}
     env = call("make", task.seeing(fields).make, render_mode=None)
-    for name, field in fields.items():
-        space = env.observation_space.spaces.get(name)
-        expect(
-            space is not None and space.dtype == np.uint8 and space.shape == field.shape,
-            f"make(frames={{{name!r}: (48, 64)}}) must give frames uint8 [48, 64, 3], got the space {space}",
-        )
-    env.close()
+    try:
+        for name, field in fields.items():
+            space = env.observation_space.spaces.get(name)
+            expect(
+                space is not None and space.dtype == np.uint8 and space.shape == field.shape,
+                f"make(frames={{{name!r}: (48, 64)}}) must give frames uint8 [48, 64, 3], got the space {space}",
+            )
+    finally:
+        env.close()
 
 
 def _check_functions(
@@ -150,7 +152,7 @@ def _check_functions(
         place = call("effector", task.effector, env)
         expect(
             isinstance(place, np.ndarray) and place.dtype == np.float64 and place.ndim == 1,
-            f"effector must give where the robot is as float64 [D], got {outline(place)}",
+            f"effector must give a position, float64 [D], got {outline(place)}",
         )
     if task.roll_forward is not None:
         rolled = call("roll_forward", task.roll_forward, observation, np.stack([action, action]))
@@ -166,8 +168,8 @@ def _check_action(action: Any, acts: Any, where: str) -> None:
 
 
 def _actions(space: Any, seed: int, count: int) -> list[NDArray[np.float32]]:
-    """Random ones; where a side of the space is open, within 1 of the other."""
+    """Uniform random actions: within 1 of a single finite bound, and in [-1, 1] without bounds."""
     rng = np.random.default_rng(seed)
     low = np.where(np.isfinite(space.low), space.low, np.where(np.isfinite(space.high), space.high - 1.0, -1.0))
-    high = np.where(np.isfinite(space.high), space.high, low + 1.0)
+    high = np.where(np.isfinite(space.high), space.high, np.where(np.isfinite(space.low), space.low + 1.0, 1.0))
     return [rng.uniform(low, high).astype(np.float32).clip(space.low, space.high) for _ in range(max(1, count))]

@@ -18,18 +18,18 @@ MAX_RTO_MS = 60_000.0
 class LossyLink:
     """A link under TCP that loses each 1448-byte segment, and each retransmission, with the same probability.
 
-    TCP hides a loss; what is seen is delay. A segment lost ``k`` times in a row arrives ``rto (1 + 2 + .. + 2^(k-1))``
-    later, each wait at most 60 s, and a message is complete with its last segment: the largest of these counts.
+    TCP turns loss into delay. A segment lost ``k`` times in a row arrives ``rto (1 + 2 + .. + 2^(k-1))`` later, where
+    each wait is at most 60 s. A message is complete when its last segment has arrived, so the largest delay counts.
 
-    Source: RFC 6298: the timer doubles with every retransmission (5.5); an upper bound of at least 60 s is allowed
-    (2.5). It wants the timer to be at least 1 s (2.4); Linux takes 200 ms, our default. We leave out what either adds
-    for the measured round trip; fast retransmit and tail loss probes, which need later segments or acknowledgements
-    and so seldom help a short request; and the smaller congestion window after a loss. Requests of a few segments come
-    close to reality; longer messages are too slow where fast retransmit would have helped, and too fast where the
-    window would have shrunk.
+    Source: RFC 6298: the timer doubles with every retransmission (5.5) and may have an upper bound of at least 60 s
+    (2.5). The RFC requires at least 1 s (2.4); Linux uses 200 ms, our default. Not modelled: the part of the timer that
+    depends on the measured round trip; fast retransmit and tail loss probes, which need later segments or
+    acknowledgements and so seldom help a short request; and the smaller congestion window after a loss. Requests of a
+    few segments are realistic; longer messages are too slow where fast retransmit would have helped, and too fast where
+    the window would have shrunk.
 
     Attributes:
-        link: what happens to segments that are not lost.
+        link: the link for segments that are not lost.
         loss: probability that a segment is lost, in [0, 1).
         rto_ms: first retransmission timeout [ms], > 0.
 

@@ -1,4 +1,4 @@
-"""Links by name: presets, recordings, and what may be added to either."""
+"""Links by name: presets, recordings, and their modifiers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["LINKS", "Link", "load_link", "round_trip"]
 LINKS: dict[str, SteadyLink] = {
     # Draft and target on one machine.
     "loopback": SteadyLink(rtt_ms=0.0, jitter_ms=0.0, up_mbit_s=1e6, down_mbit_s=1e6),
-    # What ADAHI's test bed measured on 802.11ac. The rate upwards is not published; we take the same.
+    # Measured in ADAHI's test bed on 802.11ac. The uplink rate is not published; we use the same value.
     "wifi-paper": SteadyLink(rtt_ms=12.054, jitter_ms=0.302, up_mbit_s=55.4, down_mbit_s=55.4),
-    # Gigabit Ethernet leaves TCP 1448 of every 1538 bytes on the wire: 941 Mbit/s. Round trip and jitter are chosen, as
-    # through one or two switches.
+    # Gigabit Ethernet carries 1448 bytes of TCP payload in 1538 bytes on the wire: 941 Mbit/s. Round trip and jitter
+    # are chosen, for one or two switches.
     "lan": SteadyLink(rtt_ms=0.4, jitter_ms=0.05, up_mbit_s=941.0, down_mbit_s=941.0),
-    # Rates: what IMT-2020 asks a network to give its users in a dense city (Report ITU-R M.2410-0, 4.3). Round trip and
-    # jitter are chosen, for a server near the network's edge; the radio's own share is 4 ms each way there (4.7.1).
+    # Rates: the user experienced data rates that IMT-2020 requires in a dense city (Report ITU-R M.2410-0, 4.3). Round
+    # trip and jitter are chosen, for a server at the network's edge; the radio's share is 4 ms each way (4.7.1).
     "5g": SteadyLink(rtt_ms=20.0, jitter_ms=4.0, up_mbit_s=50.0, down_mbit_s=100.0),
-    # Rates: the medians that Huang et al. measured (MobiSys 2012). Round trip and jitter are chosen.
+    # Rates: medians measured by Huang et al. (MobiSys 2012). Round trip and jitter are chosen.
     "lte": SteadyLink(rtt_ms=50.0, jitter_ms=10.0, up_mbit_s=6.0, down_mbit_s=13.0),
 }
 _RECORDINGS = ("rtt:PATH", "mahimahi:UP_PATH,DOWN_PATH")
@@ -34,18 +34,18 @@ _MODIFIER = re.compile(r"\+([A-Za-z_]+)=([^+]*)$")
 
 
 def load_link(name: str) -> Link:
-    """The link of this name.
+    """Loads a link by name.
 
-    ``NAME[+KEY=VALUE]...``, where NAME is one of :data:`LINKS`, ``rtt:PATH`` (see
+    The name is ``NAME[+KEY=VALUE]...``, where NAME is one of :data:`LINKS`, ``rtt:PATH`` (see
     :class:`~specact.links.recordings.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
-    :class:`~specact.links.recordings.MahimahiLink`; paths without comma). Keys, each at most once but for ``outage``:
+    :class:`~specact.links.recordings.MahimahiLink`; paths without comma). Keys, each at most once except ``outage``:
 
-    - ``delay``: ms added to a round trip; ``rate``: Mbit/s in front of the link, in each direction;
+    - ``delay``: added to a round trip [ms]; ``rate``: rate limit in front of the link, in each direction [Mbit/s];
     - ``loss``: probability that a segment is lost, in [0, 1); with ``rto``: retransmission timeout [ms], 200;
-    - ``outage``: START:DURATION in seconds;
-    - ``start``: where in a recording to begin [s]; ``period``: time between two samples of ``rtt:`` [ms].
+    - ``outage``: START:DURATION [s];
+    - ``start``: start offset within a recording [s]; ``period``: time between two samples of ``rtt:`` [ms].
 
-    Added delay and rate come first, then losses, then outages, in whichever order they are written. An example:
+    Delay and rate are applied first, then losses, then outages, in whichever order they are written. Example:
     ``wifi-paper+loss=0.3+outage=5:3``.
 
     Raises:
@@ -66,12 +66,12 @@ def load_link(name: str) -> Link:
 
 
 def _split(name: str) -> tuple[str, dict[str, list[str]]]:
-    """The name without modifiers, and the modifiers as they were written."""
+    """The name without modifiers, and the values of each modifier, unparsed."""
     base, given = name, dict[str, list[str]]()
     while match := _MODIFIER.search(base):
         key, value = match.groups()
         if key not in _MODIFIERS:
-            raise unknown_name("addition to a link", key, _MODIFIERS)
+            raise unknown_name("link modifier", key, _MODIFIERS)
         if key in given and key != "outage":
             raise ConfigError(f"{key}= is given twice for link {name!r}; once is allowed")
         given.setdefault(key, []).append(value)
@@ -80,6 +80,7 @@ def _split(name: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _base(name: str, numbers: dict[str, float]) -> Link:
+    """The preset or recording, with the modifiers of a recording applied."""
     kind, colon, rest = name.partition(":")
     for key, kinds in {"start": ("rtt", "mahimahi"), "period": ("rtt",)}.items():
         if key in numbers and not (colon and kind in kinds):
@@ -100,7 +101,7 @@ def _base(name: str, numbers: dict[str, float]) -> Link:
 
 @lru_cache(maxsize=16)
 def _recorded(kind: str, files: tuple[tuple[Path, int, int], ...], options: tuple[tuple[str, Any], ...]) -> Link:
-    """A recording, read once for all robots that use it and again when its file changed."""
+    """A recording; cached, so that many robots read it once, and read again when a file has changed."""
     paths = [path for path, *_ in files]
     if kind == "rtt":
         return TraceLink(read_round_trips(paths[0]), **dict(options))
@@ -108,7 +109,7 @@ def _recorded(kind: str, files: tuple[tuple[Path, int, int], ...], options: tupl
 
 
 def _stamp(path: str) -> tuple[Path, int, int]:
-    """A file and what changes when its content does."""
+    """The absolute path, modification time [ns] and size [bytes] of a file: the key of the cache."""
     try:
         status = Path(path).stat()
     except OSError as error:
@@ -117,6 +118,7 @@ def _stamp(path: str) -> tuple[Path, int, int]:
 
 
 def _chosen(numbers: dict[str, float], **fields: str) -> dict[str, Any]:
+    """The given ones of these modifiers, ``modifier="field"``, under the names of their fields."""
     return {field: numbers[key] for key, field in fields.items() if key in numbers}
 
 

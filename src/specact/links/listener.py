@@ -17,10 +17,10 @@ _BACKLOG = 1024
 
 
 def resolve(host: str, port: int) -> Address:
-    """Family and address of a TCP end point, IPv4 before IPv6, as ``localhost`` is often served on the former only.
+    """Resolves a TCP end point to its family and address; IPv4 is preferred, as many servers do not listen on IPv6.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if it cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -35,10 +35,13 @@ class Listener:
 
     Args:
         at: address; port 0 for a free one.
-        accepted: called with every accepted socket, which it then owns.
+        accepted: called in that thread with every accepted socket, which it then owns; must not raise.
+
+    Attributes:
+        port: the port it listens on.
 
     Raises:
-        ConfigError: if the address cannot be listened on.
+        ConfigError: if it cannot listen on the address.
     """
 
     def __init__(self, at: Address, accepted: Callable[[socket.socket], None]) -> None:
@@ -53,16 +56,16 @@ class Listener:
         self._thread.start()
 
     def refuse(self, seconds: float) -> None:
-        """Refuses connections for ``seconds``; a second call extends the first."""
+        """Refuses connections for ``seconds``; overlapping calls last until the latest end."""
         with self._lock:
             self._closed_until = max(self._closed_until, time.monotonic() + seconds)
-            self._shut()
+            self._stop_listening()
 
     def close(self) -> None:
         """Stops listening permanently."""
         with self._lock:
             self._stop.set()
-            self._shut()
+            self._stop_listening()
         self._thread.join()
         self._socket.close()
 
@@ -71,8 +74,8 @@ class Listener:
         self._socket.listen(_BACKLOG)
         self._open = True
 
-    def _shut(self) -> None:
-        """Wakes the thread, too. Linux lets a bound socket that was shut down listen again."""
+    def _stop_listening(self) -> None:
+        """Stops listening and wakes the thread. On Linux a bound socket can listen again after a shutdown."""
         if self._open:
             self._socket.shutdown(socket.SHUT_RDWR)
             self._open = False
@@ -84,13 +87,13 @@ class Listener:
             arriving.poll()
             try:
                 client, _ = self._socket.accept()
-            except OSError:  # shut meanwhile, or out of sockets
+            except OSError:  # no longer listening, or out of file descriptors
                 self._stop.wait(0.01)
                 continue
             self._accepted(client)
 
     def _reopened(self) -> bool:
-        """Waits while connections are refused; False once closed for good."""
+        """Waits while connections are refused, then listens again; False after :meth:`close`."""
         while not self._stop.is_set():
             with self._lock:
                 left = self._closed_until - time.monotonic()
@@ -103,7 +106,7 @@ class Listener:
 
 
 def _bind(at: Address) -> socket.socket:
-    """A bound socket. A free port is found with another one: Linux keeps a port only if asked for it by number."""
+    """A bound socket. A probe finds a free port: Linux keeps the port over a shutdown only if bound by number."""
     family, (host, port, *rest) = at
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         bound = socket.socket(family, socket.SOCK_STREAM)

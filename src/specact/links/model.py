@@ -14,8 +14,8 @@ from specact.errors import ConfigError
 class Link(Protocol):
     """A stateless model of a link with two directions, ``up`` (to the server) and down.
 
-    In virtual time :meth:`delay` says everything, since a robot has one request under way at a time. A stream of
-    messages, as in :mod:`~specact.links.shaper`, also needs :meth:`busy`: a message waits for those ahead of it.
+    In virtual time :meth:`delay` is sufficient, because a robot has one request in flight at a time. A stream of
+    messages, as in :mod:`~specact.links.shaper`, also needs :meth:`busy`: messages wait for the ones ahead of them.
     """
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
@@ -24,7 +24,7 @@ class Link(Protocol):
         Args:
             payload_bytes: size of the message, >= 0.
             up: direction.
-            at: when its last byte is handed over, in seconds since the link came up, >= 0.
+            at: time at which its last byte is handed over, since the start of the link [s], >= 0.
             rng: random generator.
 
         Returns:
@@ -36,19 +36,19 @@ class Link(Protocol):
         """How long a message handed over at ``at`` occupies its direction, so that a next one cannot enter.
 
         Returns:
-            Seconds, finite, >= 0: what a finite rate, or a link that stands still, contributes to :meth:`delay`.
+            Seconds, finite, >= 0: the part of :meth:`delay` that is due to a finite rate or an outage.
         """
         ...
 
 
 def round_trip(link: Link, up_bytes: int, down_bytes: int, at: float, rng: np.random.Generator) -> float:
-    """Seconds on the link for a request sent at ``at`` and its reply, which starts down when the request arrived."""
+    """Time on the link [s] of a request sent at ``at`` [s] and its reply, which is sent when the request arrives."""
     up = link.delay(up_bytes, True, at, rng)
     return up + link.delay(down_bytes, False, at + up, rng)
 
 
 def mean_round_trip_ms(link: Link, seconds: float = 60.0, samples: int = 300) -> float:
-    """Mean round trip of empty messages sent evenly over the link's first ``seconds`` [ms]."""
+    """Mean round trip [ms] of empty messages sent at equal intervals over the link's first ``seconds``."""
     rng = np.random.default_rng(0)
     taken = [round_trip(link, 0, 0, at, rng) for at in np.linspace(0.0, seconds, samples).tolist()]
     return float(1e3 * np.mean(taken))
@@ -59,9 +59,9 @@ class SteadyLink:
     """Normally distributed delays and a finite rate: one way ``max(m / 2, N(m, s)) + 8 bytes / rate``.
 
     ``m`` is half the round trip and ``s = jitter / sqrt(2)``, so that a round trip of two independent ways has the
-    wanted mean and standard deviation. The floor keeps delays possible; it moves mean and deviation by less than 4 %
-    of the jitter as long as the jitter is at most a fifth of the round trip. Real links have longer tails: where
-    these matter, replay a measured one (:class:`~specact.links.recordings.TraceLink`).
+    given mean and standard deviation. The lower bound excludes implausible delays; it changes mean and deviation by
+    less than 4 % of the jitter if the jitter is at most a fifth of the round trip. Real links have longer tails: if
+    they matter, replay a recording (:class:`~specact.links.recordings.TraceLink`).
 
     Attributes:
         rtt_ms: mean round trip of an empty message [ms], >= 0.
@@ -92,7 +92,7 @@ class SteadyLink:
         return way_ms / 1e3 + self.busy(payload_bytes, up, at)
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        """See :class:`~specact.links.model.Link`; the time of serialisation."""
+        """See :class:`~specact.links.model.Link`; the serialisation time."""
         return payload_bytes * 8.0 / ((self.up_mbit_s if up else self.down_mbit_s) * 1e6)
 
 
@@ -100,10 +100,10 @@ class SteadyLink:
 class AddedDelay:
     """A delay, a finite rate, or both, in front of a link, in either direction.
 
-    A message is stored, then forwarded, so that its ``8 bytes / rate`` adds to the link's own.
+    Store and forward: its serialisation time ``8 bytes / rate`` is added to the link's own.
 
     Attributes:
-        link: what comes behind.
+        link: the link behind it.
         delay_ms: added to a round trip [ms], >= 0; half of it each way.
         rate_mbit_s: its rate in each direction [Mbit/s], > 0, infinity allowed.
 
@@ -123,13 +123,13 @@ class AddedDelay:
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
         """See :class:`~specact.links.model.Link`; draws what ``link`` draws."""
-        own = self._sending(payload_bytes) + self.delay_ms / 2e3
+        own = self._serialisation_s(payload_bytes) + self.delay_ms / 2e3
         return own + self.link.delay(payload_bytes, up, at + own, rng)
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
         """See :class:`~specact.links.model.Link`; the longer of both serialisation times."""
-        own = self._sending(payload_bytes)
+        own = self._serialisation_s(payload_bytes)
         return max(own, self.link.busy(payload_bytes, up, at + own + self.delay_ms / 2e3))
 
-    def _sending(self, payload_bytes: int) -> float:
+    def _serialisation_s(self, payload_bytes: int) -> float:
         return payload_bytes * 8.0 / (self.rate_mbit_s * 1e6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import platform
 import shutil
+import socket
 import subprocess
 import zlib
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ class Netem:
     """Availability of the kernel's network emulator.
 
     Attributes:
-        available: whether both the emulator and the tool ``tc`` that sets it up are there.
-        why: the evidence, as a clause.
+        available: whether the kernel has the emulator and the tool ``tc`` is installed.
+        why: the reason, as a clause.
     """
 
     available: bool
@@ -33,12 +34,11 @@ class Netem:
 def find_netem(root: Path = Path("/"), release: str | None = None) -> Netem:
     """Looks for the kernel's ``sch_netem`` and for ``tc``; needs no privilege.
 
-    A container may see neither the modules nor the configuration of the kernel it runs on; what is not seen counts as
-    not there.
+    A container may not see its kernel's modules and configuration; then netem counts as not available.
 
     Args:
-        root: where the file system begins.
-        release: of the kernel; the running one if not given.
+        root: root of the file system.
+        release: of the kernel; the running one if None.
     """
     found = _evidence(root, release or platform.release())
     if not found:
@@ -49,16 +49,16 @@ def find_netem(root: Path = Path("/"), release: str | None = None) -> Netem:
 
 
 def netem_options(link: Link, up: bool) -> str | None:
-    """What ``tc qdisc add dev DEV root netem`` needs so that what leaves DEV travels as on this link.
+    """The options of ``tc qdisc add dev DEV root netem`` that emulate one direction of this link.
 
-    The steady part only: outages are left out, and recordings have no such form.
+    Only the constant part: outages are left out. A retransmission timeout has no option, because TCP has its own.
 
     Args:
         link: the link.
-        up: which direction leaves DEV: upwards on the robot, down on the server.
+        up: the direction that leaves DEV: up on the robot, down on the server.
 
     Returns:
-        The options, or None for a link that is not steady.
+        The options, or None for a recorded link.
     """
     extra_ms, rate, loss = 0.0, float("inf"), 0.0
     while not isinstance(link, SteadyLink):
@@ -82,22 +82,22 @@ def netem_options(link: Link, up: bool) -> str | None:
 
 @contextmanager
 def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
-    """Shapes the traffic that leaves a network device as on this link; needs root.
+    """Shapes the traffic that leaves a network device as on this link, inside the context; needs root.
 
     An existing queueing discipline of the device is neither replaced nor removed.
 
     Args:
         device: such as ``wlan0``; everything that leaves it is delayed, not only what goes to one server.
-        link: see :func:`netem_options`.
-        up: which direction leaves the device.
+        link: with constant parameters; without outages.
+        up: the direction that leaves the device.
 
     Yields:
-        The command that set it up.
+        The command that configured it.
 
     Raises:
-        ConfigError: if there is no such device or no netem here, the link has no such form, or ``tc`` refuses.
+        ConfigError: if the device or netem is not available, for a recorded link or outages, or if ``tc`` fails.
     """
-    devices = sorted(path.name for path in Path("/sys/class/net").iterdir())
+    devices = sorted(name for _, name in socket.if_nameindex())
     if device not in devices:
         raise ConfigError(f"unknown network device {device!r}; available: {', '.join(devices)}")
     netem, options = find_netem(), netem_options(link, up)
@@ -105,6 +105,8 @@ def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
         raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, without --netem")
     if options is None:
         raise ConfigError("netem cannot emulate a recorded link; use the relay, without --netem")
+    if isinstance(link, OutageLink):  # load_link adds outages last
+        raise ConfigError("netem cannot emulate outages; use the relay, without --netem, or leave out +outage=")
     command = f"tc qdisc add dev {device} root netem {options}"
     _tc(command)
     try:
@@ -121,7 +123,7 @@ def _tc(command: str) -> None:
 
 
 def _evidence(root: Path, release: str) -> str:
-    """Where the kernel says that it has netem; empty if nowhere."""
+    """Where the kernel lists netem; empty if nowhere."""
     modules = root / "lib" / "modules" / release
     if any(line.split(" ")[0] == "sch_netem" for line in _lines(root / "proc" / "modules")):
         return "loaded, in /proc/modules"

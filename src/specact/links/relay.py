@@ -116,11 +116,11 @@ class Host(Protocol):
 class Connection:
     """Relays between two sockets until both sides have closed, one has reset, or :meth:`end` is called.
 
-    A reader stamps what arrives; a writer waits until it is due, then sends it. The end of a stream and a reset travel
-    like any other message. The last thread to leave closes the sockets, unless the connection is to freeze.
+    A reader assigns each chunk its due time; a writer waits until then and sends it. The end of the stream and a reset
+    are delayed like any chunk. The last thread to end closes the sockets, unless the connection is frozen.
 
     Args:
-        number: which connection of the shaper it is.
+        number: its number in the shaper, from 0.
         client: its accepted socket, which belongs to the connection from now on.
         target: address family and address to connect to.
         host: the shaper.
@@ -132,8 +132,8 @@ class Connection:
         self.passed = [0, 0]  # bytes down and up
         self._host, self._target = host, target
         self._client, self._server = client, socket.socket(target[0], socket.SOCK_STREAM)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable from end() on, for threads that wait in poll
-        self._stop = threading.Event()  # set from end() on, for threads that wait for a moment
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable after end(), to wake threads in poll
+        self._stop = threading.Event()  # set by end(), to wake threads that wait for a due time
         self._pipes = {True: Pipe(LIMIT_BYTES), False: Pipe(LIMIT_BYTES)}
         self._lock = threading.RLock()
         self._threads: list[threading.Thread] = []
@@ -141,13 +141,13 @@ class Connection:
         self._done = threading.Event()
 
     def start(self) -> None:
-        """Connects to the target and relays, in threads of its own."""
+        """Connects to the target and relays, in the connection's threads."""
         self._spawn(self._connect)
 
     def end(self, ending: Ending) -> None:
         """Ends it immediately and drops data in flight: ``closed``, ``reset`` (TCP resets on both sides) or ``frozen``.
 
-        A frozen connection stays open for both sides but transfers nothing, until it is ended otherwise.
+        A frozen connection stays open on both sides but transfers nothing, until it is closed or reset.
         """
         with self._lock:
             if self._closed or self.ending == ending:
@@ -228,7 +228,7 @@ class Connection:
             except BlockingIOError:
                 continue
             except OSError:
-                chunk = None  # stands for a reset, as b"" does for the end
+                chunk = None  # None marks a reset, b"" the end of the stream
             if not pipe.put(chunk, pacer.due(len(chunk or b""), time.monotonic())):
                 return
 
@@ -250,13 +250,13 @@ class Connection:
             self._host.delivered(up, len(chunk), late)
 
     def _wait(self, due: float) -> bool:
-        """Sleeps until ``due``, and while data is held back; False if the connection ends before."""
+        """Sleeps until ``due`` and while data is held back; False if the connection ends first."""
         while not self._stop.is_set():
             left = max(due, self._host.held_until()) - time.monotonic()
             if left <= 0.0:
                 return True
             if left > 2e-3:
-                self._stop.wait(left - 1e-3)  # can be woken, but is less exact than the sleep that follows
+                self._stop.wait(left - 1e-3)  # can be interrupted, but is less accurate than the sleep that follows
             else:
                 time.sleep(left)
         return False
@@ -278,7 +278,7 @@ class Connection:
         return poll
 
     def _ready(self, poll: select.poll) -> bool:
-        """Waits for the side; False if the connection ends instead."""
+        """Waits until the socket is ready; False if the connection ends first."""
         return all(fd != self._wake for fd, _ in poll.poll())
 
 

@@ -40,30 +40,30 @@ class LinkEvent:
 
 
 class Shaper:
-    """Listens on a port and relays every connection to a target, as late and as slowly as a link model says.
+    """Listens on a port and relays every connection to a target, with the delay and rate of a link model.
 
-    Each connection has a link of its own, whose time 0 is when the shaper started. What one ``recv`` gives (at most
-    16 KiB) counts as a message: it enters when the link is no longer busy with those ahead of it
+    Each connection has its own link, whose time 0 is the start of the shaper. The result of one ``recv`` (at most
+    16 KiB) counts as a message: it enters when the link is no longer busy with the ones ahead of it
     (:class:`~specact.links.relay.Pacer`), and arrives ``delay`` later, never earlier, in order. At most 4 MiB per
-    direction are under way; beyond that the sender has to wait, as with a full window. Connecting is not delayed.
+    direction are in flight; beyond that the sender has to wait, as with a full window. Connecting is not delayed.
 
-    Two threads per direction sleep until a message is due: more exact than an event loop, whose timers count whole
-    milliseconds. In a process whose other threads keep the interpreter busy they wake up to its switch interval (5 ms)
-    late; run ``specact proxy`` beside such a process instead. :attr:`lateness` says how exact it was.
+    Two threads per direction sleep until a message is due, which is more accurate than an event loop with timers of
+    whole milliseconds. If other threads of the process keep the interpreter busy, they wake up to its switch interval
+    (5 ms) late; then run ``specact proxy`` in a process of its own. :attr:`lateness` measures the accuracy.
 
-    A context manager: the port is open inside. All controls may be called from any thread but that of ``on_event``.
+    A context manager: the port is open inside. All controls may be called from any thread except that of ``on_event``.
 
     Args:
         link: the model, for both directions.
-        host, port: the target's.
-        seed: of the link's random draws: connection ``n`` uses the stream (seed, LINK, robot ``n``), its step 0
-            upwards and 1 downwards.
-        listen_host: where to listen; anyone who can reach it can use it.
-        listen_port: 0 for a free one, which :attr:`port` then tells.
-        on_event: is called with a :class:`LinkEvent`, in threads of the shaper, and must return soon.
+        host, port: of the target.
+        seed: of the link's random draws: connection ``n`` uses the stream (seed, LINK, robot ``n``), step 0 for up and
+            1 for down.
+        listen_host: address to listen on; anyone who can reach it can use it.
+        listen_port: 0 for a free one, see :attr:`port`.
+        on_event: called with a :class:`LinkEvent` in threads of the shaper; must return soon and not raise.
 
     Raises:
-        ConfigError: if an address does not exist or cannot be listened on, or for a seed outside [0, 2^64).
+        ConfigError: if an address cannot be resolved or listened on, or for a seed outside [0, 2^64).
     """
 
     def __init__(
@@ -100,29 +100,29 @@ class Shaper:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return self._listener.port
 
     @property
     def connections(self) -> int:
-        """How many connections were accepted so far."""
+        """Number of connections accepted so far."""
         return self._opened
 
     @property
     def up_bytes(self) -> int:
-        """Bytes passed on to the target."""
+        """Bytes relayed to the target."""
         return self._passed[1]
 
     @property
     def down_bytes(self) -> int:
-        """Bytes passed on to clients."""
+        """Bytes relayed to clients."""
         return self._passed[0]
 
     @property
     def lateness(self) -> Floats:
-        """By how many seconds the last messages left later than they were due, float64 ``[n]``, n <= 10,000.
+        """Delay of the last messages beyond their due time [s], float64 ``[n]``, n <= 10,000.
 
-        What a receiver that does not read, or this machine's other work, added to the model.
+        Caused by a receiver that does not read, or by other load on this machine.
         """
         with self._lock:
             return np.array(self._late, dtype=np.float64)
@@ -130,12 +130,15 @@ class Shaper:
     def black_hole(self, seconds: float) -> None:
         """Holds back all data for ``seconds``; connections stay open, and held data is relayed afterwards.
 
-        A second call extends the first. New connections are accepted meanwhile, but nothing of them moves either.
+        Overlapping calls last until the latest end. Data of new connections is held back too.
         """
         self._held_until = max(self._held_until, time.monotonic() + seconds)
 
     def refuse(self, seconds: float) -> None:
-        """Refuses new connections for ``seconds``; existing ones continue. A second call extends the first."""
+        """Refuses new connections for ``seconds``; existing ones continue.
+
+        Overlapping calls last until the latest end.
+        """
         self._listener.refuse(seconds)
 
     def reset_all(self) -> None:
@@ -143,14 +146,14 @@ class Shaper:
         self._end_all("reset")
 
     def half_open(self) -> None:
-        """Never serves the existing connections again, though both sides see them open; new ones work.
+        """Freezes the existing connections: both sides see them open, but nothing is relayed; new ones work.
 
-        As when a robot leaves the radio's reach, or a server loses power: no end and no reset is ever sent, until
+        As when a robot leaves radio range, or a server loses power: neither an end nor a reset is sent, until
         :meth:`reset_all` or the end of the shaper.
         """
         self._end_all("frozen")
 
-    # What connections need: the protocol Host of the relay.
+    # The protocol Host of the relay, for connections.
 
     def pacer(self, connection: int, up: bool) -> Pacer:
         rng = stream(self._seed, Role.LINK, robot=connection, step=0 if up else 1)
@@ -183,7 +186,7 @@ class Shaper:
     def _relay(self, client: socket.socket) -> None:
         try:
             connection = Connection(self._opened, client, self._target, self)
-        except OSError:  # out of sockets
+        except OSError:  # out of file descriptors
             client.close()
             return
         with self._lock:

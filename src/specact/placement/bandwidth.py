@@ -22,10 +22,10 @@ METADATA = "bandwidth"
 
 
 def measured(crossed_bytes: float, network_s: float) -> float:
-    """``bytes / (round trip - remote compute)`` [bytes/s], as published: the link's latency counts as bandwidth.
+    """``bytes / (round trip - server time)`` [bytes/s], as published: the link's latency lowers the bandwidth.
 
     Args:
-        crossed_bytes: size of an exchange, both ways.
+        crossed_bytes: size of an exchange, sum of both directions.
         network_s: its round trip without the server's time [s].
     """
     return crossed_bytes / max(network_s, _MIN_S)
@@ -34,9 +34,17 @@ def measured(crossed_bytes: float, network_s: float) -> float:
 def series(
     link: Link, up_bytes: int, down_bytes: int, period_s: float, count: int, *, start_s: float = 0.0, seed: int = 0
 ) -> Floats:
-    """Simulated measurements of a device with one exchange per period, ``[count]`` [bytes/s].
+    """Simulates measurements of a device with one exchange per period, ``[count]`` [bytes/s].
 
-    An exchange takes no longer for the one before it: each is on the link alone.
+    Exchanges do not queue: each has the link to itself.
+
+    Args:
+        link: the link.
+        up_bytes, down_bytes: sizes of request and reply.
+        period_s: time between two exchanges [s].
+        count: number of exchanges.
+        start_s: time of the first one on the link [s].
+        seed: of the link's random draws.
     """
     rng = stream(seed, Role.LINK)
     moments = (start_s + period_s * np.arange(count)).tolist()
@@ -62,27 +70,39 @@ class LastValue:
 class RecurrentForecast:
     """RoboECC's predictor: an LSTM over the last measurements, exported to ONNX.
 
-    Until there are enough of them the next is as the last.
+    With fewer measurements than its window it repeats the last one.
 
     Args:
-        file: with its window, mean and deviation as metadata.
+        file: the ONNX file, with window, mean, standard deviation and minimum of the training data as metadata.
+
+    Attributes:
+        window: number of measurements that the network reads.
 
     Raises:
-        BundleError: if it is no such network.
+        BundleError: for a file without this metadata, or a network with other inputs and outputs.
     """
 
     def __init__(self, file: Path) -> None:
         self._session = open_session(file, "CPUExecutionProvider", threads=1)
         try:
-            told = json.loads(self._session.get_modelmeta().custom_metadata_map[METADATA])
-            self.window = int(told["window"])
-            self._mean, self._deviation, self._least = (float(told[name]) for name in ("mean", "deviation", "least"))
+            metadata = json.loads(self._session.get_modelmeta().custom_metadata_map[METADATA])
+            self.window = int(metadata["window"])
+            statistics = self._mean, self._deviation, self._least = [
+                float(metadata[name]) for name in ("mean", "deviation", "least")
+            ]
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"{file} is no forecast of a bandwidth ({error}); train it again") from None
         shapes = [entry.shape[1:] for entry in (*self._session.get_inputs(), *self._session.get_outputs())]
-        sound = all(map(math.isfinite, (self._mean, self._deviation, self._least)))
-        if shapes != [[self.window], []] or not sound or min(self._deviation, self._least) <= 0.0:
-            raise BundleError(f"{file} takes and gives {shapes}; a forecast takes a window and gives one number")
+        if shapes != [[self.window], []]:
+            raise BundleError(
+                f"{file} has inputs and outputs of shapes {shapes} per window; a forecast of a bandwidth maps a window "
+                f"of {self.window} numbers to one number"
+            )
+        if not all(map(math.isfinite, statistics)) or min(self._deviation, self._least) <= 0.0:
+            raise BundleError(
+                f"{file} has mean {self._mean:g}, deviation {self._deviation:g} and least {self._least:g}; all must be "
+                "finite, and deviation and least above 0; train it again"
+            )
         self._name = self._session.get_inputs()[0].name
 
     def forecast(self, past: Sequence[float]) -> float:
@@ -90,25 +110,24 @@ class RecurrentForecast:
             return past[-1]
         newest = np.array(list(past)[-self.window :], np.float64)
         standardised = ((newest - self._mean) / self._deviation).astype(np.float32)
-        found = float(self._session.run(None, {self._name: standardised[None]})[0][0])
-        # The minimum of the training data.
-        return max(found * self._deviation + self._mean, self._least)
+        predicted = float(self._session.run(None, {self._name: standardised[None]})[0][0])
+        return max(predicted * self._deviation + self._mean, self._least)
 
 
 class Bandwidths:
-    """The last exchanges over one link.
+    """The bandwidths of the last exchanges over one link.
 
     Args:
-        most: maximum number of stored exchanges.
+        capacity: maximum number of stored exchanges, at least 2.
 
     Raises:
-        ConfigError: for less than two.
+        ConfigError: for a smaller capacity.
     """
 
-    def __init__(self, most: int = 64) -> None:
-        if most < 2:
-            raise ConfigError(f"at least two measurements must be kept, got {most}")
-        self._past: deque[tuple[float, float]] = deque(maxlen=most)
+    def __init__(self, capacity: int = 64) -> None:
+        if capacity < 2:
+            raise ConfigError(f"the capacity must be at least two measurements, got {capacity}")
+        self._past: deque[tuple[float, float]] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
         return len(self._past)
@@ -119,19 +138,19 @@ class Bandwidths:
 
     @property
     def past(self) -> list[float]:
-        """The measured bandwidths, the newest last."""
+        """The measured bandwidths [bytes/s], the newest last."""
         return [measured(*exchange) for exchange in self._past]
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the change from one to the next; 0 with less than three."""
+        """Standard deviation of the change between successive bandwidths [bytes/s]; 0 with fewer than three."""
         return float(np.std(np.diff(self.past))) if len(self._past) > 2 else 0.0
 
-    def apart(self, bytes_s: float) -> tuple[float, float]:
-        """A predicted bandwidth without the latency in it, and the latency [s].
+    def split_latency(self, bytes_s: float) -> tuple[float, float]:
+        """Splits a predicted bandwidth B into a bandwidth B' [bytes/s] without latency, and the latency L0 [s].
 
-        The latency is the shortest time on the link so far. A repetition of the last exchange takes as long as before:
-        ``bytes / B = L0 + bytes / B'``.
+        L0 is the shortest time on the link so far, and B' preserves the predicted time of the last exchange:
+        ``bytes / B = L0 + bytes / B'``. Needs at least one exchange.
         """
         crossed, taken_s = self._past[-1][0], self._past[-1][0] / bytes_s
         latency_s = min(taken_s, min(network_s for _, network_s in self._past))

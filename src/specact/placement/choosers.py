@@ -1,4 +1,4 @@
-"""Policies for the cut of the next inference: static, RoboECC's rule, or the smallest predicted total."""
+"""Strategies for the cut of the next inference: static, RoboECC's rule, or the smallest predicted total time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specact.errors import ConfigError
 from specact.placement.bandwidth import Bandwidths, Forecast
 from specact.placement.planner import Accounting, StageCosts, adjusted_cut, best_cut, total_s, within
 
-# Minimum of measurements for RoboECC's thresholds.
+# Minimum number of measurements for RoboECC's thresholds.
 _MIN_MEASUREMENTS = 3
 
 
@@ -37,16 +37,16 @@ class StaticCut:
 
 
 class RoboeccRule:
-    """The published adjustment: by the sign of the predicted change of the bandwidth, independent of the total.
+    """The published adjustment: by the sign of the predicted change of the bandwidth, whatever the total time.
 
-    The thresholds are not published: a change counts where it is more than one standard deviation of the changes so
-    far. The first cut is the planner's, as published, from the printed equation.
+    The thresholds are not published; ours are plus and minus one standard deviation of the changes so far. The first
+    cut minimises the printed equation, as published.
 
     Args:
         costs: of the stages.
-        pool: cuts between the smallest and the largest one allowed, both sides of which hold the stages between them.
+        pool: the cuts to choose from; device and server both hold the stages between the smallest and the largest.
         forecast: of the bandwidth.
-        budget: the most load that the server takes.
+        budget: maximum load of the server.
 
     Raises:
         ConfigError: if no cut of the pool is within the budget.
@@ -71,20 +71,20 @@ class RoboeccRule:
 
 
 class SmallestTotal:
-    """The cut with the smallest total at the predicted bandwidth.
+    """The cut with the smallest total time at the predicted bandwidth.
 
-    At cut 0 nothing crosses and nothing is measured: after ``look_every`` inferences there the best other cut is taken
-    once, at its price.
+    At cut 0 no request is sent and no bandwidth is measured. So after ``look_every`` inferences at cut 0 the best other
+    cut is used once, even if it is slower.
 
     Args:
         costs: of the stages.
-        allowed: cuts to choose from.
+        allowed: the cuts to choose from.
         forecast: of the bandwidth.
-        budget: the most load that the server takes.
+        budget: maximum load of the server.
         accounting: see :func:`~specact.placement.planner.total_s`.
-        latency_apart: whether the shortest time on the link is taken out of the bandwidth, in which it is as published,
-            see :meth:`~specact.placement.bandwidth.Bandwidths.apart`.
-        look_every: see above; 0 never looks.
+        latency_apart: whether latency and bandwidth are separated, see
+            :meth:`~specact.placement.bandwidth.Bandwidths.split_latency`; as published they are not.
+        look_every: inferences at cut 0 between two measurements, see above; 0 for no measurements.
 
     Raises:
         ConfigError: if no allowed cut is within the budget, or for a negative ``look_every``.
@@ -98,21 +98,21 @@ class SmallestTotal:
             raise ConfigError(f"look_every must be at least 0, got {look_every}")
         self._costs, self._forecast, self._accounting = costs, forecast, accounting
         self._allowed = within(allowed, costs.loads, budget)
-        self._latency_apart, self._look_every, self._unseen = latency_apart, look_every, 0
+        self._latency_apart, self._look_every, self._unmeasured = latency_apart, look_every, 0
 
     def choose(self, current: int, seen: Bandwidths) -> int:
-        asking = [cut for cut in self._allowed if cut]
-        if not asking:
+        remote = [cut for cut in self._allowed if cut]
+        if not remote:
             return 0
         if not len(seen):
-            return asking[-1]  # something has to be measured first
+            return remote[-1]  # a first measurement
         bytes_s, latency_s = self._forecast.forecast(seen.past), 0.0
         if self._latency_apart:
-            bytes_s, latency_s = seen.apart(bytes_s)
+            bytes_s, latency_s = seen.split_latency(bytes_s)
         total = total_s(self._costs, bytes_s, latency_s, self._accounting)
         cut = best_cut(total, self._costs.loads, self._allowed)
-        self._unseen = 0 if cut else self._unseen + 1
-        if self._look_every and self._unseen > self._look_every:
-            self._unseen = 0
-            return best_cut(total, self._costs.loads, asking)
+        self._unmeasured = 0 if cut else self._unmeasured + 1
+        if self._look_every and self._unmeasured > self._look_every:
+            self._unmeasured = 0
+            return best_cut(total, self._costs.loads, remote)
         return cut

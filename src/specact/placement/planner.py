@@ -24,13 +24,13 @@ class StageCosts:
 
     Attributes:
         server_s, device_s: time of each stage on either side [s], ``[N]``, >= 0.
-        cut_bytes: what crosses downwards at cuts 0 to N, ``[N + 1]``, >= 0: nothing at 0, the activation behind stage
-            k at k, the answer at N.
-        observation_bytes: what crosses upwards where the server takes part.
-        load: what each stage takes of the server's capacity, ``[N]``, >= 0; equal shares of 1 if not given.
+        cut_bytes: bytes sent down at cuts 0 to N, ``[N + 1]``, >= 0: none at 0, the output of stage k at k, the answer
+            at N.
+        observation_bytes: bytes sent up at cuts 1 to N, >= 0.
+        load: share of the server's capacity that each stage needs, ``[N]``, >= 0; equal shares of 1 if None.
 
     Raises:
-        ConfigError: for sizes that do not fit, or a number that is negative or not finite.
+        ConfigError: for other lengths, or a number that is negative or not finite.
     """
 
     server_s: Floats
@@ -63,11 +63,11 @@ class StageCosts:
     @property
     def loads(self) -> Floats:
         """Load of the server at cuts 0 to N, ``[N + 1]``."""
-        assert self.load is not None, "made above"
+        assert self.load is not None, "set in __post_init__"
         return np.concatenate([[0.0], np.cumsum(self.load)])
 
     def crossing(self, accounting: Accounting = "faithful") -> Floats:
-        """Bytes that cross at cuts 0 to N, both ways, ``[N + 1]``."""
+        """Bytes on the link at cuts 0 to N, sum of both directions, ``[N + 1]``."""
         crossing = np.array(self.cut_bytes)
         if accounting == "printed":
             crossing[[0, -1]] = 0.0
@@ -79,14 +79,17 @@ class StageCosts:
 def total_s(costs: StageCosts, bytes_s: float, latency_s: float = 0.0, accounting: Accounting = "faithful") -> Floats:
     """``T(k) = sum_{i<=k} server_i + [the link is used] (L0 + bytes_k / B) + sum_{i>k} device_i`` for k = 0 to N [s].
 
-    ``printed`` is the published equation: the end points use no link, and only the activation crosses. ``faithful``
-    adds what has to cross for an answer: the observation upwards for every k >= 1, the answer downwards for k = N.
+    ``printed`` is the published equation: cuts 0 and N do not use the link, and only the activation is sent.
+    ``faithful`` adds what an answer requires: the observation, sent up for k >= 1, and the answer, sent down for k = N.
 
     Args:
         costs: of the stages.
-        bytes_s: B, what the link carries [bytes/s], > 0; infinity allowed.
-        latency_s: L0, of a round trip [s], >= 0.
-        accounting: which of the two.
+        bytes_s: B, bandwidth of the link [bytes/s], > 0, infinity allowed.
+        latency_s: L0, latency of a round trip [s], >= 0.
+        accounting: ``faithful`` or ``printed``.
+
+    Returns:
+        float64 ``[N + 1]``.
 
     Raises:
         ConfigError: for a bandwidth that is not positive, or a latency that is negative.
@@ -103,13 +106,13 @@ def total_s(costs: StageCosts, bytes_s: float, latency_s: float = 0.0, accountin
 
 
 def best_cut(total: Floats, loads: Floats, allowed: Sequence[int], budget: float = math.inf) -> int:
-    """``argmin`` of the total over the allowed cuts within the budget; ties: lower load, then the earlier cut.
+    """``argmin`` of the total over the allowed cuts within the budget; ties: lower load, then the smaller cut.
 
     Args:
-        total: of cuts 0 to N [s].
-        loads: of the server at cuts 0 to N.
+        total: total time at cuts 0 to N [s], ``[N + 1]``.
+        loads: load of the server at cuts 0 to N, ``[N + 1]``.
         allowed: cuts, at least one of them within the budget.
-        budget: the most load the server takes.
+        budget: maximum load of the server.
 
     Raises:
         ConfigError: if no cut is allowed.
@@ -136,17 +139,20 @@ def within(allowed: Sequence[int], loads: Floats, budget: float) -> list[int]:
 
 
 def adjusted_cut(current: int, change: float, low: float, high: float, pool: Sequence[int], cut_bytes: Floats) -> int:
-    """RoboECC's own rule: the largest activation if the bandwidth will rise, the smallest if it will fall.
+    """RoboECC's rule: the cut with the largest activation if the bandwidth will rise, the smallest if it will fall.
 
     Args:
         current: the current cut.
-        change: predicted bandwidth minus the measured one.
-        low, high: thresholds of a change; in between the cut is kept.
+        change: predicted minus measured bandwidth [bytes/s].
+        low, high: thresholds of the change [bytes/s]; in between the cut is kept.
         pool: cuts to choose from.
-        cut_bytes: of cuts 0 to N.
+        cut_bytes: bytes sent down at cuts 0 to N, ``[N + 1]``.
 
     Returns:
-        The cut; of equal activations the nearest to the current one, then the earlier.
+        The cut; of equal activations the nearest to the current one, then the smaller.
+
+    Raises:
+        ConfigError: for an empty pool.
     """
     if not pool:
         raise ConfigError("RoboECC's rule needs a pool of at least one cut")
@@ -157,7 +163,16 @@ def adjusted_cut(current: int, change: float, low: float, high: float, pool: Seq
 
 
 def roofline_s(flops: Floats, moved_bytes: Floats, peak_flops_s: float, memory_bytes_s: float, share: float) -> Floats:
-    """``max(FLOPs / (share * peak), bytes / memory bandwidth)`` of each stage [s]: where nothing was measured.
+    """``max(FLOPs / (share * peak), bytes / memory bandwidth)`` of each stage [s]: an estimate without measurements.
+
+    Args:
+        flops, moved_bytes: of each stage, ``[N]``.
+        peak_flops_s: peak of the processor [FLOP/s], > 0.
+        memory_bytes_s: memory bandwidth [bytes/s], > 0.
+        share: achieved share of the peak, in (0, 1].
+
+    Returns:
+        float64 ``[N]``.
 
     Raises:
         ConfigError: for a peak, bandwidth or share that is not positive.

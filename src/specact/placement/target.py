@@ -39,13 +39,13 @@ _TIMEOUT_S, _ROUNDS = 10.0, 10
 
 @value
 class Placed:
-    """How one inference was placed.
+    """Placement and times of one inference.
 
     Attributes:
-        cut: stages that the server ran.
-        device_s: time of the device's own stages [s].
-        offload: time that the device waited.
-        missed: whether there was no reply.
+        cut: number of stages that the server ran.
+        device_s: time of the device's stages [s].
+        offload: times of the request.
+        missed: whether there was no usable reply.
     """
 
     cut: int
@@ -63,18 +63,19 @@ class SplitTarget(Generic[A]):
         folder: of the stages, the same as the server's.
         read: the family's answer from the network's outputs for one window, ``[1, ...]`` each, the window and the
             step's address.
-        client: of a server with these stages, see :func:`~specact.families.staged.wire.split_dialect`; None where the
-            cut is always 0.
-        chooser: of the cuts.
+        client: of a server with these stages, see :func:`~specact.families.staged.wire.split_dialect`; None if the cut
+            is always 0.
+        chooser: chooses the cuts.
         deadline_ms: of a reply [ms].
         precision: of activations on the wire.
         first: the initial cut.
 
     Attributes:
         chooser: as given.
-        seen: the bandwidths so far.
+        cut: the current cut.
+        seen: the measured bandwidths.
         last: placement of the last inference; None before the first.
-        counts: inferences by their cut, and ``switches``.
+        counts: inferences by cut, ``cut 0`` to ``cut N``, and ``switches``.
 
     Raises:
         ConfigError: for a deadline that is not positive, or an unknown precision.
@@ -87,7 +88,7 @@ class SplitTarget(Generic[A]):
         self._spec, self._network = folder.spec, folder.network
         self._client, self.chooser, self._read = client, chooser, read
         self._deadline_ms, self._precision = positive_deadline(deadline_ms), precision
-        _ = kind_at(self._spec, self._spec.stages, precision)
+        kind_at(self._spec, self._spec.stages, precision)  # raises for an unknown precision
         self.cut = first
         self.seen = Bandwidths()
         self.last: Placed | None = None
@@ -97,20 +98,20 @@ class SplitTarget(Generic[A]):
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
         self._choose()
-        left = time.monotonic()
+        sent_at = time.monotonic()
         pending = self._send(window, address, wait_if_busy=False) if self.cut else None
         sent = pending is None or pending.sent
-        self._prefetched = (address, pending, left) if sent else None
+        self._prefetched = (address, pending, sent_at) if sent else None
         return sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`."""
         asked, ahead, self._prefetched = time.monotonic(), self._prefetched, None
         if ahead is not None and ahead[0] == address:
-            _, pending, left = ahead
-            # The arrival time of a reply that is already there is unknown.
+            _, pending, sent_at = ahead
+            # If the reply has arrived already, its arrival time is unknown.
             waits = pending is not None and pending.pending
-            return _PendingPlacement(self, window, address, self.cut, pending, asked, left if waits else None)
+            return _PendingPlacement(self, window, address, self.cut, pending, asked, sent_at if waits else None)
         self._choose()
         sent = self._send(window, address, wait_if_busy=True) if self.cut else None
         return _PendingPlacement(self, window, address, self.cut, sent, asked, asked)
@@ -118,7 +119,7 @@ class SplitTarget(Generic[A]):
     def _choose(self) -> None:
         chosen = self.chooser.choose(self.cut, self.seen)
         if not 0 <= chosen <= self._spec.stages:
-            raise ConfigError(f"a cut lies between 0 and {self._spec.stages}, and the chooser says {chosen}")
+            raise ConfigError(f"a cut lies between 0 and {self._spec.stages}, but the chooser returned {chosen}")
         self.counts["switches"] += bool(self.last) and chosen != self.cut
         self.cut = chosen
 
@@ -133,25 +134,25 @@ class SplitTarget(Generic[A]):
 
         return PendingRequest(client, kind, request, deadline_ms / 1e3, wait_if_busy)
 
-    def result(self, asking: _PendingPlacement[A]) -> Answer[A] | Miss:
+    def result(self, inference: _PendingPlacement[A]) -> Answer[A] | Miss:
         """The result of an inference; blocks on its request."""
-        cut = asking.cut
+        cut = inference.cut
         self.counts[f"cut {cut}"] += 1
-        found = ({}, OffloadTimes()) if asking.pending is None else asking.pending.reply(asking.asked)
+        found = ({}, OffloadTimes()) if inference.pending is None else inference.pending.reply(inference.asked)
         if isinstance(found, Miss):
             if found.sent and found.cause == "deadline":
-                # It carries less than this.
+                # An upper bound of the bandwidth.
                 self._record_bandwidth(cut, self._deadline_ms / 1e3)
             self.last = Placed(cut, 0.0, found.times, missed=True)
             return found
         arrays, times = found
         started = time.monotonic()
-        if cut and asking.left is not None:
-            # The times of a prefetched request are scaled by the share that the device waited for.
-            share = (started - asking.asked) / (started - asking.left) if started > asking.left else 1.0
+        if cut and inference.sent_at is not None:
+            # The reported times of a prefetched request cover only the share that the device waited for.
+            share = (started - inference.asked) / (started - inference.sent_at) if started > inference.sent_at else 1.0
             self._record_bandwidth(cut, times.network / max(share, 1e-3))
         try:
-            answer = self._read(self._outputs(asking.window, cut, arrays), asking.window, asking.address)
+            answer = self._read(self._outputs(inference.window, cut, arrays), inference.window, inference.address)
         except WireError:
             self.last = Placed(cut, 0.0, times, missed=True)
             return Miss("invalid", times)
@@ -174,7 +175,10 @@ class SplitTarget(Generic[A]):
 
 @value
 class _PendingPlacement(Generic[A]):
-    """An inference in flight; ``left`` is when its request was sent, None if its time on the link is unknown."""
+    """An inference in flight.
+
+    ``asked`` is the time of ``submit``, ``sent_at`` that of the request, None if its time on the link is unknown.
+    """
 
     target: SplitTarget[A]
     window: Window
@@ -182,7 +186,7 @@ class _PendingPlacement(Generic[A]):
     cut: int
     pending: PendingRequest | None
     asked: float
-    left: float | None
+    sent_at: float | None
 
     def done(self) -> bool:
         return self.pending is None or not self.pending.pending
@@ -192,7 +196,7 @@ class _PendingPlacement(Generic[A]):
 
 
 def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
-    """Converts the outputs of a split target of action codes to its answer.
+    """A function that converts the outputs of a split target of action codes to its answer.
 
     Raises:
         BundleError: if the stages are not those of the bundle's target.
@@ -203,7 +207,7 @@ def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]],
 
 
 def reader_of(pair: AnyPair, folder: StagedFolder) -> Reader[Any]:
-    """Converts the outputs of a split target to its answer: a code distribution, or a flow's window with prefix cache.
+    """A function that converts a split target's outputs to its answer: code distributions, or a flow's prefix cache.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.
@@ -264,12 +268,15 @@ def measure_costs(
 ) -> tuple[StageCosts, Bandwidths]:  # fmt: skip
     """Measures the stages' times on both sides by inferences at every cut in turn, and the bandwidth of the link.
 
-    The server's stages are medians of its reported times. The device's stages are minima over all rounds of the time
-    after the reply, to exclude its other work.
+    For the server's stages we take the median of its reported times; for the device's stages the minimum over all
+    rounds of the time after the reply, to exclude other load.
 
     Args:
         folder, client, precision: as for :class:`SplitTarget`.
-        windows: one for each round.
+        windows: one per round, at least one.
+
+    Returns:
+        The costs, with the server's load in proportion to time, and the measured bandwidths.
 
     Raises:
         ConfigError: without windows.
@@ -287,7 +294,7 @@ def measure_costs(
             if isinstance(found, Miss) or placed is None:
                 raise RemoteError(f"the server did not answer at cut {cut}; look at the link")
             device[row, cut], server[row, cut] = placed.device_s, placed.offload.target
-    # Times are non-decreasing in the number of stages.
+    # More stages cannot take less time: noise must not give a stage a negative time.
     on_device = np.maximum.accumulate(device.min(axis=0)[::-1])[::-1]
     on_server = np.diff(np.maximum.accumulate(np.median(server, axis=0)))
     crossing = np.array([reply_bytes(spec, cut, precision) for cut in range(spec.stages + 1)], np.float64)

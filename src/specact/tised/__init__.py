@@ -1,7 +1,7 @@
 """The equations of task time under inference speed-up and execution delay.
 
-All arguments may be arrays that broadcast; results are float64 arrays ``[...]`` of their common shape. Times are in
-seconds.
+Times are in seconds. Where a function takes ``ArrayLike``, its arguments broadcast, and the result is a float64 array
+``[...]`` of their common shape.
 """
 
 from specact.lazy import attach

@@ -1,4 +1,4 @@
-"""What the equations accept: positive times, ratios in (0, 1], whole numbers of actions."""
+"""Validation of the equations' arguments: positive times, ratios in (0, 1], whole numbers of actions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specact.types import Floats
 
 
 def positive(what: str, value: ArrayLike) -> Floats:
-    """The values as an array.
+    """Converts to a float64 array ``[...]``; ``what`` names the quantity in the message.
 
     Raises:
         ConfigError: unless all of them are positive and finite.
@@ -22,7 +22,7 @@ def positive(what: str, value: ArrayLike) -> Floats:
 
 
 def not_negative(what: str, value: ArrayLike) -> Floats:
-    """The values as an array.
+    """Converts to a float64 array ``[...]``; ``what`` names the quantity in the message.
 
     Raises:
         ConfigError: unless all of them are finite and at least 0.
@@ -34,25 +34,25 @@ def not_negative(what: str, value: ArrayLike) -> Floats:
 
 
 def inference_ratio(alpha: ArrayLike) -> Floats:
-    """Alpha as an array.
+    """Converts alpha to a float64 array ``[...]``.
 
     Raises:
-        ConfigError: unless all of it lies in (0, 1].
+        ConfigError: unless all values lie in (0, 1].
     """
     values = np.asarray(alpha, dtype=np.float64)
     if not ((values > 0.0) & (values <= 1.0)).all():
         raise ConfigError(
-            f"alpha, the share of the full inference time that is left, must lie in (0, 1], got {_shown(values)}; "
+            f"alpha, the remaining share of the full inference time, must lie in (0, 1], got {_shown(values)}; "
             "1 is the unchanged policy"
         )
     return values
 
 
 def chunk_actions(actions: ArrayLike) -> Floats:
-    """The number of actions of a chunk as an array.
+    """Converts n, the number of actions per chunk, to a float64 array ``[...]``.
 
     Raises:
-        ConfigError: unless all of it is whole and at least 1.
+        ConfigError: unless all values are whole numbers of at least 1.
     """
     values = np.asarray(actions, dtype=np.float64)
     if not (_whole(values) and (values >= 1.0).all()):
@@ -61,10 +61,10 @@ def chunk_actions(actions: ArrayLike) -> Floats:
 
 
 def overlap_depth(overlap: ArrayLike, actions: ArrayLike | None = None) -> Floats:
-    """The overlap as an array.
+    """Converts m, the overlap depth, to a float64 array ``[...]``.
 
     Raises:
-        ConfigError: unless all of it is whole, at least 0 and, where ``actions`` is given, at most that.
+        ConfigError: unless all values are whole numbers >= 0 and, if ``actions`` is given, at most ``actions``.
     """
     values = np.asarray(overlap, dtype=np.float64)
     if not (_whole(values) and (values >= 0.0).all()):
@@ -72,7 +72,7 @@ def overlap_depth(overlap: ArrayLike, actions: ArrayLike | None = None) -> Float
     if actions is not None and (values > np.asarray(actions, dtype=np.float64)).any():
         raise ConfigError(
             f"an overlap of {_shown(values)} does not fit into a chunk of {_shown(np.asarray(actions))} actions: "
-            "the next inference cannot start before the chunk does; use at most as many as the chunk has"
+            "the next inference cannot start before the chunk does; choose at most the chunk's number of actions"
         )
     return values
 

@@ -1,4 +1,4 @@
-"""What a lever bought and what paid for it: the speedup of a task, split (TISED, equation 5)."""
+"""The speedup of a task as a product: fewer chunks times faster chunks (TISED, equation 5)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 from specact.tised.checks import positive
 
-# Below this a factor is called unchanged in words.
+# Factors closer to 1 than this are described as unchanged.
 _SAME = 0.005
 
 
 @dataclass(frozen=True)
 class Averages:
-    """What a policy needed for a task, as means over its successful trials (31, given).
+    """Chunks and time that a policy needs for a task, means over its successful trials (31, given).
 
     Attributes:
-        chunks: N, chunks to completion.
-        task_s: T_task [s].
+        chunks: N > 0, chunks to completion.
+        task_s: T_task > 0 [s].
+
+    Raises:
+        ConfigError: for values outside their ranges.
     """
 
     chunks: float
@@ -34,11 +37,11 @@ class Averages:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """One contrast, baseline against lever.
+    """A lever compared with its baseline.
 
     Attributes:
-        chunk_speedup: ``T_chunk,0 / T_chunk``; above 1 it bought time.
-        chunks_ratio: ``N_0 / N``; below 1 it cost time.
+        chunk_speedup: ``T_chunk,0 / T_chunk``; above 1 each chunk is faster.
+        chunks_ratio: ``N_0 / N``; below 1 the task needs more chunks.
     """
 
     chunk_speedup: float
@@ -51,11 +54,11 @@ class Decomposition:
 
     @property
     def is_paradox(self) -> bool:
-        """Whether every chunk is faster and the task slower: N grew by more than the chunk's speedup."""
+        """Whether chunks are faster and the task is slower: N grew by a larger factor than the chunk speedup."""
         return self.chunk_speedup > 1.0 and self.task_speedup < 1.0
 
     def explain(self) -> str:
-        """What bought it and what paid for it, in a sentence."""
+        """The decomposition as a sentence, with the growth of N at which the lever breaks even."""
         break_even = f"it breaks even at {self.chunk_speedup:.3f} times as many"
         return (
             f"a chunk is {_times(self.chunk_speedup, 'as fast')} and the task needs "
@@ -65,7 +68,7 @@ class Decomposition:
 
 
 def decompose(baseline: Averages, lever: Averages) -> Decomposition:
-    """Splits the task speedup of a lever over its baseline (5, given); exact by construction."""
+    """Decomposes the task speedup of a lever over its baseline (5, given); exact by construction."""
     return Decomposition(baseline.chunk_s / lever.chunk_s, baseline.chunks / lever.chunks)
 
 

@@ -1,4 +1,4 @@
-"""A latency in a world that goes on in steps: rounded to whole steps, or kept whole by event time."""
+"""A latency as a delay in simulation steps: rounded to whole steps, or split into steps and a fraction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from specact.types import Floats
 
 
 def nearest_delay(latency_s: ArrayLike, period_s: ArrayLike) -> NDArray[np.int64]:
-    """``d = floor(latency / period + 1/2)``: the delay in whole steps, to the nearest, a half upwards.
+    """``d = floor(latency / period + 1/2)``: the delay in whole steps, rounded to nearest, halves upwards.
 
-    This is how TISED's Kinetix experiments turn a latency into a delay (given). Latencies of less than half a step
-    vanish, and so does every difference that does not cross a half; :func:`split_delay` keeps both.
+    TISED's Kinetix experiments round latencies to delays like this (given). A latency below half a step becomes 0, and
+    two latencies that round to the same step become equal; :func:`split_delay` preserves the difference.
 
     Args:
-        latency_s: >= 0 [s].
-        period_s: > 0, of one step [s].
+        latency_s: latency [s], >= 0, ``[...]``.
+        period_s: duration of a step [s], > 0, ``[...]``.
+
+    Returns:
+        int64 ``[...]``.
 
     Raises:
         ConfigError: for values outside their ranges.
@@ -26,14 +29,14 @@ def nearest_delay(latency_s: ArrayLike, period_s: ArrayLike) -> NDArray[np.int64
 
 
 def split_delay(latency_s: ArrayLike, period_s: ArrayLike) -> tuple[NDArray[np.int64], Floats]:
-    """The delay in whole steps, and how far into the next one the action takes effect.
+    """The delay in whole steps, and the fraction of the next step after which the action takes effect.
 
     Args:
-        latency_s: >= 0 [s].
-        period_s: > 0, of one step [s].
+        latency_s: latency [s], >= 0, ``[...]``.
+        period_s: duration of a step [s], > 0, ``[...]``.
 
     Returns:
-        ``d`` and ``f`` in [0, 1) with ``latency = (d + f) period``.
+        ``d``, int64 ``[...]``, and ``f`` in [0, 1), float64 ``[...]``, with ``latency = (d + f) period``.
 
     Raises:
         ConfigError: for values outside their ranges.
@@ -44,4 +47,4 @@ def split_delay(latency_s: ArrayLike, period_s: ArrayLike) -> tuple[NDArray[np.i
 
 
 def _in_steps(latency_s: ArrayLike, period_s: ArrayLike) -> Floats:
-    return not_negative("the latency [s]", latency_s) / positive("the period of a step [s]", period_s)
+    return not_negative("the latency [s]", latency_s) / positive("the duration of a step [s]", period_s)

@@ -1,4 +1,4 @@
-"""Hardware as a factor on latency: measured here, times kappa, stands for another platform on the same task."""
+"""Hardware profiles: a factor kappa by which measured latencies are scaled to emulate another platform."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from specact.toml import build, read_toml
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """A platform.
+    """An emulated platform.
 
     Attributes:
-        name: as in its file.
-        kappa: > 0, its latency over that of the machine on which latency was measured.
-        about: what it stands for, and whether kappa is measured, derived or chosen.
+        name: its name in the file.
+        kappa: its latency divided by that of the machine on which latency is measured, > 0.
+        about: description, and whether kappa is measured, derived or chosen.
+
+    Raises:
+        ConfigError: for a kappa that is not positive and finite.
     """
 
     name: str
@@ -30,27 +33,28 @@ class HardwareProfile:
 
 @dataclass(frozen=True)
 class _Profile:
-    """What a file says of a platform."""
+    """The table of a profile in a file."""
 
     kappa: float
     about: str
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """A profile by name, or from a file.
+    """Loads a profile.
 
     Args:
-        name: one of :func:`named_hardware`; ``PATH.toml:NAME`` for one of a file's; ``PATH.toml`` for its only one.
+        name: one of :func:`named_hardware`; ``PATH.toml:NAME`` for a profile in a file; ``PATH.toml`` for a file with
+            one profile.
 
     Raises:
         ConfigError: for an unknown name, or a file that cannot be used.
     """
-    path, toml, chosen = name.rpartition(".toml")
-    if not toml:
-        return _one(named_hardware(), name)
-    profiles = _read(Path(path + toml))
-    if chosen:
-        return _one(profiles, chosen.removeprefix(":"))
+    path, colon, chosen = (name, "", "") if name.endswith(".toml") else name.rpartition(":")
+    if not path:
+        return _find(named_hardware(), name)
+    profiles = _read(Path(path))
+    if colon:
+        return _find(profiles, chosen)
     if len(profiles) != 1:
         raise ConfigError(
             f"{name} has {len(profiles)} profiles; choose one with {name}:NAME, NAME one of {_list(profiles)}"
@@ -59,7 +63,7 @@ def load_hardware(name: str) -> HardwareProfile:
 
 
 def named_hardware() -> dict[str, HardwareProfile]:
-    """The profiles that come with the package, by name."""
+    """The built-in profiles by name."""
     return _read(Path(__file__).with_name("hardware.toml"))
 
 
@@ -68,13 +72,13 @@ def _read(path: Path) -> dict[str, HardwareProfile]:
     if not tables:
         raise ConfigError(f"{path} has no hardware profile; a profile is a table [NAME] with kappa and about")
     try:
-        found = {name: build(_Profile, table, "hardware profiles", name) for name, table in tables.items()}
-        return {name: HardwareProfile(name, float(said.kappa), said.about) for name, said in found.items()}
+        entries = {name: build(_Profile, table, "hardware profiles", name) for name, table in tables.items()}
+        return {name: HardwareProfile(name, float(entry.kappa), entry.about) for name, entry in entries.items()}
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _one(profiles: dict[str, HardwareProfile], name: str) -> HardwareProfile:
+def _find(profiles: dict[str, HardwareProfile], name: str) -> HardwareProfile:
     if name not in profiles:
         raise unknown_name("hardware", name, profiles)
     return profiles[name]

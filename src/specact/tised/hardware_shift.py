@@ -1,9 +1,9 @@
 """How slower hardware moves a sweet spot (TISED, equations 21 to 29, derived).
 
-In units of an action ``T / T_act = N(m) (n + max(0, rho - m))``, and hardware is ``rho = T_inf / T_act``. While ``m``
-is below rho the branch is unsaturated: overlap still shortens the chunk, and slower hardware tilts the *local* slope
-toward less overlap. From rho on it is saturated: only N changes. The kink at ``m = rho`` moves right with rho, so the
-*global* optimum may well go the other way; slower does not mean shallower.
+In units of an action ``T / T_act = N(m) (n + max(0, rho - m))``, and hardware is ``rho = T_inf / T_act``. The branch
+``m < rho`` is unsaturated: more overlap shortens the chunk, and slower hardware tilts the *local* slope toward less
+overlap. The branch ``m >= rho`` is saturated: only N changes. The kink at ``m = rho`` moves right with rho, so the
+*global* optimum may move the other way; slower hardware does not imply less overlap.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from specact.types import Floats
 
 
 def is_saturated(rho: ArrayLike, overlap: ArrayLike) -> NDArray[np.bool_]:
-    """``m >= rho``: the inference is hidden whole, and more overlap cannot shorten the chunk.
+    """``m >= rho``: the inference is hidden completely, and more overlap cannot shorten the chunk; bool ``[...]``.
 
     Args:
-        rho: T_inf / T_act >= 0.
-        overlap: m >= 0.
+        rho: T_inf / T_act >= 0, ``[...]``.
+        overlap: m >= 0, ``[...]``.
     """
     return np.asarray(np.asarray(overlap) >= np.asarray(rho))
 
 
 def overlap_slope(chunks: ArrayLike, rho: float, actions: int) -> Floats:
-    """``dT(m) / T_act``: on the unsaturated branch ``dN(m) (rho + n - m - 1) - N(m)``, on the other ``n dN(m)``.
+    """``dT(m) / T_act``: ``dN(m) (rho + n - m - 1) - N(m)`` where unsaturated, ``n dN(m)`` where saturated.
 
-    Between ``m < rho < m + 1`` the chunk shortens by ``rho - m`` actions. (22 to 24, derived.)
+    On the step across the kink, ``m < rho < m + 1``, the chunk shortens by ``rho - m`` actions. (22 to 24, derived.)
 
     Args:
         chunks: N, ``[M + 1]`` at m = 0..M, M <= n.
@@ -39,7 +39,7 @@ def overlap_slope(chunks: ArrayLike, rho: float, actions: int) -> Floats:
         actions: n.
 
     Returns:
-        ``[M]``.
+        float64 ``[M]``, at m = 0..M - 1.
 
     Raises:
         ConfigError: for values outside their ranges.
@@ -49,17 +49,17 @@ def overlap_slope(chunks: ArrayLike, rho: float, actions: int) -> Floats:
 
 
 def overlap_tilt(chunks: ArrayLike, rho: float) -> Floats:
-    """``d/drho`` of :func:`overlap_slope`: ``dN(m)`` where unsaturated, ``-N(m)`` on the way over the kink, 0 beyond.
+    """``d/drho`` of :func:`overlap_slope`: ``dN(m)`` where unsaturated, ``-N(m)`` across the kink, 0 where saturated.
 
-    The first is positive where overlap costs chunks, and so pulls toward less overlap (24); the second is negative, and
-    so pulls the kink, and an optimum that sits on it, toward more.
+    ``dN(m)`` is positive where overlap costs chunks and tilts toward less overlap (24). ``-N(m)`` is negative and moves
+    the kink, and an optimum at the kink, toward more.
 
     Args:
         chunks: N, ``[M + 1]`` at m = 0..M.
         rho: T_inf / T_act >= 0.
 
     Returns:
-        ``[M]``; at a whole rho, where the branches meet, the derivative towards slower hardware.
+        float64 ``[M]``; at a whole rho, where the branches meet, the one-sided derivative toward slower hardware.
     """
     n = np.asarray(chunks, dtype=np.float64)
     depths = np.arange(len(n) - 1)
@@ -67,33 +67,33 @@ def overlap_tilt(chunks: ArrayLike, rho: float) -> Floats:
 
 
 def alpha_tilt(alpha: ArrayLike, chunks: ArrayLike, chunks_slope: ArrayLike) -> Floats:
-    """``d/drho (dT/dalpha) / T_act = N(alpha) + alpha N'(alpha)``: static lightweighting (derived from 10).
+    """``d/drho (dT/dalpha) / T_act = N(alpha) + alpha N'(alpha)`` for a static task (derived from 10).
 
-    Where it is positive, slower hardware moves the sweet spot toward smaller alpha; it is, unless N falls faster than
-    ``1 / alpha`` grows.
+    Where it is positive, slower hardware moves the sweet spot toward smaller alpha. It is positive where
+    ``alpha N(alpha)`` increases with alpha, that is, unless N grows faster than ``1 / alpha`` as alpha decreases.
 
     Args:
-        alpha: in (0, 1].
-        chunks, chunks_slope: N and its derivative there.
+        alpha: in (0, 1], ``[...]``.
+        chunks, chunks_slope: N(alpha) and N'(alpha), ``[...]``.
     """
     return np.asarray(np.asarray(chunks) + np.asarray(alpha) * np.asarray(chunks_slope))
 
 
 def dynamic_alpha_tilt(by_staleness: ArrayLike, pace: ArrayLike, action_s: ArrayLike) -> Floats:
-    """``d/drho (dP/dalpha) = g_s v T_act``, negative: slower hardware moves it toward smaller alpha (29, derived).
+    """``d/drho (dP/dalpha) = g_s v T_act <= 0``: slower hardware moves the optimum to smaller alpha (29, derived).
 
-    It holds for a fixed g_A and g_s; where success saturates these change too.
+    It holds for fixed g_A and g_s; where success saturates these change too.
 
     Args:
-        by_staleness: g_s < 0.
-        pace: v >= 0.
-        action_s: T_act > 0 [s].
+        by_staleness: g_s < 0, ``[...]``.
+        pace: v >= 0, ``[...]``.
+        action_s: T_act > 0 [s], ``[...]``.
     """
     return np.asarray(np.asarray(by_staleness) * np.asarray(pace) * np.asarray(action_s))
 
 
 def fastest_overlaps(chunks: ArrayLike, rhos: Iterable[float], actions: int) -> list[Optimum]:
-    """The overlap of least task time on each hardware, in units of an action; N stays as it is.
+    """The overlap with the shortest task time on each hardware, for the same N; times in units of T_act.
 
     Args:
         chunks: N, ``[M + 1]`` at m = 0..M, M <= n.

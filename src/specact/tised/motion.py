@@ -1,4 +1,4 @@
-"""How smoothly and how far something moved: jerk and path length (TISED, equation 32)."""
+"""Smoothness and length of a motion: jerk (TISED, equation 32) and path length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specact.errors import ConfigError
+from specact.tised.checks import positive
 from specact.types import Floats
 
 
@@ -17,21 +18,23 @@ def jerk(positions: ArrayLike, period_s: float) -> float:
         period_s: dt > 0, time between two rows [s].
 
     Returns:
-        Unit of length per s^3; NaN where there are fewer than four rows, because then there is no third difference.
+        The jerk in the unit of length per s^3; NaN for fewer than four rows, which have no third difference.
 
     Raises:
-        ConfigError: for another shape or a period that is not positive.
+        ConfigError: for another shape or a period that is not positive and finite.
     """
     rows = _rows(positions)
-    if not period_s > 0.0:
-        raise ConfigError(f"the time between two positions must be positive, got {period_s} s")
+    positive("the time between two positions [s]", period_s)
     if len(rows) < 4:
         return float("nan")
     return float(np.linalg.norm(np.diff(rows, n=3, axis=0), axis=1).mean() / period_s**3)
 
 
 def path_length(positions: ArrayLike) -> float:
-    """``sum_t ||x_{t+1} - x_t||``, in the unit of the positions ``[T, D]``; 0 for fewer than two rows.
+    """``sum_t ||x_{t+1} - x_t||`` in the unit of the positions; 0 for fewer than two rows.
+
+    Args:
+        positions: ``[T, D]``, in the task's unit of length.
 
     Raises:
         ConfigError: for another shape.

@@ -1,8 +1,8 @@
 """The time of a chunk and of a task under two kinds of lever (TISED, equations 1 to 6 and 8).
 
-A policy-intrinsic lever leaves a share ``alpha`` of the inference time ``T_inf``; an execution-aware one starts the
-next inference ``m`` actions before the chunk ends, so that their execution hides it. Both at once is a policy of
-inference time ``alpha T_inf`` with overlap ``m``; each alone is the paper's case. All arguments may be arrays that
+A policy-intrinsic lever reduces the inference time ``T_inf`` to ``alpha T_inf``. An execution-aware lever starts the
+next inference ``m`` actions before the chunk ends, so that their execution hides it. The paper treats each alone; here
+they can be combined, as a policy of inference time ``alpha T_inf`` with overlap ``m``. All arguments are ``[...]`` and
 broadcast; all results are float64 arrays of their common shape.
 """
 
@@ -16,7 +16,7 @@ from specact.types import Floats
 
 
 def relative_latency(inference_s: ArrayLike, action_s: ArrayLike) -> Floats:
-    """``rho = T_inf / T_act``: how many actions could be executed during one inference.
+    """``rho = T_inf / T_act``: the number of actions that take as long as one inference.
 
     Args:
         inference_s: T_inf >= 0, latency of one full inference [s].
@@ -34,13 +34,13 @@ def chunk_s(
     """``T_chunk = n T_act + max(0, alpha T_inf - m T_act)`` [s].
 
     With ``alpha = 1`` and ``m = 0`` it is T_0, equation (1); with ``m = 0`` equation (2); with ``alpha = 1`` equation
-    (3), which VLASH has too (all three given). It holds from the second chunk on; see :func:`exact_task_s`.
+    (3), the same as in VLASH (all three given). The first chunk takes longer, see :func:`exact_task_s`.
 
     Args:
         inference_s: T_inf >= 0, latency of one full inference [s].
         action_s: T_act > 0, duration of one action [s].
         actions: n >= 1, actions executed per chunk.
-        alpha: in (0, 1], share of the inference time that is left.
+        alpha: in (0, 1], remaining share of the inference time.
         overlap: m in 0..n, actions whose execution hides the next inference.
 
     Raises:
@@ -54,7 +54,7 @@ def chunk_s(
 def chunk_speedup(
     inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
 ) -> Floats:
-    """``T_0 / T_chunk`` (2, given), at least 1, without a unit; ``[...]`` as the arguments broadcast.
+    """``T_0 / T_chunk`` (2, given), dimensionless, at least 1.
 
     In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
     Arguments and errors as for :func:`chunk_s`.
@@ -63,7 +63,7 @@ def chunk_speedup(
 
 
 def speedup_bound(inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike) -> Floats:
-    """``(rho + n) / n``, which no :func:`chunk_speedup` exceeds: the actions take their time (8, derived).
+    """``(rho + n) / n``, the upper bound of :func:`chunk_speedup`: no lever shortens the actions (8, derived).
 
     Args:
         inference_s: T_inf >= 0 [s].
@@ -100,10 +100,10 @@ def exact_task_s(
 ) -> Floats:
     """``T_task = N T_chunk + min(alpha T_inf, m T_act)`` [s] (4, exact form, derived).
 
-    Nothing hides the first inference, so what overlap saves is saved ``N - 1`` times and not ``N`` times.
+    The first inference cannot be hidden, so overlap saves time ``N - 1`` times instead of ``N`` times.
 
     Args:
-        chunks: N >= 1.
+        chunks: N > 0, chunks to completion.
         inference_s, action_s, actions, alpha, overlap: as for :func:`chunk_s`.
 
     Raises:
@@ -115,11 +115,11 @@ def exact_task_s(
 
 
 def task_speedup(chunks_before: ArrayLike, chunks_after: ArrayLike, each: ArrayLike) -> Floats:
-    """``(N_0 / N) * chunk speedup`` (5, given); below 1 the lever made the task slower.
+    """``(N_0 / N) * chunk speedup`` (5, given), dimensionless; below 1 the task is slower with the lever.
 
     Args:
-        chunks_before, chunks_after: N_0 and N, both positive, ``[...]``.
-        each: the speedup of a chunk, T_0 / T_chunk, positive.
+        chunks_before, chunks_after: N_0 > 0 without and N > 0 with the lever.
+        each: chunk speedup T_0 / T_chunk > 0.
 
     Raises:
         ConfigError: for values outside their ranges.
@@ -131,7 +131,7 @@ def task_speedup(chunks_before: ArrayLike, chunks_after: ArrayLike, each: ArrayL
 def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
     """``tau = max(0, alpha T_inf - m T_act)``: how long the robot waits for a chunk [s] (6, derived).
 
-    This is not the age of what the chunk was computed from, see :func:`age_s`.
+    This is not the age of the chunk's observation, see :func:`age_s`.
 
     Args:
         inference_s, action_s, alpha, overlap: as for :func:`chunk_s`.
@@ -144,9 +144,9 @@ def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0,
 
 
 def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
-    """``max(alpha T_inf, m T_act)``: age of a chunk's observation when its first action runs [s] (derived).
+    """``max(alpha T_inf, m T_act)``: age of a chunk's observation when its first action starts [s] (derived).
 
-    Deeper overlap shortens the stall and makes the observation older; the two are equal without overlap only.
+    Deeper overlap shortens the stall and makes the observation older; the two are equal only without overlap.
 
     Args:
         inference_s, action_s, alpha, overlap: as for :func:`chunk_s`.
@@ -154,8 +154,8 @@ def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, o
     Raises:
         ConfigError: for values outside their ranges.
     """
-    waited = inference_ratio(alpha) * _latency(inference_s)
-    return np.asarray(np.maximum(waited, overlap_depth(overlap) * _action(action_s)))
+    inference = inference_ratio(alpha) * _latency(inference_s)
+    return np.asarray(np.maximum(inference, overlap_depth(overlap) * _action(action_s)))
 
 
 def _latency(inference_s: ArrayLike) -> Floats:

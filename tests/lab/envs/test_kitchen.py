@@ -102,10 +102,10 @@ def test_refuses_other_widths_and_unknown_subtasks(blank: Episodes) -> None:
         features(replace(blank, observation={"state": np.zeros((3, 30), np.float32)}))
     with pytest.raises(DataError, match="got 59 and 7"):
         features(replace(blank, action=np.zeros((3, 7), np.float32)))
-    with pytest.raises(DataError, match="number of the present subtask"):
+    with pytest.raises(DataError, match="number of the current subtask"):
         features(blank.only("state"))
     for wrong in (np.full((3, 1), 7, np.float32), np.full((3, 1), 0.5, np.float32), np.zeros((3, 7), np.float32)):
-        with pytest.raises(DataError, match="number of the present subtask"):
+        with pytest.raises(DataError, match="number of the current subtask"):
             features(replace(blank, observation=dict(blank.observation) | {"goal": wrong}))
 
 

@@ -49,6 +49,10 @@ def test_with_an_action_in_every_period_it_is_the_world_that_waits(robot: LiveRo
     assert [robot.last.steps, robot.last.held] == [4, 0]
 
 
+def test_before_the_first_start_no_episode_runs(robot: LiveRobot) -> None:
+    assert robot.done and robot.outcome["success"] is False
+
+
 def test_an_episode_can_be_left_for_another(robot: LiveRobot) -> None:
     robot.start(1)
     first = robot.observe()["state"]

@@ -133,10 +133,12 @@ def test_refuses_other_widths_and_hidden_goals() -> None:
     raw = np.ones((3, 39), np.float32)
     good = Episodes({"state": raw}, np.zeros((3, 4), np.float32), np.array([3]))
     assert features(good).numbers("state").shape == (3, 7)
-    with pytest.raises(DataError, match=r"state width 39.*got 4 and 18"):
+    with pytest.raises(DataError, match=r"either state width 39.*got action width 4, state width 18 and no goal"):
         features(replace(good, observation={"state": raw[:, :18]}))
-    with pytest.raises(DataError, match="got 7 and 39"):
+    with pytest.raises(DataError, match="got action width 7, state width 39 and no goal"):
         features(replace(good, action=np.zeros((3, 7), np.float32)))
+    with pytest.raises(DataError, match="got action width 4, state width 39 and goal width 3"):
+        features(replace(good, observation={"state": raw, "goal": raw[:, :3]}))
     raw[1, -3:] = 0
     with pytest.raises(DataError, match="hidden"):
         features(good)

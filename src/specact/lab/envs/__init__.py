@@ -73,21 +73,21 @@ def _load(name: str) -> Task:
 
 
 class MadeFor(Protocol):
-    """A pair, or a policy, that was made for an environment."""
+    """A pair or a policy that was made for an environment."""
 
     @property
     def env(self) -> str:
-        """Its name; may be empty."""
+        """The environment's name; may be empty."""
         ...
 
 
 def env_of(bundle: MadeFor, given: str | None) -> str:
     """The environment that a bundle was made for.
 
-    A bundle must not be able to run code: if it names its environment as ``MODULE:TASK``, the user has to name it too.
+    A bundle must not be able to run code: if its environment is ``MODULE:TASK``, the user has to name it too.
 
     Args:
-        bundle: any.
+        bundle: the pair or policy.
         given: the environment that the user named, or None.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Adroit relocate: a hand with 24 joints on a moving arm picks up a ball and carries it to a point in the air.
+"""Adroit relocate: a hand with 24 joints on a moving arm picks up a ball and carries it to a target in the air.
 
-``AdroitHandRelocate-v1`` of gymnasium-robotics (Rajeswaran et al. 2018). Ball and point are drawn anew every episode.
+``AdroitHandRelocate-v1`` of gymnasium-robotics (Rajeswaran et al. 2018). Ball and target are random in every episode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.envs.drawing import rendered
 from specact.lab.envs.task import Task
 
-# On import gymnasium-robotics prints a note on the dense rewards of Adroit, which nothing here looks at.
+# On import gymnasium-robotics prints a note about the dense rewards of Adroit, which are not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
 _relocate = import_module("gymnasium_robotics.envs.adroit_hand.adroit_relocate")
 
@@ -27,26 +27,26 @@ RATE_HZ = 100.0
 SUCCESS_STEPS = 25  # more than this many steps with the ball at its target, as in Rajeswaran et al. 2018
 WIDTH = 39
 ACTIONS = 30
-BOUND = 100.0  # [rad or m] far outside anything reachable; finite, so that the spaces can be checked and sampled
+BOUND = 100.0  # [rad or m], far outside anything reachable; finite, so that the spaces can be checked and sampled
 
 
 def observe(raw: ArrayLike) -> NDArray[np.float32]:
     """The observation ``state``, the simulator's own ``[..., 39]`` as float32.
 
     Arm (3 m, 3 rad) and hand joints (24 rad), then three differences of positions [m]: palm - ball, palm - target,
-    ball - target. There are no velocities in it.
+    ball - target. It contains no velocities.
     """
     return np.asarray(np.clip(np.asarray(raw), -BOUND, BOUND), dtype=np.float32)
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Recorded relocate demonstrations in the environment's terms: the same numbers, actions cut to [-1, 1].
+    """Converts recorded relocate demonstrations: the same observations as float32, actions clipped to [-1, 1].
 
     Args:
         episodes: ``state`` ``[N, 39]`` the simulator's observation, ``action`` ``[N, 30]``.
 
     Raises:
-        DataError: if the widths are others; Adroit's other tasks have observations of the same width.
+        DataError: for other widths; note that other tasks of Adroit have observations of the same width.
     """
     state = episodes.numbers("state")
     if state.shape[1] != WIDTH or episodes.action.shape[1] != ACTIONS:
@@ -60,8 +60,8 @@ def features(episodes: Episodes) -> Episodes:
 class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """AdroitHandRelocate-v1.
 
-    Observation: ``{"state": float32 [39]}``, see :func:`observe`. Action: float32 ``[30]`` in [-1, 1], wanted joint
-    positions over each actuator's range, held for 10 ms.
+    Observation: ``{"state": float32 [39]}``, see :func:`observe`. Action: float32 ``[30]`` in [-1, 1], joint position
+    targets scaled to each actuator's range, held for 10 ms.
     Reward: 1 on a step with the ball at its target (within 0.1 m), else 0. ``info``: ``score`` the number of such steps
     so far, ``success`` whether that is more than 25. Never terminates; truncated after 200 steps (2 s).
     """
@@ -79,7 +79,7 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Ball and target at random places that the seed alone decides; the hand always starts alike."""
+        """Random positions of ball and target, given by the seed; the hand always starts in the same pose."""
         super().reset(seed=seed)
         raw, _ = self._sim.reset(seed=seed)
         self._steps, self._there = 0, 0
@@ -88,7 +88,7 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Act for 10 ms."""
+        """Advances by 10 ms."""
         raw, _, _, _, info = self._sim.step(np.asarray(action, dtype=np.float64))
         there = bool(info["success"])
         self._steps += 1

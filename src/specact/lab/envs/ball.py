@@ -27,12 +27,12 @@ from specact.lab.envs.task import Seen, Task
 
 @dataclass(frozen=True)
 class Orbit:
-    """A circle around the origin, run through at constant speed.
+    """Motion on a circle around the origin at constant speed.
 
     Attributes:
         radius: [m], > 0.
-        angle: where it begins [rad].
-        speed: along the circle [m/s]; positive is counter-clockwise, 0 stands still.
+        angle: at time 0 [rad].
+        speed: along the circle [m/s]; positive is counter-clockwise.
     """
 
     radius: float
@@ -53,12 +53,15 @@ def follow(
     rate: float,
     seconds: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Position and velocity after the servo was held at a target: ``x'' = rate^2 (target - x) - 2 rate x'``, solved.
+    """Solves ``x'' = rate^2 (target - x) - 2 rate x'``, a critically damped servo with a constant target.
 
     Args:
-        position, velocity, target: ``[D]``, in one unit of length, and that per second.
+        position, velocity, target: ``[D]``; position and target in one unit, velocity in that unit per second.
         rate: undamped natural frequency [rad/s], > 0.
-        seconds: for how long, >= 0.
+        seconds: duration, >= 0.
+
+    Returns:
+        Position and velocity at the end, ``[D]`` each.
     """
     away = position - target
     push = velocity + rate * away
@@ -70,23 +73,23 @@ HALF_SIZE = 0.4  # plate, centre to edge [m]
 PILLAR_RADIUS = 0.1  # [m]
 BALL_RADIUS = 0.02  # [m]
 MAX_TILT = 0.15  # per axis [rad]
-GOAL_RADIUS = 0.02  # ball centre to goal [m]
+GOAL_RADIUS = 0.02  # distance of the ball's centre below which it is on the goal [m]
 SLOW = 0.04  # speed relative to the goal below which the ball counts as resting [m/s]
 HOLD_STEPS = 10  # control steps on the goal that make a success: 0.5 s
 RATE_HZ = 20.0
 MAX_STEPS = 160
-PACES = (0.0, 0.1)  # of the goal where it is drawn at random [m/s]
+PACES = (0.0, 0.1)  # range of a random pace [m/s]
 SERVO_RATE = 20.0  # of the plate's servos [rad/s]
 
 _SUBSTEPS = 10
-_SPEED_SCALE = 0.5  # [m/s], brings velocities to about [-1, 1]
+_SPEED_SCALE = 0.5  # [m/s], scales velocities to about [-1, 1]
 _TILT_RATE_SCALE = 1.5  # [rad/s]
-_LIMIT = 4.0  # the largest scaled observation; sensors saturate there
+_LIMIT = 4.0  # bound of scaled observations, at which sensors saturate
 
 # The tilt axes are chosen such that a positive tilt rolls the ball towards positive x (first) and y (second).
 # Servos: 0.2 kg m^2 and 20 rad/s, critically damped, so the plate lags its command by about 0.1 s.
-# The goal's site is off centre here because MuJoCo fixes a site compiled at its body's origin to it for good.
-# The pillar has priority and no friction, otherwise a spinning ball climbs it.
+# The goal's site is off centre because MuJoCo does not move a site that was compiled at its body's origin.
+# The pillar has priority and no friction; otherwise a spinning ball climbs it.
 _XML = f"""
 <mujoco model="ball">
   <option timestep="{1 / RATE_HZ / _SUBSTEPS}" integrator="implicitfast"/>
@@ -117,17 +120,17 @@ _XML = f"""
 
 
 class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """The plate-and-ball environment; see the module for the task.
+    """The plate-and-ball environment; the module describes the task.
 
     Observation: ``state`` float32 ``[8]`` = ball position (2) / HALF_SIZE, ball velocity (2) / 0.5 m/s, tilt (2) /
     MAX_TILT, tilt rate (2) / 1.5 rad/s, all in the plate's frame; ``goal`` float32 ``[2]`` / HALF_SIZE. With
-    ``goal_in_state`` there is no ``goal``, and ``state`` ``[12]`` goes on with goal position (2) / HALF_SIZE and goal
+    ``goal_in_state`` there is no ``goal``, and ``state`` ``[12]`` also contains goal position (2) / HALF_SIZE and goal
     velocity (2) / 0.5 m/s.
-    Action: float32 ``[2]`` in [-1, 1], the wanted tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
+    Action: float32 ``[2]`` in [-1, 1], the commanded tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
     Reward: 1 on the step that succeeds, else 0. Ends on success or when the ball leaves the plate.
 
-    :meth:`step` is :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, for worlds in
-    which a command may come at another moment (:class:`~specact.lab.envs.moving.Ticking`).
+    :meth:`step` calls :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, so that
+    commands can also change within a control period (:class:`~specact.lab.envs.ticking.Ticking`).
 
     Args:
         render_mode: None or ``rgb_array``.
@@ -138,8 +141,8 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         position, velocity: of the ball in the plate's frame, float64 ``[2]`` [m], [m/s].
         tilt, tilt_rate: of the plate, float64 ``[2]`` [rad], [rad/s].
         goal, goal_velocity: in the plate's frame, float64 ``[2]`` [m], [m/s].
-        tick_s: a tick of the physics [s].
-        ticks: in a control period.
+        tick_s: time step of the physics [s].
+        ticks: number of time steps in a control period.
 
     Raises:
         ConfigError: for a pace that is not a number >= 0.
@@ -170,7 +173,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Ball near the edge with a little speed, goal roughly across the pillar, plate level."""
+        """Ball near the edge at low speed, goal roughly opposite behind the pillar, plate level."""
         super().reset(seed=seed)
         random = self.np_random
         angle = random.uniform(-np.pi, np.pi)
@@ -178,9 +181,9 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         start = random.uniform(0.26, 0.34) * np.array([cos(angle), sin(angle)])
         radius = random.uniform(0.18, 0.34)
         velocity = random.uniform(-0.05, 0.05, 2)
-        # Drawn last, and the way before the pace: so an episode begins the same at every pace.
-        way = random.choice([-1.0, 1.0])
-        self._orbit = Orbit(radius, across, way * (random.uniform(*PACES) if self._pace is None else self._pace))
+        # Drawn last, the sense of rotation before the pace, so that an episode begins the same at every pace.
+        sense = random.choice([-1.0, 1.0])
+        self._orbit = Orbit(radius, across, sense * (random.uniform(*PACES) if self._pace is None else self._pace))
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[2:5] = *start, BALL_RADIUS
         self.data.qvel[2:4] = velocity
@@ -192,22 +195,22 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Advance by 50 ms; actions outside [-1, 1] are clipped."""
+        """Advances by 50 ms; actions outside [-1, 1] are clipped."""
         self.command(action)
         self.run(_SUBSTEPS)
         reward, terminated, truncated, info = self.settle()
         return self.look(), reward, terminated, truncated, info
 
     def command(self, action: NDArray[np.float32]) -> None:
-        """Tell the servos which tilt is wanted from now on."""
+        """Sets the servos' target."""
         self.data.ctrl[:] = np.clip(action, -1.0, 1.0) * MAX_TILT
 
     def run(self, ticks: int) -> None:
-        """Let the physics go on."""
+        """Advances the physics."""
         mujoco.mj_step(self.model, self.data, nstep=ticks)
 
     def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
-        """End a control period: has the ball come to rest, has it been lost?"""
+        """Ends a control period: checks whether the ball has come to rest or left the plate."""
         self._measure()
         (x, y), (vx, vy), (goal_x, goal_y) = self.position, self.velocity - self.goal_velocity, self.goal
         resting = (x - goal_x) ** 2 + (y - goal_y) ** 2 < GOAL_RADIUS**2 and vx * vx + vy * vy < SLOW**2
@@ -240,7 +243,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return frame
 
     def close(self) -> None:
-        """Free the renderer, if there is one."""
+        """Frees the renderer, if there is one."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
@@ -278,9 +281,9 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
 
 def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """The observation with tilt and tilt rate as they will be after ``actions`` ``[m, 2]``, 50 ms each.
+    """Predicts tilt and tilt rate after ``actions`` ``[m, 2]``, 50 ms each; the rest of the observation is unchanged.
 
-    The plate is taken for critically damped servos of 20 rad/s; its own inertia makes it a little slower than that.
+    The model is a critically damped servo with 20 rad/s; the plate's inertia makes it slightly slower.
     """
     state = seen["state"].astype(np.float64)
     tilt, rate = state[4:6] * MAX_TILT, state[6:8] * _TILT_RATE_SCALE
@@ -291,7 +294,7 @@ def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[
 
 
 def tilt(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
-    """The plate's tilt ``[2]`` [rad]: what the robot moves."""
+    """The plate's tilt, float64 ``[2]`` [rad], which the robot moves."""
     return np.array(cast(BallEnv, env.unwrapped).data.qpos[:2])
 
 

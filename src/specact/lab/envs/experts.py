@@ -20,8 +20,8 @@ _ROLLING = 5 / 7 * 9.81  # acceleration of a solid ball per rad of tilt [m/s^2]
 _SERVO_LAG = 0.1  # of the plate's tilt behind its command [s]
 _CLEARANCE = 0.06  # between the ball's and the pillar's surface that the ball expert aims for [m]
 _CLEAR_OFFSET = 0.5  # sine of the angle at the pillar between the ball and the point opposite the goal
-_BERTH = 0.3  # distance between drone centres that the swarm expert aims for [m]
-_CLEAR_CUT = 0.1  # a predicted miss at least this wide settles on which side drones pass [m]
+_SEPARATION = 0.3  # distance between drone centres that the swarm expert aims for [m]
+_CLEAR_MISS = 0.1  # a predicted miss of at least this distance determines the side on which drones pass [m]
 
 
 def _left(vector: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -52,14 +52,14 @@ class BallExpert:
         velocity = plate.velocity + _SERVO_LAG * _ROLLING * plate.tilt
         position = plate.position + _SERVO_LAG * plate.velocity
         goal = plate.goal + _SERVO_LAG * plate.goal_velocity
-        heading, speed = self._way(position, goal)
+        heading, speed = self._heading(position, goal)
         wanted = speed * heading + plate.goal_velocity
         turning = -float(plate.goal_velocity @ plate.goal_velocity) / float(goal @ goal) * goal
         tilt = (4.0 * (wanted - velocity) + turning) / _ROLLING
         return np.clip(tilt / ball.MAX_TILT, -1.0, 1.0).astype(np.float32)
 
-    def _way(self, position: NDArray[np.float64], goal: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """Unit direction to go ``[2]``, and the speed to go at [m/s]."""
+    def _heading(self, position: NDArray[np.float64], goal: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """Unit vector of the desired velocity ``[2]``, and its magnitude [m/s]."""
         line = goal - position
         remaining = float(np.hypot(*line))
         along = line / max(remaining, 1e-9)
@@ -97,30 +97,30 @@ class SwarmExpert:
         self._side = sides + sides.T
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-        """The action for the environment's present state, float32 ``[2 N]`` in [-1, 1]."""
+        """The action for the environment's current state, float32 ``[2 N]`` in [-1, 1]."""
         plane = cast(SwarmEnv, env.unwrapped)
         line = plane.target - plane.position
         remaining = np.linalg.norm(line, axis=1, keepdims=True)
         speed = np.minimum(np.minimum(0.8, np.sqrt(2 * 0.6 * remaining)), 2.0 * remaining)
         wanted = speed * line / np.maximum(remaining, 1e-9)
-        wanted = wanted + self._give_way(plane.position, 0.5 * (plane.velocity + wanted))
+        wanted = wanted + self._avoidance(plane.position, 0.5 * (plane.velocity + wanted))
         push = 4.0 * (wanted - plane.velocity) + swarm.DRAG * plane.velocity
         action: NDArray[np.float32] = np.clip(push / swarm.ACCELERATION, -1.0, 1.0).astype(np.float32).ravel()
         return action
 
-    def _give_way(self, position: NDArray[np.float64], velocity: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Velocity added to each drone ``[N, 2]`` [m/s] so that no pair comes closer than ``_BERTH``."""
+    def _avoidance(self, position: NDArray[np.float64], velocity: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Velocity added to each drone ``[N, 2]`` [m/s] so that no pair comes closer than ``_SEPARATION``."""
         between = position[None] - position[:, None]  # from i to j, [N, N, 2]
         closing = velocity[:, None] - velocity[None]
         distance = np.maximum(np.linalg.norm(between, axis=2), 1e-9)
         speed = np.maximum(np.linalg.norm(closing, axis=2), 1e-9)
         until = np.einsum("ijk,ijk->ij", between, closing) / speed**2  # time to the closest approach [s]
         miss = np.einsum("ijk,ijk->ij", _left(between), closing) / speed  # > 0: j is passed on the right of i
-        urgent = (until > 0) & (until < 2.0) & (np.abs(miss) < _BERTH) & (speed > 0.05)
-        side = np.where(np.abs(miss) > _CLEAR_CUT, np.sign(miss), self._side)
+        urgent = (until > 0) & (until < 2.0) & (np.abs(miss) < _SEPARATION) & (speed > 0.05)
+        side = np.where(np.abs(miss) > _CLEAR_MISS, np.sign(miss), self._side)
         sideways = side[..., None] * _left(between) / distance[..., None]
-        need = np.where(urgent, (_BERTH - side * miss) / np.maximum(until, 0.3), 0.0)
-        crowded = np.clip((_BERTH - distance) / _BERTH, 0.0, None) * (distance > 1e-6)
+        need = np.where(urgent, (_SEPARATION - side * miss) / np.maximum(until, 0.3), 0.0)
+        crowded = np.clip((_SEPARATION - distance) / _SEPARATION, 0.0, None) * (distance > 1e-6)
         repulsion = -between / distance[..., None]
         added: NDArray[np.float64] = (0.5 * need[..., None] * sideways + 1.5 * crowded[..., None] * repulsion).sum(
             axis=1

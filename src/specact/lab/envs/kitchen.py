@@ -1,8 +1,7 @@
 """Franka kitchen: a robot arm does four household subtasks in a given order (FrankaKitchen-v1, gymnasium-robotics).
 
-The goal in the observation is the present subtask. It is advanced by the simulator's own completion test, which a
-robot does not have: results are those of a policy **with an oracle planner**. Demonstrations are labelled by the same
-test.
+The goal in the observation is the current subtask. It advances by the simulator's completion test, which a robot does
+not have: results are those of a policy **with an oracle planner**. Demonstrations are labelled by the same test.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from specact.lab.envs.drawing import rendered
 from specact.lab.envs.task import Task
 from specact.lab.envs.ticking import Settled
 
-# On import gymnasium-robotics prints a note on Adroit's rewards, which is no news to anybody in the kitchen.
+# On import gymnasium-robotics prints a note about Adroit, which is not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
 _franka = import_module("gymnasium_robotics.envs.franka_kitchen.kitchen_env")
 BONUS_THRESH: float = _franka.BONUS_THRESH
@@ -33,14 +32,14 @@ OBS_ELEMENT_INDICES: dict[str, NDArray[np.int64]] = _franka.OBS_ELEMENT_INDICES
 
 MAX_STEPS = 560  # the longest clean demonstration has 518
 RATE_HZ = 12.5
-CHAIN = 4
-ROBOT = 9
+CHAIN = 4  # subtasks in an episode
+ROBOT = 9  # joints, including two gripper fingers; also the action width
 RAW_WIDTH = 59  # robot positions 9 and velocities 9, objects' positions 21 and velocities 20
 WIDTH = 30
 BOUND = 100.0  # [rad or m] far outside anything reachable; finite, so that the spaces can be checked and sampled
-# The view of FrankaKitchen-v1's own pictures.
+# The view in which FrankaKitchen-v1 renders.
 CAMERAS = {"image.scene": free_camera((-0.2, 0.5, 2.0), distance=2.2, azimuth=70.0, elevation=-35.0)}
-# In the order in which the demonstrations number them.
+# In the order of their numbers in the demonstrations.
 SUBTASKS = (
     "microwave", "kettle", "slide cabinet", "light switch", "top burner", "bottom burner", "hinge cabinet",
 )  # fmt: skip
@@ -50,7 +49,8 @@ def observe(raw: ArrayLike) -> NDArray[np.float32]:
     """The observation ``state``: positions only, float32 ``[..., 30]`` from the simulator's ``[..., 59]``.
 
     Robot joints (9; rad, gripper fingers m), then objects (21: burner knobs, light switch, cabinets, microwave in rad
-    or m; the kettle's position [m] and quaternion). Not scaled. With velocities a policy copies its own last motion.
+    or m; the kettle's position [m] and quaternion). Not scaled. Velocities are left out, because a policy that observes
+    them learns to repeat its last motion.
     """
     raw = np.asarray(raw)
     positions = np.concatenate([raw[..., :ROBOT], objects(raw)], axis=-1)
@@ -63,7 +63,7 @@ def objects(raw: ArrayLike) -> NDArray[np.float64]:
 
 
 def completed(positions: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Which subtasks are at their goal: ``|position - goal| < 0.3``, the environment's test, bool ``[..., 7]``.
+    """Which subtasks are complete: ``|position - goal| < 0.3``, the simulator's test, bool ``[..., 7]``.
 
     Args:
         positions: the objects' positions ``[..., 21]``.
@@ -76,11 +76,11 @@ def completed(positions: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def current(chain: Sequence[int], done: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The subtask to do next: the first of the chain never completed so far, the last one when all are, ``[...]``.
+    """The current subtask: the first of the chain not yet completed, or its last one if all are; int64 ``[...]``.
 
     Args:
-        chain: subtask numbers 0..6, all different, length C.
-        done: completed at any time so far, bool ``[..., 7]``.
+        chain: subtask numbers 0..6, all different, ``[C]``.
+        done: whether each subtask was complete at any time so far, bool ``[..., 7]``.
     """
     left = ~done[..., list(chain)]
     place = np.where(left.any(axis=-1), left.argmax(axis=-1), len(chain) - 1)
@@ -93,18 +93,18 @@ def one_hot(subtask: ArrayLike) -> NDArray[np.float32]:
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Recorded kitchen demonstrations in the environment's terms.
+    """Converts recorded kitchen demonstrations to the environment's observations and actions.
 
-    The expert's own label changes only when it has let go and moved away, 30 to 110 steps after the subtask is
-    complete. A policy that has learnt from it would meet, in the environment, goals that it never saw in those states.
-    So only the order of the subtasks is taken from the recording; each one ends where the completion test says so.
+    The recorded label changes only after the expert has let go and moved away, 30 to 110 steps after the subtask is
+    complete. In the environment the goal changes earlier, so a policy trained on these labels would see goals that are
+    out of distribution. So only the order of the subtasks is taken from the recording; each ends at its completion.
 
     Args:
         episodes: ``state`` ``[N, 59]`` the environment's ``observation``, ``action`` ``[N, 9]``, ``goal`` ``[N, 1]``
-            the number 0..6 of the subtask that the expert was at.
+            the number 0..6 of the subtask that the expert was executing.
 
     Raises:
-        DataError: if the widths are others or a subtask number is unknown.
+        DataError: for other widths, or an unknown subtask number.
     """
     state = episodes.numbers("state")
     if state.shape[1] != RAW_WIDTH or episodes.action.shape[1] != ROBOT:
@@ -116,7 +116,7 @@ def features(episodes: Episodes) -> Episodes:
     if numbers.shape != (episodes.steps, 1) or not np.isin(numbers, range(len(SUBTASKS))).all():
         got = f"shape {numbers.shape}, values {np.min(numbers)} to {np.max(numbers)}" if numbers.size else "none"
         raise DataError(
-            f"kitchen demonstrations need the number of the present subtask, 0 to {len(SUBTASKS) - 1}, as goal "
+            f"kitchen demonstrations need the number of the current subtask, 0 to {len(SUBTASKS) - 1}, as goal "
             f"[steps, 1]; got {got}"
         )
     goal = np.empty(episodes.steps, dtype=np.int64)
@@ -130,25 +130,26 @@ def features(episodes: Episodes) -> Episodes:
 
 
 class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """FrankaKitchen-v1 asking for a chain of four of its seven subtasks.
+    """FrankaKitchen-v1 with a chain of four of its seven subtasks.
 
-    Observation: ``state`` float32 ``[30]``, see :func:`observe`, and ``goal`` float32 ``[7]``, the present subtask
-    one-hot; and where it is asked for ``image.scene``, uint8 ``[H, W, 3]``. **The goal is an oracle planner's**: it
-    goes to the next subtask of the chain at the very step at which the simulator's completion test holds. A subtask of
-    the chain that is completed before its turn counts and is skipped; one that is undone later stays counted.
-    Action: float32 ``[9]`` in [-1, 1], joint velocities as FrankaKitchen-v1 scales them.
-    Reward: number of subtasks of the chain completed by this step. ``info``: ``score`` subtasks of the chain completed
-    so far (0..4), ``success`` all of them, ``chain`` their numbers. Terminates on success; truncated after 560 steps
-    (45 s).
+    Observation: ``state`` float32 ``[30]``, see :func:`observe`; ``goal`` float32 ``[7]``, the current subtask one-hot;
+    on request ``image.scene``, uint8 ``[H, W, 3]``. **The goal comes from an oracle planner**: it advances to the next
+    subtask of the chain at the step at which the simulator's completion test holds. A subtask of the chain that is
+    completed before its turn counts and is skipped; one that is undone later still counts.
+    Action: float32 ``[9]`` in [-1, 1], joint velocities, scaled by FrankaKitchen-v1, held for 80 ms.
+    Reward: number of subtasks of the chain completed in this step. ``info``: ``score`` number of subtasks of the chain
+    completed so far (0..4), ``success`` whether all are, ``chain`` their numbers. Terminates on success; truncated
+    after 560 steps (45 s).
 
     :meth:`step` is :meth:`command`, :meth:`run`, :meth:`settle` and :meth:`look`: the camera is rendered on request
     (:class:`~specact.lab.envs.ticking.Ticking`; a tick is a control period).
 
     Args:
         render_mode: None or ``rgb_array``.
-        frames: height and width of the frames of each camera that is looked through.
+        frames: height and width by name of the cameras to render.
 
     Attributes:
+        raw: the simulator's observation ``[59]``, as recorded in demonstrations.
         tick_s, ticks: a control period [s], in one tick.
     """
 
@@ -177,12 +178,15 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._steps, self._rewarded = 0, 0
         self._action = np.zeros(ROBOT)
         self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
-        """The simulator's observation ``[59]``, as recorded in demonstrations."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Start with a random chain (uniform over ordered choices), or with ``options={"chain": [numbers]}``."""
+        """Starts with a random chain (uniform over ordered choices), or with ``options={"chain": [numbers]}``.
+
+        Raises:
+            ConfigError: for a chain that is not four different subtask numbers.
+        """
         super().reset(seed=seed)
         drawn = self.np_random.permutation(len(SUBTASKS))[:CHAIN]
         chain = tuple(int(number) for number in (options or {}).get("chain", drawn))
@@ -197,7 +201,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return self.look(), self._info()
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
-        """Act for 0.08 s."""
+        """Advances by 80 ms."""
         self.command(action)
         self.run(1)
         reward, terminated, truncated, info = self.settle()
@@ -239,7 +243,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def _update(self, observation: dict[str, Any]) -> None:
         self.raw = observation["observation"]
-        # The true positions, as the simulator tests them; those in the observation carry noise.
+        # The true positions, as in the simulator's test; those in the observation are noisy.
         self._done |= completed(self._sim.data.qpos[ROBOT:])
 
     def _score(self) -> int:

@@ -24,6 +24,7 @@ from specact.observation import ObservationSpec, read_spec
 _SPAWN = get_context("spawn")
 _STARTS_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 5.0
+_END = -1  # returned by _episode in place of a seed
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class LiveRobot:
     Attributes:
         task: the environment.
         roll_forward: the task's model of the robot, or None.
-        last: the world's last message.
+        last: the world's last message; that of a finished episode before the first :meth:`start`.
 
     Raises:
         ConfigError: if the task does not define how its robot holds.
@@ -81,7 +82,7 @@ class LiveRobot:
         self._process = _SPAWN.Process(target=_world, args=(env, sees.describe(), period_s, child_end), daemon=True)
         self._process.start()
         child_end.close()
-        self._expect(_STARTS_WITHIN_S)
+        self.last = self._expect(_STARTS_WITHIN_S)
 
     def start(self, seed: int) -> None:
         """Begins an episode; its clock starts now."""
@@ -145,7 +146,7 @@ class LiveRobot:
         if isinstance(message, SpecactError):
             raise message
         if not isinstance(message, Frame):
-            raise SpecactError(f"the world of {self.task.name} does not answer; look above for what its process says")
+            raise SpecactError(f"the process of the world of {self.task.name} does not answer; see its messages above")
         return message
 
 
@@ -169,9 +170,6 @@ def _world(env: str, sees: dict[str, Any], period_s: float, pipe: Connection) ->
             seed = _episode(robot, seed, period_s, pipe)
             if seed == _END:
                 return
-
-
-_END = -1
 
 
 def _episode(robot: SimulatedRobot, seed: int, period_s: float, pipe: Connection) -> int | None:

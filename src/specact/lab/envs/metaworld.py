@@ -1,9 +1,8 @@
-"""Meta-World's MT10 through two cameras: ten tasks of one robot arm, told apart by an instruction (Yu et al. 2019).
+"""Meta-World's MT10 with two cameras: ten tasks of one robot arm, specified by an instruction (Yu et al. 2019).
 
-``metaworld`` is the suite, ``metaworld/reach-v3`` one of its tasks. An episode's task follows from its seed; seeds that
-count up go through the tasks in turn. Objects and goals stand somewhere else in every episode. Policies see the arm's
-own state, cameras and an instruction; where objects and goals are they have to see. A goal is marked in the picture
-(two pixels wide in a frame of 64 pixels), where Meta-World marks it.
+``metaworld`` is the suite, ``metaworld/reach-v3`` one of its tasks. The seed modulo ten selects an episode's task, and
+the positions of objects and goal. Policies observe the arm's state, camera frames and an instruction; objects and goals
+are visible only in the frames. Goals have Meta-World's marker, two pixels wide in a frame of 64 pixels.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from specact.lab.envs.task import Task
 from specact.lab.envs.ticking import Settled
 
 RATE_HZ = 20.0
-REPEAT = 4  # of an action, at Meta-World's own 80 Hz
+REPEAT = 4  # simulation steps per action; Meta-World runs at 80 Hz
 MAX_STEPS = 100
 WIDTH = 4
 ACTIONS = 4
-BOUND = 10.0  # [m] far outside anything reachable; finite, so that the spaces can be checked and sampled
+BOUND = 10.0  # [m], far outside anything reachable; finite, so that the spaces can be checked and sampled
 SCENE_PX = 480
 INSTRUCTIONS = {
     "reach-v3": "reach the goal",
@@ -47,7 +46,7 @@ INSTRUCTIONS = {
 }
 CAMERAS = {
     "image.corner2": Camera("corner2", turned=True),
-    "image.gripper": Camera("gripperPOV"),  # at the gripper, and moves with it
+    "image.gripper": Camera("gripperPOV"),  # moves with the gripper
 }
 _EXPERTS: dict[str, type[Any]] = {
     "reach-v3": scripts.SawyerReachV3Policy,
@@ -64,18 +63,21 @@ _EXPERTS: dict[str, type[Any]] = {
 
 
 def observe(raw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The observation ``state``: hand (3, m) and opening of the gripper (0..1), float32 ``[4]``.
+    """The observation ``state``: hand position (3, m) and opening of the gripper (0..1), float32 ``[4]``.
 
-    From the simulator's ``[39]``, which also tells where objects and goal are.
+    From the simulator's ``[39]``, which also contains the positions of objects and goal.
     """
     return np.asarray(np.clip(raw[:WIDTH], -BOUND, BOUND), dtype=np.float32)
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Demonstrations in the environment's terms; those of the scripted experts are in them already.
+    """Checks demonstrations of the scripted experts, which need no conversion.
+
+    Args:
+        episodes: ``state`` ``[N, 4]`` and ``action`` ``[N, 4]`` at 20 Hz; everything else passes through.
 
     Raises:
-        DataError: if the widths are others.
+        DataError: for other widths.
     """
     widths = episodes.numbers("state").shape[1], episodes.action.shape[1]
     if widths != (WIDTH, ACTIONS):
@@ -89,26 +91,26 @@ def features(episodes: Episodes) -> Episodes:
 class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """Tasks of Meta-World at 20 Hz.
 
-    Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``, a sentence; and the cameras that are
-    asked for, uint8 ``[H, W, 3]``: ``image.corner2``, which is fixed, and ``image.gripper``, which moves.
-    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 4 cm, and its effort (positive closes);
-    each is held for four steps of Meta-World's.
-    Reward: 1 on the step that succeeds, else 0. ``info``: ``success``, Meta-World's own, at any step so far; ``score``,
-    the same as a number; ``task``, its name. Terminates on success; truncated after 100 steps (5 s).
+    Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``, a sentence; and on request the cameras
+    ``image.corner2`` (fixed) and ``image.gripper`` (moving), uint8 ``[H, W, 3]``.
+    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 4 cm (3), and its effort (positive
+    closes), held for four simulation steps (50 ms).
+    Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` Meta-World's, at any step so far; ``score`` the
+    same as a number; ``task`` the task's name. Terminates on success; truncated after 100 steps (5 s).
 
     :meth:`step` is :meth:`command`, :meth:`run`, :meth:`settle` and :meth:`look`: cameras are rendered on request
     (:class:`~specact.lab.envs.ticking.Ticking`; a tick is a control period).
 
-    A simulator is built when its task first comes up, and kept: 30 MB, or 100 MB once a camera is looked through.
+    The simulator of a task is built when it is first selected, and kept: 30 MB, or 100 MB after rendering.
 
     Args:
         render_mode: None or ``rgb_array``.
-        frames: height and width of the frames of each camera that is looked through.
-        tasks: names of tasks; a seed's is the one at its remainder.
+        frames: height and width by name of the cameras to render.
+        tasks: names of tasks; a seed modulo their number selects one.
 
     Attributes:
-        task: name of the present one.
-        raw: the simulator's observation ``[39]`` with objects and goal, which the experts act on.
+        task: name of the current task.
+        raw: the simulator's observation ``[39]`` with objects and goal, the input of the scripted experts.
         tick_s, ticks: a control period [s], in one tick.
     """
 
@@ -141,7 +143,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins an episode: the seed says of which task, and where objects and goal are; the arm starts alike."""
+        """Begins an episode: the seed selects the task and the positions; the arm always starts in the same pose."""
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
         self.task = self._tasks[drawn % len(self._tasks)]
@@ -155,7 +157,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return self.look(), self._info()
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Act for 50 ms, or until success."""
+        """Advances by 50 ms, or until success."""
         self.command(action)
         self.run(1)
         reward, terminated, truncated, info = self.settle()
@@ -184,7 +186,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **seen}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene as ``image.corner2`` sees it, uint8 ``[480, 480, 3]``; None without a render mode.
+        """The scene from the camera ``image.corner2``, uint8 ``[480, 480, 3]``; None without a render mode.
 
         Raises:
             RenderError: if this machine cannot draw.
@@ -203,11 +205,11 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
 
 def _simulator(task: str) -> Any:
-    """Meta-World's environment of this task, with a goal of its own for every seed, which its observation tells."""
+    """Meta-World's environment of this task, with a random goal per seed, visible in the observation."""
     simulator: Any = ALL_V3_ENVIRONMENTS[task]()
     simulator._set_task_called = True
     simulator._freeze_rand_vec, simulator.seeded_rand_vec = False, True
-    # The goal is hidden at first, and steps cut it to the bounds that were worked out (and kept) then: to zeros.
+    # The goal is hidden at construction, and steps clip it to the bounds cached then, that is, to zeros.
     simulator._partially_observable = False
     simulator.__dict__.pop("sawyer_observation_space", None)
     return simulator
@@ -216,32 +218,32 @@ def _simulator(task: str) -> Any:
 def scripted(policy: Any, raw: NDArray[np.float64]) -> NDArray[np.float32]:
     """The action of one of Meta-World's scripted policies, float32 ``[4]`` in [-1, 1]."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it announces every action that will be cut
+        warnings.simplefilter("ignore")  # it warns about every action that has to be clipped
         return np.asarray(np.clip(policy.get_action(raw), -1.0, 1.0), dtype=np.float32)
 
 
 def hold(last: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The action after which the arm stays where it is, and keeps its grip."""
+    """The action that keeps the arm's position and the gripper's effort, float32 ``[4]``."""
     return np.append(np.zeros_like(last[:3]), last[3:])
 
 
 class Expert:
-    """Meta-World's own scripted policies, one for each task. They see objects and goal, and have no mode to choose."""
+    """Meta-World's scripted policies, one per task. Deterministic; they observe the positions of objects and goal."""
 
     def __init__(self, seed: int) -> None:
         self._policies = {task: policy() for task, policy in _EXPERTS.items()}
 
     def reset(self, env: gym.Env[Any, Any]) -> None:
-        """Nothing to forget: what they do depends on the present observation only."""
+        """Does nothing: the policies have no state."""
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-        """The action for the environment's present state, float32 ``[4]`` in [-1, 1]."""
+        """The action for the environment's current state, float32 ``[4]`` in [-1, 1]."""
         world = cast(MetaWorld, env.unwrapped)
         return scripted(self._policies[world.task], world.raw)
 
 
 def effector(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
-    """Where the hand is ``[3]`` [m]."""
+    """Position of the hand, float64 ``[3]`` [m]."""
     return cast(MetaWorld, env.unwrapped).raw[:3].copy()
 
 

@@ -128,7 +128,7 @@ class MovingWorld:
         self._acting = action is not None
 
     def _idle_command(self) -> NDArray[np.float32] | None:
-        """The command at the begin of idling, or None to keep the last one."""
+        """The command when idling begins, or None to keep the last one."""
         if self.idle == "neutral":
             return np.zeros_like(self._last)
         return self.task.hold(self._last) if self.idle == "hold" and self.task.hold is not None else None

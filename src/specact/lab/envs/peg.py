@@ -1,7 +1,7 @@
 """Meta-World's ``peg-insert-side-v3``: a robot arm picks up a peg and pushes it sideways into a hole (Yu et al. 2019).
 
-Peg and box stand somewhere else in every episode. MT1 draws 50 such starts and keeps them; here every episode's seed
-draws its own, uniformly from the same range, so that nothing can be learnt by heart.
+The positions of peg and box are random in every episode. MT1 draws 50 positions once and reuses them; here each seed
+draws its own, uniformly from the same range, so that a policy cannot memorise them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from specact.lab.envs.task import Task
 
 MAX_STEPS = 500
 RATE_HZ = 80.0
-RAW_WIDTH = 39  # the present observation (18), the one before (18), the goal (3)
+RAW_WIDTH = 39  # current observation (18), previous observation (18), goal (3)
 WIDTH = 7
 GOAL = 3
 ACTIONS = 4
-BOUND = 10.0  # [m] far outside anything reachable; finite, so that the spaces can be checked and sampled
-# Where the peg and the box can stand, x, y, z of each [m]: what Meta-World itself draws from.
+BOUND = 10.0  # [m], far outside anything reachable; finite, so that the spaces can be checked and sampled
+# Range of the positions of peg and box, x, y, z of each [m], as in Meta-World.
 START_LOW = np.array([0.0, 0.5, 0.02, -0.35, 0.4, -0.001])
 START_HIGH = np.array([0.2, 0.7, 0.02, -0.25, 0.7, 0.001])
 
@@ -37,34 +37,36 @@ START_HIGH = np.array([0.2, 0.7, 0.02, -0.25, 0.7, 0.001])
 def observe(raw: ArrayLike) -> NDArray[np.float32]:
     """The observation ``state``: hand (3, m), opening of the gripper (0..1), peg (3, m); float32 ``[..., 7]``.
 
-    From the simulator's ``[..., 39]``. Left out are the peg's orientation, which is constant (it is too inert to turn),
-    and the previous observation: with it a policy copies its own last motion.
+    From the simulator's ``[..., 39]``. The peg's orientation is left out, because it is constant (its inertia is too
+    large to turn), and so is the previous observation, because a policy that observes it learns to repeat its last
+    motion.
     """
     return np.asarray(np.clip(np.asarray(raw)[..., :WIDTH], -BOUND, BOUND), dtype=np.float32)
 
 
 def hole(raw: ArrayLike) -> NDArray[np.float32]:
-    """The observation ``goal``: where the peg's head has to go [m], float32 ``[..., 3]``."""
+    """The observation ``goal``: target position of the peg's head [m], float32 ``[..., 3]``, from ``[..., 39]``."""
     return np.asarray(np.asarray(raw)[..., -GOAL:], dtype=np.float32)
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Demonstrations in the environment's terms; those of the scripted expert are in them already.
+    """Converts demonstrations to the environment's observations and actions; clips actions to [-1, 1].
 
     Args:
-        episodes: ``state`` ``[N, 39]`` the simulator's observation with a visible goal, ``action`` ``[N, 4]``; or
-            ``state`` ``[N, 7]`` and ``goal`` ``[N, 3]`` as the environment gives them.
+        episodes: ``action`` ``[N, 4]`` with either ``state`` ``[N, 39]``, the simulator's observation with a visible
+            goal, or ``state`` ``[N, 7]`` and ``goal`` ``[N, 3]``, the environment's.
 
     Raises:
-        DataError: if the widths are others, or the goal is hidden.
+        DataError: for other widths, or a hidden goal.
     """
     state, actions = episodes.numbers("state"), episodes.action.shape[1]
     width = state.shape[1]
     goal = episodes.numbers("goal").shape[1] if "goal" in episodes.observation else None
     if actions != ACTIONS or (width, goal) not in ((RAW_WIDTH, None), (WIDTH, GOAL)):
         raise DataError(
-            f"peg demonstrations have action width {ACTIONS} and state width {RAW_WIDTH} (Meta-World's observation; no "
-            f"goal beside it), got {actions} and {width}; pass the environment's own observation"
+            f"peg demonstrations have action width {ACTIONS} and either state width {RAW_WIDTH} (Meta-World's "
+            f"observation) without goal, or state width {WIDTH} and goal width {GOAL}; got action width {actions}, "
+            f"state width {width} and {'no goal' if goal is None else f'goal width {goal}'}"
         )
     action = np.clip(episodes.action, -1.0, 1.0).astype(np.float32)
     if width == WIDTH:
@@ -81,12 +83,16 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """Meta-World's peg-insert-side-v3 with a visible goal.
 
     Observation: ``state`` float32 ``[7]``, see :func:`observe`, and ``goal`` float32 ``[3]``, see :func:`hole`; it is
-    constant over an episode. **The goal is given**, as in MT1: a robot would have to find the hole.
-    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in cm, and its effort (positive closes).
+    constant over an episode. **The goal is given**, as in MT1; a real robot would have to perceive the hole.
+    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 1 cm (3), and its effort (positive
+    closes), held for 12.5 ms.
     Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` whether the peg's head came within 0.07 of the
-    hole, in Meta-World's own measure (y and z count twice, so 7 cm along the hole and 3.5 cm across); ``score`` the
-    largest share so far of its way from the start to the hole in the same measure, 0..1. Terminates on success;
-    truncated after 500 steps (6.25 s).
+    hole in Meta-World's distance (y and z have weight 2, so 7 cm along the hole and 3.5 cm across); ``score`` the
+    largest share so far of the initial distance that the peg's head has covered, 0..1. Terminates on success; truncated
+    after 500 steps (6.25 s).
+
+    Attributes:
+        raw: the simulator's observation ``[39]``, as recorded in demonstrations.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
@@ -100,20 +106,22 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
             }
         )
         self.action_space = gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
-        simulator: Any = SawyerPegInsertionSideEnvV3  # only half of it has type hints
+        simulator: Any = SawyerPegInsertionSideEnvV3  # has incomplete type hints
         self._sim = simulator(render_mode=render_mode, camera_name="corner2")
         self._steps, self._score, self._success, self._start = 0, 0.0, False, 1.0
         self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
-        """The simulator's observation ``[39]``, as recorded in demonstrations."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Peg and box at random, or where ``options={"start": [x, y, z, x, y, z]}`` [m] says; the arm starts alike."""
+        """Starts with random positions of peg and box, or with ``options={"start": [x, y, z, x, y, z]}`` [m].
+
+        The arm always starts in the same pose.
+        """
         super().reset(seed=seed)
         start = self.np_random.uniform(START_LOW, START_HIGH)
         start = np.asarray((options or {}).get("start", start), dtype=np.float64)
-        # Meta-World's own way in. Its reset ignores seeds: what varies is all in these six numbers.
+        # Meta-World's reset ignores seeds; these six numbers define the episode.
         variant = {"env_cls": type(self._sim), "rand_vec": start, "partially_observable": False}
         self._sim.set_task(Variant("peg-insert-side-v3", pickle.dumps(variant)))
         self.raw, _ = self._sim.reset()
@@ -124,7 +132,7 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Act for 12.5 ms."""
+        """Advances by 12.5 ms."""
         self.raw, _, _, _, info = self._sim.step(np.clip(action, -1.0, 1.0))
         self._steps += 1
         self._success = self._success or bool(info["success"])
@@ -144,7 +152,7 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._sim.close()
 
     def _distance(self) -> float:
-        """From the peg's head to the hole as Meta-World measures it: y and z count twice."""
+        """Distance from the peg's head to the hole as in Meta-World, y and z with weight 2."""
         away = self._sim.data.site("pegHead").xpos - self._sim.data.site("goal").xpos
         return float(np.linalg.norm(away * [1.0, 2.0, 2.0]))
 
@@ -156,16 +164,16 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
 
 class PegExpert:
-    """Meta-World's own scripted policy: over the peg, down, grasp, up before the hole, in. It has no mode to choose."""
+    """Meta-World's scripted policy: moves above the peg, grasps it, lifts it, inserts it. Deterministic."""
 
     def __init__(self, seed: int) -> None:
         self._policy = SawyerPegInsertionSideV3Policy()
 
     def reset(self, env: gym.Env[Any, Any]) -> None:
-        """Nothing to forget: what it does depends on the present observation only."""
+        """Does nothing: the policy has no state."""
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-        """The action for the environment's present state, float32 ``[4]`` in [-1, 1]."""
+        """The action for the environment's current state, float32 ``[4]`` in [-1, 1]."""
         return scripted(self._policy, cast(PegInsertSide, env.unwrapped).raw)
 
 

@@ -1,10 +1,10 @@
 """PushT: a round agent pushes a T-shaped block onto a fixed outline (gym-pusht, Chi et al. 2023).
 
-With a pace the block lies on a belt that carries it along at that speed, in a direction of its own in every episode;
-the outline stays. A policy that takes its time finds the block elsewhere.
+With a pace the block lies on a belt that moves it at that speed, in a random direction per episode; the outline does
+not move. So the block moves during a slow inference.
 
-Demonstrations and environment go through the same two functions, :func:`observe` and :func:`displacement`, so that
-what a policy is trained on is what it meets.
+Demonstrations and environment use the same functions, :func:`observe` and :func:`displacement`, so that policies are
+trained on the observations and actions of the environment.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from specact.lab.envs.task import Seen, Task
 
 MAX_STEPS = 300
 RATE_HZ = 10.0
-SUCCESS_COVERAGE = 0.85  # the demonstrations end at 0.90 on average; gym-pusht's own 0.95 fails nearly all of them
-ACTION_SCALE_PX = 128.0  # 6 of the 25,650 recorded displacements are longer along an axis
+SUCCESS_COVERAGE = 0.85  # demonstrations end at 0.90 on average; with gym-pusht's 0.95 nearly all would fail
+ACTION_SCALE_PX = 128.0  # only 6 of the 25,650 recorded displacements are longer along an axis
 ARENA_PX = 512.0
 GOAL_XY_PX = np.array([256.0, 256.0])
 GOAL_ANGLE_RAD = math.pi / 4
-# Both ends of the bar, the end of the stem, and where they meet, in the block's own frame.
+# Both ends of the bar, the end of the stem, and their junction, in the block's frame.
 KEYPOINTS_PX = np.array([[-60.0, 15.0], [60.0, 15.0], [0.0, 120.0], [0.0, 30.0]])
 HALF_PX = ARENA_PX / 2
 TICK_S = 0.01  # gym-pusht's physics
 TICKS = 10  # in a control period
 STIFFNESS, DAMPING = 100.0, 20.0  # with which gym-pusht's agent follows its target [1/s^2], [1/s]
-STEADY = 3.717  # velocity of an agent that repeats a displacement, over that displacement [1/s]
+STEADY = 3.717  # stationary velocity of an agent that repeats a displacement, divided by the displacement [1/s]
 WIDTH = 26
 FRAME_PX = 96  # height and width of a camera frame, as in the recorded demonstrations
-BOUND = 4.0  # no two points of the arena are this many half widths apart; only a block squeezed out of it is cut
+BOUND = 4.0  # [half widths], above all distances in the arena; clips only a block squeezed out of it
 
 Axis = TypeVar("Axis", float, NDArray[np.float64])
 
@@ -47,14 +47,14 @@ def observe(raw: ArrayLike) -> NDArray[np.float32]:
 
     Columns: agent relative to the arena's centre (2); block relative to its goal position (2); sine and cosine of the
     block's angle relative to its goal angle (2); agent in the block's frame (2); goal position in the block's frame
-    (2); from the agent to each keypoint of the T (4 x 2); from each keypoint to where it should be (4 x 2).
-    Velocities are left out, because a policy that sees them learns to repeat itself.
+    (2); from the agent to each keypoint of the T (4 x 2); from each keypoint to its goal position (4 x 2).
+    Velocities are left out, because a policy that observes them learns to repeat its last motion.
 
     Args:
         raw: agent x, y [px, 0..512], block x, y [px, 0..512], block angle [rad, any turn], ``[..., 5]``.
 
     Returns:
-        float32 ``[..., 26]``, nearly all within [-1, 1], cut at :data:`BOUND`.
+        float32 ``[..., 26]``, nearly all within [-1, 1], clipped at :data:`BOUND`.
     """
     raw = np.asarray(raw, dtype=np.float64)
     agent, block, angle = raw[..., 0:2], raw[..., 2:4], raw[..., 4]
@@ -76,28 +76,30 @@ def observe(raw: ArrayLike) -> NDArray[np.float32]:
 
 
 def position(state: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The observation ``agent`` ``[..., 2]``: the agent's part of ``state``, which a robot knows without seeing."""
+    """The observation ``agent`` ``[..., 2]``: the agent's part of ``state``, its proprioception."""
     return state[..., :2].copy()
 
 
 def displacement(target_px: ArrayLike, agent_px: ArrayLike) -> NDArray[np.float32]:
-    """The action that asks for a target: ``(target - agent) / 128 px``, cut to [-1, 1], float32 ``[..., 2]``.
+    """The action for a target: ``(target - agent) / 128 px``, clipped to [-1, 1], float32 ``[..., 2]``.
 
-    The agent's position is that of the same step, also within a chunk of actions executed open loop.
+    Args:
+        target_px: the agent's target [px], ``[..., 2]``.
+        agent_px: the agent's position at the same step [px], ``[..., 2]``, also within a chunk.
     """
     away = np.asarray(target_px, dtype=np.float64) - np.asarray(agent_px, dtype=np.float64)
     return np.asarray(np.clip(away / ACTION_SCALE_PX, -1.0, 1.0), dtype=np.float32)
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Recorded PushT demonstrations in the environment's terms.
+    """Converts recorded PushT demonstrations to the environment's observations and actions.
 
     Args:
-        episodes: ``state`` ``[N, 5]`` as :func:`observe` takes it, ``action`` ``[N, 2]`` the agent's target [px].
+        episodes: ``state`` ``[N, 5]``, the input of :func:`observe`, ``action`` ``[N, 2]`` the agent's target [px].
             Camera frames pass through; other observations are left out.
 
     Raises:
-        DataError: if the widths are others.
+        DataError: for other widths.
     """
     state = episodes.numbers("state")
     if state.shape[1] != 5 or episodes.action.shape[1] != 2:
@@ -109,27 +111,28 @@ def features(episodes: Episodes) -> Episodes:
 
 
 class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """gym-pusht seen through :func:`observe`, driven by displacements.
+    """gym-pusht with the observations of :func:`observe` and displacements as actions.
 
     Observation: ``{"state": float32 [26]}``, with ``frames`` also ``image``, the scene from above, uint8
-    ``[96, 96, 3]``, and ``agent``, its position as in ``state``, float32 ``[2]``. Action: float32 ``[2]`` in [-1, 1],
-    the displacement from the agent's present position to its target in units of 128 px; the target is kept within the
-    arena.
-    ``info``: ``coverage`` [0..1] now, ``score`` the largest so far, ``success`` whether that is above 0.85.
-    The episode terminates above a coverage of 0.95, as gym-pusht's does, and is truncated after 300 steps (30 s).
+    ``[96, 96, 3]``, and ``agent``, the agent's position as in ``state``, float32 ``[2]``. Action: float32 ``[2]`` in
+    [-1, 1], the displacement from the agent's current position to its target in units of 128 px, held for 0.1 s; the
+    target is clipped to the arena.
+    Reward: gym-pusht's, coverage / 0.95, at most 1. ``info``: ``coverage`` the covered share of the goal, 0..1,
+    ``score`` the largest so far, ``success`` whether that is above 0.85. Terminates above a coverage of 0.95, as
+    gym-pusht does; truncated after 300 steps (30 s).
 
-    :meth:`step` is :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, for worlds in
-    which a command may come at another moment (:class:`~specact.lab.envs.moving.Ticking`).
+    :meth:`step` calls :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, so that
+    commands can also change within a control period (:class:`~specact.lab.envs.ticking.Ticking`).
 
     Args:
         render_mode: None or ``rgb_array``.
         pace: speed of the belt under the block [px/s], >= 0.
-        frames: whether to look through the camera as well; drawing a frame takes longer than the physics of a step.
+        frames: whether to render the camera; a frame takes longer than the physics of a step.
 
     Attributes:
-        belt: its velocity ``[2]`` [px/s].
-        tick_s: a tick of the physics [s].
-        ticks: in a control period.
+        belt: velocity of the belt, x and y [px/s].
+        tick_s: time step of the physics [s].
+        ticks: number of time steps in a control period.
 
     Raises:
         ConfigError: for a pace that is not a number >= 0.
@@ -166,43 +169,43 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Start at random, or with ``options={"state": raw}`` at a recorded state ``[5]``."""
+        """Starts in a random state, or with ``options={"state": raw}`` in a recorded one, ``[5]``."""
         super().reset(seed=seed)
         self._sim.reset(seed=seed)
         if options and "state" in options:
             self._place(np.asarray(options["state"], dtype=np.float64))
-        heading = self.np_random.uniform(-math.pi, math.pi)  # of this environment's own stream, not gym-pusht's
+        heading = self.np_random.uniform(-math.pi, math.pi)  # from this environment's random stream, not gym-pusht's
         self.belt = self._pace * math.cos(heading), self._pace * math.sin(heading)
         self._best, self._steps = 0.0, 0
         return self.look(), self._info(self._coverage())
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
-        """Move towards the target for a tenth of a second; the reward is gym-pusht's."""
+        """Advances by 0.1 s."""
         self.command(action)
         self.run(TICKS)
         reward, terminated, truncated, info = self.settle()
         return self.look(), reward, terminated, truncated, info
 
     def command(self, action: NDArray[np.float32]) -> None:
-        """Set the agent's target, from where the agent is now."""
+        """Sets the agent's target, relative to its current position."""
         away = ACTION_SCALE_PX * np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
         x, y = np.clip(self.raw[:2] + away, 0.0, ARENA_PX).tolist()
         self._sim._last_action = self._target = x, y
 
     def run(self, ticks: int) -> None:
-        """Let the physics go on, as gym-pusht's step does."""
+        """Advances the physics like gym-pusht's step."""
         sim, (x, y), (east, south) = self._sim, self._target, self.belt
         for _ in range(ticks):
             (at_x, at_y), (to_x, to_y) = sim.agent.position, sim.agent.velocity
-            sim.agent.velocity = _pulled(at_x, to_x, x), _pulled(at_y, to_y, y)
+            sim.agent.velocity = _next_velocity(at_x, to_x, x), _next_velocity(at_y, to_y, y)
             if self._pace:
-                # Contacts lose all velocity within a tick (gym-pusht's damping is 0), so this adds up to nothing.
+                # gym-pusht's damping of 0 removes all velocity in each time step, so the belt's does not accumulate.
                 along, down = sim.block.velocity
                 sim.block.velocity = along + east, down + south
             sim.space.step(TICK_S)
 
     def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
-        """End a control period: how much of the goal is covered?"""
+        """Ends a control period and computes the coverage."""
         coverage = self._coverage()
         self._steps += 1
         reward = min(max(coverage / self._sim.success_threshold, 0.0), 1.0)
@@ -213,7 +216,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         state = observe(self.raw)
         if not self._frames:
             return {"state": state}
-        # gym-pusht's own, which it renders only in its render modes.
+        # gym-pusht's private functions, because it has no public one without a render mode.
         image = self._sim._get_img(self._sim._draw(), FRAME_PX, FRAME_PX)
         return {"state": state, "image": image, "agent": position(state)}
 
@@ -225,21 +228,21 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._sim.close()
 
     def _place(self, raw: NDArray[np.float64]) -> None:
-        # Turning the block moves its origin about its centre of mass, so the angle comes first. gym-pusht's own
-        # "reset_to_state" has it the other way round and arrives elsewhere. Away from each other before that, so that
-        # no contact of the random start is left.
+        # Rotating the block moves its origin about its centre of mass, so the angle is set first. gym-pusht's
+        # "reset_to_state" sets it last and so reaches another state. Before that, agent and block are separated to
+        # remove contacts of the random start.
         self._sim.reset(options={"reset_to_state": [50.0, 50.0, 256.0, 256.0, 0.0]})
         self._sim.block.angle = float(raw[4])
         self._sim.block.position = float(raw[2]), float(raw[3])
         self._sim.agent.position = float(raw[0]), float(raw[1])
-        if self._frames:  # shapes are drawn where they were at the last tick
+        if self._frames:  # shapes are drawn at their positions of the last time step
             for body in (self._sim.block, self._sim.agent):
                 self._sim.space.reindex_shapes_for_body(body)
 
     def _coverage(self) -> float:
-        """As gym-pusht's own, but with the goal, which never moves, built once, and parts always in one order.
+        """gym-pusht's coverage, but with the constant goal built once, and the block's parts in a fixed order.
 
-        gym-pusht takes the parts from a set, so that the last bit depends on where in memory they happen to be.
+        gym-pusht iterates over a set of parts, so that the last bit depends on their addresses in memory.
         """
         sim, parts = self._sim, self._sim._block_shapes
         if self._goal is None:
@@ -252,10 +255,10 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
 
 def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """The observation with the agent where it will be after ``actions`` ``[m, 2]``, a tenth of a second each.
+    """Predicts the agent's position after ``actions`` ``[m, 2]``, 0.1 s each; the block is unchanged.
 
-    The agent follows its targets exactly as in the simulator; its velocity at the start, which is not observed, is
-    what it would be had the first action been going on for long.
+    The model of the agent is the simulator's. Its initial velocity is not observed; we use the stationary velocity
+    under the first action.
     """
     state = seen["state"].astype(np.float64)
     at, block = HALF_PX + HALF_PX * state[0:2], GOAL_XY_PX + HALF_PX * state[2:4]
@@ -265,22 +268,23 @@ def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[
     for move in moves:
         target = np.clip(at + move, 0.0, ARENA_PX)
         for _ in range(TICKS):
-            velocity = _pulled(at, velocity, target)
+            velocity = _next_velocity(at, velocity, target)
             at = at + velocity * TICK_S
     return {**seen, "state": observe([*at, *block, angle])}
 
 
 def agent(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
-    """The agent's position ``[2]`` [px]: what the robot moves."""
+    """The agent's position, float64 ``[2]`` [px]."""
     return cast(PushT, env.unwrapped).raw[:2]
 
 
-def _pulled(position: Axis, velocity: Axis, target: Axis) -> Axis:
-    """The agent's velocity a tick later [px/s], along one axis or several."""
+def _next_velocity(position: Axis, velocity: Axis, target: Axis) -> Axis:
+    """The agent's velocity after a time step [px/s], along one axis or several."""
     return velocity + (STIFFNESS * (target - position) + DAMPING * (0.0 - velocity)) * TICK_S
 
 
 def _rotate(points: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Points ``[..., 2]`` rotated by ``angle`` ``[...]`` [rad]."""
     sine, cosine = np.sin(angle), np.cos(angle)
     x, y = points[..., 0], points[..., 1]
     return np.stack([cosine * x - sine * y, sine * x + cosine * y], axis=-1)

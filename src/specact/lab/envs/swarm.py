@@ -1,8 +1,9 @@
-"""Swarm: drones in a walled plane, each on its way to its own target, that have to pass each other.
+"""Swarm: drones in a walled plane that have to pass each other on the way to their targets.
 
-Each drone is a double integrator with drag, ``v' = ACCELERATION * action - DRAG * v``. Drones are discs that catch on
-each other: two that meet do not bounce and keep half of the velocity at which they slide past each other, so bumping
-costs time and head-on drones stand still. Who passes whom on which side is free, so demonstrations have many modes.
+Each drone is a double integrator with drag, ``v' = ACCELERATION * action - DRAG * v``. Drones are discs with inelastic,
+frictional contacts: on contact the normal component of the relative velocity becomes zero and the tangential one is
+halved. So collisions cost time, and head-on drones stop. The side on which two drones pass is free, so demonstrations
+have many modes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RADIUS = 0.1  # of a drone [m]
 ACCELERATION = 1.5  # at full command, per axis [m/s^2]
 DRAG = 0.5  # [1/s]
 OVERLAP = 1e-3  # by which two drones may be closer than touching at the end of a control step [m]
-SLIP = 0.5  # share of the sliding velocity that two drones in contact keep
+SLIP = 0.5  # share of the tangential relative velocity that remains on contact
 TARGET_RADIUS = 0.05  # drone centre to target [m]
 SLOW = 0.1  # speed below which a drone counts as hovering [m/s]
 HOLD_STEPS = 5  # control steps with all drones on target that make a success: 0.5 s
@@ -30,12 +31,12 @@ RATE_HZ = 10.0
 MAX_STEPS = 120
 
 _SUBSTEPS = 5
-_SWEEPS = 100  # over the pairs that overlap, before a crowd counts as jammed and stays where it was
+_SWEEPS = 100  # maximum passes over overlapping pairs; a crowd that still overlaps keeps its previous positions
 _DT = 1 / RATE_HZ / _SUBSTEPS  # [s]
 _SPEED_SCALE = 1.0  # [m/s], brings velocities to about [-1, 1]
-_LIMIT = 4.0  # the largest scaled observation; above any speed drones can reach
-_GAP = 4 * RADIUS  # least distance between starts, and between targets [m]
-_TRIP = 0.8  # least distance from start to target [m]
+_LIMIT = 4.0  # bound of scaled observations, above any reachable speed
+_MIN_GAP = 4 * RADIUS  # minimum distance between starts, and between targets [m]
+_MIN_TRIP = 0.8  # minimum distance from start to target [m]
 
 Array = NDArray[np.float64]
 
@@ -73,8 +74,8 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
         """Drones at rest at random places, targets at random places at least 0.8 m from their drone."""
         super().reset(seed=seed)
-        self.position = self._scatter(np.full((self.drones, 2), np.inf))
-        self.target = self._scatter(self.position)
+        self.position = self._sample_positions(np.full((self.drones, 2), np.inf))
+        self.target = self._sample_positions(self.position)
         self.velocity = np.zeros((self.drones, 2))
         self._held = 0
         self._success = False
@@ -116,49 +117,49 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             image += cover * (colour - image)
         return image.astype(np.uint8)
 
-    def _scatter(self, avoid: Array) -> Array:
-        """One place per drone, float64 ``[N, 2]``, apart from each other and ``_TRIP`` from ``avoid``."""
+    def _sample_positions(self, avoid: Array) -> Array:
+        """Random positions ``[N, 2]`` [m], ``_MIN_GAP`` from each other, ``_MIN_TRIP`` from their row of ``avoid``."""
         while True:
-            spots = self.np_random.uniform(-HALF_SIZE + 1.5 * RADIUS, HALF_SIZE - 1.5 * RADIUS, (self.drones, 2))
-            gaps = np.linalg.norm((spots[:, None] - spots[None])[self._pairs], axis=1)
-            if gaps.min() > _GAP and np.linalg.norm(spots - avoid, axis=1).min() > _TRIP:
-                return spots
+            positions = self.np_random.uniform(-HALF_SIZE + 1.5 * RADIUS, HALF_SIZE - 1.5 * RADIUS, (self.drones, 2))
+            gaps = np.linalg.norm((positions[:, None] - positions[None])[self._pairs], axis=1)
+            if gaps.min() > _MIN_GAP and np.linalg.norm(positions - avoid, axis=1).min() > _MIN_TRIP:
+                return positions
 
     def _collide(self) -> None:
-        """Resolve contacts, pair after pair: one pair at a time can only lose energy, all at once could gain it."""
+        """Resolves contacts one pair at a time, which cannot add energy; all pairs at once could."""
         for i, j in self._closer_than(2 * RADIUS):
-            apart = self.position[j] - self.position[i]  # an earlier pair may have moved them
+            apart = self.position[j] - self.position[i]  # again, because an earlier pair may have moved them
             closing = self.velocity[i] - self.velocity[j]
             if apart @ closing > 0:
                 along = apart / _length(apart)
                 kept = SLIP * (closing - (closing @ along) * along)
                 mean = 0.5 * (self.velocity[i] + self.velocity[j])
                 self.velocity[i], self.velocity[j] = mean + 0.5 * kept, mean - 0.5 * kept
-            self._part(i, j)
+            self._push_apart(i, j)
         inside = HALF_SIZE - RADIUS
         self.velocity[(np.abs(self.position) > inside) & (self.position * self.velocity > 0)] = 0.0
         np.clip(self.position, -inside, inside, out=self.position)
 
     def _separate(self) -> bool:
-        """Part the drones that parting others has pushed together; whether that ended with none closer than allowed."""
+        """Separates drones that separating others has pushed together; False if some still overlap at the end."""
         for _ in range(_SWEEPS):
             pairs = self._closer_than(2 * RADIUS - OVERLAP)
             if not len(pairs):
                 return True
             for i, j in pairs:
-                self._part(i, j)
+                self._push_apart(i, j)
             np.clip(self.position, RADIUS - HALF_SIZE, HALF_SIZE - RADIUS, out=self.position)
         return False
 
     def _closer_than(self, distance: float) -> NDArray[np.intp]:
-        """The pairs of drones whose centres are closer, ``[P, 2]``."""
+        """The pairs of drones whose centres are closer than ``distance`` [m], ``[P, 2]``."""
         first, second = self._pairs
         between = self.position[second] - self.position[first]
         close = np.einsum("ij,ij->i", between, between) < distance**2
         return np.stack([first[close], second[close]], axis=1)
 
-    def _part(self, i: int, j: int) -> None:
-        """Move two drones that overlap away from each other, both by the same distance, until they touch."""
+    def _push_apart(self, i: int, j: int) -> None:
+        """Moves two overlapping drones apart until they touch, both by the same distance."""
         apart = self.position[j] - self.position[i]
         distance = _length(apart)
         shift = max(RADIUS - 0.5 * distance, 0.0) * apart / distance
@@ -175,7 +176,7 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
 
 def _length(vector: Array) -> float:
-    """Of a vector that may be zero, but not smaller than what may be divided by."""
+    """The length of a vector, at least 1e-9, so that one can divide by it."""
     return max(float(np.hypot(*vector)), 1e-9)
 
 
@@ -193,6 +194,6 @@ TASK = Task(
     score="1 if all drones came to rest on their targets, else 0",
     features=lambda episodes: episodes,
     expert=_expert,
-    hold=np.zeros_like,  # they drift on, slowed by drag: an acceleration cannot stop a drone at once
+    hold=np.zeros_like,  # drag slows the drones; an acceleration cannot stop one at once
     effector=lambda env: cast(SwarmEnv, env.unwrapped).position.ravel().copy(),
 )
