@@ -317,6 +317,22 @@ def test_a_policy_may_be_added_and_nothing_finished_is_touched(never_stopped: Pa
         train(replace(more, policies={"small": POLICY}), Path(), out, quiet)
 
 
+def test_a_head_stays_in_a_bundle_whose_policies_did_not_change(never_stopped: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+    bundle, head = out / "bundles" / "tiny", tmp_path / "head.onnx"
+    head.write_bytes(b"of these policies")
+    give_head(bundle, head)
+    train(RECIPE, Path(), out, quiet)
+    assert (bundle / HEAD).read_bytes() == head.read_bytes()
+    load_bundle(bundle)  # it checks the head's fingerprint
+    (out / "draft.safetensors").unlink()
+    short = replace(RECIPE, policies={**RECIPE.policies, "draft": replace(RECIPE.policies["draft"], steps=5)})
+    (out / "recipe.json").unlink()
+    train(short, Path(), out, quiet)
+    assert not (bundle / HEAD).exists(), "it was trained for another draft"
+    load_bundle(bundle)
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
     never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,12 @@ from torch import Tensor, nn
 from specact.errors import BundleError
 from specact.families.codes.bundle import PARTS
 from specact.families.codes.spec import PolicySpec
+from specact.families.head import HEAD
 from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.lab.train.vqbet import VQBeT, statistics_of
 from specact.observation import ObservationSpec
-from specact.runtime.manifest import write_manifest
+from specact.runtime.manifest import fingerprint_of, write_manifest
 
 # Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4
@@ -59,6 +61,8 @@ def write_bundle(
 ) -> None:
     """Writes a bundle folder; the manifest last, so that an incomplete export cannot be loaded.
 
+    A learned gate's head in the folder stays if it was trained for exactly these policies; otherwise it is removed.
+
     Args:
         path: folder to write; its manifest, if any, is removed first.
         manifest: name, env, recipe, training metrics.
@@ -71,11 +75,17 @@ def write_bundle(
         BundleError: if an exported policy's outputs differ from the trained one's.
     """
     path.mkdir(parents=True, exist_ok=True)
-    (path / "manifest.json").unlink(missing_ok=True)
+    file = path / "manifest.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    file.unlink(missing_ok=True)
     tokenizer = {"table": table.numpy(), "centre": centre.numpy(), "scale": scale.numpy()}
     write_whole(path / PARTS["tokenizer"], save(tokenizer))
     parity = {role: export_policy(model, path / PARTS[role], half) for role, model in policies.items()}
     parameters = {role: sum(p.numel() for p in model.parameters()) for role, model in policies.items()}
+    if before.get("fingerprints") == {part: fingerprint_of(path / name) for part, name in PARTS.items()}:
+        manifest = manifest | {key: before[key] for key in ("head",) if key in before}
+    else:
+        (path / HEAD).unlink(missing_ok=True)
     write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, spec, PARTS)
 
 
