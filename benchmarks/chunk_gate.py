@@ -19,8 +19,8 @@ from typing import Any
 import tyro
 from study import RESULTS, ROOT
 
+from specact.cli.demonstrations import held_out
 from specact.cli.output import progress_bars
-from specact.cli.shown import held_out
 from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.head import HEAD
 from specact.gates.settings import BUNDLE_DEFAULTS

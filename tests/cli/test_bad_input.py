@@ -1,12 +1,17 @@
 """Wrong numbers, names and places, for each verb: one sentence, exit status 2, and nothing is written."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from specact.cli import main as cli
 
+Refused = Callable[[str, str], None]
+
+ROBOT = "run --robot my_robot:Arm "
 EVAL = "eval --bundle ball --out OUT "
 SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
 LATENCY = "bench latency --no-stand-in --out OUT "
@@ -56,6 +61,9 @@ SERVER = "bench server --out OUT "
         (SWEEP + "--target-ms -1", "target_ms must be at least 0, got -1"),
         (SWEEP + "--execute 0", "--execute must be at least 1, got 0"),
         (SWEEP.replace("OUT", "FILE"), "is a file, but"),
+        (SWEEP.replace("aligned=0,1", "split=99 --links lan"), "'ball' can be cut from 0 to 8, not at 99"),
+        (SWEEP.replace("aligned=0,1", "quantisation=1 nave"), "unknown lever 'nave'"),
+        (SWEEP.replace("aligned=0,1", "quantisation=1 --hardware nope"), "unknown hardware"),
         ("doctor --requests 0", "--requests must be at least 1, got 0"),
         (LATENCY + "--steps 0", "steps must be at least 2, got 0"),
         (LATENCY + "--rate nan", "rate must be a finite number, got nan"),
@@ -73,7 +81,70 @@ SERVER = "bench server --out OUT "
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_one_sentence(
+def test_a_wrong_argument_is_one_sentence(refused: Refused, command: str, sentence: str) -> None:
+    refused(command, sentence)
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (
+            "run --bundle ball --seconds 60",
+            "--seconds is for a real robot (--robot); for a simulated one use --episodes",
+        ),
+        (ROBOT + "--bundle ball --episodes 5", "--episodes is for a simulated robot; with --robot use --seconds"),
+        (ROBOT + "--bundle ball --env ball", "--env is for a simulated robot; leave it out with --robot"),
+        (ROBOT + "--policy ball#target --live", "--live is for a simulated robot; leave it out with --robot"),
+        ("run --bundle ball --gate always --rate 0.4", "--rate has no effect with --gate always"),
+        ("run --bundle ball --latency-budget-ms 9 --rate 0.4", "--rate has no effect with --latency-budget-ms"),
+        ("run --policy ball#target --ca FILE", "--ca is for a server, and ball#target runs on this device"),
+        ("run --policy ball#target --jpeg-quality 9", "--jpeg-quality is for a server"),
+        ("run --policy ball#target --steps 2", "--steps is for a flow policy, and ball#target is none"),
+        ("run --policy ws://127.0.0.1:9 --steps 2", "--steps is for inference on this device"),
+        ("run --policy ball#target --on-miss hold_last --stop-action 0 0", "--on-miss hold_last is for a pair"),
+        ("serve --bundle ball --steps 2", "--steps is for a flow policy, and ball is none"),
+        (
+            "serve --policy my_policy:policy --threads 2",
+            "--threads is for networks on ONNX Runtime, and my_policy:policy",
+        ),
+        (EVAL + "--recipe FILE", "--recipe is of demonstrations; add --offline"),
+        (EVAL + "--deadline-ms 9", "--deadline-ms is for real sockets; add --realtime"),
+        (EVAL + "--wire json", "--wire is for real sockets; add --realtime"),
+        (EVAL + "--demonstrations 9", "--demonstrations is for --mse"),
+        (EVAL + "--realtime --target-ms 9", "--target-ms is an accounted time; with --realtime all are measured"),
+        (EVAL + "--offline --episodes 9", "--episodes has no effect along demonstrations"),
+        ("train FILE --out OUT --lessons 9", "--lessons is for --distil without a recipe"),
+        ("train FILE --out OUT --target ball", "--target is for --distil without a recipe"),
+        ("train --distil ball --out OUT --data FOLDER", "--data is for a recipe; leave it out with --distil alone"),
+        ("train --distil ball --out OUT --jobs 2", "--jobs is for a recipe; leave it out with --distil alone"),
+        ("calibrate --bundle ball --out OUT --data FOLDER", "--data is of demonstrations; add --offline"),
+        ("calibrate --bundle ball --out OUT --lessons 9", "--lessons is for a learned gate"),
+        ("calibrate --bundle ball --out OUT --offline --episodes 9", "--episodes is for a simulator"),
+        (SWEEP + "--links lan", "--links is for a server, and no lever queries one"),
+        (SWEEP + "--target-ms 9", "--target-ms is for a server, and no lever queries one"),
+        (SWEEP + "--steps 2", "--steps is for a flow policy alone, and ball is a pair"),
+        (LATENCY + "--rate-hz 9", "--rate-hz is for --deadline-ms"),
+        (LATENCY + "--deadline-ms 9 --draft-ms 9", "--draft-ms has no effect with --deadline-ms"),
+        ("data generate --env ball --out OUT.npz --pixels 9", "--pixels is for a folder"),
+        ("doctor --requests 9", "--requests is for --server"),
+        ("proxy --end server", "--end is for --netem"),
+        ("proxy --netem eth0 --seed 1", "--seed is for the relay"),
+        ("reproduce flow --out OUT --no-films", "--no-films does not apply to the study flow"),
+        ("reproduce split --out OUT --data FOLDER --pairs ball", "--pairs does not apply to the study split"),
+    ],
+    ids=str,
+)
+def test_an_option_without_an_effect_is_refused(refused: Refused, command: str, sentence: str) -> None:
+    refused(command, sentence)
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command, and checks that it is refused with a sentence and writes nothing."""
+    return partial(_check_refused, tmp_path, monkeypatch, capsys)
+
+
+def _check_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -98,6 +98,20 @@ def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, serve
     assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
 
 
+def test_doctor_measures_an_openpi_server_for_a_pair_of_chunk_policies(specact_run: Run, tmp_path: Path) -> None:
+    made = specact_run("pair", "--draft", "ball-chase-flow", "--target", "ball-chase-flow", "--out", tmp_path / "pair")
+    assert made.returncode == 0, made.stderr
+    with serving("ball-chase-flow") as child:
+        server = f"openpi:ws://127.0.0.1:{child.port}"
+        done = specact_run("doctor", "--bundle", tmp_path / "pair", "--server", server, "--requests", "5", "--json")
+        refused = specact_run("doctor", "--bundle", "ball", "--server", server)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["server"]["bundle"] == "ball-chase-flow" and found["server"]["lost"] == 0
+    assert found["draft_ms"] > 0.0 and found["server"]["deadline_ms"] > found["server"]["stages_ms"]["target"]["p50"]
+    assert refused.returncode == 2 and "this pair's family is 'codes'" in refused.stderr
+
+
 @pytest.mark.parametrize("wire", ["stream", "json"])
 def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, wire: str, tmp_path: Path) -> None:
     """Only times differ: steps, scores and decisions of both are those of the same episodes."""

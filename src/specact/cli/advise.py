@@ -1,4 +1,4 @@
-"""``specact advise`` says where to spend a device's time: on the target, a draft, a gate, or on nothing but asking."""
+"""``specact advise`` recommends what a device should run: the target, a draft, a gate, or only queries to a server."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from specact.lab.evaluation.budget import Way
     from specact.lab.report.runs import Run
 
-# What has to be evaluated before there is an answer, as far as the pair can run it.
+# Methods that have to be evaluated for a recommendation, if the pair can run them.
 _METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
 _ON_DEVICE = "target_on_device"
 
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """What is asked.
+    """Pair, budget and measurements.
 
     Attributes:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
-        budget_ms: time of a core that a control step leaves for an inference on the device [ms].
+        budget_ms: time of one core that is available for an inference on the device [ms].
         link: to the server; see specact proxy --help.
         runs: run folders of specact eval, or folders that contain some at any depth.
-        kappa: how many times slower the device is than this machine; 1 where this is the device.
+        kappa: how many times slower the device is than this machine; 1 if this is the device.
         study: a table of other policies to compare with, such as benchmarks/results/budget.json.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
@@ -53,10 +53,10 @@ class AdviseOptions:
 
 
 def advise(options: Flat[AdviseOptions]) -> None:
-    """Say what to run on a device with so much time for an inference, from your own evaluations of a pair.
+    """Recommend what to run on a device with a budget for inference, from your own evaluations of a pair.
 
-    Inferences are timed on this machine. Success and transmission rates are those of the run folders; what was not
-    measured is named, with the command that does it.
+    Inferences are timed on this machine. Success and transmission rates are those of the run folders. Missing
+    measurements are listed, with the commands that make them.
     """
     from specact.families.load import load_pair
     from specact.lab.evaluation.budget import measure_parts
@@ -117,7 +117,7 @@ def _answer(
 
 
 def _row(way: Way, ways: Sequence[Way], verified_ms: float) -> dict[str, Any]:
-    """A way as plain values, beside chance with its forced steps at the same rate."""
+    """A way as plain values, with its difference from the random gate with forced steps at the same rate."""
     from specact.lab.evaluation.budget import behind
     from specact.lab.rollout.methods import METHODS
 
@@ -137,7 +137,7 @@ def _row(way: Way, ways: Sequence[Way], verified_ms: float) -> dict[str, Any]:
 
 
 def _runs_of(pair: AnyPair, folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
-    """The runs of this pair that say how well methods do; and those that do not, with the reason."""
+    """The runs of this pair that measure success, and the reasons why the others are left out."""
     from specact.lab.report.runs import find_runs
 
     if not folders:
@@ -153,9 +153,9 @@ def _runs_of(pair: AnyPair, folders: Sequence[Path]) -> tuple[list[Run], dict[Pa
 
 
 def _ways(runs: Sequence[Run], device_ms: Mapping[str, float]) -> list[Way]:
-    """What was evaluated and can be timed; the episodes of several runs of one method together.
+    """The methods that were evaluated and can be timed, with the episodes of all their runs.
 
-    Times that a run was accounted with are not looked at: they may have been given.
+    The accounted times of a run are not used, because they may have been set by options.
     """
     from specact.lab.evaluation.budget import Way, device_cost
     from specact.lab.rollout.methods import METHODS
@@ -179,14 +179,14 @@ def _ways(runs: Sequence[Run], device_ms: Mapping[str, float]) -> list[Way]:
         try:
             cost = device_cost(method, device_ms)
         except KeyError:
-            continue  # an oracle, or what needs a head or a target that is not here
+            continue  # an oracle, or a method whose head or target is missing
         mean = sum(rates[method, asked]) / len(rates[method, asked])
         ways.append(Way("", method, asked, mean, cost, {0: successes}))
     return ways
 
 
 def _round_trip_ms(pair: AnyPair, name: str) -> float:
-    """Mean of the link's model, with the arrays of a request and its reply."""
+    """Mean round trip of the link model with the arrays of a request and its reply [ms]."""
     import numpy as np
 
     from specact.links.link import load_link, round_trip
@@ -199,7 +199,7 @@ def _round_trip_ms(pair: AnyPair, name: str) -> float:
 def _missing(
     options: AdviseOptions, pair: AnyPair, ways: Sequence[Way], here_ms: Mapping[str, float], verified_ms: float
 ) -> Iterator[str]:
-    """What is not measured, and the command that measures it."""
+    """Missing measurements, each with the command that makes it."""
     from specact.families.codes.bundle import Bundle
     from specact.families.head import HEAD
     from specact.lab.rollout.methods import METHODS
@@ -245,7 +245,7 @@ def _read_study(path: Path) -> dict[str, Any]:
 
 
 def _of_study(study: Mapping[str, Any], pair: AnyPair, budget_ms: float, target_ms: float | None) -> str:
-    """What is enough for other policies of the same task, with the same share of their target's time."""
+    """What suffices for other policies of the same task, with the same share of their target's time."""
     from specact.lab.evaluation.budget import choose, describe, study_ways
 
     if target_ms is None:

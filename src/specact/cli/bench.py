@@ -1,4 +1,4 @@
-"""``specact bench`` measures what steps cost over a link, and what a server gives to many robots."""
+"""``specact bench`` measures the latency of steps over a link, and the throughput of a server for many robots."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import tyro
 from rich.table import Table
 
+from specact.cli.options import changed, refuse_unused
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
 from specact.errors import ConfigError
 from specact.files import check_folder, write_json
@@ -33,17 +34,19 @@ class Latency:
     steps: int = 400
     """Inferences per way."""
     rate: float = 0.6
-    """ADAHI's transmission rate; its threshold is found on the steps that are timed."""
+    """Without a deadline: ADAHI's transmission rate; its threshold is found on the steps that are timed."""
     stand_in: bool = True
-    """Add a 12-layer transformer of width 768 to the target, to model a large policy; needs the extra train."""
+    """Without a deadline: add a 12-layer transformer of width 768 to the target, to model a large policy; needs the
+    extra train."""
     draft_ms: float | None = None
-    """Time of a draft inference, to model a slower device; measured on this machine if not given."""
+    """Without a deadline: time of a draft inference, to model a slower device [ms]; measured on this machine if not
+    given."""
     deadline_ms: float | None = None
-    """Deadline of a verified step's request [ms]; the pair's own target answers, at once and at the rate below."""
+    """Deadline of a verified step's request [ms]; steps follow each other without a pause, and at the rate below."""
     rate_hz: float = 20.0
-    """Inferences per second with a deadline."""
+    """With a deadline: inferences per second."""
     jpeg_quality: int = 90
-    """Of camera frames as JPEG, 1 to 95."""
+    """With a deadline: of camera frames as JPEG, 1 to 95."""
     seed: int = 0
     """Random seed."""
     out: Path | None = None
@@ -59,6 +62,10 @@ class Latency:
         ranges = {"steps": Range(2), "rate": INSIDE, "draft_ms": NOT_NEGATIVE, "seed": SEED}
         own = {"deadline_ms": POSITIVE, "rate_hz": POSITIVE, "jpeg_quality": Range(1, 95)}
         check_ranges(self, ranges | own)
+        if self.deadline_ms is None:
+            refuse_unused(changed(self, ["rate_hz", "jpeg_quality"]), "is for --deadline-ms; add that, or leave it out")
+        else:
+            refuse_unused(changed(self, ["rate", "draft_ms"]), "has no effect with --deadline-ms; leave it out")
         load_link(self.link)
         _check_out(self.out)
         pair = load_bundle(self.bundle)
@@ -143,7 +150,7 @@ class Server:
             raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
-        speech = workload_of(pair.codec.dialect)
+        workload = workload_of(pair.codec.dialect)
         with ExitStack() as stack, progress_bars() as update:
             servers = {
                 size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))
@@ -154,7 +161,7 @@ class Server:
             for turn in range(self.rounds):
                 for done, (robots, offered, size) in enumerate(todo):
                     update("measurements", turn * len(todo) + done, self.rounds * len(todo))
-                    load = run_load(servers[size].port, speech, robots, self.seconds, offered)
+                    load = run_load(servers[size].port, workload, robots, self.seconds, offered)
                     rows.append({"max_batch": size, "round": turn, **load.summary()})
             update("measurements", self.rounds * len(todo), self.rounds * len(todo))
             beside = []

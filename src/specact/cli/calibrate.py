@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specact.cli.options import changed, refuse_unused
 from specact.cli.output import Flat, print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """What is calibrated, and on what.
+    """Pair, gate and data of a calibration.
 
     Attributes:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
@@ -31,8 +32,8 @@ class CalibrateOptions:
         gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
             own.
         rate: target share of inferences to transmit.
-        episodes: number of episodes per round, and for the held-out check.
-        rounds: number of rounds on states of the gated policy.
+        episodes: in a simulator: number of episodes per round, and for the held-out check.
+        rounds: number of rounds: of episodes of the gated policy, or with --offline along the demonstrations.
         seed: random seed.
         gates: settings that the papers do not specify.
         offline: without a simulator, along demonstrations that were kept back in training.
@@ -41,7 +42,8 @@ class CalibrateOptions:
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds; with --offline at most so many
             steps, in one.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME, a .toml file, lerobot:PATH@HZ
+            or openpi:ws://HOST:PORT#FILE.toml.
         target: likewise.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
@@ -78,6 +80,12 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
     from specact.gates.deciding import check_gate_options
 
     gate = options.gate
+    if options.offline:
+        refuse_unused(changed(options, ["episodes"]), "is for a simulator; leave it out with --offline")
+    else:
+        refuse_unused(changed(options, ["recipe", "data"]), "is of demonstrations; add --offline, or leave it out")
+    if gate not in LEARNED:
+        refuse_unused(changed(options, ["lessons", "retrain"]), "is for a learned gate (--gate learned); leave it out")
     check_gate_options(options.gates.gate_options, [gate])
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
@@ -102,7 +110,7 @@ def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
     with progress_bars() as update, Pool(options.workers) as pool:
         if _needs_training(pair, options):
             roll = collector(options.lessons, pool, update, world, _gate_folder(pair) / "frames")
-            _teach(pair, roll, update, options.seed)
+            _train_gate_head(pair, roll, update, options.seed)
         settings = options.gates.settings(gate, pair)
         return run(
             pair, settings, how, env=world, pool=pool, advance=lambda done: update(f"calibrating {gate}", done, total)
@@ -110,7 +118,7 @@ def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
 
 
 def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibration:
-    from specact.cli.shown import split_demonstrations
+    from specact.cli.demonstrations import split_demonstrations
     from specact.lab.evaluation.offline import calibrate_offline
     from specact.lab.rollout.pool import Pool
 
@@ -127,7 +135,7 @@ def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibrati
                     lambda done: update("lessons", done, count), seed=options.seed,
                 )  # fmt: skip
 
-            _teach(pair, along, update, options.seed, rounds=1)
+            _train_gate_head(pair, along, update, options.seed, rounds=1)
         wanted = options.gates.settings(options.gate, pair)
         return calibrate_offline(
             pair, wanted, options.rate, shown, pool, update, rounds=options.rounds, seed=options.seed
@@ -182,11 +190,11 @@ def _needs_training(pair: AnyPair, options: CalibrateOptions) -> bool:
 
 
 def _gate_folder(pair: AnyPair) -> Path:
-    """Where a head is trained; it is removed when the head is there."""
+    """Folder in which a head is trained; removed afterwards."""
     return Path(pair.path or ".") / "gate"
 
 
-def _teach(
+def _train_gate_head(
     pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int = 2
 ) -> None:
     """Trains the pair's head."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from specact.cli.options import changed, refuse_unused
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import ConfigError
 from specact.files import check_folder
@@ -41,9 +42,9 @@ class Info:
             return
         for name, value in description.as_dict().items():
             if name != "warnings":
-                results.print(f"{name:18} {_short(value)}", highlight=False, soft_wrap=True)
+                results.print(f"{name:18} {_format_value(value)}", highlight=False, soft_wrap=True)
         for who, spec in seen.items():
-            fields = ", ".join(f"{name} {_window(field)}" for name, field in spec.fields.items())
+            fields = ", ".join(f"{name} {_format_field(field)}" for name, field in spec.fields.items())
             results.print(f"policy {who:11} sees {fields}", highlight=False, soft_wrap=True)
         for warning in description.warnings:
             remarks.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
@@ -88,6 +89,10 @@ class Generate:
     def run(self) -> None:
         if self.out.suffix not in ("", ".npz"):
             raise ConfigError(f"--out must be a .npz file, or a folder whose name has no dot, got {self.out}")
+        if self.out.suffix:
+            refuse_unused(
+                changed(self, ["pixels", "workers"]), "is for a folder; leave it out, or name a folder with --out"
+            )
         check_folder(self.out.parent)
         counts = {"path": str(self.out), **(self._file() if self.out.suffix else self._folder())}
         if self.json:
@@ -126,7 +131,7 @@ class Generate:
 
 @dataclass(frozen=True)
 class FromRecording:
-    """Make a LeRobot dataset (v3.0) of recordings of specact run --record, for training on what happened there."""
+    """Convert recordings of specact run --record to a LeRobot dataset (v3.0), for training."""
 
     recordings: tyro.conf.Positional[tuple[Path, ...]]
     """MCAP files, of the same observations and control rate."""
@@ -163,23 +168,23 @@ def data(
         Annotated[Info, tyro.conf.subcommand("info")]
         | Annotated[Generate, tyro.conf.subcommand("generate")]
         | Annotated[FromRecording, tyro.conf.subcommand("from-recording")],
-        tyro.conf.arg(name=""),  # else the words were "action:info" and "--action.json"
+        tyro.conf.arg(name=""),  # otherwise the words would be "action:info" and "--action.json"
     ],
 ) -> None:
     """Describe or generate demonstrations, or make them of recordings."""
     action.run()
 
 
-def _window(field: Field) -> str:
-    """What a policy sees of an observation, as a person wants to read it."""
+def _format_field(field: Field) -> str:
+    """Shape, type and history of an observation's field, as text."""
     shape = " x ".join(str(size) for size in field.shape)
     return f"[{shape}] {field.dtype}, " + (f"the last {field.history}" if field.history else "the newest")
 
 
-def _short(value: Any) -> str:
-    """A value as a person wants to read it: three decimals, one quantile a line."""
+def _format_value(value: Any) -> str:
+    """A value as text: numbers with three decimals, quantiles on lines of their own."""
     if isinstance(value, dict) and all(isinstance(entry, list) for entry in value.values()):
-        return "".join(f"\n  {name:>16} {_short(entry)}" for name, entry in value.items())
+        return "".join(f"\n  {name:>16} {_format_value(entry)}" for name, entry in value.items())
     if isinstance(value, list):
-        return (", " if value and isinstance(value[0], str) else " ").join(_short(entry) for entry in value)
+        return (", " if value and isinstance(value[0], str) else " ").join(_format_value(entry) for entry in value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""``specact demo`` shows a policy pair at work: five methods on the same simulated episodes."""
+"""``specact demo`` compares five methods of a pair on the same simulated episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specact.lab.report.paths import TracedEpisode
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
-# Of policies that are their own draft: the first two need nothing that learned from them.
+# Methods of flow and token policies; the first two need no drafter that was trained for the target.
 FLOW, TOKENS = ("full", "full_2", "flash", "unchecked"), ("ar", "strict_last", "specvla", "kerv")
 
 
@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Run draft, target, hybrid, random and ADAHI on the same simulated episodes and print a comparison.
 
-    Of a token policy or a flow policy: ways to come to a chunk, such as Spec-VLA, KERV and FLASH.
+    For a token policy or a flow policy, compare its decodings, such as Spec-VLA, KERV and FLASH.
 
     Args:
         bundle: path or name of a bundle.
@@ -65,7 +65,7 @@ def demo(
     for line in contrast_lines(summary):
         results.print(line, highlight=False)
     if compared:
-        results.print(_reading(summary), highlight=False)
+        results.print(_summary_sentence(summary), highlight=False)
     results.print(
         f"run folder: {folder}"
         + (f"   {'film' if picture.suffix == '.webm' else 'picture'}: {picture}" if picture else ""),
@@ -73,8 +73,8 @@ def demo(
     )
 
 
-def _reading(summary: dict[str, Any]) -> str:
-    """What the table says, in a sentence made from its numbers."""
+def _summary_sentence(summary: dict[str, Any]) -> str:
+    """The main results of the table as a sentence."""
     m = summary["methods"]
     success = {name: f"{m[name]['success']['rate']:.0%}" for name in METHODS}
     saved = 1.0 - m["adahi"]["latency"]["per_action_ms"] / m["hybrid"]["latency"]["per_action_ms"]
@@ -86,7 +86,7 @@ def _reading(summary: dict[str, Any]) -> str:
 
 
 def _film(folder: Path) -> Path | None:
-    """An episode of the run as a film from a camera, where this machine can draw the environment."""
+    """Writes a film of an episode of the run, if this machine can render the environment."""
     try:
         from specact.lab.report.films import show_film
         from specact.lab.report.runs import find_runs
@@ -102,7 +102,7 @@ def _film(folder: Path) -> Path | None:
 
 
 def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> Path | None:
-    """The rollouts as a picture, where Matplotlib is there to draw and the environment can be drawn."""
+    """Writes a picture of rollouts, if Matplotlib is installed and the environment can be drawn."""
     try:
         from specact.lab.report.paths import POINTS, choose, draw_paths, trace
     except ModuleNotFoundError:

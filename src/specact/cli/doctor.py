@@ -1,4 +1,4 @@
-"""``specact doctor`` says what is installed and how fast it is, and what a server and the link to it are like."""
+"""``specact doctor`` reports what is installed, inference times, and the latency of a server."""
 
 from __future__ import annotations
 
@@ -9,42 +9,56 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specact.cli.options import refuse_unused
 from specact.cli.output import print_json, results
 from specact.cli.serve import read_token
 from specact.errors import ConfigError
 from specact.extras import EXTRAS
 
 if TYPE_CHECKING:
-    from specact.families.codes.bundle import Bundle
+    from specact.families.load import AnyPair
+
+
+_REQUESTS = 200
 
 
 def doctor(
     bundle: str = "ball",
+    draft: str | None = None,
     server: str | None = None,
-    requests: int = 200,
+    requests: int = _REQUESTS,
     token_file: Path | None = None,
     ca: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Report the installed extras, the inference times of a bundle and, with --server, the latency of a server.
+    """Report the installed extras, the inference times of a pair and, with --server, the latency of its server.
 
     Args:
-        bundle: path or name of a bundle.
-        server: URL of a server to measure, such as ws://127.0.0.1:8600.
-        requests: number of requests to send, at the bundle's inference rate.
-        token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
-        ca: PEM file of the authority that signed the server's certificate.
+        bundle: path or name of a pair, or MODULE:NAME for one of your own; the server must serve its target.
+        draft: of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file.
+        server: address of the server to measure, such as ws://127.0.0.1:8600, or openpi:ws://HOST:PORT#FILE.toml for a
+            server of openpi's protocol.
+        requests: with --server: number of requests to send, at the pair's inference rate.
+        token_file: with --server: file with its bearer token; the variable SPECACT_TOKEN if not given.
+        ca: with --server: PEM file of the authority that signed its certificate.
         json: print the findings as JSON.
     """
     import onnxruntime
 
     from specact import __version__
-    from specact.families.codes.bundle import load_bundle
-    from specact.families.codes.timing import measure_inference
+    from specact.families.codes.bundle import Bundle
+    from specact.families.codes.timing import measure_call, measure_inference
+    from specact.families.load import load_pair
 
     if requests < 1:
         raise ConfigError(f"--requests must be at least 1, got {requests}")
-    loaded = load_bundle(bundle)
+    if server is None:
+        refuse_unused(
+            {"requests": requests != _REQUESTS, "token_file": token_file is not None, "ca": ca is not None},
+            "is for --server; add that, or leave it out",
+        )
+    pair = load_pair(bundle, draft=draft)
+    drafter, rng = pair.drafter, np.random.default_rng(0)
     missing = {
         extra: [name for name in packages.values() if not _installed(name)] for extra, packages in EXTRAS.items()
     }
@@ -54,15 +68,15 @@ def doctor(
         "machine": platform.machine(),
         "providers": onnxruntime.get_available_providers(),
         "missing": missing,
-        "bundle": str(loaded.path),
-        "fingerprint": loaded.fingerprint,
-        "draft_ms": 1e3 * measure_inference(loaded.draft, loaded.spec.draft),
-        "period_ms": 1e3 / loaded.spec.rate_hz,
+        "bundle": str(pair.path),
+        "fingerprint": pair.fingerprint,
+        "draft_ms": 1e3 * measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros()),
+        "period_ms": 1e3 / pair.rate_hz,
     }
-    if loaded.local_target is not None:
-        findings["target_ms"] = 1e3 * measure_inference(loaded.target, loaded.spec.target)
+    if isinstance(pair, Bundle) and pair.local_target is not None:
+        findings["target_ms"] = 1e3 * measure_inference(pair.local_target, pair.spec.target)
     if server is not None:
-        findings["server"] = _measure(loaded, server, requests, read_token(token_file), ca)
+        findings["server"] = _measure(pair, server, requests, read_token(token_file), ca)
     if json:
         print_json(findings)
         return
@@ -77,14 +91,17 @@ def doctor(
         _print(findings["server"], findings["period_ms"])
 
 
-def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
+def _measure(pair: AnyPair, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
+    """Latencies of a server and the link to it, as plain values."""
+    from specact.families.chunks.openpi import target_endpoint
     from specact.remote.client import Client
     from specact.remote.probe import probe
-    from specact.remote.transport import Endpoint, tls_context
+    from specact.remote.transport import tls_context
 
-    with Client(Endpoint.parse(server, token, tls_context(ca)), bundle.codec.dialect, "doctor") as client:
+    dialect = pair.codec.dialect
+    with Client(target_endpoint(server, token, tls_context(ca), dialect), dialect, "doctor") as client:
         welcome = client.connect(10.0)
-        found = probe(client, requests, bundle.execute / bundle.rate_hz)
+        found = probe(client, requests, pair.execute / pair.rate_hz)
     stages = {"total": found.total_ms, "network": found.network_ms, "queue": found.queue_ms, "target": found.target_ms}
     return {
         "url": server,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
-from specact.errors import ConfigError, MissingExtraError, ObservationError
+from specact.errors import MissingExtraError, ObservationError
 from specact.interrupts import Interrupts
 from specact.plugins import make_object
 
@@ -28,11 +28,11 @@ class Plan:
     """The policies that drive a robot, and how.
 
     Attributes:
-        env: name of the environment that the policies were made for; empty if unknown.
+        env: name of the environment that the policies were trained for; empty if unknown.
         observation: spec of their observations.
         period_s: control period [s].
         stop_action: ``[A]``, or None.
-        make: makes the source of actions for a robot.
+        make: returns the source of actions for a robot.
         note: called with every tick.
         summarise: the summary, as plain values, from the journal of the control loop.
         about: metadata of the policies for a recording, as plain values.
@@ -55,8 +55,8 @@ def drive(
     """Runs the control loop and prints the summary, also after an error.
 
     Args:
-        plan: what drives the robot.
-        interrupts: entered.
+        plan: the policies.
+        interrupts: already entered.
         robot: ``MODULE:CLASS``, or None for a simulated one.
         env: of the simulated robot; the plan's own if None.
         live: whether the simulated world runs in real time.
@@ -87,8 +87,6 @@ def drive(
             driven = recorder.begin(driven, acting, episode)
         run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.stopped, note)
 
-    if robot is not None and (live or device_share is not None):
-        raise ConfigError("--live and --device-share are for a simulated robot; leave them out with --robot")
     recorder = None if record is None else _recorder(record, plan, robot, env)
     real: Any = None
     try:
@@ -112,7 +110,7 @@ def drive(
                 update("episodes", episodes, episodes)
             simulated.close()
     finally:
-        # The robot is stopped. A second signal must not lose the summary.
+        # The robot has stopped. A second signal must not suppress the summary.
         interrupts.held = True
         recording = None if recorder is None else recorder.close()
         if acting is not None:
@@ -140,6 +138,7 @@ def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Rec
 
 
 def _stopped_by(robot: Any, stop_action: NDArray[np.float32] | None) -> str:
+    """What stopped a real robot at the end."""
     return "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if stop_action is None else "stop_action"
 
 
@@ -159,18 +158,18 @@ def _print(summary: dict[str, Any], period_s: float) -> None:
         "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, "
         f"longest lateness {summary['longest_lateness_ms']:.1f} ms, "
         f"longest stall {summary['longest_stall_ms']:.1f} ms, {summary['outdated']} with an action too old to be sent",
-        "unusable": _counted(summary["unusable"]),
+        "unusable": _format_counts(summary["unusable"]),
         "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),
-        **(_of_chunks(summary) if "chunks" in summary else _of_a_pair(summary)),
-        "missed": _counted(summary["misses"]),
+        **(_chunk_lines(summary) if "chunks" in summary else _pair_lines(summary)),
+        "missed": _format_counts(summary["misses"]),
     }
     if summary["line"] is not None:
-        lines["line"] = _counted(summary["line"])
+        lines["line"] = _format_counts(summary["line"])
     if summary.get("cuts") is not None:
-        lines["cuts"] = _counted(summary["cuts"])
+        lines["cuts"] = _format_counts(summary["cuts"])
     if summary.get("late") is not None:
         del lines["missed"]  # of the ticks; a late verdict's miss comes after its tick
-        lines["late"] = _counted(summary["late"])
+        lines["late"] = _format_counts(summary["late"])
     if summary.get("true_skip") is not None:
         from specact.cli.gating import true_skip_text
 
@@ -193,7 +192,7 @@ def _print(summary: dict[str, Any], period_s: float) -> None:
         )
 
 
-def _of_a_pair(summary: dict[str, Any]) -> dict[str, str]:
+def _pair_lines(summary: dict[str, Any]) -> dict[str, str]:
     return {
         "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences, "
         f"{summary['sent_ahead'] or 0.0:.2f} ahead of the draft"
@@ -201,7 +200,7 @@ def _of_a_pair(summary: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _of_chunks(summary: dict[str, Any]) -> dict[str, str]:
+def _chunk_lines(summary: dict[str, Any]) -> dict[str, str]:
     age = summary["observation_age_ms"]
     return {
         "chunks": f"{summary['chunks']} played of {summary['inferences']} inferred, {summary['idle']} idle ticks"
@@ -209,11 +208,12 @@ def _of_chunks(summary: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def _simulated(env: str | None, plan: Plan, live: bool, device_share: float | None) -> tuple[Any, Any, Any]:
+    """The simulated robot, the seeds of its episodes, and a context that limits the device's share of a core."""
     try:
         from specact.lab import device
         from specact.lab.envs import env_of, load_task

@@ -1,4 +1,4 @@
-"""What ``specact run`` makes of its flags: the budget that a gate holds, and the audits that record_audit it."""
+"""The budget that a gate of ``specact run`` holds, and the audits of its skipped steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ from specact.wire.sizes import exchange_bytes
 def budget_of(
     hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: AnyPair, inferences_hz: float
 ) -> Budget | None:
-    """What is to be held, if anything.
+    """The budget that the options ask for, or None.
+
+    Args:
+        hold: whether ``rate`` is held.
+        rate: share of inferences to transmit.
+        latency_ms: mean time of an inference [ms], or None.
+        link_kbit: share of the link [kbit/s], or None.
+        bundle: the pair.
+        inferences_hz: inferences per second [Hz].
 
     Raises:
-        ConfigError: if more than one thing is.
+        ConfigError: if the options ask for more than one.
     """
     if hold + (latency_ms is not None) + (link_kbit is not None) > 1:
         raise ConfigError(
@@ -35,16 +43,22 @@ def budget_of(
 
 
 def audit_estimator(bundle: AnyPair, gate: str, rate: float | None) -> AuditEstimator:
-    """With an alarm where a calibration says what is to be expected."""
+    """An estimator of the true skip ratio, with an alarm if the gate's calibration predicts that ratio.
+
+    Args:
+        bundle: the pair.
+        gate: name of its gate.
+        rate: share of inferences to transmit; None if unknown.
+    """
     calibration = None if rate is None else find_calibration(bundle, gate, rate)
-    # Families without a probability of rejection have a calibration that expects nothing of the audits.
+    # Calibrations of families without a rejection probability do not predict it.
     if rate is None or calibration is None or "rejections" not in calibration.model:
         return AuditEstimator()
     return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
 
 
 def record_audit(audits: AuditEstimator, record: StepRecord) -> None:
-    """Passes an inference to the estimator, and says at once if that raises the alarm."""
+    """Passes an inference to the estimator, and prints a warning when that raises the alarm."""
     if audits.take(record) and audits.alarm is not None:
         remarks.print(
             f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "
@@ -56,7 +70,7 @@ def record_audit(audits: AuditEstimator, record: StepRecord) -> None:
 
 
 def true_skip_of(audits: AuditEstimator) -> dict[str, Any]:
-    """What the audits found, as plain values."""
+    """The estimate of the true skip ratio, as plain values."""
     found, alarm = audits.estimate(), audits.alarm
     return {
         "mean": found.mean,
@@ -70,7 +84,7 @@ def true_skip_of(audits: AuditEstimator) -> dict[str, Any]:
 
 
 def true_skip_text(true_skip: dict[str, Any]) -> str:
-    """The same for people."""
+    """The values of :func:`true_skip_of` as text."""
     if true_skip["mean"] is None:
         return f"unknown: no audit was answered, {true_skip['missed']} were missed"
     return (

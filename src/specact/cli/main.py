@@ -19,7 +19,7 @@ VERBS = (
     "demo", "data", "train", "calibrate", "eval", "report", "reproduce", "tised", "export", "pair", "split", "doctor",
     "serve", "run", "proxy", "bench", "advise",
 )  # fmt: skip
-# What writes into a folder as it goes.
+# Verbs that resume in their output folder.
 RESUMED = ("train", "eval", "reproduce", "tised")
 
 
@@ -33,7 +33,7 @@ def load_verb(name: str) -> Callable[..., None]:
 def main() -> None:
     """Entry point: parses, runs one verb, turns our own errors and missing extras into one sentence and status 2.
 
-    A verb that a signal ended has the exit status 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
+    A verb that a signal ended has the exit status 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
     """
     if sys.argv[1:] == ["--version"]:
         print(f"specact {__version__}")
@@ -64,5 +64,5 @@ def main() -> None:
 
 
 def _resume_hint() -> list[str]:
-    goes_on = sys.argv[1:2] and sys.argv[1] in RESUMED
-    return ["run the same command again to go on from here"] if goes_on else []
+    resumes = sys.argv[1:2] and sys.argv[1] in RESUMED
+    return ["run the same command again to go on from here"] if resumes else []

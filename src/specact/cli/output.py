@@ -1,4 +1,4 @@
-"""What commands print: tables and bars on a terminal, JSON where asked."""
+"""Output of commands: tables, progress bars and JSON."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from specact.files import to_json
 from specact.lab.report.networks import all_networks
 
 T = TypeVar("T")
-# Options of a command that are the attributes of a dataclass: parsed as if they were the function's own arguments.
+# A dataclass whose fields are parsed as options of the command itself.
 Flat = Annotated[T, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
-# What is printed is plain text: names, paths and what servers say may hold brackets.
+# Printed as plain text: names, paths and messages of servers may contain brackets.
 remarks = Console(stderr=True, markup=False, emoji=False)
 results = Console(markup=False, emoji=False)
 
 
 def print_error(message: str) -> None:
-    """One sentence on stderr."""
+    """Prints an error message on stderr."""
     remarks.print(Text.assemble(("specact:", "bold red"), f" {message}"), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """A result as JSON on stdout; NaN becomes null, which every reader understands."""
+    """Prints a result as JSON on stdout; NaN becomes null, which every parser accepts."""
     print(to_json(value))
 
 
@@ -62,7 +62,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
-# In the place of a number that a method does not have.
+# Shown for a number that a method does not have.
 _MISSING = "-"
 
 
@@ -141,7 +141,7 @@ def offline_table(summary: dict[str, Any]) -> Table:
 
 
 def contrast_lines(summary: dict[str, Any]) -> list[str]:
-    """The paired contrasts in words; p is Holm's, over all of them."""
+    """The paired contrasts as text; p values after Holm's correction over all of them."""
     lines = []
     for row in summary["contrasts"]:
         parts = []

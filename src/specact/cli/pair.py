@@ -1,4 +1,4 @@
-"""``specact pair`` ties a draft and a target that answer with chunks of actions."""
+"""``specact pair`` makes a pair of two chunk policies."""
 
 from __future__ import annotations
 

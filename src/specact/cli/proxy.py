@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from specact.cli.options import refuse_unused
 from specact.cli.output import results
 from specact.errors import ConfigError
 from specact.links.link import load_link
@@ -18,10 +19,12 @@ from specact.links.model import Link
 from specact.links.netem import find_netem, kernel_shaped, netem_options
 from specact.links.shaper import LinkEvent, Shaper
 
+_TARGET, _LISTEN = "127.0.0.1:8600", "127.0.0.1:8601"
+
 
 def proxy(
-    target: str = "127.0.0.1:8600",
-    listen: str = "127.0.0.1:8601",
+    target: str = _TARGET,
+    listen: str = _LISTEN,
     link: str = "wifi-paper",
     seed: int = 0,
     allow_remote: bool = False,
@@ -43,8 +46,18 @@ def proxy(
         end: with --netem: which end of the link this machine is.
         allow_remote: allow a --listen address that other machines can reach. The relay has no authentication.
     """
+    if netem is None:
+        refuse_unused({"end": end != "robot"}, "is for --netem; add that, or leave it out")
+    else:
+        refuse_unused(
+            {
+                "target": target != _TARGET, "listen": listen != _LISTEN, "seed": seed != 0,
+                "allow_remote": allow_remote,
+            },
+            "is for the relay; leave it out with --netem",
+        )  # fmt: skip
     model = load_link(link)
-    with _signals_blocked() as ends:  # threads that are started now inherit it, so they stay undisturbed
+    with _signals_blocked() as ends:  # threads inherit the mask, so that signals do not interrupt them
         if netem is not None:
             with kernel_shaped(netem, model, end == "robot") as command:
                 _print(f"shaped by the kernel until Ctrl-C: {command}")
@@ -62,7 +75,7 @@ def proxy(
 
 @contextmanager
 def _signals_blocked() -> Iterator[set[signal.Signals]]:
-    """The signals that end this command, held back until somebody waits for them."""
+    """Blocks the signals that end this command, for ``sigwait``, and yields them."""
     ends = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
@@ -72,7 +85,7 @@ def _signals_blocked() -> Iterator[set[signal.Signals]]:
 
 
 def _relayed(target: str, listen: str, allow_remote: bool) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Where the relay leads, and where it listens."""
+    """Host and port of the server, and of the relay's own address."""
     (host, port), (here, door) = _end_point("target", target), _end_point("listen", listen)
     if port == 0:
         raise ConfigError("--target needs the server's port, which cannot be 0")
@@ -85,7 +98,7 @@ def _relayed(target: str, listen: str, allow_remote: bool) -> tuple[tuple[str, i
 
 
 def mechanism(link: Link) -> list[str]:
-    """What shapes the link, and what else on this machine could: one line each."""
+    """Lines about what shapes the link, and whether the kernel could."""
     lines = ["shaped by a relay in this process; the network configuration of the machine is unchanged"]
     netem = find_netem()
     if not netem.available:

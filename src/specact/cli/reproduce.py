@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from specact.cli.options import refuse_unused
 from specact.cli.output import command_line, progress_bars, remarks, results
 from specact.cli.report import report
 from specact.errors import ConfigError
@@ -40,19 +41,24 @@ def reproduce(
     Args:
         paper: the study to run.
         out: folder of the study: one run folder per part, and the page.
-        pairs: comma-separated bundles; all bundles of the study if not given.
+        pairs: comma-separated bundles; all bundles of the study if not given. Not of split, whose bundle is fixed.
         quick: run a few episodes of each part, to check that everything works. The results are not meaningful.
-        data: folder with the demonstrations, for errors along them; see the recipes. Of split, with the recordings.
+        data: of adahi, folder with the demonstrations, for errors along them; see the recipes. Of split, folder with
+            the recorded links.
         seed: random seed. Seed 0 was used to choose the settings of the bundles.
-        films: add films of rollouts to the page.
+        films: of adahi: add films of rollouts to the page.
         workers: processes; one per core if not given.
-        on: where they are: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md.
+        on: where they run: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md.
     """
     from specact.lab.evaluation.run import evaluate, finished
     from specact.lab.evaluation.study import PAIRS, plan
     from specact.lab.rollout.pool import Pool
 
+    why = f"does not apply to the study {paper}; leave it out"
+    if paper != "adahi":
+        refuse_unused({"no_films": not films, "data": data is not None and paper != "split"}, why)
     if paper == "split":
+        refuse_unused({"pairs": pairs is not None, "workers": workers is not None, "on": on != "here"}, why)
         _split(out, data, quick, seed)
         return
     if paper != "adahi":
@@ -78,7 +84,7 @@ def reproduce(
 
 
 def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, seed: int, pool: Pool) -> None:
-    """A study of policies that come to a chunk in several ways: a table and a picture of each."""
+    """Runs a study of the decodings of token or flow policies, and writes a table and a picture of each policy."""
     import json
 
     from specact.files import write_whole

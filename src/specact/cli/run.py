@@ -1,8 +1,7 @@
-"""``specact run`` lets a robot, or a simulated one, act in real time: a pair with a server, or a chunk policy alone."""
+"""``specact run`` drives a real or simulated robot in real time, with a pair and a server, or a chunk policy alone."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from specact.cli.driving import Plan, drive
+from specact.cli.options import changed, refuse_unused
 from specact.cli.output import Flat
 from specact.cli.serve import read_token
 from specact.errors import ConfigError
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from specact.units import ActionUnits
 
 # Counters of late verdicts in the summary.
-LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
-_DEFAULT_DEADLINE_S = 1.0
+_LATE_COUNTS = ("wanted", "transmitted", "in_time", "replaced", "missed")
+# Of an inference of a chunk policy alone, of a real robot's run, and of a simulated robot's.
+_DEFAULT_DEADLINE_S, _DEFAULT_SECONDS, _DEFAULT_EPISODES = 1.0, 60.0, 5
 
 
 @dataclass(frozen=True)
@@ -39,27 +40,27 @@ class PairOptions:
     """Only for a pair of policies (--bundle)."""
 
     server: str | None = None
-    """Of the pair's target: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port;
-    ws://127.0.0.1:8600 if not given. openpi:ws://HOST:PORT#FILE.toml is a server of openpi's protocol, see
+    """Address of the target's server: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host
+    and port; ws://127.0.0.1:8600 if not given. openpi:ws://HOST:PORT#FILE.toml is a server of openpi's protocol, see
     docs/openpi.md."""
     draft: str | None = None
-    """Of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
+    """Draft of a pair of chunk policies, if the pair does not hold it: MODULE:NAME or a .toml file."""
     target: str | None = None
-    """Of FLASH's block alone, where it drafts on the device and needs the target's encoder: lerobot:PATH@HZ."""
+    """Target of FLASH's block, if the block drafts on the device and needs the target's encoder: lerobot:PATH@HZ."""
     decoding: str = ""
-    """How the target comes to a chunk: of a token policy such as specvla, kerv or heisd_fixed, see docs/tokens.md; of a
-    flow policy such as flash, see docs/flash.md."""
+    """How chunks are drafted and verified: for a token policy such as specvla, kerv or heisd_fixed, see docs/tokens.md;
+    for a flow policy such as flash, see docs/flash.md."""
     gate: str = "deviation"
     """Selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always, never, or
     MODULE:GATE for one of your own."""
     gate_options: tuple[str, ...] = ()
-    """Of MODULE:GATE, keywords of its constructor, each as NAME=VALUE; a calibration has its own."""
+    """Keyword arguments of MODULE:GATE, each as NAME=VALUE; those of its calibration if not given."""
     rate: float = 0.6
-    """Wanted share of inferences to transmit."""
+    """Target share of inferences to transmit."""
     hold: bool = False
     """Hold that rate online, also under drift; needs no calibration."""
     latency_budget_ms: float | None = None
-    """Hold this mean time of an inference instead of a rate."""
+    """Hold this mean time of an inference [ms] instead of a rate."""
     link_share_kbit: float | None = None
     """Hold this share of the link, in kbit/s of requests and replies, instead of a rate."""
     audit_rate: float = 0.0
@@ -72,7 +73,8 @@ class PairOptions:
     """Folder that specact split wrote of the pair's target, which the server serves: it runs the first stages of the
     target, and the device the others."""
     cut: int | None = None
-    """With --split, how many stages the server runs; if not given, as many as promise the shortest time on the link."""
+    """With --split, how many stages the server runs; if not given, the number with the shortest predicted time on the
+    link."""
     activations: Literal["float16", "uint8", "float32"] = "float16"
     """With --split, in what precision the server's last tensor is sent; float32 is exact."""
 
@@ -94,7 +96,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is run, on which robot, and what becomes of misses."""
+    """Policies, robot, and handling of misses."""
 
     bundle: str | None = None
     """Path or name of a pair of policies on this device, or MODULE:NAME for one of your own; the server must serve the
@@ -107,13 +109,13 @@ class RunOptions:
     """MODULE:CLASS with observe() and act(action), optionally stop() and roll_forward(observation, actions), created
     without arguments; a simulated robot if not given."""
     env: str | None = None
-    """Environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given."""
+    """Environment of the simulated robot, a name or MODULE:TASK; the policies' own if not given."""
     live: bool = False
-    """The simulated world does not wait: it goes on at the control rate in a process of its own, and the robot holds
-    while there is no action."""
+    """The simulated world does not wait for actions: it advances at the control rate in its own process, and the robot
+    holds while there is no action."""
     device_share: float | None = None
-    """Share of one core that everything but the simulated world gets, as on a slower device; needs Linux and the right
-    to make control groups."""
+    """Share of one core for everything except the simulated world, as on a slower device; needs Linux and permission to
+    create control groups."""
     deadline_ms: float | None = None
     """How long a step waits for the target; if not given, one control period, with --execution late the duration of a
     chunk of actions. Of a chunk policy alone: how long an inference may take; 1000 ms if not given."""
@@ -122,10 +124,10 @@ class RunOptions:
     execute_draft holds the last action. With a chunk policy alone the rest of the chunk is played, unless it is
     stop."""
     max_consecutive_misses: int | None = None
-    """After more than this the robot stops; steps without a usable observation count."""
+    """After more consecutive misses than this the robot stops; steps without a usable observation count."""
     stop_action: tuple[float, ...] | None = None
-    """Action that makes this robot stand still; it is sent at the end, unless the robot has stop(). Required if a miss
-    can stop the robot."""
+    """Action that makes this robot stand still, in the environment's units; sent at the end, unless the robot has
+    stop(). Required if a miss can stop the robot."""
     max_chunk_age_ms: float | None = None
     """The rest of a chunk whose observation is older than this is dropped and inferred again, as after a stall. If not
     given: the duration of a chunk plus the longer of deadline and control period."""
@@ -135,11 +137,11 @@ class RunOptions:
     infers; naive plays the next chunk after this one; aligned plays each action at the time it is for; roll_forward
     shows the policy the robot as it will be; inpainting is aligned, and the new chunk continues the old one."""
     rate_hz: float | None = None
-    """Control rate; the policies' own if not given."""
-    episodes: int = 5
-    """Number of episodes of a simulated robot."""
-    seconds: float = 60.0
-    """How long a real robot runs [s]."""
+    """Control rate [Hz]; the policies' own if not given."""
+    episodes: int | None = None
+    """Number of episodes of a simulated robot; 5 if not given."""
+    seconds: float | None = None
+    """How long a real robot (--robot) runs [s]; 60 if not given."""
     token_file: Path | None = None
     """File with the server's bearer token; the variable SPECACT_TOKEN if not given."""
     ca: Path | None = None
@@ -175,44 +177,81 @@ def run(options: Flat[RunOptions]) -> None:
     if (options.bundle is None) == (options.policy is None):
         raise ConfigError("give either --bundle, a pair of policies, or --policy, a chunk policy alone")
     _refuse_unfit(options)
-    still = None if options.stop_action is None else np.array(options.stop_action, np.float32)
-    fallback = Fallback(options.on_miss, options.max_consecutive_misses, still)
+    stop_action = None if options.stop_action is None else np.array(options.stop_action, np.float32)
+    fallback = Fallback(options.on_miss, options.max_consecutive_misses, stop_action)
     with Interrupts() as interrupts, ExitStack() as stack:
         plan = (_plan_policy if options.bundle is None else _plan_pair)(stack, options, fallback)
         drive(
             plan, interrupts, options.robot, options.env, live=options.live, device_share=options.device_share,
-            seconds=options.seconds, episodes=options.episodes, seed=options.seed, record=options.record,
-            json=options.json,
+            seconds=options.seconds or _DEFAULT_SECONDS, episodes=options.episodes or _DEFAULT_EPISODES,
+            seed=options.seed, record=options.record, json=options.json,
         )  # fmt: skip
 
 
 def _refuse_unfit(options: RunOptions) -> None:
-    """Refuses options that the kind of policies does not have."""
-    of_pair = options.policy is None
-    others: PairOptions | PolicyOptions = options.alone if of_pair else options.pair
-    unfit = [field.name for field in dataclasses.fields(others) if getattr(others, field.name) != field.default]
-    if unfit:
-        option = unfit[0].replace("_", "-")
-        instead = "; for a policy on a server: --policy ws://HOST:PORT" if unfit[0] == "server" else ""
-        raise ConfigError(
-            f"--{option} is for a chunk policy alone, and --bundle names a pair; leave it out" if of_pair
-            else f"--{option} is for a pair of policies, and --policy names one alone; leave it out{instead}"
-        )  # fmt: skip
-    if of_pair and options.execution not in ("synchronous", "late"):
-        raise ConfigError(
-            f"--execution {options.execution} is for a chunk policy alone (--policy); a pair runs synchronous or late"
+    """Refuses options that do not apply to this kind of robot or of policies."""
+    if options.robot is None:
+        refuse_unused(
+            changed(options, ["seconds"]), "is for a real robot (--robot); for a simulated one use --episodes"
         )
-    if not of_pair and options.execution == "late":
+    else:
+        refuse_unused(changed(options, ["episodes"]), "is for a simulated robot; with --robot use --seconds")
+        refuse_unused(
+            changed(options, ["env", "live", "device_share"]), "is for a simulated robot; leave it out with --robot"
+        )
+    if options.policy is None:
+        refuse_unused(changed(options.alone), "is for a chunk policy alone, and --bundle names a pair; leave it out")
+        _refuse_unused_rate(options.pair)
+        if options.execution not in ("synchronous", "late"):
+            raise ConfigError(
+                f"--execution {options.execution} is for a chunk policy alone (--policy); a pair runs synchronous or "
+                "late"
+            )
+    else:
+        for name, given in changed(options.pair).items():
+            instead = "; for a policy on a server: --policy ws://HOST:PORT" if name == "server" else ""
+            refuse_unused(
+                {name: given}, f"is for a pair of policies, and --policy names one alone; leave it out{instead}"
+            )
+        _refuse_unfit_policy(options, options.policy)
+
+
+def _refuse_unused_rate(pair: PairOptions) -> None:
+    """Refuses a rate where something else determines it."""
+    budgets = changed(pair, ["latency_budget_ms", "link_share_kbit"])
+    fixed = [f"--{name.replace('_', '-')}" for name, given in budgets.items() if given]
+    fixed += [f"--gate {pair.gate}"] * (pair.gate in ("always", "never"))
+    if fixed:
+        refuse_unused(changed(pair, ["rate"]), f"has no effect with {fixed[0]}; leave one of them out")
+
+
+def _refuse_unfit_policy(options: RunOptions, policy: str) -> None:
+    """Refuses options that do not apply to a chunk policy alone, on a server or on this device."""
+    if options.execution == "late":
         raise ConfigError(
             "--execution late is for a pair of policies (--bundle), whose draft acts at once; a chunk policy alone "
             f"runs {', '.join(get_args(Kind))}"
+        )
+    if options.on_miss == "hold_last":
+        raise ConfigError(
+            "--on-miss hold_last is for a pair of policies (--bundle); a policy alone plays the rest of its chunk and "
+            "then idles (--idle hold_last), or stops (--on-miss stop)"
+        )
+    if "://" in policy:
+        refuse_unused(
+            changed(options.alone, ["steps"]), "is for inference on this device; a server has its own: specact serve"
+        )
+    else:
+        refuse_unused(
+            changed(options, ["token_file", "ca", "jpeg_quality", "name"]),
+            f"is for a server, and {policy} runs on this device; leave it out",
         )
 
 
 def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A pair whose target is on a server; the stack closes the client."""
     from specact.cli.gating import audit_estimator, budget_of, record_audit, true_skip_of
-    from specact.families.chunks.openpi import PREFIX, openpi_endpoint
+    from specact.families.chunks.openpi import target_endpoint
     from specact.families.load import load_pair
     from specact.families.staged.wire import split_dialect
     from specact.gates.deciding import deciding_gate
@@ -221,23 +260,21 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Client
     from specact.remote.target import positive_deadline, remote_verifier
-    from specact.remote.transport import Endpoint, tls_context
+    from specact.remote.transport import tls_context
 
     pair, late, deadline_ms = options.pair, options.execution == "late", options.deadline_ms
-    assert options.bundle is not None, "looked at above"
+    assert options.bundle is not None, "checked in run"
     loaded = load_pair(options.bundle, draft=pair.draft, target=pair.target, decoding=pair.decoding)
-    _check_still(fallback, loaded.units)
+    _check_stop_action(fallback, loaded.units)
     period_s = 1.0 / (options.rate_hz or loaded.rate_hz)
     chunk_s = period_s * loaded.execute
     deadline_s = positive_deadline(1e3 * (chunk_s if late else period_s) if deadline_ms is None else deadline_ms) / 1e3
-    # Where verdicts are late the draft's actions run at once.
-    age_s = _age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
-    token, server = read_token(options.token_file), pair.server or "ws://127.0.0.1:8600"
-    tls = tls_context(options.ca)
-    if server.startswith(PREFIX):
-        endpoint: Endpoint = openpi_endpoint(server, token, tls, loaded.codec.dialect)
-    else:
-        endpoint = Endpoint.parse(server, token, tls)
+    # With late verdicts the draft's actions are executed immediately.
+    age_s = _max_chunk_age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
+    endpoint = target_endpoint(
+        pair.server or "ws://127.0.0.1:8600", read_token(options.token_file), tls_context(options.ca),
+        loaded.codec.dialect,
+    )  # fmt: skip
     if pair.link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or pair.sampling != "device"):
         raise ConfigError(
             "--link-share-kbit needs ws:// or wss:// and sampling on the device; leave out http:// and "
@@ -250,7 +287,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     budget = budget_of(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
     gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options, pair.decoding)
     gate.audit_rate = pair.audit_rate
-    # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
+    # The rate that holds a latency is unknown in advance, and with it the expected cost of skipping.
     known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate
     audits = audit_estimator(loaded, pair.gate, known_rate) if pair.audit_rate else None
     staged = _stages(pair)
@@ -283,13 +320,14 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
         return journal.summary() | {
             "held_rate": None if budget is None else budget.rate,
             "true_skip": None if audits is None else true_skip_of(audits),
-            "late": {name: policy.counts[name] for name in LATE} if late else None,
+            "late": {name: policy.counts[name] for name in _LATE_COUNTS} if late else None,
             "cuts": None if placed is None else dict(placed.counts),
             "line": dict(client.counts),
         }
 
     about = {
-        "policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _described(loaded.units), "gate": pair.gate,
+        "policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _describe_units(loaded.units),
+        "gate": pair.gate,
     }  # fmt: skip
     return Plan(
         loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, summarise, about
@@ -297,7 +335,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
 
 
 def _stages(pair: PairOptions) -> StagedFolder | None:
-    """The target's stages, where it is split."""
+    """The target's stages, or None if it is not split."""
     from specact.families.staged.stages import load_staged
 
     if pair.split is None:
@@ -313,38 +351,41 @@ def _stages(pair: PairOptions) -> StagedFolder | None:
 
 def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A chunk policy alone, in this process or on a server; the stack closes the client, and ends the inferences."""
+    from specact.families.chunks.flow import FlowPolicy
     from specact.families.chunks.sources import load_policy, try_out
     from specact.remote_policy import connect
     from specact.robot.chunks import ChunkRunner
     from specact.robot.inference import InferenceThread, LocalSource
 
     alone, source, kind = options.alone, options.policy, options.execution
-    assert source is not None and kind != "late", "looked at above"
+    assert source is not None and kind != "late", "checked in run"
     deadline_s, env = _DEFAULT_DEADLINE_S if options.deadline_ms is None else options.deadline_ms / 1e3, ""
     remote: RemotePolicy | None = None
-    asked: ChunkSource
+    chunk_source: ChunkSource
     if "://" in source:
         remote = connect(
             source, deadline_ms=1e3 * deadline_s, token=read_token(options.token_file), ca=options.ca,
             robot=options.name, timeout=10.0, jpeg_quality=options.jpeg_quality, seed=options.seed,
         )  # fmt: skip
-        asked = stack.enter_context(remote)
+        chunk_source = stack.enter_context(remote)
         served = remote.client.welcome
         assert served is not None, "it has connected"
         about: dict[str, Any] = {"policy": served.bundle, "fingerprint": served.target, "units": None}
     else:
         loaded = load_policy(source, steps=alone.steps)
+        if not isinstance(loaded.policy, FlowPolicy):
+            refuse_unused(changed(alone, ["steps"]), f"is for a flow policy, and {source} is none; leave it out")
         try_out(loaded)
-        asked, env = LocalSource(loaded.policy), loaded.env
-        _check_still(fallback, loaded.units)
-        about = {"policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _described(loaded.units)}
-    spec = asked.spec
+        chunk_source, env = LocalSource(loaded.policy), loaded.env
+        _check_stop_action(fallback, loaded.units)
+        about = {"policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _describe_units(loaded.units)}
+    spec = chunk_source.spec
     execute = max(1, spec.chunk // 2) if alone.execute_actions is None else alone.execute_actions
     overlap = (0 if kind == "synchronous" else execute // 2) if alone.overlap_actions is None else alone.overlap_actions
     execution = Execution(kind, execute, overlap)
     period_s = 1.0 / (options.rate_hz or spec.rate_hz)
-    age_s = _age_s(options, max(deadline_s, overlap * period_s) + (execute + 1) * period_s)
-    inference = stack.enter_context(InferenceThread(asked))
+    age_s = _max_chunk_age_s(options, max(deadline_s, overlap * period_s) + (execute + 1) * period_s)
+    inference = stack.enter_context(InferenceThread(chunk_source))
     runners: list[ChunkRunner] = []
 
     def make(robot: Any) -> ChunkRunner:
@@ -355,7 +396,7 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
             roll_forward=getattr(robot, "roll_forward", None),
             idle=alone.idle,
             fallback=fallback,
-            # A server's answer has this deadline where it is waited for.
+            # The client itself enforces the deadline of a server.
             deadline_s=math.inf if remote is not None else deadline_s,
             max_chunk_age_s=age_s,
             seed=options.seed,
@@ -371,13 +412,13 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
     return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, summarise, about)
 
 
-def _described(units: ActionUnits | None) -> dict[str, Any] | None:
+def _describe_units(units: ActionUnits | None) -> dict[str, Any] | None:
     """Units as plain values."""
     return None if units is None else {"centre": units.centre.tolist(), "scale": units.scale.tolist()}
 
 
-def _check_still(fallback: Fallback, units: ActionUnits | None) -> None:
-    """Refuses a stop action that is no action of the robot."""
+def _check_stop_action(fallback: Fallback, units: ActionUnits | None) -> None:
+    """Refuses a stop action that is not a valid action of the robot."""
     if fallback.stop_action is not None and units is not None:
         try:
             units.normalise(fallback.stop_action)
@@ -385,6 +426,6 @@ def _check_still(fallback: Fallback, units: ActionUnits | None) -> None:
             raise ConfigError(f"--stop-action: {error}") from None
 
 
-def _age_s(options: RunOptions, usual_s: float) -> float:
-    """The most that a chunk's observation may be old [s]."""
+def _max_chunk_age_s(options: RunOptions, usual_s: float) -> float:
+    """Maximum age of a chunk's observation [s]."""
     return usual_s if options.max_chunk_age_ms is None else options.max_chunk_age_ms / 1e3

@@ -1,4 +1,4 @@
-"""``specact serve`` puts a target where robots can query it."""
+"""``specact serve`` serves a target to robots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from specact.cli.options import refuse_unused
 from specact.cli.output import remarks
 from specact.errors import ConfigError
 
@@ -40,8 +41,9 @@ def serve(
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own, whose target is served; or a target in
             stages, as specact split writes it.
         policy: instead, any chunk policy or target of your own: MODULE:NAME, a .toml file that describes an ONNX file,
-            lerobot:PATH@HZ for what LeRobot saved and its control rate, a flow bundle, or BUNDLE#target.
-        target: with --bundle, of FLASH's block alone: the flow policy that it drafts for, such as lerobot:PATH@HZ.
+            lerobot:PATH@HZ for what LeRobot saved and its control rate, openpi:ws://HOST:PORT#FILE.toml for a policy on
+            a server of openpi's protocol, a bundle of one policy, or BUNDLE#target.
+        target: with --bundle BLOCK, FLASH's block alone: the flow policy that it drafts for, such as lerobot:PATH@HZ.
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 selects a free one.
         token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.
@@ -50,16 +52,17 @@ def serve(
         key: PEM file of its key.
         max_batch: requests answered by one inference, at most.
         max_queue: requests that may wait; more are refused as overloaded.
-        max_under_way: requests of one robot that may be under way; more wait in its connection.
-        max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
-        inline_below_ms: a bundle's target whose inference takes less runs on the event loop; all others in a thread.
+        max_under_way: requests of one robot that may be in flight; more wait in its connection.
+        max_wait_ms: how long the target waits for a batch to fill [ms]; 0 takes what is queued when it becomes free.
+        inline_below_ms: a bundle's target whose inference takes less [ms] runs on the event loop, all others in a
+            thread.
         max_robots: robots with a stream; more are refused as overloaded.
         max_pending: connections that have not sent a token or a hello yet; the oldest are closed for new ones.
         max_per_address: connections from one address.
         access_log: file for one line of JSON about each connection and each refusal; opened again on SIGHUP.
-        log_steps: also one line about each answered request.
-        provider: execution provider of ONNX Runtime, such as CUDAExecutionProvider.
-        threads: threads of one inference.
+        log_steps: with --access-log: also one line about each answered request.
+        provider: execution provider of ONNX Runtime, such as CUDAExecutionProvider; for networks on ONNX Runtime.
+        threads: threads of one inference; for networks on ONNX Runtime.
         steps: Euler steps of a flow policy.
     """
     from specact.families.load import load_responder
@@ -75,7 +78,9 @@ def serve(
     )  # fmt: skip
     if (bundle is None) == (policy is None):
         raise ConfigError("give either --bundle or --policy, the target to serve")
-    responder = load_responder(str(policy or bundle), target=target, steps=steps, provider=provider, threads=threads)
+    source = str(policy or bundle)
+    _refuse_unused_settings(source, provider, threads, steps)
+    responder = load_responder(source, target=target, steps=steps, provider=provider, threads=threads)
     service = Service(responder, settings)
 
     def announce(url: str) -> None:
@@ -86,6 +91,22 @@ def serve(
     left = service.abandoned
     done = "everything under way was answered" if not left else f"{left} requests under way were not answered in time"
     remarks.print(f"stopped; {done}", highlight=False)
+
+
+def _refuse_unused_settings(source: str, provider: str, threads: int, steps: int) -> None:
+    """Refuses settings of an inference that this kind of target does not have."""
+    from specact.families.chunks.sources import kind_of_source
+    from specact.families.codes.bundle import find_bundle
+    from specact.runtime.manifest import kind_of
+
+    kind = kind_of_source(source)
+    if kind in ("lerobot", "openpi", "code"):
+        refuse_unused(
+            {"provider": provider != "CPUExecutionProvider", "threads": threads != 1},
+            f"is for networks on ONNX Runtime, and {source} has its own runtime; leave it out",
+        )
+    if not (kind == "lerobot" or (kind == "folder" and kind_of(find_bundle(source)) in ("flow", "flash"))):
+        refuse_unused({"steps": steps != 10}, f"is for a flow policy, and {source} is none; leave it out")
 
 
 def app(args: dict[str, Any]) -> Any:
@@ -113,7 +134,7 @@ def app(args: dict[str, Any]) -> Any:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token from a file, else from SPECACT_TOKEN, else None: never from the command line, where others see it.
+    """The token from a file, else from SPECACT_TOKEN, else None; never from the command line, which others can read.
 
     Raises:
         ConfigError: if the file cannot be read.

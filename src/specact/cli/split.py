@@ -1,4 +1,4 @@
-"""``specact split`` writes a target in stages, the first of which a server can run for a device that runs the rest."""
+"""``specact split`` splits a target into stages: a server runs the first ones, the device the rest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def split(bundle: tyro.conf.Positional[str], /, out: Path, json: bool = False) -
     --split FOLDER the others. Any cut gives the same answer as none: exactly, with --activations float32.
 
     Args:
-        bundle: path or name of a pair of action codes, whose target is cut, of a policy by regression, or of a flow
-            policy, of which encoder and prefix are cut.
+        bundle: path or name of a pair of action codes, whose target is split, of a policy by regression, or of a flow
+            policy, whose encoder and prefix are split.
         out: folder to create.
         json: print the stages as JSON.
     """

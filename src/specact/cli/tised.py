@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.table import Table
 
+from specact.cli.options import changed, refuse_unused
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
 from specact.errors import ConfigError
-from specact.files import write_json
+from specact.files import check_folder, write_json
 
 if TYPE_CHECKING:
     from specact.lab.tised.aggregates import Aggregate
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from specact.lab.tised.curves import Place
     from specact.lab.tised.frontier import MethodContrast
     from specact.lab.tised.settings import Subject
+    from specact.lab.train.variants import BundleVariants
 
 
 @dataclass
@@ -42,11 +44,11 @@ class Sweep:
     links: tuple[str, ...] = ()
     """For levers that query a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms."""
     steps: int = 10
-    """Euler steps of a flow policy, wherever they are not the lever."""
+    """Euler steps of a flow policy alone, wherever they are not the lever."""
     draft: str | None = None
-    """Of a token policy or a flow policy: the policy on the device, with which it is a pair; see specact pair."""
+    """Draft on the device, which makes a token policy or a flow policy the target of a pair; see specact pair."""
     decoding: str = ""
-    """Of such a pair: how it proposes and verifies, see specact eval."""
+    """Of such a pair: how chunks are drafted and verified, see specact eval."""
     execute: int | None = None
     """Actions executed of each chunk; if not given, the bundle's own, for a flow policy half of the chunk."""
     episodes: int = 200
@@ -58,11 +60,12 @@ class Sweep:
     calibration_episodes: int = 40
     """Episodes per round to calibrate a gate, and to check it, for each pace, idle, hardware and link."""
     target_ms: float | None = None
-    """Time of a server's inference, whatever the robot's hardware."""
+    """For levers that query a server: time of its inference [ms], whatever the robot's hardware; measured if not
+    given."""
     workers: int | None = None
     """Processes; one per core if not given."""
     on: str = "here"
-    """Where they are: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md."""
+    """Where they run: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md."""
 
     def run(self) -> None:
         from specact.lab.envs import env_of
@@ -71,9 +74,9 @@ class Sweep:
         from specact.lab.tised.levers import settings_of
         from specact.lab.tised.records import read_manifest
         from specact.lab.tised.sweep import Sweep as Request
-        from specact.lab.tised.sweep import run_sweep
+        from specact.lab.tised.sweep import offloads, run_sweep
 
-        subject = _subject(self)
+        subject, variants = _subject(self)
         asked = [lever.partition("=") for lever in self.levers]
         what = Request(
             fingerprint=subject.bundle.fingerprint,
@@ -91,6 +94,12 @@ class Sweep:
             calibration=self.calibration_episodes,
             target_ms=self.target_ms,
         )  # fmt: skip
+        if not any(map(offloads, what.settings)):
+            refuse_unused(
+                changed(self, ["links", "target_ms"]), "is for a server, and no lever queries one; leave it out"
+            )
+        check_folder(self.out)
+        variants.make()
         with Pool(self.workers, self.on) as pool, progress_bars() as update:
             run_sweep(what, self.out, update, pool, command=command_line())
         for label, parts in read_manifest(self.out)["latency_ms"].items():
@@ -128,8 +137,8 @@ class Analyse:
             for place in dict.fromkeys(cell.place for cell in analysis.cells):
                 results.print(_table(place, [cell for cell in analysis.cells if cell.place == place]))
             for row in gates:
-                results.print(_calibrated(row), highlight=False)
-            for line in _compared(analysis.methods):
+                results.print(_calibration_line(row), highlight=False)
+            for line in _contrast_lines(analysis.methods):
                 results.print(line, highlight=False)
             for finding in analysis.findings:
                 mark = "seen" if finding.seen else "not seen"
@@ -158,14 +167,14 @@ class Explain:
 
     def run(self) -> None:
         analysis, _ = _analysed(self.runs)
-        found = [row for row in analysis.contrasts if self._is_meant(row)]
+        found = [row for row in analysis.contrasts if self._matches(row)]
         if not found:
             there = sorted({f"{row.place.lever}={row.strength:g}" for row in analysis.contrasts})
             raise ConfigError(f"unknown setting; available settings with a baseline: {', '.join(there)}")
         for row in found:
             results.print(f"{row.place}: {row.explain()}", highlight=False)
 
-    def _is_meant(self, row: LeverContrast) -> bool:
+    def _matches(self, row: LeverContrast) -> bool:
         place = row.place
         return (
             (place.lever, row.strength) == (self.lever, self.strength)
@@ -205,7 +214,8 @@ def tised(
     action.run()
 
 
-def _subject(asked: Sweep) -> Subject:
+def _subject(asked: Sweep) -> tuple[Subject, BundleVariants]:
+    """What the levers are applied to, and the variants of its networks, which are not made yet."""
     from specact.families.chunks.bundle import FlowBundle, load_flow
     from specact.families.codes.bundle import find_bundle
     from specact.families.load import load_pair
@@ -217,6 +227,10 @@ def _subject(asked: Sweep) -> Subject:
 
     alone = asked.draft is None and not asked.decoding and kind_of(find_bundle(asked.bundle)) == "flow"
     loaded = load_flow(asked.bundle) if alone else load_pair(asked.bundle, draft=asked.draft, decoding=asked.decoding)
+    if not isinstance(loaded, FlowBundle):
+        refuse_unused(
+            changed(asked, ["steps"]), f"is for a flow policy alone, and {loaded.name} is a pair; leave it out"
+        )
     execute = asked.execute
     if execute is None:
         execute = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
@@ -225,7 +239,7 @@ def _subject(asked: Sweep) -> Subject:
     played, env = execute, env_of(loaded, asked.task)
     variants = BundleVariants(loaded, asked.out / "variants", lambda: typical_windows(subject.driver, env, played))
     subject = Subject(loaded, played, variants, asked.steps, asked.decoding)
-    return subject
+    return subject, variants
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -259,8 +273,8 @@ def _draw(analysis: Analysis, out: Path, links: list[str]) -> None:
     save_figures(analysis, out, {name: mean_round_trip_ms(load_link(name)) for name in links if name != ON_BOARD})
 
 
-def _calibrated(row: dict[str, Any]) -> str:
-    """A gate that was calibrated where it runs, and whether it holds its rate there."""
+def _calibration_line(row: dict[str, Any]) -> str:
+    """A calibrated gate's threshold and its rate on held-out episodes, as text."""
     where = f"at pace {row['pace']:g}, idle {row['idle']}, {row['hardware']} over {row['link']}"
     return (
         f"gate of {row['lever']} {row['strength']:g} {where}: threshold {row['gate']['threshold']:.3f} for a rate of "
@@ -268,8 +282,8 @@ def _calibrated(row: dict[str, Any]) -> str:
     )
 
 
-def _compared(methods: Sequence[MethodContrast]) -> list[str]:
-    """The pairs of methods that differ beyond doubt."""
+def _contrast_lines(methods: Sequence[MethodContrast]) -> list[str]:
+    """The pairs of methods that differ significantly, as text."""
     from specact.lab.tised.contrasts import LEVEL, in_words
 
     if not methods:
@@ -284,7 +298,7 @@ def _compared(methods: Sequence[MethodContrast]) -> list[str]:
 
 
 def _table(place: Place, cells: list[Aggregate]) -> Table:
-    """The settings of a lever at a place, narrow enough for 80 columns."""
+    """The settings of a lever at a place as a table of at most 80 columns."""
     title = f"{place}, {cells[0].n} episodes"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("at", "success", "95 %", "N", "T chunk", "T task", "restricted", "T inf", "stall", "age"):

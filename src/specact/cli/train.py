@@ -1,4 +1,4 @@
-"""``specact train`` makes what a recipe describes: pairs of VQ-BeT policies, or a chunk policy."""
+"""``specact train`` trains the policies of a recipe, or distils a draft from a pair's target."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from specact.cli.options import refuse_unused
 from specact.cli.output import print_json, progress_bars, remarks
 from specact.errors import ConfigError
 from specact.files import check_folder
+
+# Inferences that a draft is distilled from, in each round.
+LESSONS = 100_000
 
 
 def train(
@@ -23,7 +27,7 @@ def train(
     distil: str | None = None,
     target: str | None = None,
     env: str | None = None,
-    lessons: int = 100_000,
+    lessons: int = LESSONS,
     data: Path = Path(),
     threads: Annotated[
         int, tyro.conf.arg(help="number of PyTorch threads; results are reproducible only with the same number")
@@ -35,9 +39,9 @@ def train(
     """Train the policies and bundles of a recipe. An interrupted run resumes.
 
     Args:
-        recipe: TOML file, see recipes/; kind = "flow", "regression" or "tokens" trains a chunk policy, "drafters" what
-            drafts the tokens of one, along its own rollouts, "flash" the block that drafts for a flow policy;
-            otherwise tokenizer, target and drafts are trained.
+        recipe: TOML file, see recipes/; kind = "flow", "regression" or "tokens" trains a chunk policy, "drafters" the
+            drafters of a token policy on its own rollouts, "flash" the drafting block of a flow policy; without a kind
+            tokenizer, target and drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: without a recipe, a pair, by path or name: makes NAME-distilled, whose draft is trained on the
             target's output in states of the gated policy. With a recipe of a chunk policy, the
@@ -45,12 +49,12 @@ def train(
             BUNDLE#target): its answers to the demonstrated observations are learned, not the demonstrated actions.
         target: with --distil and no recipe: of a pair of chunk policies, where the pair does not name it,
             MODULE:NAME or a .toml file.
-        env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
-        lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
+        env: with --distil and no recipe: environment, a name or MODULE:TASK; the bundle's own if not given.
+        lessons: with --distil and no recipe: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
         jobs: stages of a recipe that may be trained at the same time; they do not change the results. As many as there
             are processor cores for their threads if not given.
-        accelerator: what policies of a recipe are trained on; checkpoints move between both.
+        accelerator: what the policies of a recipe are trained on; a run may resume on the other.
         json: print the result as JSON.
     """
     from specact.families.chunks.sources import load_policy
@@ -69,20 +73,28 @@ def train(
     check_folder(out)
     if recipe is None:
         assert distil is not None
-        if accelerator != "cpu":
-            raise ConfigError("--accelerator is for a recipe; the drafts that --distil trains by itself are small")
+        refuse_unused(
+            {"accelerator": accelerator != "cpu", "data": data != Path(), "jobs": jobs is not None},
+            "is for a recipe; leave it out with --distil alone",
+        )
         path = _distil(distil, target, env, lessons, out, threads)
         if json:
             print_json({"bundles": [str(path)]})
         else:
             remarks.print(f"bundle: {path}", highlight=False)
         return
+    refuse_unused(
+        {"target": target is not None, "env": env is not None, "lessons": lessons != LESSONS},
+        "is for --distil without a recipe; leave it out, the recipe says it",
+    )
     at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
     what: DrafterRecipe | FlashRecipe | ChunkRecipe | Recipe
     if is_drafters(recipe):
         what = load_drafter_recipe(recipe)
     else:
         what = load_flash_recipe(recipe) if is_flash(recipe) else load_any_recipe(recipe)[0]
+    if isinstance(what, DrafterRecipe):
+        refuse_unused({"data": data != Path()}, "has no effect: these drafters learn from rollouts; leave it out")
     if isinstance(what, DrafterRecipe | FlashRecipe) and distil is not None:
         raise ConfigError("what drafts learns from the target that its recipe names; leave out --distil")
     if distil is not None and not isinstance(what, ChunkRecipe):

@@ -1,4 +1,4 @@
-"""Pairs by name, whatever family they are of: the one place that knows all families."""
+"""Loads pairs and responders of every family by name."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
 
 
 def check_decoding(name: str) -> None:
-    """Refuses what is neither empty nor a way in which some target comes to a chunk, see :func:`load_pair`.
+    """Refuses a decoding that no family has, see :func:`load_pair`; empty is allowed.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if the name is unknown.
     """
     known = {**DECODINGS, **ROUNDS}
     if name and name not in known:
@@ -48,10 +48,14 @@ def check_decoding(name: str) -> None:
 
 
 def of_codes(pair: AnyPair, what: str) -> Bundle:
-    """The pair, where it is one of action codes.
+    """The pair, which must be one of action codes.
+
+    Args:
+        pair: the pair.
+        what: what needs it, for the message.
 
     Raises:
-        ConfigError: if it is not; ``what`` says what needs one.
+        ConfigError: if it is of another family.
     """
     if not isinstance(pair, Bundle):
         raise ConfigError(f"{what} needs a pair of action codes, and {pair.name} is of another family")
@@ -72,18 +76,18 @@ def load_pair(
     Args:
         name_or_path: a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``:
             a :class:`~specact.pair.Pair`, or a class or function that makes one without arguments.
-        draft, target: of a pair of chunk policies, instead of what its manifest names; see
-            :func:`~specact.families.chunks.sources.load_policy`. Of a token policy or a flow policy, which is the
-            target of a pair by itself, the draft. Of FLASH's block, the flow policy that it drafts for; without it a
+        draft, target: policies of a pair of chunk policies, in place of those in its manifest; see
+            :func:`~specact.families.chunks.sources.load_policy`. A token policy or a flow policy, which is a target,
+            takes only a draft. FLASH's block takes the flow policy that it drafts for as the target; without it a
             server has to draft and check.
-        decoding: how the target comes to a chunk: of a token policy one of
-            :data:`~specact.families.tokens.decoding.DECODINGS`, ``ar`` if empty, of a flow policy one of
+        decoding: how chunks are drafted and verified: for a token policy one of
+            :data:`~specact.families.tokens.decoding.DECODINGS`, ``ar`` if empty, for a flow policy one of
             :data:`~specact.families.flash.rounds.ROUNDS`, ``full`` if empty.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
         BundleError: if it cannot be used.
-        ConfigError: if there is none of that name, no such execution provider, or the pair is not decoded.
+        ConfigError: if there is no pair of that name, no such execution provider, or the pair has no decodings.
     """
     own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
@@ -103,8 +107,8 @@ def load_pair(
         return replace(tokens, decoding=load_decoding(decoding or "ar"))
     if decoding:
         raise ConfigError(
-            f"{name_or_path} is no token policy and no flow policy, and only these can be decoded otherwise; leave "
-            "that out"
+            f"{name_or_path} is no token policy and no flow policy, and only these have decodings; leave out the "
+            f"decoding {decoding!r}"
         )
     if draft is not None or target is not None:
         raise BundleError(
@@ -122,7 +126,7 @@ def load_responder(
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> Responder:
-    """What a server does with requests, for whatever can be a target.
+    """The responder of a server, for any kind of target.
 
     Args:
         source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
@@ -134,7 +138,7 @@ def load_responder(
 
     Raises:
         BundleError: if it cannot be used.
-        ConfigError: if there is none of that name, or no such execution provider.
+        ConfigError: if there is no target of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
     block = kind == "folder" and kind_of(find_bundle(source)) == "flash"
@@ -151,7 +155,7 @@ def load_responder(
         return SplitResponder(load_staged(find_bundle(source), provider=provider, threads=threads))
     if kind == "folder" and kind_of(find_bundle(source)) == "flow":
         flow = load_flow(source, provider=provider, threads=threads)
-        # What is served is the flow, whatever drafts for it.
+        # The fingerprint is the flow policy's, whatever drafts for it.
         return replace(flash_pair(flow), policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
     if kind == "folder" and kind_of(find_bundle(source)) != "regression":
         return load_pair(source, provider=provider, threads=threads).responder

@@ -111,6 +111,8 @@ class Endpoint:
     def parse(cls, url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Endpoint:
         """From ``ws://host:port``; ``wss``, ``http``, ``https`` likewise; port 8600 if not given.
 
+        A server of openpi's protocol has a :class:`~specact.remote.openpi.OpenpiEndpoint` instead.
+
         Raises:
             ConfigError: if it is no such URL.
         """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specact import load_bundle
-from specact.cli.shown import held_out
+from specact.cli.demonstrations import held_out
 from specact.cli.tised import Sweep
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle

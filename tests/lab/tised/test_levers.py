@@ -39,7 +39,9 @@ def window(seed: int) -> Window:
 @pytest.fixture(scope="module")
 def cuts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Setting, ...]:
     variants = BundleVariants(BALL, tmp_path_factory.mktemp("variants"), lambda: ())
-    return tuple(settings_of("split", Subject(BALL, BALL.spec.execute, variants)))
+    settings = settings_of("split", Subject(BALL, BALL.spec.execute, variants))
+    variants.make()
+    return tuple(settings)
 
 
 def test_wherever_a_target_is_cut_it_acts_the_same(cuts: tuple[Setting, ...]) -> None:
@@ -89,6 +91,7 @@ def test_a_cut_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     subject = Subject(BALL, BALL.spec.execute, BundleVariants(BALL, tmp_path, lambda: ()))
     with pytest.raises(ConfigError, match="can be cut from 0 to"):
         settings_of("split", subject, (99.0,))
+    assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 class NoVariants:

@@ -50,6 +50,10 @@ class NoVariants:
     def stages(self) -> Path:
         raise AssertionError("not wanted here")
 
+    @property
+    def stage_count(self) -> int:
+        raise AssertionError("not wanted here")
+
 
 SUBJECT = Subject(BALL, BALL.spec.execute, NoVariants())
 

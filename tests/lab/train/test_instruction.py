@@ -191,7 +191,9 @@ def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Bundle, tmp_pat
     assert shorter.instruction
     policy = OnnxPolicy(pruned, pair.spec, shorter, words=pair.words)
     assert (way(pair, policy, windows(LEFT)) < way(pair, policy, windows(RIGHT)) - 0.5).all()
-    file = BundleVariants(pair, tmp_path, lambda: windows(LEFT)).quantised(tiers("int8_static")[0].name)["target"]
+    variants = BundleVariants(pair, tmp_path, lambda: windows(LEFT))
+    file = variants.quantised(tiers("int8_static")[0].name)["target"]
+    variants.make()
     rounded = OnnxPolicy(file, pair.spec, pair.spec.target, words=pair.words)
     assert (way(pair, rounded, windows(LEFT)) < way(pair, rounded, windows(RIGHT)) - 0.5).all()
     assert typical_inputs(pair, windows(LEFT, 1))["target"][0]["instruction"].shape == (1, 4)

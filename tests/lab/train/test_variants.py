@@ -155,12 +155,16 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
     variants = BundleVariants(BALL, tmp_path, windows)
     subject = Subject(BALL, BALL.spec.execute, variants)
     dynamic = settings_of("quantisation", subject, (1.0,))
+    assert not list(tmp_path.iterdir()), "nothing is written before all settings are checked"
+    variants.make()
     assert not asked, "scales that come with the activations need no observations"
     static = settings_of("static_quantisation", subject, (1.0, 2.0))
+    variants.make()
     assert asked == [1]
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.onnx")}
     assert len(files) == 3
     settings_of("static_quantisation", subject, (1.0, 2.0))
+    variants.make()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.onnx")} == files
     seen, rng = typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=1)[0], np.random.default_rng
     original, *others = [setting.driver for setting in (*static, dynamic[1])]
@@ -188,6 +192,7 @@ def test_a_window_that_is_cut_is_made_of_the_pair_it_is_named_after(tmp_path: Pa
     pusht = load_bundle(Path(__file__).parents[3] / "pretrained" / "pusht")
     variants = BundleVariants(pusht, tmp_path, list)
     settings = settings_of("window", Subject(pusht, pusht.spec.execute, variants), (2.0,))
+    variants.make()
     drivers = [setting.driver for setting in settings]
     assert [driver.window for driver in drivers if isinstance(driver, CodesDriver)] == [None, 2]
     assert isinstance(drivers[1], CodesDriver) and drivers[1].build().spec.observation.history == 2

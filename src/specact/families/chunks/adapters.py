@@ -175,7 +175,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Description:
-    """The description of an ONNX file."""
+    """The content of a description of an ONNX file, see :func:`onnx_policy`."""
 
     onnx: str
     chunk: int

@@ -1,7 +1,7 @@
-"""A pair of chunk policies as a folder: a manifest that says what both are and where they come from, and the draft.
+"""A pair of chunk policies as a folder: a manifest with the sources of both policies, and a copy of the draft.
 
-A manifest names bundles alone: what is given as ``MODULE:NAME``, which is code, or as the description of an ONNX file,
-whose graph is not checked, has to be named again by whoever loads the pair.
+A manifest names only bundles. Sources that run code (``MODULE:NAME``, LeRobot), ONNX files with a description, whose
+graphs are not checked, and servers have to be named again when the pair is loaded.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
         "units": {"centre": units.centre.tolist(), "scale": units.scale.tolist()},
         "fingerprints": {"draft": small.fingerprint, "target": large.fingerprint},
     }
-    # A folder that is there is whole.
+    # The folder is renamed into place when it is complete.
     partial_folder = out.with_name(f"{out.name}.{os.getpid()}.partial")
     try:
         partial_folder.mkdir(parents=True)
@@ -117,7 +117,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another place") from error
     finally:
-        shutil.rmtree(partial_folder, ignore_errors=True)  # gone where all went well
+        shutil.rmtree(partial_folder, ignore_errors=True)  # has been renamed if all went well
     return load_chunk_pair(out, draft=draft, target=target)
 
 
@@ -129,15 +129,15 @@ def load_chunk_pair(
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> ChunkPair:
-    """Loads a pair's folder; its target is loaded when it is first asked for.
+    """Loads a pair's folder; its target is loaded on first use.
 
     Args:
         path: the folder.
-        draft, target: instead of what the manifest names, or where it names nothing.
+        draft, target: sources that replace those of the manifest, or are missing there.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if it cannot be read, or a policy is another than the one it was made with.
+        BundleError: if it cannot be read, or a policy does not have the fingerprint that the pair was made with.
         ConfigError: if the draft has to be named.
     """
     manifest = read_manifest(path, "chunks", {})
@@ -168,10 +168,10 @@ def load_chunk_pair(
     if source is None:
         raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
     small = _load_source(source, steps["draft"], draft_print, provider, threads)
-    far = target or sources["target"]
+    target_source = target or sources["target"]
     load_target: Callable[[], ChunkPolicy] | None = None
-    if far is not None:
-        load_target = partial(_load_target, far, steps["target"], target_print, provider, threads)
+    if target_source is not None:
+        load_target = partial(_load_target, target_source, steps["target"], target_print, provider, threads)
     both = hashlib.sha256((draft_print + target_print).encode()).hexdigest()[:16]
     return ChunkPair(
         manifest["name"], small.policy, units, spec, load_target, execute, within, overlap, manifest["env"], both, path,
@@ -180,7 +180,7 @@ def load_chunk_pair(
 
 
 def _check_source(path: Path, part: str, source: object) -> str | None:
-    """What a manifest says of a source, which somebody else may have written: importing a module runs its code."""
+    """Checks a source in a manifest, which is untrusted: importing a module would run its code."""
     if source is None or (isinstance(source, str) and kind_of_source(source) in ("part", "folder")):
         return source
     raise BundleError(
@@ -204,7 +204,7 @@ def _load_target(source: str, steps: int, fingerprint: str, provider: str, threa
 
 
 def _stored_source(source: str) -> str | None:
-    """What a manifest says of a source: a bundle. Code, and a graph that is not checked, have to be named again."""
+    """The source as a manifest stores it: the path of a bundle, None for any other kind."""
     if kind_of_source(source) not in ("part", "folder"):
         return None
     name, hash_, part = source.partition("#")

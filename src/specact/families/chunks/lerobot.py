@@ -28,93 +28,94 @@ from specact.families.chunks.sources import LoadedPolicy
 from specact.observation import Field, ObservationSpec, Window, lerobot_name
 from specact.units import ActionUnits
 
-# What save_pretrained writes, of a policy and of its processors.
+# Files that save_pretrained writes for a policy and its processors.
 _WEIGHTS = "model.safetensors"
 _FILES = ("config.json", _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
-# Their noise is an argument, and all that they draw.
+# Flow policies: their noise is an argument, and they draw no other random numbers.
 _FLOWS = ("pi0", "pi05", "smolvla")
-# Draws nothing.
-_FIXED = ("act",)
-# What a saved policy does not need: other weights that its own replace, and a graph that the parts cannot be taken of.
-_NOT_NEEDED = {"pretrained_backbone_weights": None, "load_vlm_weights": False, "compile_model": False}
-_SEEN = (FeatureType.STATE, FeatureType.ENV, FeatureType.VISUAL)
+# Deterministic policies.
+_DETERMINISTIC = ("act",)
+# Settings that are overridden: initial weights that are replaced anyway, and compilation, which hides the parts.
+_OVERRIDES = {"pretrained_backbone_weights": None, "load_vlm_weights": False, "compile_model": False}
+_OBSERVED = (FeatureType.STATE, FeatureType.ENV, FeatureType.VISUAL)
 
 
 class LeRobotModel:
     """A LeRobot policy with its saved processors, as a function of a batch of windows.
 
-    What a policy remembers is forgotten before each answer. It answers one call at a time: its queues, the state that a
-    processor remembers and PyTorch's generator belong to the whole process.
+    The policy is reset before each inference. Inferences run one at a time: the policy's queues, the state of its
+    processors and PyTorch's generator are shared by the whole process.
 
     Args:
         path: a folder with the files of ``save_pretrained``, of the policy and of both processors.
 
     Attributes:
         config, policy: LeRobot's.
-        observation: what it needs to see.
-        lock: held while it is used.
+        observation: the policy's observation spec.
+        lock: held during an inference.
 
     Raises:
-        BundleError: if the weights are not those of the policy, or it keeps its observations in an unknown way.
+        BundleError: if the weights are not those of the policy, or it stores its observation history in an unsupported
+            way.
     """
 
     def __init__(self, path: Path) -> None:
         self.config = PreTrainedConfig.from_pretrained(path)
-        for name in _NOT_NEEDED.keys() & vars(self.config).keys():
-            setattr(self.config, name, _NOT_NEEDED[name])
+        for name in _OVERRIDES.keys() & vars(self.config).keys():
+            setattr(self.config, name, _OVERRIDES[name])
         self.policy = get_policy_class(self.config.type).from_pretrained(path, config=self.config)
         _check_weights(self.policy.state_dict(), path / _WEIGHTS)
         self.policy.eval().requires_grad_(False)
-        # It may have been saved on another device than this machine has.
+        # It may have been saved on a device that this machine does not have.
         device = {"device_processor": {"device": self.config.device}}
         self._before, self._after = make_pre_post_processors(
             self.config, pretrained_path=str(path), preprocessor_overrides=device
         )
         self.lock = threading.Lock()
         self.policy.reset()
-        self._remembers = any(key != ACTION for key in getattr(self.policy, "_queues", None) or {})
+        self._has_queues = any(key != ACTION for key in getattr(self.policy, "_queues", None) or {})
         self._history = int(self.config.n_obs_steps)
-        if self._history > 1 and not self._remembers:
+        if self._history > 1 and not self._has_queues:
             raise BundleError(
-                f"policies of type {self.config.type} look at {self._history} observations and keep them in a way that "
+                f"policies of type {self.config.type} use {self._history} observations and store them in a way that "
                 "is not supported; supported are those with a queue for each observation, such as diffusion"
             )
         self._keys = {
             lerobot_name(key): key
             for key, feature in self.config.input_features.items()
-            # Cameras that a robot does not have are added by the policy itself.
-            if feature.type in _SEEN and not key.startswith(f"{OBS_IMAGES}.empty_camera_")
+            # The policy itself fills in cameras that a robot does not have.
+            if feature.type in _OBSERVED and not key.startswith(f"{OBS_IMAGES}.empty_camera_")
         }
         fields = {name: self._field(self.config.input_features[key]) for name, key in self._keys.items()}
-        told = any(hasattr(step, "task_key") or hasattr(step, "language_key") for step in self._before.steps)
-        self.observation = ObservationSpec(fields, told)
+        instruction = any(hasattr(step, "task_key") or hasattr(step, "language_key") for step in self._before.steps)
+        self.observation = ObservationSpec(fields, instruction)
 
     @property
     def absolute(self) -> bool:
-        """Whether the policy's own numbers become actions without what it observed."""
+        """Whether actions are absolute: the postprocessor does not need the observation."""
         steps = (step for step in self._after.steps if isinstance(step, AbsoluteActionsProcessorStep))
         return not any(step.enabled for step in steps) and not getattr(self.config, "adapt_to_pi_aloha", False)
 
     def answer(
         self, inputs: Inputs, rngs: Sequence[np.random.Generator], instruction: Sequence[str] | None = None
     ) -> Array:
-        """Chunks ``[B, H, A]`` in the environment's units, each drawn from its own generator.
+        """Chunks ``[B, H, A]`` in the environment's units, each sampled with its own generator.
 
         Args:
-            inputs: by name ``[B, T, ...]``.
-            rngs: B.
-            instruction: B texts, where it needs them.
+            inputs: arrays ``[B, T, ...]`` by name; camera frames uint8 ``[B, T, H, W, 3]``.
+            rngs: B generators.
+            instruction: B texts, if the policy needs an instruction.
         """
         with self.lock, torch.no_grad():
             if self.config.type in _FLOWS:
                 shape = (self.config.chunk_size, self.config.max_action_dim)
                 noise = np.stack([rng.standard_normal(shape, dtype=np.float32) for rng in rngs])
                 return self.actions(self.predict(inputs, instruction, noise=self.tensor(noise)))
-            if self.config.type in _FIXED:
+            if self.config.type in _DETERMINISTIC:
                 return self.actions(self.predict(inputs, instruction))
-            # All others draw from PyTorch's generator: one by one, or a chunk would depend on what is beside it.
+            # All others draw from PyTorch's generator: one by one, so that a chunk does not depend on its batch.
             rows = [
-                self._drawn(
+                self._sampled(
                     {name: array[row : row + 1] for name, array in inputs.items()},
                     None if instruction is None else instruction[row : row + 1],
                     rng,
@@ -124,14 +125,14 @@ class LeRobotModel:
             return np.concatenate(rows)
 
     def predict(self, inputs: Inputs, instruction: Sequence[str] | None, **noise: torch.Tensor) -> torch.Tensor:
-        """Its ``predict_action_chunk`` of what the preprocessor makes of windows: ``[B, H, A]`` in its own units."""
+        """The policy's ``predict_action_chunk`` for preprocessed inputs, ``[B, H, A]`` in the policy's units."""
         self.policy.reset()
-        seen = {self._keys[name]: _seen(array) for name, array in inputs.items()}
-        told = {} if instruction is None else {"task": list(instruction)}
+        tensors = {self._keys[name]: _to_lerobot(array) for name, array in inputs.items()}
+        task = {} if instruction is None else {"task": list(instruction)}
         for step in range(self._history):
-            batch = self._before({key: tensor[:, step] for key, tensor in seen.items()} | told)
-            batch.pop(ACTION, None)  # None, which a queue would take for one
-            if self._remembers:
+            batch = self._before({key: tensor[:, step] for key, tensor in tensors.items()} | task)
+            batch.pop(ACTION, None)  # it is None, which a queue would store as an action
+            if self._has_queues:
                 if self.config.image_features:
                     batch[OBS_IMAGES] = torch.stack([batch[key] for key in self.config.image_features], dim=-4)
                 self.policy._queues = populate_queues(self.policy._queues, batch)
@@ -139,16 +140,16 @@ class LeRobotModel:
         return chunk
 
     def actions(self, chunk: torch.Tensor) -> Array:
-        """What the postprocessor makes of a chunk."""
+        """The postprocessed chunk, in the environment's units."""
         found: Array = self._after(chunk).float().cpu().numpy()
         return found
 
     def tensor(self, array: Array) -> torch.Tensor:
-        """A copy where the policy is."""
+        """A copy on the policy's device."""
         return torch.tensor(array, device=self.config.device)
 
     def limits(self) -> tuple[Array, Array] | None:
-        """Lowest and highest demonstrated action, each ``[A]``, from the statistics that the postprocessor keeps."""
+        """Minimum and maximum of the demonstrated actions ``[A]``, from the postprocessor's statistics, or None."""
         for step in self._after.steps if self.absolute else ():
             found = (getattr(step, "stats", None) or {}).get(ACTION, {})
             if "min" in found and "max" in found:
@@ -156,7 +157,7 @@ class LeRobotModel:
                 return low, high
         return None
 
-    def _drawn(self, inputs: Inputs, instruction: Sequence[str] | None, rng: np.random.Generator) -> Array:
+    def _sampled(self, inputs: Inputs, instruction: Sequence[str] | None, rng: np.random.Generator) -> Array:
         place = torch.device(self.config.device)
         with torch.random.fork_rng([place] if place.type == "cuda" else []):
             torch.manual_seed(int(rng.integers(1 << 63)))
@@ -172,8 +173,8 @@ class LeRobotModel:
 class LeRobotParts:
     """The parts of SmolVLA, pi0 or pi05, see :class:`~specact.families.chunks.flow.FlowParts`.
 
-    Their time runs from 1, noise, to 0, data: ``v(x, t) = -v'(x, 1 - t)``. Their chunks are padded to a width that
-    all robots share, ``[H, W]`` with W at least A.
+    Their time runs from 1, noise, to 0, data: ``v(x, t) = -v'(x, 1 - t)``. Their chunks are padded to a width W common
+    to all robots, ``[H, W]`` with W at least A.
 
     Args:
         model: the policy.
@@ -181,15 +182,15 @@ class LeRobotParts:
 
     def __init__(self, model: LeRobotModel) -> None:
         self._model = model
-        # What was encoded last, and the prefix that is read of it.
+        # The tokens that were encoded last, and the embedded prefix they were made from.
         self._last: tuple[Array, Any] | None = None
 
     def tokens(self, windows: Sequence[Window]) -> Array:
-        """The embeddings of images, instruction and state, ``[B, N, W]``: as many for every instruction.
+        """The embeddings of images, instruction and state, ``[B, N, W]``; N does not depend on the instruction.
 
-        What the policy does not look at, such as the end of a short instruction, is zeros behind the rest. Pi0 shows
-        its state to the expert alone; that embedding is the last token. Pi0.5 reads its state as words. The place of a
-        token, which the policy's own layers are told apart from it, is in it.
+        Masked tokens, such as the padding of a short instruction, are moved to the end as zeros. In pi0 only the expert
+        reads the state; its embedding is the last token. Pi0.5 reads its state as words. Positions, which the policy's
+        own layers receive separately, are added to the tokens.
         """
         kind, network, found = self._model.config.type, self._model.policy.model, list[Any]()
 
@@ -199,7 +200,7 @@ class LeRobotParts:
             prefix = network.embed_prefix(images, masks, words, read, *(state if kind == "smolvla" else ()))
             whole = prefix[0].shape[1] == getattr(network, "prefix_length", -1)
             more = 0 if whole else self._model.config.tokenizer_max_length - words.shape[1]
-            tokens = _placed(_in_front(prefix[0].float(), prefix[1], more))
+            tokens = _with_positions(_unmasked_first(prefix[0].float(), prefix[1], more))
             if kind == "pi0":
                 own = network.state_proj(state[0].to(network.state_proj.weight.dtype))[:, None]
                 own = torch.nn.functional.pad(own, (0, tokens.shape[-1] - own.shape[-1]))
@@ -213,9 +214,9 @@ class LeRobotParts:
         return tokens
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> dict[str, Any]:
-        """What every denoising step of these windows is given, beside the chunk and the time.
+        """The arguments of every denoising step of these windows, besides the chunk and the time.
 
-        Images are encoded anew, unless ``tokens`` is the array that :meth:`tokens` gave last.
+        Images are encoded again, unless ``tokens`` is the array that :meth:`tokens` returned last.
         """
         kept, last = dict[str, Any](), self._last
 
@@ -228,7 +229,7 @@ class LeRobotParts:
         return kept
 
     def _predict(self, windows: Sequence[Window], **seams: Any) -> None:
-        """An inference in which some of the network's methods are others."""
+        """Runs an inference in which some methods of the network are replaced."""
         model, network = self._model, self._model.policy.model
         spec = model.observation
         texts = [window.instruction or "" for window in windows] if spec.instruction else None
@@ -240,7 +241,7 @@ class LeRobotParts:
                 model.predict(spec.stack(windows), texts, noise=model.tensor(np.zeros(shape, np.float32)))
             finally:
                 for name in seams:
-                    delattr(network, name)  # the class has the real ones
+                    delattr(network, name)  # the methods of the class are visible again
 
     def velocity(self, chunks: Array, times: Array, cache: dict[str, Any]) -> Array:
         """See :class:`~specact.families.chunks.flow.FlowParts`."""
@@ -251,7 +252,7 @@ class LeRobotParts:
     def guide(
         self, chunk: Array, time: Array, cache: dict[str, Any], wanted: Array, weights: Array
     ) -> tuple[Array, Array]:
-        """See :class:`~specact.families.chunks.flow.FlowParts`; padding is pulled nowhere."""
+        """See :class:`~specact.families.chunks.flow.FlowParts`; padded dimensions are not guided."""
         tensor, actions = self._model.tensor, self._model.config.action_feature.shape[0]
         with self._model.lock, torch.enable_grad():
             x, now = tensor(chunk).requires_grad_(), tensor(time)
@@ -263,7 +264,7 @@ class LeRobotParts:
         return velocity.detach().cpu().numpy(), pull.cpu().numpy()
 
     def _velocity(self, x: torch.Tensor, times: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
-        given = {name: _repeated(value, len(x)) for name, value in cache.items()}
+        given = {name: _expanded(value, len(x)) for name, value in cache.items()}
         velocity: torch.Tensor = -self._model.policy.model.denoise_step(x_t=x, timestep=1.0 - times, **given)
         return velocity
 
@@ -272,19 +273,19 @@ def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
     """A LeRobot policy as a chunk policy.
 
     SmolVLA, pi0 and pi05 become a :class:`~specact.families.chunks.flow.FlowPolicy`, unless their actions are relative
-    to what they observe; everything else is asked for its ``predict_action_chunk``.
+    to the observation; all others are called by their ``predict_action_chunk``.
 
     Args:
         source: ``lerobot:PATH@HZ``.
         steps: Euler steps of a flow policy.
 
     Raises:
-        ConfigError: if the name is none of a saved policy.
+        ConfigError: if the source does not name a saved policy and a rate.
         BundleError: if the policy cannot be used.
     """
     path, rate_hz = _named(source)
     try:
-        # LeRobot tells on the standard output what it does.
+        # LeRobot prints progress on stdout.
         with contextlib.redirect_stdout(sys.stderr):
             model = LeRobotModel(path)
         zeros = model.observation.zeros()
@@ -294,7 +295,7 @@ def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
         units = _flow_units(model, limits) if model.config.type in _FLOWS and model.absolute else None
     except SpecactError:
         raise
-    # Anything can go wrong in somebody else's policy.
+    # A third-party policy can raise anything.
     except (Exception, SystemExit) as error:
         raise BundleError(f"{path} cannot be used as a LeRobot policy: {type(error).__name__}: {error}") from error
     spec, fingerprint = ChunkSpec(model.observation, chunk.shape[1], chunk.shape[2], rate_hz), _fingerprint(path)
@@ -308,7 +309,7 @@ def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
 
 
 def _named(source: str) -> tuple[Path, float]:
-    """Folder and control rate of a name ``lerobot:PATH@HZ``."""
+    """Folder and control rate [Hz] of a source ``lerobot:PATH@HZ``."""
     folder, _, rate = source.removeprefix("lerobot:").rpartition("@")
     try:
         rate_hz = float(rate)
@@ -331,7 +332,7 @@ def _named(source: str) -> tuple[Path, float]:
 
 
 def _check_weights(state: dict[str, torch.Tensor], file: Path) -> None:
-    """Refuses what LeRobot reports and then leaves as it was initialised: weights that are missing or do not fit.
+    """Refuses missing and incompatible weights, which LeRobot reports and then leaves at their initial values.
 
     Raises:
         BundleError: if the file does not hold exactly the weights of the policy.
@@ -339,18 +340,18 @@ def _check_weights(state: dict[str, torch.Tensor], file: Path) -> None:
     with safe_open(file, "pt") as saved:
         shapes = {name: list(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
     strange = [name for name, shape in shapes.items() if name not in state or list(state[name].shape) != shape]
-    # Of weights that two names share one is saved.
+    # Tied weights are saved under one of their names.
     held = {state[name].data_ptr() for name in shapes.keys() & state.keys()}
     missing = [name for name, tensor in state.items() if name not in shapes and tensor.data_ptr() not in held]
     if strange or missing:
         raise BundleError(
-            f"{file} is not of the policy that its config.json describes: {len(missing)} weights are missing and "
-            f"{len(strange)} are of no or another place, first {(missing + strange)[0]}; save it again"
+            f"{file} does not fit the policy that its config.json describes: {len(missing)} weights are missing and "
+            f"{len(strange)} are unknown or have another shape, first {(missing + strange)[0]}; save it again"
         )
 
 
 def _flow_units(model: LeRobotModel, limits: tuple[Array, Array] | None) -> FlowUnits | None:
-    """Units of the padded flow, or None where its numbers become actions in another way than by offset and factor."""
+    """Units of the padded flow, or None if its outputs are not mapped to actions by offset and scale."""
     width, padded = model.config.action_feature.shape[0], model.config.max_action_dim
     centre, one, other = (
         model.actions(torch.full((1, 1, width), value))[0, 0] for value in (0.0, 1.0, -3.0)
@@ -366,20 +367,26 @@ def _flow_units(model: LeRobotModel, limits: tuple[Array, Array] | None) -> Flow
     )  # fmt: skip
 
 
-def _seen(array: Any) -> torch.Tensor:
-    """As LeRobot's processors want it: camera frames by channel, between 0 and 1."""
+def _to_lerobot(array: Any) -> torch.Tensor:
+    """An array as LeRobot's processors expect it: camera frames channels first, in [0, 1]."""
     tensor = torch.tensor(array)
     return (tensor.movedim(-1, -3).float() / 255.0).contiguous() if tensor.dtype == torch.uint8 else tensor
 
 
-def _in_front(tokens: torch.Tensor, read: torch.Tensor, more: int) -> torch.Tensor:
-    """Tokens ``[B, N, W]``, those that are read first, and zeros for the rest and for so many more."""
-    order = torch.argsort(~read.bool(), dim=1, stable=True)[..., None].expand_as(tokens)
-    return torch.nn.functional.pad((tokens * read[..., None]).gather(1, order), (0, 0, 0, more))
+def _unmasked_first(tokens: torch.Tensor, mask: torch.Tensor, padding: int) -> torch.Tensor:
+    """Unmasked tokens first, then zeros for masked ones and for the padding, ``[B, N + padding, W]``.
+
+    Args:
+        tokens: ``[B, N, W]``.
+        mask: whether each token is attended to, ``[B, N]``.
+        padding: number of additional tokens.
+    """
+    order = torch.argsort(~mask.bool(), dim=1, stable=True)[..., None].expand_as(tokens)
+    return torch.nn.functional.pad((tokens * mask[..., None]).gather(1, order), (0, 0, 0, padding))
 
 
-def _placed(tokens: torch.Tensor) -> torch.Tensor:
-    """Tokens ``[B, N, W]`` plus sines and cosines of their places, as large as each token: zeros stay zeros."""
+def _with_positions(tokens: torch.Tensor) -> torch.Tensor:
+    """Tokens ``[B, N, W]`` plus sinusoidal position encodings scaled by each token's norm: zeros stay zeros."""
     count, width = tokens.shape[1:]
     rates = 10_000.0 ** (-torch.arange(0, width, 2, device=tokens.device) / width)
     angles = torch.arange(count, device=tokens.device)[:, None] * rates
@@ -387,8 +394,8 @@ def _placed(tokens: torch.Tensor) -> torch.Tensor:
     return tokens + size * torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 
-def _repeated(value: Any, count: int) -> Any:
-    """A copy of what a prefix holds, for as many chunks; the copy, as a step writes into its keys and values."""
+def _expanded(value: Any, count: int) -> Any:
+    """A prefix's value for a batch of ``count`` chunks; KV caches are copied, because a step writes to them."""
     if isinstance(value, torch.Tensor):
         return value.expand(count, *value.shape[1:])
     keys = copy.deepcopy(value)
@@ -398,7 +405,7 @@ def _repeated(value: Any, count: int) -> Any:
 
 
 def _fingerprint(path: Path) -> str:
-    """Of the weights and of all that says how they are used."""
+    """Fingerprint of the weights and of all settings."""
     digest = hashlib.sha256()
     for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
         with file.open("rb") as content:

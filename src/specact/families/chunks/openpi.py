@@ -1,4 +1,4 @@
-"""A policy on a server of openpi's protocol, by the server's address and a description of what it takes and gives."""
+"""A policy on a server of openpi's protocol, by the server's address and a description of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from specact.observation import ObservationSpec, Window, read_spec
 from specact.remote.client import Client
 from specact.remote.openpi import Key, OpenpiEndpoint, OpenpiTransport
 from specact.remote.pending import PendingRequest
+from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 from specact.toml import build, read_toml
 from specact.types import Miss
@@ -42,9 +43,9 @@ class OpenpiSource:
 
     Attributes:
         endpoint: where it is, with the dialect of the policy.
-        spec: what it needs to see, and what it gives.
-        units: of its actions, or None where nobody said their range.
-        name, fingerprint: what the server says of itself; its host and nothing where it says neither.
+        spec: of its observations and chunks.
+        units: of its actions, or None if their range is unknown.
+        name, fingerprint: from the server's metadata; its host name and empty if the metadata has none.
     """
 
     endpoint: OpenpiEndpoint
@@ -56,7 +57,7 @@ class OpenpiSource:
 
 @dataclass(frozen=True)
 class _Description:
-    """What the description of such a policy says."""
+    """The description of a policy."""
 
     chunk: int
     actions: int
@@ -71,9 +72,9 @@ class _Description:
 def openpi_source(
     source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_TIMEOUT_S
 ) -> OpenpiSource:
-    """Asks a server for its metadata, and reads the description of its policy.
+    """Requests a server's metadata, and reads the description of its policy.
 
-    The description is a TOML file. A server of this package says the same in its metadata, and needs none. ::
+    The description is a TOML file. A server of this package has the same in its metadata and needs no description. ::
 
         chunk = 10
         actions = 7
@@ -120,12 +121,27 @@ def openpi_source(
     )
 
 
+def target_endpoint(server: str, token: str | None, tls: ssl.SSLContext | None, dialect: Dialect) -> Endpoint:
+    """Address of the server of a pair's target, in this package's protocol or, with the prefix, in openpi's.
+
+    Args:
+        server: see :meth:`~specact.remote.transport.Endpoint.parse` and :func:`openpi_source`.
+        token, tls, dialect: see :func:`openpi_endpoint`.
+
+    Raises:
+        ConfigError: if it is no such address, or its protocol does not serve this pair.
+    """
+    if server.startswith(PREFIX):
+        return openpi_endpoint(server, token, tls, dialect)
+    return Endpoint.parse(server, token, tls)
+
+
 def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, dialect: Dialect) -> OpenpiEndpoint:
-    """Where a pair's target is; nothing is asked.
+    """Address of a pair's target; sends nothing.
 
     Args:
         source, token, tls: see :func:`openpi_source`.
-        dialect: of the pair; a description need say no more than this, and must not say otherwise.
+        dialect: of the pair; a description, which is optional, must agree with it.
 
     Raises:
         ConfigError: if it is no such name, the description cannot be used, or the pair is not one of chunk policies.
@@ -145,11 +161,11 @@ def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, 
 
 
 def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
-    """The policy, asked for one window after the other, as the protocol knows no batches; it has no deadline of a step.
+    """The policy, queried for one window at a time, as the protocol has no batches; for use without step deadlines.
 
     Args:
-        found: where it is.
-        deadline_s: how long an answer is waited for [s]; the first one of a policy that is compiled takes long.
+        found: the policy's source.
+        deadline_s: timeout of a reply [s]; the first one of a policy that is compiled takes long.
 
     Raises:
         RemoteError: if there is no connection.
@@ -162,7 +178,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
         raise
 
     def ask(window: Window, rng: np.random.Generator) -> Any:
-        # A server of this package draws from this address; others draw as they like.
+        # A server of this package samples from this address; others have their own randomness.
         address = StepAddress(int(rng.integers(2**63)), 0, 0, 0)
 
         def request(identity: int) -> Request:
@@ -188,7 +204,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
 def _parse(
     source: str, token: str | None, tls: ssl.SSLContext | None
 ) -> tuple[OpenpiEndpoint, ChunkSpec | None, ActionUnits | None]:
-    """The endpoint without a dialect, and what the description says, where there is one."""
+    """The endpoint without a dialect, and spec and units of the description, if there is one."""
     address, _, file = source.removeprefix(PREFIX).partition("#")
     try:
         parts = urlsplit(address)

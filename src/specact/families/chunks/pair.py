@@ -1,7 +1,6 @@
-"""Two chunk policies as a pair: executed is the draft's chunk, or the target's, or a prefix of the one, then the other.
+"""Two chunk policies as a pair: executes the draft's chunk, the target's, or a prefix of the first, then the second.
 
-Neither way follows the target's distribution exactly: with a prefix the executed actions are up to the threshold away
-from the target's.
+This is not exact: accepted actions differ from the target's by up to the threshold.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ _PARTS = ("draft", "target")
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A chunk policy and what tells it from others.
+    """A loaded chunk policy with its name and fingerprint.
 
     Attributes:
-        name: for people.
+        name: for messages.
         policy: the policy.
-        units: of its actions, or None where nobody said their range.
-        fingerprint: of its weights, or empty where it has none.
+        units: of its actions, or None if their range is unknown.
+        fingerprint: of its weights, or empty if it has none.
         env: name of the environment it was made for, or empty.
     """
 
@@ -44,7 +44,7 @@ class LoadedPolicy:
 
 
 def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "part", "code", "folder"]:
-    """What a name means: a ``.toml`` file, a policy of a pair, a Python object (loading it runs code), or a bundle."""
+    """Kind of a source: LeRobot's folder, an openpi server, a ``.toml`` file, a policy of a pair, code, or a bundle."""
     if source.startswith("lerobot:"):
         return "lerobot"
     if source.startswith("openpi:"):
@@ -60,22 +60,22 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
 def load_policy(
     source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
 ) -> LoadedPolicy:
-    """The chunk policy that a name means.
+    """Loads a chunk policy from any kind of source.
 
     Args:
         source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
             ``BUNDLE#target``, one policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
             :func:`~specact.families.chunks.adapters.onnx_policy`; ``lerobot:PATH@HZ``, a folder that LeRobot's
             ``save_pretrained`` wrote, and the policy's control rate; ``openpi:ws://HOST:PORT#FILE.toml``, a server of
-            openpi's protocol, see :func:`~specact.families.chunks.openpi.openpi_source`, which is shown the token in
-            the variable SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a
+            openpi's protocol, see :func:`~specact.families.chunks.openpi.openpi_source`, with the token in the variable
+            SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a
             class of one, that is made without arguments.
         steps: Euler steps of a flow policy.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        ConfigError: if there is none of that name.
-        BundleError: if it cannot be used.
+        ConfigError: if the source does not exist, or is none of these.
+        BundleError: if the policy cannot be used.
         RemoteError: if a server does not answer.
     """
     kind = kind_of_source(source)
@@ -102,9 +102,9 @@ def load_policy(
     if kind_of(path) == "pair":
         raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
     if kind_of(path) == "regression":
-        found_there = load_regression(path, provider=provider, threads=threads)
+        regression = load_regression(path, provider=provider, threads=threads)
         return LoadedPolicy(
-            found_there.name, found_there.policy, found_there.policy.units, found_there.fingerprint, found_there.env
+            regression.name, regression.policy, regression.policy.units, regression.fingerprint, regression.env
         )
     if kind_of(path) == "tokens":
         tokens = load_tokens(path, provider=provider, threads=threads)
@@ -147,10 +147,10 @@ def is_policy(found: object) -> bool:
 
 
 def try_out(loaded: LoadedPolicy) -> None:
-    """Lets a policy answer twice, once alone and once in a batch, on observations of zeros.
+    """Tests a policy with observations of zeros, at batch sizes 1 and 2.
 
     Raises:
-        BundleError: if it cannot, or gives something else than its spec says.
+        BundleError: if an inference fails, or its chunks do not match the spec.
     """
     spec = loaded.policy.spec
     window: Window = spec.observation.zeros()
@@ -161,7 +161,7 @@ def try_out(loaded: LoadedPolicy) -> None:
             shapes = [np.shape(chunk) for chunk in chunks]
         except SpecactError:
             raise
-        # Anything can go wrong in somebody else's policy.
+        # A third-party policy can raise anything.
         except (Exception, SystemExit) as error:
             raise BundleError(
                 f"the policy {loaded.name} cannot answer a batch of {count} observations of zeros: "

@@ -1,4 +1,4 @@
-"""Flow policies whose drafted chunks are checked instead of denoised: Realtime-VLA FLASH."""
+"""Realtime-VLA FLASH: flow policies that verify drafted chunks instead of denoising."""
 
 from specact.lazy import attach
 

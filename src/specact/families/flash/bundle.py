@@ -1,4 +1,4 @@
-"""FLASH's block for one flow policy: a network from the encoder's tokens to a chunk, and what was fitted with it."""
+"""FLASH's drafting block of one flow policy: a network from the encoder's tokens to a chunk, and fitted settings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from specact.runtime.manifest import BundleFolder, read_manifest
 from specact.toml import build
 
 FLASH_PARTS = {"block": "block.onnx"}
-# Where it lies beside the flow policy it was made for.
+# Its folder in that of the flow policy it was made for.
 FLASH = "flash"
 
 
 @dataclass(frozen=True)
 class FlashSettings:
-    """What the rounds of a target need to know besides networks.
+    """Settings of a target's rounds.
 
     Attributes:
-        execute: actions of a chunk that are executed at most before the next round.
-        grippers: dimensions of an action that are grippers: left out of distances, and guarded.
-        period: checked rounds between two full ones at most; 0 for no limit.
-        levels, within: of a check that was fitted to held-out observations, see docs/flash.md.
+        execute: maximum number of executed actions of a chunk before the next round.
+        grippers: dimensions of an action that are grippers: excluded from distances, and guarded.
+        period: maximum number of checked rounds between two full ones; 0 for no limit.
+        levels, within: of a :class:`~specact.families.flash.check.Check` fitted to held-out observations, see
+            docs/flash.md.
 
     Raises:
         ConfigError: for a number out of range.
@@ -53,10 +54,10 @@ class FlashSettings:
 
 
 def flow_of(target: LoadedPolicy) -> FlowPolicy:
-    """A target as what blocks are trained and rounds are made with.
+    """The flow policy of a target, whose networks FLASH uses one by one.
 
     Raises:
-        ConfigError: if it has no parts, no range of actions or no fingerprint.
+        ConfigError: if it is no flow policy, or has no range of actions or no fingerprint.
     """
     policy = target.policy
     if not isinstance(policy, FlowPolicy):
@@ -76,7 +77,7 @@ def flow_of(target: LoadedPolicy) -> FlowPolicy:
 
 @dataclass(frozen=True)
 class MadeFor:
-    """Which target a block was made for.
+    """The target that a block was made for.
 
     Attributes:
         target: fingerprint of its bundle.
@@ -92,15 +93,18 @@ class MadeFor:
 
 
 class Block:
-    """The drafting network on ONNX Runtime: from what the target's encoder makes of a window to a chunk.
+    """The drafting network on ONNX Runtime: from the target encoder's tokens to a chunk.
 
     Args:
         path: the ``.onnx`` file.
         chunk: H and A of the target's chunks.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
+    Attributes:
+        tokens: N and W of the encoder's tokens.
+
     Raises:
-        BundleError: if the file is no ONNX model, or takes or gives something else.
+        BundleError: if the file is no ONNX model, or has other inputs or outputs.
         ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
@@ -118,7 +122,7 @@ class Block:
         self.tokens: list[int] = found["tokens"]
 
     def chunks(self, tokens: Array) -> Array:
-        """Drafted chunks ``[B, H, A]`` in the flow's units, of tokens ``[B, N, W]``."""
+        """Drafted chunks ``[B, H, A]`` in the flow's units, from tokens ``[B, N, W]``."""
         chunks: Array = self._session.run(None, {"tokens": tokens})[0]
         return chunks
 
@@ -146,8 +150,8 @@ def load_flash(
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it was made for
-            another target.
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it was made
+            for another target.
         ConfigError: if there is no bundle of that name, or no such execution provider, or the target is no flow policy.
     """
     policy, path = flow_of(target), find_bundle(name_or_path)
@@ -167,15 +171,15 @@ def load_flash(
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
     shape = (spec.chunk, spec.actions)
     block = Block(path / FLASH_PARTS["block"], shape, provider=provider, threads=threads)
-    here = not isinstance(policy.networks, Elsewhere)
+    here = not isinstance(policy.networks, RemoteParts)
     wanted = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:]) if here else block.tokens
     if block.tokens != wanted:
         raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {wanted}")
     return FlashBundle(path, manifest, block, settings)
 
 
-class Elsewhere:
-    """The networks of a flow policy that is on a server; see :class:`~specact.families.chunks.flow.FlowParts`.
+class RemoteParts:
+    """Placeholder for the networks of a flow policy on a server; see :class:`~specact.families.chunks.flow.FlowParts`.
 
     Args:
         name: of the pair.
@@ -185,7 +189,7 @@ class Elsewhere:
         self._name = name
 
     def __getattr__(self, part: str) -> Any:
-        """Refuses whoever takes a part, before anything is drafted or checked."""
+        """Refuses any use, before anything is drafted or checked."""
         raise ConfigError(
             f"the flow policy that {self._name} drafts for is not here; name it with --target, such as "
             "lerobot:PATH@HZ, or leave drafting and checks to a server that has it"
@@ -193,15 +197,15 @@ class Elsewhere:
 
 
 def describe_target(policy: FlowPolicy) -> dict[str, Any]:
-    """What a device has to know of a target whose server drafts and checks, as plain values."""
+    """Spec and range of a target for devices whose server drafts and checks, as plain values for a manifest."""
     units, actions = policy.units, policy.spec.actions
     return {
         "spec": policy.spec.describe(), "low": units.low[:actions].tolist(), "high": units.high[:actions].tolist()
     }  # fmt: skip
 
 
-def target_elsewhere(path: Path) -> LoadedPolicy:
-    """The target of a block as its manifest describes it; it answers nothing.
+def remote_target(path: Path) -> LoadedPolicy:
+    """The target of a block on a server, as the block's manifest describes it; it cannot infer.
 
     Raises:
         BundleError: if the manifest does not describe it, or cannot be read.
@@ -218,4 +222,4 @@ def target_elsewhere(path: Path) -> LoadedPolicy:
     if low.shape != (spec.actions,) or high.shape != low.shape or not (low <= high).all():
         raise BundleError(f"the manifest of {path} has no range for {spec.actions} actions; train the block again")
     units = FlowUnits((low + high) / np.float32(2.0), np.ones_like(low), low, high)
-    return LoadedPolicy(name, FlowPolicy(Elsewhere(name), units, spec), None, fingerprint, str(manifest["env"]))
+    return LoadedPolicy(name, FlowPolicy(RemoteParts(name), units, spec), None, fingerprint, str(manifest["env"]))

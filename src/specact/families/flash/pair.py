@@ -1,4 +1,4 @@
-"""A flow policy as the target of a pair; the draft is FLASH's block, another policy, or what is left of a chunk."""
+"""A flow policy as the target of a pair; the draft is FLASH's block, another policy, or the rest of the last chunk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specact.families.flash.bundle import (
     FlashSettings,
     flow_of,
     load_flash,
-    target_elsewhere,
+    remote_target,
 )
 from specact.families.flash.drafting import FlashDrafter
 from specact.families.flash.rounds import ROUNDS, Rounds
@@ -36,10 +36,10 @@ class FlashPair(TargetPair[FlowPolicy]):
 
     Attributes:
         settings: of its rounds.
-        block: that drafts from what the target's encoder sees; None where there is none.
-        refresh: with which a part of the target's prefix is computed again; None where there is none.
-        rounds: how one comes to a chunk.
-        target_name: as the target was named when the pair was loaded, where it is not the pair's own bundle.
+        block: drafts from the target encoder's tokens; None if there is none.
+        refresh: recomputes a part of the target's prefix; None if there is none.
+        rounds: how chunks are drafted and verified.
+        target_name: the target's name as given when the pair was loaded; None if it is the pair's own bundle.
     """
 
     settings: FlashSettings
@@ -61,14 +61,14 @@ class FlashPair(TargetPair[FlowPolicy]):
 
     @property
     def drafter(self) -> FlashDrafter:
-        """See :class:`~specact.pair.Pair`; of one robot."""
+        """See :class:`~specact.pair.Pair`; a new one for each robot."""
         return self.drafter_of(self.rounds)
 
     def drafter_of(self, rounds: Rounds) -> FlashDrafter:
-        """The drafter of other rounds.
+        """The drafter of other rounds than the pair's own.
 
         Raises:
-            ConfigError: if they need a block, a draft or a refresh that is not there.
+            ConfigError: if they need a block, a draft or a refresh that is missing.
         """
         parts = None
         if rounds.reuse is not None:
@@ -101,18 +101,18 @@ class FlashPair(TargetPair[FlowPolicy]):
 
 
 def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name: str | None = None) -> FlashPair:
-    """A flow policy's bundle as a pair, with the block and the refresh that lie beside it.
+    """A flow policy's bundle as a pair, with the block and the refresh in its folder.
 
-    Without one, all of a chunk is executed, and nothing is a gripper.
+    Without a block the whole chunk is executed, and no dimension is a gripper.
 
     Args:
         bundle: the target.
         draft: a policy on the device.
-        draft_name: how it was named.
+        draft_name: its name as given by the user.
 
     Raises:
-        BundleError: if the block or the refresh does not fit the target, or is damaged.
-        ConfigError: if the draft does not fit the target.
+        BundleError: if the block or the refresh is incompatible with the target, or damaged.
+        ConfigError: if the draft is incompatible with the target.
     """
     target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
     folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
@@ -131,14 +131,14 @@ def block_pair(
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> FlashPair:
-    """FLASH's block and the flow policy that it drafts for, wherever that comes from.
+    """FLASH's block and the flow policy that it drafts for as a pair.
 
     Args:
         path: the block's bundle.
-        target: see :func:`~specact.families.chunks.sources.load_policy`; without it the pair is a device's, whose
+        target: see :func:`~specact.families.chunks.sources.load_policy`; without it the pair is for a device whose
             server drafts and checks.
         draft, draft_name: see :func:`flash_pair`.
-        steps: Euler steps of a chunk that is answered without a round.
+        steps: Euler steps of the target's own chunks, for clients without rounds.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
@@ -146,9 +146,7 @@ def block_pair(
         ConfigError: if the target is no flow policy, or the draft does not fit it.
     """
     loaded = (
-        target_elsewhere(path)
-        if target is None
-        else load_policy(target, steps=steps, provider=provider, threads=threads)
+        remote_target(path) if target is None else load_policy(target, steps=steps, provider=provider, threads=threads)
     )
     made = load_flash(path, loaded, provider=provider, threads=threads)
     return replace(_pair(loaded, made, draft, draft_name, path), name=made.name, target_name=target)
@@ -163,6 +161,6 @@ def _pair(
         name=target.name, policy=policy, settings=FlashSettings(policy.spec.chunk) if made is None else made.settings,
         block=None if made is None else made.block, draft=None if draft is None else draft.policy,
         draft_name=draft_name, env=target.env, path=path,
-        # A flow alone has its own.
+        # A flow policy alone keeps its own.
         fingerprint=joint_fingerprint(*prints) if len(prints) > 1 else target.fingerprint,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Flow policies whose prefix is computed again only where the picture has changed: FreqCache."""
+"""FreqCache: flow policies that recompute the prefix only where the camera image has changed."""
 
 from specact.lazy import attach
 

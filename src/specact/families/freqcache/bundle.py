@@ -1,4 +1,4 @@
-"""What a flow policy needs to compute a part of its prefix again: a network, and where its cameras' tokens are."""
+"""The bundle that recomputes a part of a flow policy's prefix: a network, and the positions of the cameras' tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specact.runtime.manifest import BundleFolder, read_manifest
 from specact.toml import build
 
 REFRESH_PARTS = {"refresh": "refresh.onnx"}
-# Where it lies beside the flow policy it was made for.
+# Its folder in that of the flow policy it was made for.
 FREQCACHE = "freqcache"
 
 
@@ -24,8 +24,8 @@ class Patches:
     """The tokens of one camera's frame: one for each patch, row by row.
 
     Attributes:
-        first: of the prefix's tokens, the frame's first.
-        rows, columns: of patches.
+        first: index of the frame's first token in the prefix.
+        rows, columns: number of rows and columns of patches.
     """
 
     first: int
@@ -34,13 +34,13 @@ class Patches:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Both."""
+        """Rows and columns."""
         return self.rows, self.columns
 
 
 @dataclass(frozen=True)
 class RefreshSpec:
-    """Which target a refresh was made for, and its cameras.
+    """The target that a refresh was made for, and its cameras.
 
     Attributes:
         target: fingerprint of its bundle.
@@ -56,7 +56,7 @@ class RefreshSpec:
 
 
 class Refresh:
-    """The prefix on some tokens only, on ONNX Runtime: the others' keys and values are taken from an earlier cache.
+    """Recomputes the prefix for some tokens, on ONNX Runtime; the others keep keys and values of an earlier cache.
 
     Args:
         path: the ``.onnx`` file.
@@ -64,7 +64,7 @@ class Refresh:
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if the file is no ONNX model, or is made for other caches.
+        BundleError: if the file is no ONNX model, or was made for other caches.
         ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
@@ -85,12 +85,12 @@ class Refresh:
     def cache(self, tokens: Array, sources: Any, cache: Array) -> Array:
         """The new cache ``[1, L, 2, heads, N, W / heads]``.
 
-        New keys and values are those of tokens that attend to all of the new cache, layer for layer.
+        In every layer the recomputed tokens attend to the whole new cache.
 
         Args:
-            tokens: ``[1, n, W]``, those to compute again, at least one.
-            sources: int64 ``[N]``: of each place of the new cache the row that its keys and values come from: one of
-                the old cache's, or N + k for the k-th of the tokens.
+            tokens: ``[1, n, W]``, the tokens to recompute, at least one.
+            sources: int64 ``[N]``: for each position of the new cache the source of its keys and values: a position of
+                the old cache, or N + k for the k-th of the tokens.
             cache: the old cache.
         """
         found: Array = self._session.run(None, {"tokens": tokens, "sources": sources, "held": cache})[0]
@@ -99,7 +99,7 @@ class Refresh:
 
 @dataclass(frozen=True)
 class RefreshBundle(BundleFolder):
-    """A loaded bundle.
+    """A loaded bundle of a refresh.
 
     Attributes:
         refresh: the network.
@@ -113,7 +113,7 @@ class RefreshBundle(BundleFolder):
 def load_refresh(
     path: Path, target: FlowBundle, *, provider: str = "CPUExecutionProvider", threads: int = 1
 ) -> RefreshBundle:
-    """Loads what FreqCache needs of a target.
+    """Loads the refresh of a target's prefix.
 
     Args:
         path: the folder.
@@ -121,8 +121,8 @@ def load_refresh(
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it was made for
-            another target.
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it was made
+            for another target.
         ConfigError: if there is no such execution provider.
     """
     manifest = read_manifest(path, "freqcache", REFRESH_PARTS)
@@ -146,7 +146,7 @@ def load_refresh(
 
 
 def check_cameras(path: Path, target: FlowBundle, cameras: Mapping[str, Patches], tokens: int) -> None:
-    """Refuses cameras that the target does not have, or not in such patches.
+    """Refuses cameras that the target does not have, and patches that do not fit their frames.
 
     Raises:
         BundleError: if one does not fit.

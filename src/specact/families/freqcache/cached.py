@@ -1,4 +1,4 @@
-"""A flow policy's parts that keep the prefix cache of one robot, and compute only a part of it again."""
+"""A flow policy's networks with the prefix cache of one robot, of which only a part is recomputed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Reuse:
     """Which tokens are reused.
 
     Attributes:
-        cameras: whose tokens may be; empty for all of them.
-        least, most: of the budget, the share of a camera's tokens that may be reused.
-        refreshed: q, the share of a camera's tokens that is computed again in any case.
-        confidence: of the motion; below it all of a camera's tokens are computed again.
-        remaps: whether tokens move with the picture; else the picture is taken to stand still.
-        first: which tokens are computed again first: those with the most energy at high frequencies, those whose
-            patch changed most, those that were computed longest ago, or any.
+        cameras: names of the cameras whose tokens may be reused; empty for all.
+        least, most: bounds of the budget, the share of a camera's tokens that may be reused, in [0, 1].
+        refreshed: q, the share of a camera's tokens that is always recomputed, in [0, 1].
+        confidence: minimum confidence of the motion estimate; below it all of a camera's tokens are recomputed.
+        remaps: whether tokens move with the estimated motion; otherwise none is assumed.
+        first: which tokens are recomputed first: those with the most energy at high frequencies (``edges``), those
+            whose patch changed most, those that were computed longest ago, or random ones.
 
     Raises:
         ConfigError: for a number out of range.
@@ -66,11 +66,11 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Reused:
-    """What became of one camera's tokens.
+    """The reused tokens of one camera.
 
     Attributes:
-        motion: of the picture.
-        mask: ``[P]``, the tokens that were reused.
+        motion: estimated motion of the image.
+        mask: whether each of the P tokens was reused, ``[P]``.
     """
 
     motion: Motion
@@ -83,7 +83,7 @@ class _Frame:
 
     @classmethod
     def of(cls, seen: NDArray[np.uint8]) -> _Frame:
-        """The newest of some frames ``[T, H, W, 3]``, or the only one ``[H, W, 3]``."""
+        """The last of several frames ``[T, H, W, 3]``, or a single one ``[H, W, 3]``."""
         return cls(luma(seen if seen.ndim == 3 else seen[-1]))
 
     @cached_property
@@ -92,20 +92,20 @@ class _Frame:
 
 
 class FreqCached:
-    """See :class:`~specact.families.chunks.flow.FlowParts`; the cache is that of one robot, from window to window.
+    """See :class:`~specact.families.chunks.flow.FlowParts`; stateful, with the prefix cache of one robot.
 
-    It belongs where the robot is known, on the device or in its process: a server answers many robots and keeps nothing
-    of them. Tokens that are no camera's are computed again every time, and those of a camera that are reused keep the
-    keys and values that they had when they were last computed, with the place that they had then.
+    It runs in the robot's own process: a server answers many robots and keeps no state. Tokens that are not a camera's
+    are recomputed every time. Reused tokens keep the keys and values of their last computation, with the position
+    encoding of that time.
 
     Args:
         networks: of the policy.
-        made: for it.
+        made: the refresh of the same policy.
         how: which tokens are reused.
-        seed: of a random choice.
+        seed: of the random choice of tokens.
 
     Attributes:
-        last: of the last cache, what became of each camera's tokens; empty where all of it was computed.
+        last: the reused tokens of the last cache, by camera; empty if all of it was computed.
 
     Raises:
         ConfigError: for a camera that the policy does not have.
@@ -121,15 +121,15 @@ class FreqCached:
 
     @property
     def share(self) -> float:
-        """Of the cameras' tokens, those that were reused in the last cache."""
+        """Share of the cameras' tokens that were reused in the last cache, in [0, 1]."""
         masks = [found.mask for found in self.last.values()]
         return float(np.concatenate(masks).mean()) if masks else 0.0
 
     def reset(self) -> None:
-        """Forgets the robot: an episode begins."""
+        """Starts an episode with an empty cache."""
         self._frames: dict[str, _Frame] = {}
         self._cache: Array | None = None
-        # Of each place, how often its token was reused since it was computed.
+        # How often the token at each position was reused since it was computed.
         self._ages = {name: np.zeros(patches.rows * patches.columns) for name, patches in self._cameras.items()}
         self._rng = stream(self._seed, Role.VERIFY)
         self.last: dict[str, Reused] = {}
@@ -195,18 +195,18 @@ class FreqCached:
 
 
 def refreshed(refresh: Refresh, tokens: Array, sources: NDArray[np.int64], cache: Array) -> Array:
-    """The cache ``[1, L, 2, heads, N, W / heads]`` with some places reused.
+    """The cache ``[1, L, 2, heads, N, W / heads]`` with some positions reused.
 
     Args:
         refresh: of the policy.
-        tokens: ``[1, N, W]``, all of the window's.
-        sources: ``[N]``: of each place the one whose keys and values it takes over; -1 to compute them again.
+        tokens: all tokens of the window, ``[1, N, W]``.
+        sources: for each position, the position of the old cache whose keys and values it reuses; -1 to recompute
+            them, ``[N]``.
         cache: the old cache.
     """
-    (again,) = np.nonzero(sources < 0)
-    count = len(sources)
-    if not len(again):
+    (recomputed,) = np.nonzero(sources < 0)
+    if not len(recomputed):
         return np.ascontiguousarray(cache[..., sources, :])
-    from_where = sources.copy()
-    from_where[again] = count + np.arange(len(again))
-    return refresh.cache(np.ascontiguousarray(tokens[:, again]), from_where, cache)
+    rows = sources.copy()
+    rows[recomputed] = len(sources) + np.arange(len(recomputed))
+    return refresh.cache(np.ascontiguousarray(tokens[:, recomputed]), rows, cache)

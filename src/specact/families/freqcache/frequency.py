@@ -1,7 +1,7 @@
-"""What two frames say about which tokens may be reused: motion, edges and a budget, by their spectra.
+"""Which tokens may be reused between two frames: motion, edge energy and a budget, from their spectra.
 
-FreqCache (arXiv 2604.24391) names these steps; no equations, constants or code of it are public, so the forms here are
-our own. Frames are float64 ``[H, W]``, see :func:`luma`.
+FreqCache (arXiv 2604.24391) names these steps but publishes no equations, constants or code; the forms here are our
+own. Frames are float64 ``[H, W]``, see :func:`luma`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _EPSILON = 1e-12
 
 @dataclass(frozen=True)
 class Motion:
-    """How a picture moved from one frame to the next.
+    """Motion of the image from one frame to the next.
 
     Attributes:
-        rows, columns: pixels that it moved down and to the right.
-        confidence: the highest peak of the phase correlation over the second highest, at least 1; the peak's direct
-            neighbours do not count, over which motion by part of a pixel spreads it.
+        rows, columns: shift downwards and to the right [pixels].
+        confidence: ratio of the highest to the second highest peak of the phase correlation, at least 1; direct
+            neighbours of the peak are excluded, because subpixel motion spreads it over them.
     """
 
     rows: int
@@ -41,21 +41,21 @@ def luma(frame: NDArray[np.uint8]) -> Plane:
 
 
 def spectrum(frame: Plane) -> Spectrum:
-    """The half of the Fourier transform that tells the other, ``[H, W // 2 + 1]``, without brightness."""
+    """The real Fourier transform without its zero frequency (mean brightness), ``[H, W // 2 + 1]``."""
     found = np.fft.rfft2(frame)
     found[0, 0] = 0.0
     return found
 
 
 def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -> Motion:
-    """``C = F2 conj(F1) / |F2 conj(F1)|``; the motion is where the inverse transform of C is highest.
+    """``C = F2 conj(F1) / |F2 conj(F1)|``; the motion is the position of the maximum of C's inverse transform.
 
-    Motion by whole pixels of a picture that repeats at its edges is found exactly, up to half of its size. What is
-    alike everywhere moved nowhere, with confidence 1.
+    A circular shift by whole pixels is found exactly, up to half of the image's size. Between uniform frames there is
+    no motion, with confidence 1.
 
     Args:
-        before, now: of two frames, see :func:`spectrum`.
-        shape: of the frames, at least 4 x 4.
+        before, now: spectra of two frames, see :func:`spectrum`.
+        shape: of the frames [pixels], at least 4 x 4.
     """
     cross = now * before.conj()
     size = np.abs(cross)
@@ -76,15 +76,15 @@ def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -
 
 
 def source_patches(motion: Motion, patch: tuple[int, int], grid: tuple[int, int]) -> NDArray[np.int64]:
-    """Of every place, which place of the frame before shows the same; -1 where that was outside.
+    """For each patch the patch of the previous frame that shows the same; -1 if that was outside the frame.
 
     Args:
-        motion: it is rounded to whole patches.
+        motion: is rounded to whole patches.
         patch: height and width of a patch [pixels].
         grid: rows R and columns C of patches.
 
     Returns:
-        ``[R C]``, places row by row.
+        Indices ``[R C]``, row by row.
     """
     down, right = round(motion.rows / patch[0]), round(motion.columns / patch[1])
     row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
@@ -125,13 +125,13 @@ def reuse_budget(entropy: float, least: float, most: float) -> float:
 
 
 def reused(earlier: NDArray[np.int64], rank: Plane, budget: float, refreshed: float) -> NDArray[np.bool_]:
-    """Which places reuse their token, ``[P]``: of those in the overlap the ones that rank lowest, as many as allowed.
+    """Which of P patches reuse a token, bool ``[P]``: the lowest-ranked ones in the overlap, within the budget.
 
     Args:
         earlier: see :func:`source_patches`.
-        rank: ``[P]``, such as :func:`edge_energy`: what to compute again first.
-        budget: share of all places that may be reused.
-        refreshed: q, the share of all places that is computed again in any case, the highest of the rank.
+        rank: ``[P]``, such as :func:`edge_energy`; the highest are recomputed first.
+        budget: share of all patches that may be reused, in [0, 1].
+        refreshed: q, share of all patches that is always recomputed, the highest-ranked ones, in [0, 1].
     """
     count = len(rank)
     order = np.argsort(rank, kind="stable")

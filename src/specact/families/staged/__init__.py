@@ -1,1 +1,1 @@
-"""Targets in stages: the first of them on a server, the others on the device."""
+"""Split targets: the first stages run on a server, the others on the device."""

@@ -1,4 +1,4 @@
-"""A network as a chain of stages that can be cut between any two of them."""
+"""A network as a chain of stages, of which a server runs the first and a device the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND: Kind = "split"
 MAX_STAGES = 64
 _MAX_AXES = 8
 
-# What is cut, by the kind of the bundle; several networks one behind the other as one.
+# The networks that are split, by the kind of the bundle; several are split as one, in sequence.
 SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
     "pair": ("target",), "regression": ("policy",), "flow": ("encoder", "prefix"),
 }  # fmt: skip
@@ -32,7 +32,7 @@ _Shapes = dict[str, list[int]] | list[int]  # by name, or of one tensor
 
 
 def split_fingerprint(manifest: Mapping[str, Any], kind: str) -> str:
-    """Of what is cut of a bundle of this kind; of several networks, theirs together."""
+    """Fingerprint of the networks that are split of a bundle of this kind."""
     prints = [str(manifest["fingerprints"][network]) for network in SPLIT_NETWORKS[kind]]
     return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
 
@@ -42,11 +42,11 @@ class SplitSpec:
     """The spec shared by the stages of a network.
 
     Attributes:
-        made_of: kind of the bundle that it was part of, one of :data:`SPLIT_NETWORKS`.
-        network: see :func:`split_fingerprint`.
+        made_of: kind of the bundle that the network is part of, one of :data:`SPLIT_NETWORKS`.
+        network: its fingerprint, see :func:`split_fingerprint`.
         observation: its observation spec.
-        activations: shape of one row of the tensor at each cut, from the one behind the first stage on, float32.
-        outputs: of the last stage: shape of one row, by name, in the network's order.
+        activations: shape of one row of the float32 tensor at each cut, 1 to N - 1.
+        outputs: shape of one row of each output of the last stage, by name, in the network's order.
 
     Raises:
         BundleError: for values outside their range.
@@ -76,7 +76,7 @@ class SplitSpec:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of one row of the tensor at each cut 1 to N-1."""
+        """Number of elements of one row of the tensor at each cut, 1 to N - 1."""
         return tuple(math.prod(shape) for shape in self.activations)
 
     def describe(self) -> dict[str, Any]:
@@ -93,12 +93,12 @@ class SplitSpec:
 class StagedNetwork:
     """The stages on ONNX Runtime.
 
-    A cut k lies behind stage k: :meth:`begin` runs stages 1 to k, :meth:`finish` the rest. Nothing but the tensor at
-    the cut crosses it, so that in float32 both together compute the same at every cut, bit for bit, at equal batches.
+    Cut k lies behind stage k: :meth:`begin` runs stages 1 to k, :meth:`finish` the rest. Only the tensor at the cut is
+    passed on, so that in float32 both together compute the same at every cut, bit for bit, at equal batch sizes.
 
     Args:
         files: of the stages, in order.
-        spec: what they have to fit.
+        spec: their inputs and outputs are checked against it.
         inputs: network inputs of the first stage.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
@@ -117,7 +117,7 @@ class StagedNetwork:
         crossing: list[_Shapes] = [list(shape) for shape in spec.activations]
         shapes = [inputs.shapes, *crossing, {name: list(shape) for name, shape in spec.outputs.items()}]
         for file, session, takes, gives in zip(files, self._sessions, shapes, shapes[1:], strict=False):
-            if not (_fits(session.get_inputs(), takes, all_of_it=False) and _fits(session.get_outputs(), gives)):
+            if not (_fits(session.get_inputs(), takes, exact=False) and _fits(session.get_outputs(), gives)):
                 raise BundleError(
                     f"{file} does not take {takes} and give {gives}, as the manifest says; split the bundle again"
                 )
@@ -131,7 +131,7 @@ class StagedNetwork:
         return self._run({self._sessions[cut].get_inputs()[0].name: activation}, cut, self.spec.stages)
 
     def run(self, windows: Sequence[Window]) -> list[Array]:
-        """The network's outputs for B windows, ``[B, ...]``: every stage here."""
+        """The network's outputs for B windows, ``[B, ...]``, by all stages."""
         return self._run(self._first(windows), 0, self.spec.stages)
 
     def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
@@ -149,12 +149,12 @@ class StagedNetwork:
         return found
 
 
-def _fits(found: Sequence[Any], wanted: _Shapes, all_of_it: bool = True) -> bool:
-    """Whether the inputs or outputs of a session are these; one tensor at a cut has whatever name."""
+def _fits(found: Sequence[Any], wanted: _Shapes, exact: bool = True) -> bool:
+    """Whether a session has these inputs or outputs, or only some of them; the name of a cut's tensor is free."""
     shapes = {entry.name: list(entry.shape[1:]) for entry in found}
     if isinstance(wanted, list):
         return list(shapes.values()) == [wanted]
-    return shapes == wanted if all_of_it else shapes.items() <= wanted.items()
+    return shapes == wanted if exact else shapes.items() <= wanted.items()
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class StagedFolder(BundleFolder):
     """A loaded folder of stages.
 
     Attributes:
-        spec: what they agree on.
-        network: they themselves.
+        spec: of the stages.
+        network: the stages.
     """
 
     spec: SplitSpec
@@ -171,20 +171,20 @@ class StagedFolder(BundleFolder):
 
 
 def stage_parts(stages: int) -> dict[str, str]:
-    """Files by the names of the parts."""
+    """The files of N stages, by the names of the parts."""
     return {f"stage-{index:02d}": f"stage-{index:02d}.onnx" for index in range(stages)}
 
 
 def load_staged(path: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> StagedFolder:
-    """Loads what ``specact split`` wrote, and refuses stages that do not fit together.
+    """Loads a folder that ``specact split`` wrote, and refuses stages that do not fit together.
 
     Args:
         path: the folder.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a stage is missing, damaged, or not the one the manifest was written for, or if it is no such
-            folder.
+        BundleError: if a stage is missing, damaged, or does not match its fingerprint in the manifest, or if it is no
+            such folder.
         ConfigError: if there is no such execution provider.
     """
     manifest = read_manifest(path, KIND, {})

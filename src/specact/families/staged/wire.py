@@ -24,10 +24,10 @@ _NOT_FINITE = "the target has no finite activation for this observation"
 
 
 def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:
-    """Type of the request whose reply is the activation at a cut; behind the last stage that is the target's answer.
+    """Type of the request whose reply is the activation at a cut; the last cut's is the target's answer.
 
     Raises:
-        BundleError: for a cut that does not exist, or cut 0, at which nothing is asked.
+        BundleError: for a cut that does not exist, or cut 0, at which there is no request.
         ConfigError: for an unknown precision.
     """
     if precision not in PRECISIONS:
@@ -49,7 +49,7 @@ def split_dialect(spec: SplitSpec, fingerprint: str) -> Dialect:
         for cut, size in enumerate(spec.sizes, 1)
         for precision in PRECISIONS
     }
-    # Flat, as activations are: a prefix cache has more axes than an array may have.
+    # Flat, like activations: a prefix cache has more axes than the wire format allows.
     outputs = {name: ArraySpec((math.prod(shape),), np.float32) for name, shape in spec.outputs.items()}
     agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
     return Dialect(FAMILY, agreed, spec.observation, {"infer": Exchange({}, "outputs", outputs), **exchanges})
@@ -63,12 +63,12 @@ def _at_cut(size: int, precision: Precision) -> Mapping[str, ArraySpec]:
 def pack(activation: NDArray[np.float32], precision: Precision) -> Arrays:
     """One row of an activation as the arrays of a reply.
 
-    ``float16`` rounds each number to 11 bits: it errs by ``2**-11`` of it at most (numbers below 6e-5 by 3e-8).
-    ``uint8`` has 256 levels from the smallest to the largest number, one ``range`` for the whole tensor: it errs by
-    1/510 of their distance at most. ``float32`` is exact.
+    ``float16`` rounds each number to 11 bits: its relative error is at most ``2**-11`` (below 6e-5 its absolute error
+    is at most 3e-8). ``uint8`` has 256 levels from the smallest to the largest number of the tensor, its ``range``: its
+    error is at most 1/510 of that range. ``float32`` is exact.
 
     Raises:
-        WireError: ``bad_message`` for what is not finite, or cannot be in float16.
+        WireError: ``bad_message`` for numbers that are not finite, or beyond float16.
     """
     flat = activation.reshape(-1)
     if np.count_nonzero(np.isfinite(flat)) < flat.size:
@@ -90,7 +90,7 @@ def unpack(arrays: Arrays, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """The activation of a reply, ``[1, *shape]``.
 
     Raises:
-        WireError: ``bad_message`` for a range that is none.
+        WireError: ``bad_message`` for a range whose low end is above its high end.
     """
     found = arrays["activation"]
     if "range" in arrays:
@@ -102,7 +102,7 @@ def unpack(arrays: Arrays, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def reply_bytes(spec: SplitSpec, cut: int, precision: Precision) -> int:
-    """Bytes of the arrays that come down at a cut; at cut 0 none do."""
+    """Bytes of the arrays of a reply at a cut; none at cut 0."""
     if cut == 0:
         return 0
     if cut == spec.stages:
@@ -111,7 +111,7 @@ def reply_bytes(spec: SplitSpec, cut: int, precision: Precision) -> int:
 
 
 class SplitResponder:
-    """See :class:`~specact.wire.messages.Responder`: runs the first stages, as many as each request says.
+    """See :class:`~specact.wire.messages.Responder`; runs the stages before each request's cut.
 
     Args:
         folder: of the stages.

@@ -103,6 +103,9 @@ DECODINGS: dict[str, Decoding] = {
     "heisd_fixed": _heisd(
         "HeiSD as in its released code: two of three inferences not verified", "periodic", switches=False
     ),
+    "heisd_fixed_random": _heisd(
+        "HeiSD, verified at random at the fixed pattern's rate: the control", "random", "heisd_fixed", switches=False
+    ),
     "last_fixed": Decoding(
         "the last action instead of the memory, two of three inferences not verified: the control",
         "last", then="head", bins=9, gate="periodic",

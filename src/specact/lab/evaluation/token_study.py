@@ -15,13 +15,9 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.gain import measure_gain
 
 _SYSTEMS = (
-    "ar", "strict", "specvla", "specvla_20", "last", "filter", "kerv", "kerv_last", "kerv_walk", "heisd_fixed",
-    "last_fixed", "retrieval",
-)  # fmt: skip
-_ALL = (
-    "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "last", "filter", "kerv",
-    "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed", "heisd", "heisd_verified", "heisd_fixed", "last_fixed",
-    "retrieval", "draft_9", "draft_fixed",
+    "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform", "last",
+    "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed", "heisd", "heisd_verified",
+    "heisd_fixed", "heisd_fixed_random", "last_fixed", "retrieval",
 )  # fmt: skip
 # Compared open loop, on the target's own rollouts.
 _GAIN = (
@@ -30,6 +26,7 @@ _GAIN = (
 )  # fmt: skip
 # Also compared so, for targets with a draft policy.
 _DRAFTED = ("strict_draft", "draft_9")
+_EPISODES = 200
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,9 @@ def plan_tokens(*, seed: int, quick: bool) -> list[TokenStudy]:
         seed: random seed.
         quick: few episodes of each, for a smoke test.
     """
-    hand = Evaluation("relocate-tokens", None, _SYSTEMS, 40, seed=seed, shard=10)
-    arm = Evaluation("metaworld-tokens", None, _ALL, 100, seed=seed, shard=10, draft="metaworld-draft")
+    hand = Evaluation("relocate-tokens", None, _SYSTEMS, _EPISODES, seed=seed, shard=10)
+    drafted = (*_SYSTEMS, "draft_9", "draft_fixed")
+    arm = Evaluation("metaworld-tokens", None, drafted, _EPISODES, seed=seed, shard=10, draft="metaworld-draft")
     studies = [TokenStudy(hand, _GAIN, 5), TokenStudy(arm, _GAIN + _DRAFTED, 40)]
     if quick:
         return [

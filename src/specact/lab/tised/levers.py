@@ -17,7 +17,6 @@ from specact.families.flash.rounds import ROUNDS
 from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
 from specact.families.load import named_again
-from specact.families.staged.stages import load_staged
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
 from specact.lab.tised.settings import Setting, Subject
@@ -203,14 +202,14 @@ def _reused(subject: Subject, strength: float) -> tuple[Driver, None]:
 
 
 def _split(subject: Subject, strength: float) -> tuple[Driver, Execution]:
-    folder, cuts = subject.variants.stages(), _cuts(subject)
+    cuts = _cuts(subject)
     if strength not in cuts:
         raise ConfigError(f"{subject.bundle.name!r} can be cut from 0 to {cuts[-1]:g}, not at {strength:g}")
-    return SplitDriver(str(subject.bundle.path), str(folder), int(strength)), _synchronous(subject)
+    return SplitDriver(str(subject.bundle.path), str(subject.variants.stages()), int(strength)), _synchronous(subject)
 
 
 def _cuts(subject: Subject) -> tuple[float, ...]:
-    return tuple(map(float, range(load_staged(subject.variants.stages()).spec.stages + 1)))
+    return tuple(map(float, range(subject.variants.stage_count + 1)))
 
 
 def _fixed(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:

@@ -14,7 +14,10 @@ from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, driver_of
 
 
 class Variants(Protocol):
-    """Makes cheaper variants of a bundle's networks; implementations need PyTorch and ONNX."""
+    """Cheaper variants of a bundle's networks; implementations need PyTorch and ONNX.
+
+    The paths are of files that need not exist yet: nothing is written before all settings of a sweep are checked.
+    """
 
     def tiers(self, static: bool) -> tuple[str, ...]:
         """Tiers of quantisation, from the mildest to the strongest."""
@@ -32,6 +35,11 @@ class Variants(Protocol):
         """The folder of the pair's target in stages."""
         ...
 
+    @property
+    def stage_count(self) -> int:
+        """Number of stages of the pair's target."""
+        ...
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -40,7 +48,7 @@ class Subject:
     Attributes:
         bundle: a pair, or a flow policy alone.
         execute: n, executed actions of a chunk.
-        variants: makes cheaper variants of its networks.
+        variants: cheaper variants of its networks.
         steps: Euler steps of a flow policy, where they are not the lever.
         decoding: of a token policy or a flow policy as a pair.
     """

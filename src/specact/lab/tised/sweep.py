@@ -86,7 +86,7 @@ class Sweep:
         for name in self.links:
             if name != ON_BOARD:
                 load_link(name)
-        if any(map(_offloads, self.settings)) and ON_BOARD in self.links:
+        if any(map(offloads, self.settings)) and ON_BOARD in self.links:
             raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
 
 
@@ -169,7 +169,7 @@ def _trials(sweep: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Tri
         for pace in sweep.paces:
             for idle, name, setting in product(sweep.idles, sweep.hardware, sweep.settings):
                 profile = load_hardware(name)
-                for link in sweep.links if _offloads(setting) else (ON_BOARD,):
+                for link in sweep.links if offloads(setting) else (ON_BOARD,):
                     yield Trial(
                         lever=setting.lever, strength=setting.strength, driver=setting.driver,
                         execution=setting.execution, task=sweep.task, pace=pace, idle=idle, hardware=profile.name,
@@ -182,14 +182,15 @@ def _trials(sweep: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Tri
 def _latencies_s(sweep: Sweep, setting: Setting, measured_ms: list[float], kappa: float) -> tuple[float, ...]:
     """The measured times scaled to the robot's hardware; ``target_ms`` replaces the server's time."""
     scaled = [1e-3 * kappa * value for value in measured_ms]
-    if _offloads(setting) and sweep.target_ms is not None:
+    if offloads(setting) and sweep.target_ms is not None:
         # The server runs only a part of a split target.
         part = measured_ms[-1] / sum(measured_ms) if isinstance(setting.driver, SplitDriver) else 1.0
         scaled[-1] = 1e-3 * sweep.target_ms * part
     return tuple(scaled)
 
 
-def _offloads(setting: Setting) -> bool:
+def offloads(setting: Setting) -> bool:
+    """Whether a setting queries a server."""
     return setting.remote or isinstance(setting.driver, PairDriver)
 
 

@@ -25,7 +25,7 @@ from specact.families.staged.stages import (
 )
 from specact.files import write_whole
 from specact.observation import read_spec
-from specact.runtime.manifest import kind_of, read_manifest, write_manifest
+from specact.runtime.manifest import Kind, kind_of, read_manifest, write_manifest
 
 _PARTS = {"pair": PARTS, "regression": REGRESSION_PARTS, "flow": FLOW_PARTS}
 # Operators that a stage must contain: two cuts without one of these in between are equivalent.
@@ -46,23 +46,11 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     """
     path = find_bundle(name_or_path)
     kind = kind_of(path)
-    if kind not in SPLIT_NETWORKS:
-        raise BundleError(
-            f"{path} is a bundle of the kind {kind!r}; the target of a pair of action codes, a policy by regression "
-            "and a flow policy can be split into stages"
-        )
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
-    parts, networks = _PARTS[kind], SPLIT_NETWORKS[kind]
-    manifest = read_manifest(path, kind, parts)
-    if set(networks) & set(manifest.get("left_out", ())):
-        raise BundleError(f"{path} was exported without its target; split the complete bundle")
+    manifest, model, cuts = _read_network(path, kind)
     said: dict[str, Any] = manifest["spec"]
     observation = read_spec(said["target"] if kind == "pair" else said["observation"])
-    model = _joined([onnx.load(path / parts[network]) for network in networks])
-    cuts = cut_points(model)
-    if not cuts:
-        raise BundleError(f"the target of {path} has no tensor through which all passes; it cannot be split")
     outputs = {entry.name: _row(_axes(entry)) for entry in model.graph.output}
     if None in outputs.values():
         raise BundleError(f"the target of {path} gives outputs whose sizes are not fixed; export the bundle again")
@@ -77,6 +65,35 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     kept: dict[str, Any] = {name: manifest[name] for name in ("name", "env", "words") if name in manifest}
     write_manifest(out, {**kept, "kind": KIND}, spec, stage_parts(len(stages)))
     return load_staged(out)
+
+
+def count_stages(name_or_path: str | Path) -> int:
+    """Number of stages that :func:`split_bundle` writes of a bundle.
+
+    Raises:
+        ConfigError: if there is no such bundle.
+        BundleError: as for :func:`split_bundle`.
+    """
+    path = find_bundle(name_or_path)
+    return len(_read_network(path, kind_of(path))[2]) + 1
+
+
+def _read_network(path: Path, kind: Kind) -> tuple[dict[str, Any], onnx.ModelProto, list[CutPoint]]:
+    """A bundle's manifest, the network that is cut, and its cut points, at least one."""
+    if kind not in SPLIT_NETWORKS:
+        raise BundleError(
+            f"{path} is a bundle of the kind {kind!r}; the target of a pair of action codes, a policy by regression "
+            "and a flow policy can be split into stages"
+        )
+    parts, networks = _PARTS[kind], SPLIT_NETWORKS[kind]
+    manifest = read_manifest(path, kind, parts)
+    if set(networks) & set(manifest.get("left_out", ())):
+        raise BundleError(f"{path} was exported without its target; split the complete bundle")
+    model = _joined([onnx.load(path / parts[network]) for network in networks])
+    cuts = cut_points(model)
+    if not cuts:
+        raise BundleError(f"the target of {path} has no tensor through which all passes; it cannot be split")
+    return manifest, model, cuts
 
 
 def _joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Cheaper variants of a bundle's networks, created lazily and cached in a folder.
+"""Cheaper variants of a bundle's networks, cached in a folder.
 
 With a pruned history a VQ-BeT uses fewer observations without retraining: attention is cheaper, and earlier
 observations are unknown.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from specact.families.chunks.bundle import NETWORKS, FlowBundle
@@ -17,7 +17,7 @@ from specact.families.load import AnyPair
 from specact.lab.train.export import export_policy
 from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
 from specact.lab.train.rebuild import Role, rebuild
-from specact.lab.train.split import split_bundle
+from specact.lab.train.split import count_stages, split_bundle
 from specact.observation import Window
 
 
@@ -47,7 +47,7 @@ _TIERS = {tier.name: tier for tier in (*_STATIC, *_DYNAMIC)}
 
 
 class BundleVariants:
-    """Quantised and pruned networks of one bundle.
+    """Quantised, pruned and split networks of one bundle: first their paths, and the files with :meth:`make`.
 
     Args:
         bundle: a pair of action codes or a flow policy; other pairs have no variants.
@@ -57,6 +57,14 @@ class BundleVariants:
 
     def __init__(self, bundle: AnyPair | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
         self._made_of, self._folder, self._windows = bundle, folder, windows
+        # By the file that is written last: what writes it.
+        self._requested: dict[Path, Callable[[], object]] = {}
+
+    def make(self) -> None:
+        """Writes all variants whose paths were requested and that do not exist."""
+        for file, write in self._requested.items():
+            if not file.exists():
+                write()
 
     @property
     def _bundle(self) -> Bundle | FlowBundle:
@@ -71,26 +79,36 @@ class BundleVariants:
         """The networks of a tier, by part: ``target`` of a pair; encoder, prefix and expert of a flow policy."""
         files = {"target": PARTS["target"]} if isinstance(self._bundle, Bundle) else dict(NETWORKS)
         files.pop("guide", None)  # inpainting is a lever of its own
-        made = {part: self._folder / tier / file for part, file in files.items()}
-        for part, file in made.items():
-            if not file.exists():
-                needed = "int8_static" in _TIERS[tier].methods.values()
-                quantise(self._bundle.path / file.name, file, _TIERS[tier], self._typical[part] if needed else ())
-        return made
+        paths = {part: self._folder / tier / file for part, file in files.items()}
+        for part, file in paths.items():
+            self._requested[file] = partial(self._quantise, tier, part, file)
+        return paths
 
     def windowed(self, window: int) -> Path:
         """The pair's target with a shorter observation history."""
         assert isinstance(self._bundle, Bundle), "only a VQ-BeT's window can be cut"
         file = self._folder / f"window-{window}" / PARTS["target"]
-        return file if file.exists() else prune_history(self._bundle, window, file)
+        self._requested[file] = partial(prune_history, self._bundle, window, file)
+        return file
 
     def stages(self) -> Path:
         """The folder of the pair's target in stages."""
         folder = self._folder / "stages"
-        if not (folder / "manifest.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a split that was interrupted
-            split_bundle(self._bundle.path, folder)
+        self._requested[folder / "manifest.json"] = partial(self._split, folder)
         return folder
+
+    @cached_property
+    def stage_count(self) -> int:
+        """Number of stages of the pair's target."""
+        return count_stages(self._bundle.path)
+
+    def _quantise(self, tier: str, part: str, file: Path) -> None:
+        needs_inputs = "int8_static" in _TIERS[tier].methods.values()
+        quantise(self._bundle.path / file.name, file, _TIERS[tier], self._typical[part] if needs_inputs else ())
+
+    def _split(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # of a split that was interrupted
+        split_bundle(self._bundle.path, folder)
 
     @cached_property
     def _typical(self) -> dict[str, list[Feeds]]:

@@ -1,4 +1,4 @@
-"""Demonstrations for commands that work without a simulator."""
+"""Demonstrations for ``specact eval`` and ``specact calibrate`` without a simulator."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from specact.lab.data.episodes import Episodes
 
 
 def held_out(pair: AnyPair, recipe: Path | None, data: Path | None, env: str | None) -> Episodes:
-    """Demonstrations that were kept back in training; arguments as of :func:`split_demonstrations`."""
+    """Demonstrations that were held out in training; arguments and errors as for :func:`split_demonstrations`."""
     return split_demonstrations(pair, recipe, data, env)[1]
 
 
 def split_demonstrations(
     pair: AnyPair, recipe: Path | None, data: Path | None, env: str | None
 ) -> tuple[Episodes, Episodes]:
-    """Demonstrations that were trained on, and kept back: of the given recipe, otherwise of the one of the pair.
+    """Demonstrations that were trained on, and those that were held out.
 
     Args:
         pair: the pair.
-        recipe: of these demonstrations, or None.
-        data: folder that the recipe's data paths are relative to.
+        recipe: of these demonstrations; None for the pair's own.
+        data: folder that the recipe's data paths are relative to, or None.
         env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
 
     Raises:
-        ConfigError: if there is no recipe, or it names files and there is no folder to look in.
+        ConfigError: if there is no recipe, or it names files and ``data`` is None.
         DataError: if they cannot be read.
     """
     if recipe is None:
         if not isinstance(pair, Bundle) or "recipe" not in pair.manifest:
             raise ConfigError(
-                f"nobody knows what {pair.name} was trained on; say which demonstrations with --recipe, the recipe of "
-                "the draft, and --data"
+                f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the recipe "
+                "of the draft, and --data, the folder of its files"
             )
         from specact.lab.evaluation.imitation import demonstration_split
 
