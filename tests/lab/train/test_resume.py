@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 import torch
 
+from specact import load_bundle
 from specact.errors import ConfigError, SpecactError
+from specact.families.head import HEAD, give_head
 from specact.lab.train import loop
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe, load_recipe
 from specact.lab.train.train import train as train_every
 
 train = functools.partial(train_every, every=10)  # steps between checkpoints
@@ -317,18 +319,20 @@ def test_a_policy_may_be_added_and_nothing_finished_is_touched(never_stopped: Pa
         train(replace(more, policies={"small": POLICY}), Path(), out, quiet)
 
 
-def test_a_head_stays_in_a_bundle_whose_policies_did_not_change(never_stopped: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+def test_a_head_stays_in_a_bundle_whose_policies_did_not_change(
+    tiny_run: Path, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    out, recipe = Path(shutil.copytree(tiny_run, tmp_path / "run")), load_recipe(tiny_recipe)
     bundle, head = out / "bundles" / "tiny", tmp_path / "head.onnx"
-    head.write_bytes(b"of these policies")
+    head.write_bytes(b"trained for these policies")
     give_head(bundle, head)
-    train(RECIPE, Path(), out, quiet)
+    train_every(recipe, Path(), out, quiet)
     assert (bundle / HEAD).read_bytes() == head.read_bytes()
     load_bundle(bundle)  # it checks the head's fingerprint
-    (out / "draft.safetensors").unlink()
-    short = replace(RECIPE, policies={**RECIPE.policies, "draft": replace(RECIPE.policies["draft"], steps=5)})
-    (out / "recipe.json").unlink()
-    train(short, Path(), out, quiet)
+    for file in (out / "draft.safetensors", out / "recipe.json"):
+        file.unlink()
+    shorter = replace(recipe.policies["draft"], steps=5)
+    train_every(replace(recipe, policies={**recipe.policies, "draft": shorter}), Path(), out, quiet)
     assert not (bundle / HEAD).exists(), "it was trained for another draft"
     load_bundle(bundle)
 
