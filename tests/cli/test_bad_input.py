@@ -107,6 +107,7 @@ def test_a_wrong_argument_is_one_sentence(refused: Refused, command: str, senten
             "serve --policy my_policy:policy --threads 2",
             "--threads is for networks on ONNX Runtime, and my_policy:policy",
         ),
+        (EVAL + "--decoding kerv", "ball is no token policy and no flow policy, and only these have decodings"),
         (EVAL + "--recipe FILE", "--recipe is of demonstrations; add --offline"),
         (EVAL + "--deadline-ms 9", "--deadline-ms is for real sockets; add --realtime"),
         (EVAL + "--wire json", "--wire is for real sockets; add --realtime"),

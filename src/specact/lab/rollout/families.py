@@ -77,6 +77,11 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
             f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a bundle "
             "of kind flow, such as pusht-flow, or another method"
         )
+    if decoding and not isinstance(pair, TokenPair | FlashPair):
+        raise ConfigError(
+            f"{pair.name} is no token policy and no flow policy, and only these have decodings; leave out the decoding "
+            f"{decoding!r}"
+        )
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
