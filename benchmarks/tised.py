@@ -121,6 +121,7 @@ def main() -> None:
         fill(ROOT / "docs" / "tised.md", name, levers(name))
     others = {
         "flash-chase": "flash", "split-ball": "split", "reuse-metaworld": "freqcache", "links-specvla": "tokens",
+        "links-kerv": "tokens",
     }  # fmt: skip
     for name, page in others.items():
         fill(ROOT / "docs" / f"{page}.md", name, levers(name))
