@@ -57,7 +57,7 @@ def chunk_speedup(
     """``T_0 / T_chunk`` (2, given), dimensionless, at least 1.
 
     In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
-    Arguments and errors as for :func:`chunk_s`.
+    Times are in seconds [s]; arguments and errors are those of :func:`chunk_s`.
     """
     return np.asarray(chunk_s(inference_s, action_s, actions) / chunk_s(inference_s, action_s, actions, alpha, overlap))
 
@@ -119,7 +119,7 @@ def task_speedup(chunks_before: ArrayLike, chunks_after: ArrayLike, each: ArrayL
 
     Args:
         chunks_before, chunks_after: N_0 > 0 without and N > 0 with the lever.
-        each: chunk speedup T_0 / T_chunk > 0.
+        each: chunk speedup T_0 / T_chunk > 0; arguments of shapes [...] broadcast.
 
     Raises:
         ConfigError: for values outside their ranges.
