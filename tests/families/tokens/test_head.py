@@ -12,7 +12,7 @@ from torch import nn
 from specact.errors import BundleError
 from specact.families.tokens.drafters import Decided
 from specact.families.tokens.head import HeadDrafter, TokenHead
-from specact.families.tokens.network import causal
+from specact.families.tokens.network import Reading, causal
 from specact.families.tokens.tree import Tree
 from specact.lab.train.drafter_head import DrafterHead
 from specact.lab.train.drafters import export_head
@@ -35,15 +35,22 @@ def decided(count: int, seed: int = 0) -> Decided:
     return Decided(rng.integers(256, size=count), rng.normal(size=(count, WIDTH)).astype(np.float32), LENGTH)
 
 
+def read(head: TokenHead, tokens: np.ndarray, features: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and features of the tokens after each, from one pass without a cache; places follow from the mask."""
+    places = among.sum(-1) - 1
+    seen = np.zeros((1, len(tokens), 0), np.bool_)
+    found = head.read(tokens[None], features[None], places[None], seen, among[None], head.empty_cache(1))
+    return found.logits[0], found.features[0]
+
+
 def after(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> np.ndarray:
     """Log-probabilities of the token after a path, read alone and from the start, one token after the other."""
     tokens, features = begun.tokens, begun.features
     for token in (*path, None):
-        count = len(tokens)
-        logits, predicted = head.read(tokens[None], features[None], np.arange(count)[None], causal(1, count))
+        logits, predicted = read(head, tokens, features, causal(1, len(tokens))[0])
         if token is not None:
-            tokens, features = np.append(tokens, token), np.concatenate([features, predicted[0, -1:]])
-    shifted = logits[0, -1].astype(np.float64) - logits[0, -1].max()
+            tokens, features = np.append(tokens, token), np.concatenate([features, predicted[-1:]])
+    shifted = logits[-1].astype(np.float64) - logits[-1].max()
     found: np.ndarray = shifted - np.log(np.exp(shifted).sum())
     return found
 
@@ -89,31 +96,74 @@ def test_a_masked_read_of_a_tree_is_reading_each_path_alone(head: TokenHead) -> 
     features, among = np.zeros((len(leading), WIDTH), np.float32), np.zeros((len(leading), len(leading)), np.bool_)
     alone = []
     for node, path in enumerate(leading):
-        read = begun.features
+        along = begun.features
         for place in range(len(path) + 1):
             tokens = np.concatenate([begun.tokens, path[:place]]).astype(np.int64)
-            logits, predicted = head.read(
-                tokens[None], read[None], np.arange(count + place)[None], causal(1, count + place)
-            )
+            logits, predicted = read(head, tokens, along, causal(1, count + place)[0])
             if place < len(path):
-                features[node] = predicted[0, -1]
-                read = np.concatenate([read, predicted[0, -1:]])
-        alone.append((logits[0, -1], predicted[0, -1]))
+                features[node] = predicted[-1]
+                along = np.concatenate([along, predicted[-1:]])
+        alone.append((logits[-1], predicted[-1]))
         parent = tree.parents[node]
         among[node] = among[parent] if parent >= 0 else False
         among[node, node] = True
     whole = np.zeros((count + len(leading),) * 2, np.bool_)
     whole[:count, :count], whole[count:, :count], whole[count:, count:] = causal(1, count)[0], True, among
-    depths = np.array([len(path) for path in leading])
-    logits, predicted = head.read(
-        np.concatenate([begun.tokens, tree.tokens])[None],
-        np.concatenate([begun.features, features])[None],
-        np.concatenate([np.arange(count), count + depths - 1])[None],
-        whole[None],
-    )
+    tokens, features = np.concatenate([begun.tokens, tree.tokens]), np.concatenate([begun.features, features])
+    logits, predicted = read(head, tokens, features, whole)
     for node, (wanted_logits, wanted_feature) in enumerate(alone):
-        np.testing.assert_allclose(logits[0, count + node], wanted_logits, atol=1e-4)
-        np.testing.assert_allclose(predicted[0, count + node], wanted_feature, atol=1e-4)
+        np.testing.assert_allclose(logits[count + node], wanted_logits, atol=1e-4)
+        np.testing.assert_allclose(predicted[count + node], wanted_feature, atol=1e-4)
+
+
+@pytest.mark.parametrize("cut", range(LENGTH))
+def test_reading_on_with_the_cache_is_reading_from_the_start(head: TokenHead, cut: int) -> None:
+    """A row of the mask shifted by one is another reading: the mask of the cache counts."""
+    tokens, features, among = decided(LENGTH).tokens, decided(LENGTH).features, causal(1, LENGTH)[0]
+    logits, predicted = read(head, tokens, features, among)
+    places = np.arange(LENGTH)
+
+    def rest(seen: np.ndarray) -> Reading:
+        begun = head.read(
+            tokens[None, :cut], features[None, :cut], places[None, :cut], np.zeros((1, cut, 0), np.bool_),
+            causal(1, cut), head.empty_cache(1),
+        ) if cut else None  # fmt: skip
+        return head.read(
+            tokens[None, cut:], features[None, cut:], places[None, cut:], seen[None], among[None, cut:, cut:],
+            head.empty_cache(1) if begun is None else begun.entries,
+        )  # fmt: skip
+
+    found = rest(among[cut:, :cut])
+    np.testing.assert_allclose(found.logits[0], logits[cut:], atol=1e-4)
+    np.testing.assert_allclose(found.features[0], predicted[cut:], atol=1e-4)
+    if cut:
+        wrong = among[cut:, :cut].copy()
+        wrong[:, -1] = False
+        assert np.abs(rest(wrong).features[0] - predicted[cut:]).max() > 1e-2
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 12])
+def test_stopping_early_keeps_the_tree_of_all_levels(head: TokenHead, nodes: int) -> None:
+    """Levels that cannot hold one of the most likely nodes are not read."""
+    reads = 0
+
+    class Counting:
+        empty_cache = staticmethod(head.empty_cache)
+
+        @staticmethod
+        def read(*inputs: np.ndarray) -> Reading:
+            nonlocal reads
+            reads += 1
+            return head.read(*inputs)
+
+    for seed in range(10):
+        begun = decided(1, seed)
+        # 200 nodes are never reached, so that all levels are read.
+        every = HeadDrafter(head, top=3, depth=5, nodes=200).grow(begun)
+        scores = [likely(head, begun, path) for path in paths(every)]
+        wanted = {paths(every)[node] for node in np.argsort(-np.array(scores), kind="stable")[:nodes]}
+        assert set(paths(HeadDrafter(Counting(), top=3, depth=5, nodes=nodes).grow(begun))) == wanted  # type: ignore[arg-type]
+    assert reads < 10 * 5, "it never stopped early"
 
 
 @pytest.mark.parametrize("count", range(1, LENGTH))

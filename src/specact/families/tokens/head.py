@@ -10,7 +10,7 @@ from specact.errors import BundleError
 from specact.families.codes.network import open_session
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.drafters import Decided
-from specact.families.tokens.network import Array, Mask, Tokens, causal
+from specact.families.tokens.network import Array, Mask, Reading, Tokens, causal
 from specact.families.tokens.tree import Tree
 from specact.types import Floats
 
@@ -41,29 +41,45 @@ class TokenHead:
     ) -> None:
         self.length, self.width = length, width
         self._session = open_session(path, provider, threads)
-        found = {entry.name: entry.shape[2:] for entry in self._session.get_inputs()}
-        given = [entry.shape[2:] for entry in self._session.get_outputs()]
-        taken = {name: len(shape) if name == "among" else shape for name, shape in found.items()}
-        if taken != {"tokens": [], "features": [width], "places": [], "among": 1} or given != [[BINS], [width]]:
+        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
+        given = [entry.shape[2:] for entry in self._session.get_outputs()[:2]]
+        cache = found.get("cache", [])
+        if (
+            set(found) != {"tokens", "features", "places", "seen", "among", "cache"}
+            or found["features"][1:] != [width]
+            or given != [[BINS], [width]]
+            or len(cache) != 4
+            or cache[0] != 2
+            or cache[1] * cache[3] != width
+        ):
             raise BundleError(
                 f"{path} takes {found} and gives {given}, which is no drafting head for features of {width} numbers; "
                 "train it again with specact train"
             )
+        self._heads: int = cache[1]
 
-    def read(self, tokens: Tokens, features: Array, places: Tokens, among: Mask) -> tuple[Array, Array]:
+    def empty_cache(self, batch: int) -> Array:
+        """A cache of B windows without entries, ``[B, 2, heads, 0, W / heads]``."""
+        return np.zeros((batch, 2, self._heads, 0, self.width // self._heads), np.float32)
+
+    def read(self, tokens: Tokens, features: Array, places: Tokens, seen: Mask, among: Mask, cache: Array) -> Reading:
         """Reads N tokens of each of B windows.
 
         Args:
             tokens: 0 to 255, ``[B, N]``.
             features: from which they were predicted: the target's or, for drafted tokens, the head's, ``[B, N, W]``.
             places, among: see :meth:`TokenNetworks.read <specact.families.tokens.network.TokenNetworks.read>`.
+            seen: attention mask of the cache, row attends to column, ``[B, N, S]``.
+            cache: entries of S tokens read before, ``[B, 2, heads, S, W / heads]``.
 
         Returns:
-            Logits ``[B, N, 256]`` and predicted feature ``[B, N, W]`` of the next token of each.
+            Logits and predicted feature of the next token of each, and the cache entries of these tokens, ``[B, 2,
+            heads, N, W / heads]``.
         """
-        given = {"tokens": tokens, "features": features, "places": places, "among": among}
-        logits, predicted = self._session.run(None, given)
-        return logits, predicted
+        given = {
+            "tokens": tokens, "features": features, "places": places, "seen": seen, "among": among, "cache": cache,
+        }  # fmt: skip
+        return Reading(*self._session.run(None, given))
 
 
 class HeadDrafter:
@@ -85,27 +101,33 @@ class HeadDrafter:
     def grow(self, decided: Decided) -> Tree:
         """The tree after the decoded tokens; likelihoods are cumulative from there."""
         count = len(decided.tokens)
-        # The head's inputs: the decoded tokens, followed by the expanded nodes.
-        tokens, features, among = decided.tokens, decided.features, causal(1, count)[0]
-        places = np.arange(count)
-        # Rows of the inputs to expand next, their nodes, and their log-likelihoods.
+        # Of the next pass: the decoded tokens first, then the nodes to expand, which attend to their ancestors.
+        tokens, features, places = decided.tokens, decided.features, np.arange(count)
+        seen, among, cache = np.zeros((count, 0), np.bool_), causal(1, count)[0], self._head.empty_cache(1)
+        # Of the rows to expand: their indices, nodes, and log-likelihoods.
         rows, follow, likely = np.array([count - 1]), np.array([-1]), np.zeros(1)
         made: list[tuple[Tokens, Tokens, Floats]] = []
+        total = 0
         for place in range(count, count + min(self._depth, decided.max_depth)):
-            logits, predicted = self._head.read(tokens[None], features[None], places[None], among[None])
-            scores = _log_softmax(logits[0, rows].astype(np.float64))
+            found = self._head.read(tokens[None], features[None], places[None], seen[None], among[None], cache)
+            scores = _log_softmax(found.logits[0, rows].astype(np.float64))
             best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top]
             parents = np.repeat(np.arange(len(rows)), best.shape[1])
             children, likely = best.ravel(), likely[parents] + np.take_along_axis(scores, best, -1).ravel()
-            before = sum(len(level[0]) for level in made)
             made.append((children, follow[parents], likely))
             chosen = np.argsort(-likely, kind="stable")[: self._top]
+            before, total = total, total + len(children)
+            if (
+                total >= self._nodes
+                and likely[chosen[0]] <= np.partition(_likelihoods(made), -self._nodes)[-self._nodes]
+            ):
+                break  # descendants are at most as likely, so that none would be kept
             above = rows[parents[chosen]]
-            tokens = np.concatenate([tokens, children[chosen]])
-            features = np.concatenate([features, predicted[0, above]])
-            places = np.concatenate([places, np.full(len(chosen), place)])
-            among = _extend_mask(among, above)
-            rows, follow, likely = len(among) - len(chosen) + np.arange(len(chosen)), before + chosen, likely[chosen]
+            tokens, features = children[chosen], found.features[0, above]
+            places = np.full(len(chosen), place)
+            seen, among = np.concatenate([seen, among], axis=-1)[above], np.eye(len(chosen), dtype=np.bool_)
+            cache = np.concatenate([cache, found.entries], axis=-2)
+            rows, follow, likely = np.arange(len(chosen)), before + chosen, likely[chosen]
         if not made:
             return Tree(np.empty(0, np.int64), np.empty(0, np.int64))
         nodes, parents, scores = (np.concatenate(column) for column in zip(*made, strict=True))
@@ -120,13 +142,8 @@ def _most_likely(tokens: Tokens, parents: Tokens, likely: Floats, nodes: int) ->
     return Tree(tokens[kept], renamed[parents[kept]])
 
 
-def _extend_mask(among: Mask, above: Tokens) -> Mask:
-    """The mask with a new token for each row of ``above``, which attends to what that row attends to, and itself."""
-    count, more = len(among), len(above)
-    whole = np.zeros((count + more, count + more), np.bool_)
-    whole[:count, :count], whole[count:, :count] = among, among[above]
-    whole[count:, count:] = np.eye(more, dtype=np.bool_)
-    return whole
+def _likelihoods(levels: list[tuple[Tokens, Tokens, Floats]]) -> Floats:
+    return np.concatenate([likely for _, _, likely in levels])
 
 
 def _log_softmax(logits: Floats) -> Floats:

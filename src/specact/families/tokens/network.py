@@ -27,12 +27,12 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Reading:
-    """The decoder's outputs for N tokens of each of B windows.
+    """The outputs of a decoder, or of a drafting head, for N tokens of each of B windows.
 
     Attributes:
         logits: of the next token after each of them, ``[B, N, 256]``.
         features: last hidden states, from which the logits are computed, ``[B, N, W]``.
-        entries: their keys and values in every layer, ``[B, L, 2, heads, N, W / heads]``.
+        entries: their keys and values in every layer, ``[B, L, 2, heads, N, W / heads]``; a head's have no axis L.
     """
 
     logits: Array

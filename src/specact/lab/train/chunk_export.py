@@ -34,7 +34,7 @@ _OUTPUTS = {
 # Networks with observations as inputs.
 _SEEING = ("encoder", "policy")
 # Axes of the decoder's inputs with a dynamic number of tokens.
-_TOKENS = {"embeddings": [1], "positions": [1], "among": [1, 2]}
+_TOKENS = {"embeddings": {1: "tokens"}, "positions": {1: "tokens"}, "among": {1: "tokens", 2: "tokens"}}
 
 ChunkModel = Flow | TokenModel
 
@@ -147,9 +147,7 @@ def _export(part: str, module: nn.Module, model: ChunkModel, file: Path, half: b
     else:
         inputs = example(model, part, 3)
         free = _TOKENS if part == "decoder" else {}
-        proto = to_onnx(
-            module, {"observation": inputs} if part in _SEEING else {**inputs}, _OUTPUTS[part], free_tokens=free
-        )
+        proto = to_onnx(module, {"observation": inputs} if part in _SEEING else {**inputs}, _OUTPUTS[part], free=free)
     if part == "expert":
         # One window's cache is broadcast over any number of chunks.
         _input(proto, "cache").type.tensor_type.shape.dim[0].dim_param = "windows"

@@ -36,18 +36,20 @@ class DrafterHead(nn.Module):
         self.join, self.layer = nn.Linear(2 * width, width), Layer(width, heads, dropout)
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, tokens: Tensor, features: Tensor, places: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and features of the next tokens; the outputs of the exported graph."""
-        predicted, _ = self.predicted(tokens, features, places, among, None)
-        return self.write(predicted), predicted
+    def forward(
+        self, tokens: Tensor, features: Tensor, places: Tensor, seen: Tensor, among: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and features of the next tokens, and cache entries; the outputs of the exported graph."""
+        predicted, entries = self.predicted(tokens, features, places, torch.cat([seen, among], -1), cache)
+        return self.write(predicted), predicted, entries
 
     def predicted(
-        self, tokens: Tensor, features: Tensor, places: Tensor, visible: Tensor, kept: Tensor | None
+        self, tokens: Tensor, features: Tensor, places: Tensor, visible: Tensor, cache: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Features ``[B, N, W]``, and keys and values; see :meth:`Layer.forward <specact.lab.train.tokens.Layer>`."""
         x = self.join(torch.cat([self.embedding(tokens), features], -1))
         x = x + nn.functional.embedding(places, self.positions)
-        x, entries = self.layer(x, (HIDDEN * (~visible).to(x.dtype))[:, None], kept)
+        x, entries = self.layer(x, (HIDDEN * (~visible).to(x.dtype))[:, None], cache)
         return self.norm(x), entries
 
     def unrolled(self, tokens: Tensor, features: Tensor, ahead: int) -> list[Tensor]:
@@ -65,12 +67,12 @@ class DrafterHead(nn.Module):
         count = self.length - 1
         place = torch.arange(count, device=tokens.device)
         lag = place[:, None] - place[None]
-        inputs, kept, predictions = features[:, :-1], None, list[Tensor]()
+        inputs, cache, predictions = features[:, :-1], None, list[Tensor]()
         for number in range(ahead):
             # The target's features so far, then one own feature of every previous pass, and this token's.
             blocks = [lag >= number] + [lag == number - earlier for earlier in range(1, number + 1)]
-            predicted, entries = self.predicted(tokens[:, :-1], inputs, place[None], torch.cat(blocks, -1)[None], kept)
-            kept = entries if kept is None else torch.cat([kept, entries], -2)
+            predicted, entries = self.predicted(tokens[:, :-1], inputs, place[None], torch.cat(blocks, -1)[None], cache)
+            cache = entries if cache is None else torch.cat([cache, entries], -2)
             predictions.append(predicted)
             inputs = torch.cat([torch.zeros_like(predicted[:, :1]), predicted[:, :-1]], 1)
         return predictions

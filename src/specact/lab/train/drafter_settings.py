@@ -113,9 +113,10 @@ def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
     tokens = rollouts.tokens.astype(np.int64)
     count, length = tokens.shape
     positions = np.broadcast_to(np.arange(length - 1), (count, length - 1))
-    features = rollouts.features[:, :-1].astype(np.float32)
-    logits, _ = head.read(tokens[:, :-1], features, positions, np.ascontiguousarray(causal(count, length - 1)))
-    drafted, wanted = logits.argmax(-1), tokens[:, 1:]
+    features, seen = rollouts.features[:, :-1].astype(np.float32), np.zeros((count, length - 1, 0), np.bool_)
+    among, cache = np.ascontiguousarray(causal(count, length - 1)), head.empty_cache(count)
+    found = head.read(tokens[:, :-1], features, positions, seen, among, cache)
+    drafted, wanted = found.logits.argmax(-1), tokens[:, 1:]
     near = np.abs(drafted - wanted) <= MIDDLE
     variabilities = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
     episodes = [[variabilities[row] for row in rows] for rows in _rows(rollouts)]

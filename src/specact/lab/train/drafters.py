@@ -299,8 +299,12 @@ def write_drafters(
 
 def export_head(head: DrafterHead, file: Path, half: bool) -> float:
     """Exports the head and returns the largest difference found between PyTorch and ONNX Runtime."""
-    free = {"tokens": [1], "features": [1], "places": [1], "among": [1, 2]}
-    proto = to_onnx(head, {**example(head, 3)}, ["logits", "predicted"], free_tokens=free)
+    new, seen = {1: "tokens"}, {1: "tokens", 2: "cached"}
+    free = {
+        "tokens": new, "features": new, "places": new, "seen": seen, "among": {1: "tokens", 2: "tokens"},
+        "cache": {3: "cached"},
+    }  # fmt: skip
+    proto = to_onnx(head, {**example(head, 3)}, ["logits", "predicted", "entries"], free=free)
     if half:
         store_as_half(proto)
     onnx.checker.check_model(proto)
@@ -318,13 +322,16 @@ def export_head(head: DrafterHead, file: Path, half: bool) -> float:
 
 
 def example(head: DrafterHead, batch: int) -> dict[str, Tensor]:
-    """Inputs of a head: random tokens, one of which hides another."""
-    generator, news = torch.Generator().manual_seed(batch), 2 * batch + 1  # not as many as anything else
-    shown = torch.ones(batch, news, news).tril()
-    shown[:, -1, 0] = 0.0
+    """Inputs of a head: random tokens after random cache entries, one of each hidden from another token."""
+    generator, news, cached = torch.Generator().manual_seed(batch), 2 * batch + 1, batch + 2  # all sizes differ
+    width, heads = head.embedding.embedding_dim, head.layer.heads
+    among, seen = torch.ones(batch, news, news).tril().bool(), torch.ones(batch, news, cached).bool()
+    among[:, -1, 0] = seen[:, -1, 0] = False
     return {
         "tokens": torch.randint(BINS, (batch, news), generator=generator),
-        "features": torch.randn(batch, news, head.embedding.embedding_dim, generator=generator),
+        "features": torch.randn(batch, news, width, generator=generator),
         "places": torch.arange(news).clamp(max=head.length - 1).expand(batch, -1),
-        "among": shown.bool(),
+        "seen": seen,
+        "among": among,
+        "cache": torch.randn(batch, 2, heads, cached, width // heads, generator=generator),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -120,7 +120,7 @@ def to_onnx(
     outputs: list[str],
     *,
     free_batch: bool = True,
-    free_tokens: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    free: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
 ) -> onnx.ModelProto:
     """Exports a module to ONNX.
 
@@ -129,7 +129,7 @@ def to_onnx(
         inputs: example inputs, batch first. The names of tensors, not those of dicts, become the graph's inputs.
         outputs: names in the graph.
         free_batch: whether the batch size is dynamic.
-        free_tokens: axes of inputs, by name, with a dynamic number of tokens.
+        free: other dynamic axes of inputs, by name: axis to the name of its size. Axes of one name have one size.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
     for name in ("onnx_ir", "onnxscript"):
@@ -138,11 +138,11 @@ def to_onnx(
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         batch = {0: torch.export.Dim("batch", min=1, max=4096)} if free_batch else {}
         tables = {name: value if isinstance(value, dict) else {name: value} for name, value in inputs.items()}
-        tokens = torch.export.Dim("tokens", min=1, max=4096)
+        sizes = {size: torch.export.Dim(size, min=1, max=4096) for axes in free.values() for size in axes.values()}
         shapes = {
             name: dict.fromkeys(value, batch)
             if isinstance(value, dict)
-            else batch | dict.fromkeys(free_tokens.get(name, ()), tokens)
+            else batch | {axis: sizes[size] for axis, size in free.get(name, {}).items()}
             for name, value in inputs.items()
         }
         program = torch.onnx.export(
@@ -153,7 +153,7 @@ def to_onnx(
             output_names=outputs,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=shapes if free_batch or free_tokens else None,
+            dynamic_shapes=shapes if free_batch or free else None,
         )
     assert program is not None  # None is only for exports without dynamo
     proto: onnx.ModelProto = program.model_proto

@@ -65,7 +65,7 @@ def add_refresh(target: FlowBundle) -> Path:
         "tokens": torch.from_numpy(tokens[:, :5].copy()), "sources": torch.arange(cache.shape[4]),
         "held": torch.from_numpy(cache),
     }  # fmt: skip
-    proto = to_onnx(refreshed, {**given}, ["cache"], free_batch=False, free_tokens={"tokens": [1]})
+    proto = to_onnx(refreshed, {**given}, ["cache"], free_batch=False, free={"tokens": {1: "tokens"}})
     if recipe.precision == "float16":
         store_as_half(proto)
     onnx.checker.check_model(proto)

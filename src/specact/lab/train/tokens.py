@@ -30,28 +30,20 @@ class Layer(nn.Module):
         self.mlp = perceptron(width, 4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, hidden: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, hidden: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens ``[B, N, W]``, and their keys and values ``[B, 2, heads, N, W / heads]``.
 
         Args:
             x: ``[B, N, W]``.
             hidden: additive mask of the scores, ``[B, 1, N, N]``, or ``[B, 1, N, S + N]`` with a cache: 0 if visible.
-            kept: the cache ``[B, 2, heads, S, W / heads]``, or None.
+            cache: keys and values of earlier tokens, ``[B, 2, heads, S, W / heads]``, or None.
         """
-        queries, *read = _split(self.qkv(self.norm_attention(x)), 3, self.heads)
-        keys, values = read
-        scores = queries @ keys.transpose(-2, -1)
-        if kept is not None:
-            scores = torch.cat([queries @ kept[:, 0].transpose(-2, -1), scores], -1)
-        weights = (scores / math.sqrt(keys.shape[-1]) + hidden).softmax(-1)
-        if kept is None:
-            mixed = weights @ values
-        else:
-            room = kept.shape[-2]
-            mixed = weights[..., :room] @ kept[:, 1] + weights[..., room:] @ values
-        x = x + self.dropout(self.project(_rejoined(mixed)))
+        queries, *made = _split(self.qkv(self.norm_attention(x)), 3, self.heads)
+        keys, values = made if cache is None else (torch.cat([cache[:, n], new], -2) for n, new in enumerate(made))
+        weights = (queries @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1]) + hidden).softmax(-1)
+        x = x + self.dropout(self.project(_rejoined(weights @ values)))
         added: Tensor = self.dropout(self.mlp(self.norm_mlp(x)))
-        return x + added, torch.stack([keys, values], 1)
+        return x + added, torch.stack(made, 1)
 
 
 class Decoder(nn.Module):
