@@ -60,6 +60,20 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     raise ConfigError(f"{name!r} is {found!r:.100}. It must be a {kind}; {has}")
 
 
+def load_maker(name: str, kind: str) -> Callable[[], Any]:
+    """The class or function ``MODULE:NAME`` that makes an object without arguments; not called.
+
+    Args:
+        name: such as ``my_arms:Arm``.
+        kind: of the object, for messages, such as ``robot``.
+
+    Raises:
+        ConfigError: if it cannot be loaded or called.
+    """
+    found: Callable[[], Any] = load_object(name, f"class that makes a {kind} without arguments", callable)
+    return found
+
+
 def make_object(name: str, kind: str, methods: Sequence[str]) -> Any:
     """The instance that the class or function ``MODULE:NAME`` returns without arguments.
 
@@ -71,7 +85,7 @@ def make_object(name: str, kind: str, methods: Sequence[str]) -> Any:
     Raises:
         ConfigError: if it cannot be loaded or called, or the instance lacks a method.
     """
-    make = load_object(name, f"class that makes a {kind} without arguments", callable)
+    make = load_maker(name, kind)
     try:
         made = make()
     except Exception as error:

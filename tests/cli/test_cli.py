@@ -15,6 +15,7 @@ import pytest
 from specact import __version__, load_bundle
 from specact.cli.main import VERBS
 from specact.errors import BundleError
+from specact.families.codes.bundle import find_bundle
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateChoices
 from specact.lab.data.readers import read
@@ -22,6 +23,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+RUN = ("run", "--bundle", "ball", "--server", "ws://127.0.0.1:9")
 EVAL = ("eval", "--bundle", "BUNDLE", "--out", "OUT")
 INTERVAL = {"mean", "low", "high"}
 METHOD = {
@@ -132,6 +134,9 @@ def test_eval_writes_the_documented_summary(specact_run: Run, tiny_bundle: Path,
         (["calibrate", "--bundle", "BUNDLE", "--rate", "1.5"], ["strictly between 0 and 1, got 1.5"]),
         (["export", "OUT", "--out", "OUT2"], ["holds no finished bundle", "run specact train"]),
         (["doctor", "--bundle", "OUT/none"], ["unknown bundle"]),
+        # Nothing listens there: these are refused before a connection is made.
+        ([*RUN, "--robot", "no_such_arm:Arm"], ["there is no module 'no_such_arm'"]),
+        ([*RUN, "--device-share", "2"], ["--device-share must be above 0 and at most 1, got 2.0"]),
         (["train", "OUT/none.toml", "--out", "OUT"], ["there is no recipe at", "recipes/"]),
     ],
 )  # fmt: skip
@@ -244,6 +249,23 @@ def test_export_a_bundle_and_calibrate_it_and_ask_the_doctor(specact_run: Run, t
     assert "CPUExecutionProvider" in findings["providers"]
     assert findings["period_ms"] == 50.0
     assert findings["draft_ms"] > 0 < findings["target_ms"]
+
+
+@pytest.mark.parametrize("name", ["relocate-tokens", "metaworld-draft"])
+def test_export_of_a_single_policy(specact_run: Run, tmp_path: Path, name: str) -> None:
+    source, out = find_bundle(name), tmp_path / "deployed"
+    done = specact_run("export", name, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert strictly(done.stdout)["path"] == str(out)
+    files = {path.relative_to(source) for path in source.rglob("*")}
+    assert {path.relative_to(out) for path in out.rglob("*")} == files
+    assert_refused(specact_run("export", name, "--device", "--out", tmp_path / "x"), "leave out --device")
+    assert [path.name for path in tmp_path.iterdir()] == ["deployed"]
+
+
+def test_export_of_what_is_no_policy(specact_run: Run, tmp_path: Path) -> None:
+    drafters = find_bundle("relocate-tokens") / "drafters"
+    assert_refused(specact_run("export", drafters, "--out", tmp_path / "x"), "is no policy", "export the policy")
 
 
 def test_export_for_a_device(specact_run: Run, tiny_run: Path, tiny_bundle: Path, tmp_path: Path) -> None:

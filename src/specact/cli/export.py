@@ -5,11 +5,17 @@ from __future__ import annotations
 import json as plain
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import tyro
 
 from specact.cli.output import print_json, results
 from specact.errors import ConfigError
+from specact.files import check_folder
+
+if TYPE_CHECKING:
+    from specact.runtime.manifest import BundleFolder, Kind
 
 
 def export(
@@ -32,35 +38,65 @@ def export(
         refresh: add the network with which FreqCache computes a part of a flow policy's prefix again.
         json: print path, fingerprints and parity as JSON.
     """
-    from specact.families.chunks.bundle import load_flow
-    from specact.families.codes.bundle import PARTS, load_bundle
+    from specact.families.codes.bundle import PARTS
     from specact.files import write_json
-    from specact.runtime.manifest import kind_of
+    from specact.runtime.manifest import KINDS, kind_of
 
     source = _source(run, bundle)
-    flow = kind_of(source) == "flow"
-    if device and flow:
-        raise ConfigError(f"{source} is a flow policy, which has no draft and target to separate; leave out --device")
-    if refresh and not flow:
+    kind = kind_of(source)
+    if kind not in ("pair", "flow", "regression", "tokens"):
+        raise ConfigError(f"{source} is no policy, but {KINDS[kind]}; export the policy, or copy the folder")
+    if device and kind != "pair":
+        raise ConfigError(f"{source} is one policy, without a draft and a target to separate; leave out --device")
+    if refresh and kind != "flow":
         raise ConfigError(f"{source} is no flow policy, and only one has a prefix to refresh; leave out --refresh")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
+    check_folder(out)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     unfinished = "gate"  # where a learned gate is being trained
     left_out = (unfinished, PARTS["target"]) if device else (unfinished,)
-    shutil.copytree(source, out, ignore=shutil.ignore_patterns(*left_out))
-    if device:
-        file = out / "manifest.json"
-        write_json(file, plain.loads(file.read_text()) | {"left_out": ["target"]})
-    loaded = load_flow(out) if flow else load_bundle(out)
-    if refresh:
-        from specact.lab.train.freqcache import add_refresh
+    # Renamed once it is complete and loads, so that a failure leaves nothing at --out.
+    with TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.absolute().parent) as folder:
+        copy = Path(folder) / out.name
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*left_out))
+        if device:
+            file = copy / "manifest.json"
+            write_json(file, plain.loads(file.read_text()) | {"left_out": ["target"]})
+        loaded = _load(copy, kind)
+        if refresh:
+            from specact.families.chunks.bundle import load_flow
+            from specact.lab.train.freqcache import add_refresh
 
-        add_refresh(load_flow(out))
+            add_refresh(load_flow(copy))
+        copy.rename(out)
     summary = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
     if json:
         print_json(summary)
     else:
         results.print(f"{out}: fingerprint {loaded.fingerprint}, parity {summary['parity']}", highlight=False)
+
+
+def _load(path: Path, kind: Kind) -> BundleFolder:
+    """The bundle, with everything in its folder checked."""
+    from specact.families.chunks.bundle import load_flow, load_regression
+    from specact.families.codes.bundle import load_bundle
+    from specact.families.tokens.bundle import load_tokens
+    from specact.families.tokens.pair import token_pair
+
+    match kind:
+        case "pair":
+            return load_bundle(path)
+        case "flow":
+            return load_flow(path)
+        case "regression":
+            return load_regression(path)
+        case "tokens":
+            tokens = load_tokens(path)
+            token_pair(tokens)  # loads the drafters
+            return tokens
+        case _:
+            raise AssertionError(f"{kind} is not exported")
 
 
 def _source(run: Path, bundle: str | None) -> Path:

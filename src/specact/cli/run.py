@@ -19,6 +19,8 @@ from specact.execution.strategy import Execution, Kind
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
+from specact.plugins import load_maker
+from specact.ranges import POSITIVE_SHARE
 from specact.runtime.limits import RATES_HZ
 
 if TYPE_CHECKING:
@@ -177,6 +179,11 @@ def run(options: Flat[RunOptions]) -> None:
     if (options.bundle is None) == (options.policy is None):
         raise ConfigError("give either --bundle, a pair of policies, or --policy, a chunk policy alone")
     _refuse_unfit(options)
+    # Before a connection is made.
+    if options.robot is not None:
+        load_maker(options.robot, "robot")
+    if options.device_share is not None and options.device_share not in POSITIVE_SHARE:
+        raise ConfigError(f"--device-share must be {POSITIVE_SHARE}, got {options.device_share}")
     stop_action = None if options.stop_action is None else np.array(options.stop_action, np.float32)
     fallback = Fallback(options.on_miss, options.max_consecutive_misses, stop_action)
     with Interrupts() as interrupts, ExitStack() as stack:

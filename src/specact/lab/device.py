@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specact.errors import ConfigError
+from specact.ranges import POSITIVE_SHARE
 
 # Short, so that a control period of 20 ms spans several: a process is throttled once it has used a period's share.
 _PERIOD_US = 5_000
@@ -31,8 +32,8 @@ def device_share(share: float | None) -> Iterator[None]:
     if share is None:
         yield
         return
-    if not 0.0 < share <= 1.0:
-        raise ConfigError(f"--device-share is a share of one core, above 0 and at most 1, got {share}")
+    if share not in POSITIVE_SHARE:
+        raise ConfigError(f"the share of one core must be {POSITIVE_SHARE}, got {share}")
     group = _group(share)
     try:
         yield

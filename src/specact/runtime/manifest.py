@@ -16,7 +16,7 @@ FORMAT = 2
 # Maximum size of a bundle's JSON files, and of its other files: a protocol buffer's limit.
 MAX_JSON_BYTES, MAX_PART_BYTES = 1 << 24, (1 << 31) - 1
 Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "freqcache", "chunks", "split"]
-_KINDS: dict[Kind, str] = {
+KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
     "flow": "a flow policy, which load_flow reads",
     "regression": "a policy by regression, a draft for specact pair",
@@ -101,8 +101,8 @@ def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str,
     manifest, file = _parsed(path), path / "manifest.json"
     found = _kind(manifest)
     if found != kind:
-        holds = _KINDS.get(found, f"of a kind that this version does not know, {found!r}")
-        raise BundleError(f"the bundle {path} is {holds}; this needs {_KINDS[kind]}")
+        holds = KINDS.get(found, f"of a kind that this version does not know, {found!r}")
+        raise BundleError(f"the bundle {path} is {holds}; this needs {KINDS[kind]}")
     fingerprints = manifest["fingerprints"]
     unknown = parts.keys() - fingerprints.keys()
     if unknown:
