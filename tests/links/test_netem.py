@@ -73,7 +73,7 @@ def test_it_looks_at_this_machine_without_harm() -> None:
         ("wifi-paper", "delay 6.027ms 0.214ms distribution normal rate 55400kbit", None),
         ("5g", "delay 10.000ms 2.828ms distribution normal rate 50000kbit",
          "delay 10.000ms 2.828ms distribution normal rate 100000kbit"),
-        ("wifi-paper+delay=20+rate=2+loss=0.3+outage=5:3",
+        ("wifi-paper+delay=20+rate=2+loss=0.3",
          "delay 16.027ms 0.214ms distribution normal rate 2000kbit loss random 30%", None),
         ("loopback", "delay 0.000ms rate 1000000000kbit", None),
     ],
@@ -134,7 +134,7 @@ def test_what_the_kernel_cannot_do_is_refused_before_it_is_asked(told: Path, mon
     ):
         pytest.fail("it has no form")
     with (
-        pytest.raises(ConfigError, match=r"cannot emulate outages; use the relay.* leave out \+outage="),
+        pytest.raises(ConfigError, match=r"nor outages; use the relay"),
         kernel_shaped("lo", load_link("lan+loss=0.1+outage=5:3"), up=True),
     ):
         pytest.fail("an outage would have been ignored")

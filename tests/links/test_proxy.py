@@ -13,7 +13,7 @@ import pytest
 from specact.cli import proxy as verb
 from specact.cli.proxy import mechanism, proxy
 from specact.errors import ConfigError
-from specact.links.link import load_link
+from specact.links.link import Link, load_link
 from specact.links.netem import Netem
 from specact.links.recordings import TraceLink
 
@@ -60,16 +60,17 @@ def test_without_netem_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_with_netem_it_gives_the_equivalent_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "find_netem", lambda: Netem(True, "loaded, in /proc/modules"))
-    lines = mechanism(load_link("wifi-paper+outage=5:3"))
+    lines = mechanism(load_link("wifi-paper"))
     command = "tc qdisc add dev DEV root netem delay 6.027ms 0.214ms distribution normal rate 55400kbit"
     assert lines[1] == "kernel netem: available (loaded, in /proc/modules), not used by the relay"
     assert "specact proxy --netem DEV" in lines[2]
     assert lines[3:] == [f"  on the robot: {command}", f"  on the server: {command}"]
 
 
-def test_netem_has_no_form_for_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("link", [TraceLink(np.array([1.0])), load_link("wifi-paper+outage=5:3")])
+def test_netem_has_no_form_for_recordings_and_outages(monkeypatch: pytest.MonkeyPatch, link: Link) -> None:
     monkeypatch.setattr(verb, "find_netem", lambda: Netem(True, "built in"))
-    assert mechanism(TraceLink(np.array([1.0])))[-1] == "  it cannot replay this link, which is a recording"
+    assert mechanism(link)[-1] == "  it cannot emulate this link, which is recorded or has outages"
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def mechanism(link: Link) -> list[str]:
     lines.append(f"kernel netem: available ({netem.why}), not used by the relay")
     ways = [(end, netem_options(link, up)) for end, up in (("robot", True), ("server", False))]
     if any(options is None for _, options in ways):
-        return [*lines, "  it cannot replay this link, which is a recording"]
-    lines.append("  to use it for the constant part: specact proxy --netem DEV as root, or manually:")
+        return [*lines, "  it cannot emulate this link, which is recorded or has outages"]
+    lines.append("  to use it: specact proxy --netem DEV as root, or manually:")
     return lines + [f"  on the {end}: tc qdisc add dev DEV root netem {options}" for end, options in ways]
 
 

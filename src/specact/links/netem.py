@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.links.faults import LossyLink, OutageLink
+from specact.links.faults import LossyLink
 from specact.links.model import AddedDelay, Link, SteadyLink
 
 
@@ -51,14 +51,14 @@ def find_netem(root: Path = Path("/"), release: str | None = None) -> Netem:
 def netem_options(link: Link, up: bool) -> str | None:
     """The options of ``tc qdisc add dev DEV root netem`` that emulate one direction of this link.
 
-    Only the constant part: outages are left out. A retransmission timeout has no option, because TCP has its own.
+    A retransmission timeout has no option, because TCP has its own.
 
     Args:
         link: the link.
         up: the direction that leaves DEV: up on the robot, down on the server.
 
     Returns:
-        The options, or None for a recorded link.
+        The options, or None for a link that is recorded or has outages.
     """
     extra_ms, rate, loss = 0.0, float("inf"), 0.0
     while not isinstance(link, SteadyLink):
@@ -66,7 +66,7 @@ def netem_options(link: Link, up: bool) -> str | None:
             extra_ms, rate = extra_ms + link.delay_ms / 2.0, min(rate, link.rate_mbit_s)
         elif isinstance(link, LossyLink):
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
-        elif not isinstance(link, OutageLink):
+        else:
             return None
         link = link.link
     options = [f"delay {link.rtt_ms / 2.0 + extra_ms:.3f}ms"]
@@ -104,9 +104,7 @@ def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
     if not netem.available:
         raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, without --netem")
     if options is None:
-        raise ConfigError("netem cannot emulate a recorded link; use the relay, without --netem")
-    if isinstance(link, OutageLink):  # load_link adds outages last
-        raise ConfigError("netem cannot emulate outages; use the relay, without --netem, or leave out +outage=")
+        raise ConfigError("netem cannot emulate a recorded link, nor outages; use the relay, without --netem")
     command = f"tc qdisc add dev {device} root netem {options}"
     _tc(command)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact.errors import BundleError, WireError
+from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.sources import load_policy
@@ -116,6 +116,17 @@ def test_it_is_a_draft_for_any_target(run: Path) -> None:
     pair = load_pair(run / "pair")
     assert pair.rate_hz == 10.0 and pair.observation.fields.keys() == {"state"}
     assert load_policy(str(bundle)).fingerprint == load_regression(bundle).fingerprint != ""
+
+
+def test_euler_steps_of_what_has_none_are_refused(run: Path, tmp_path: Path) -> None:
+    bundle = str(run / "bundles" / "line")
+    for settings, field in (
+        (PairSettings(draft_steps=3), "draft_steps"),
+        (PairSettings(target_steps=4), "target_steps"),
+    ):
+        with pytest.raises(ConfigError, match=f"{field} is for a flow policy, and .* is none"):
+            make_pair(tmp_path / "pair", bundle, bundle, settings)
+        assert not (tmp_path / "pair").exists()
 
 
 def test_it_is_served_like_any_chunk_policy(run: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from specact.errors import BundleError, ConfigError
+from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
@@ -78,7 +79,10 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
     check_name("a pair", out.name)
     check_folder(out)
     small, large = load_policy(draft, steps=settings.draft_steps), load_policy(target, steps=settings.target_steps)
-    for loaded in (small, large):
+    for part, source, loaded in (("draft", draft, small), ("target", target, large)):
+        field = f"{part}_steps"
+        if getattr(settings, field) != getattr(_DEFAULTS, field) and not isinstance(loaded.policy, FlowPolicy):
+            raise ConfigError(f"{field} is for a flow policy, and {source} is none; leave it out")
         try_out(loaded)
     units = small.units or large.units
     if units is None:
