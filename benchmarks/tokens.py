@@ -1,12 +1,10 @@
 """Spec-VLA, KERV and HeiSD on our token policies: the tables and pictures of docs/tokens.md.
 
 Run: MUJOCO_GL=egl specact reproduce tokens --out STUDY, then python benchmarks/tokens.py STUDY
-With a study of flow policies on the same episodes (specact reproduce flow --out FLOWS): ... STUDY --flows FLOWS
-More controls, each beside its method on the same episodes (specact eval --bundle metaworld-tokens --draft
-metaworld-draft --methods ar,specvla,specvla_uniform,kerv,kerv_fixed,heisd_fixed,heisd_fixed_random --episodes 100
---seed 1 --shard 10 --out CONTROLS): ... STUDY --controls CONTROLS
+With a chunk policy on the same episodes (specact eval --bundle metaworld-flow --methods full_1,full_2 --episodes 200
+--seed 1 --shard 10 --out FLOWS/metaworld-flow): ... STUDY --flows FLOWS
 
-Keeps the summaries in benchmarks/results/tokens.json.
+Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from pages import fill
 from specact.families.chunks.bundle import load_flow
 from specact.families.tokens.bundle import load_tokens
 from specact.lab.report.drawing import style
-from specact.lab.report.tables import contrast_table
-from specact.lab.report.tokens import closed_loop_table, draw_tokens, methods_table, report_markdown
+from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
 ROOT = Path(__file__).parents[1]
@@ -43,24 +40,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("study", type=Path)
     parser.add_argument("--flows", type=Path)
-    parser.add_argument("--controls", type=Path)
     given = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for folder in sorted(given.study.iterdir()):
-        if (folder / "gain.json").exists() and (folder / "summary.json").exists():
-            summary, gain = (json.loads((folder / name).read_text()) for name in ("summary.json", "gain.json"))
-            kept[folder.name] = {"summary": {part: summary[part] for part in PARTS}, "gain": gain}
-    if given.controls is not None:
-        summary = json.loads((given.controls / "summary.json").read_text())
-        kept["controls"] = {part: summary[part] for part in PARTS}
+        found = kept.setdefault(folder.name, {})
+        if (folder / "gain.json").exists():
+            found["gain"] = json.loads((folder / "gain.json").read_text())
+        if (folder / "summary.json").exists():
+            summary = json.loads((folder / "summary.json").read_text())
+            found["summary"] = {part: summary[part] for part in PARTS}
     if given.flows is not None:
         kept["one pass"] = one_pass(given.study / TOKENS, given.flows / FLOW)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     fill(PAGE, "decodings", methods_table())
     fill(PAGE, "one-pass", one_pass_table(kept["one pass"]) if "one pass" in kept else "Not run yet.")
-    if "controls" in kept:
-        fill(PAGE, "controls", "\n".join([closed_loop_table(kept["controls"]), "", contrast_table(kept["controls"])]))
-    for name in kept.keys() - {"one pass", "controls"}:
+    for name in kept.keys() - {"one pass"}:
         found = kept[name]
         fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["gain"])))
         with style():

@@ -137,6 +137,7 @@ def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) ->
     found = measure_gain(pair, "ball", ("ar", "strict", "specvla", "strict_draft", "kerv"), 1)
     assert len({one["inferences"] for one in found.values()}) == 1
     assert found["ar"]["passes"] == LENGTH and found["ar"]["relative"] == 1.0
+    assert all(0.0 < row["proposal"] < row["relative"] for row in found.values())
     assert found["strict"]["greedy"] > 0.99 and found["strict_draft"]["passes"] == 2.0
     assert found["specvla"]["passes"] <= found["strict"]["passes"]
     assert found["kerv"]["compensated"] > 0.0

@@ -24,13 +24,14 @@ _FAMILIES = (
 def gain_table(gain: Mapping[str, Any]) -> str:
     """Passes, accepted tokens and time of every decoding on the same inferences, as Markdown."""
     rows = [
-        "| decoding | passes | accepted | without gripper | read | greedy's chunk | time of greedy decoding's |",
-        "|---|---|---|---|---|---|---|",
+        "| decoding | passes | accepted | without gripper | read | greedy's chunk | time of greedy decoding's "
+        "| of it the proposal |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in gain["decodings"].items():
         rows.append(
             f"| `{name}` | {row['passes']:.2f} | {row['accepted']:.2f} | {row['accepted_free']:.2f} | "
-            f"{row['read']:.1f} | {row['greedy']:.2f} | {relative_text(row)} |"
+            f"{row['read']:.1f} | {row['greedy']:.2f} | {relative_text(row)} | {row['proposal']:.2f} |"
         )
     return "\n".join(rows)
 
