@@ -1,4 +1,4 @@
-"""The study of device compute: drafts of four sizes, plain and distilled, under every gate, on three tasks.
+"""The study of device compute: drafts of several sizes, plain and distilled, under every gate, on four tasks.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
      OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
@@ -23,10 +23,10 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pages import fill
 
@@ -55,22 +55,63 @@ from specact.lab.rollout.pool import Pool
 from specact.locks import locked
 from specact.runtime.parameters import count_parameters
 
+if TYPE_CHECKING:
+    from specact.lab.train.recipe import PolicyRecipe
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "budget.json"
 PAGE = ROOT / "docs" / "budget.md"
 Progress = Callable[[str, int, int], None]
 
-# Widths of the drafts with about a quarter, one, four and sixteen times the recipe's parameters. On ball a quarter
-# would need a width of 1, whose layer normalisation is constant.
-WIDTHS = {"ball": (2, 5, 18, 44), "pusht": (12, 32, 76, 162), "peg": (3, 12, 36, 90)}
 SIZES = ("1/4", "1", "4", "16")
 FIRST = (1, 0, 2, 3)  # today's first
 NAMES = ("quarter", "one", "four", "sixteen")
 RATES = (0.2, 0.4, 0.6)
-SEEDS = (1, 2, 3)
 # Device budgets that the advice is given for, as shares of the target's time.
 BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 METHODS = list(KNOWN)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A task's drafts with about a quarter, one, four and sixteen times the parameters of the recipe's.
+
+    Attributes:
+        widths: of their transformers.
+        encoders: settings of their image encoders, besides the recipe's; empty without a camera.
+        of: the recipe's draft.
+        seeds: of the training.
+    """
+
+    widths: tuple[int, ...]
+    encoders: tuple[Mapping[str, Any], ...] = ()
+    of: str = "draft"
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    def settings(self, size: int, recipe: PolicyRecipe) -> PolicyRecipe:
+        """The recipe of one of them."""
+        encoder = replace(recipe.encoder, **self.encoders[size]) if self.encoders else recipe.encoder
+        return replace(recipe, width=self.widths[size], encoder=encoder, snapshot=0.0)
+
+
+DRAFTS = {
+    # A quarter would need a width of 1, whose layer normalisation is constant.
+    "ball": Drafts((2, 5, 18, 44)),
+    "pusht": Drafts((12, 32, 76, 162)),
+    "peg": Drafts((3, 12, 36, 90)),
+    # Encoders of their own, which see half the pixels; the recipe's draft uses the target's, and so does not fit a
+    # smaller budget. Sixteen times the parameters would take more time than the target.
+    "pusht-camera": Drafts(
+        (16, 32, 64),
+        (
+            {"pixels": 48, "channels": (16, 32, 32, 32), "keypoints": 16, "width": 112},
+            {"pixels": 48},
+            {"pixels": 48, "channels": (64, 128, 128, 128), "keypoints": 64, "width": 512},
+        ),
+        of="draft_camera",
+        seeds=(1, 2),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -126,14 +167,19 @@ class Cell:
         return base / f"distil-{NAMES[self.size]}" if self.distilled else base / "train"
 
 
-def plan(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """All cells. Those that share a target follow each other: a machine that is lost takes one target with it."""
+def plan(tasks: Sequence[str], seeds: Sequence[int] | None = None) -> list[Cell]:
+    """The cells of these seeds, all if not given.
+
+    Those that share a target follow each other: a machine that is lost takes one target with it.
+    """
     return [
         Cell(task, seed, size, distilled)
-        for seed in seeds
+        for seed in sorted({seed for task in tasks for seed in DRAFTS[task].seeds})
         for task in tasks
+        if seed in DRAFTS[task].seeds and (seeds is None or seed in seeds)
         for distilled in (False, True)
         for size in FIRST
+        if size < len(DRAFTS[task].widths)
     ]
 
 
@@ -214,22 +260,22 @@ def get_bundle(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, p
     from specact.lab.train.recipe import load_recipe
     from specact.lab.train.train import train
 
-    recipe = load_recipe(recipes / f"{cell.task}.toml")
+    recipe, drafts = load_recipe(recipes / f"{cell.task}.toml"), DRAFTS[cell.task]
     if cell.distilled:
         plain = get_bundle(replace(cell, distilled=False), out, data, scale, recipes, pool, update)
         # As many samples as for the plain draft, whose batches have half the size.
-        distil_recipe = DistilRecipe(steps=max(1, recipe.policies["draft"].steps // 2), seed=cell.seed)
-        distil(plain, distil_recipe, collector(scale.lessons, pool, update), cell.training(out), update)
+        distil_recipe = DistilRecipe(steps=max(1, recipe.policies[drafts.of].steps // 2), seed=cell.seed)
+        roll = collector(scale.lessons, pool, update, folder=cell.training(out) / "frames")
+        distil(plain, distil_recipe, roll, cell.training(out), update)
+        shutil.rmtree(cell.training(out) / "frames", ignore_errors=True)
         return load_bundle(path)
-    draft = replace(recipe.policies["draft"], snapshot=0.0)
     # The draft of the recipe's size first, for early results; more policies may be added to a training run later.
-    names = NAMES if cell.size != FIRST[0] else (NAMES[cell.size],)
-    widths = dict(zip(NAMES, WIDTHS[cell.task], strict=True))
+    sizes = range(len(drafts.widths)) if cell.size != FIRST[0] else (cell.size,)
     recipe = replace(
         recipe, seed=cell.seed,
         policies={TARGET: recipe.policies[TARGET]}
-        | {f"draft_{name}": replace(draft, width=widths[name]) for name in names},
-        bundles={f"{cell.task}-{name}": (TARGET, f"draft_{name}") for name in names},
+        | {f"draft_{NAMES[size]}": drafts.settings(size, recipe.policies[drafts.of]) for size in sizes},
+        bundles={f"{cell.task}-{NAMES[size]}": (TARGET, f"draft_{NAMES[size]}") for size in sizes},
     )  # fmt: skip
     train(recipe, data, cell.training(out), update)
     return load_bundle(path)
@@ -242,8 +288,9 @@ def with_head(bundle: Bundle, scale: Scale, cell: Cell, pool: Pool, update: Prog
     from specact.lab.train.head import HeadRecipe, train_head
 
     head_recipe = HeadRecipe(steps=scale.head_steps, seed=cell.seed)
-    train_head(bundle, head_recipe, collector(scale.lessons, pool, update), bundle.path / "gate", update)
-    shutil.rmtree(bundle.path / "gate")
+    folder = bundle.path / "gate"
+    train_head(bundle, head_recipe, collector(scale.lessons, pool, update, folder=folder / "frames"), folder, update)
+    shutil.rmtree(folder)
     return load_bundle(bundle.path)
 
 
@@ -341,7 +388,7 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
 
 def tasks_of(results: dict[str, Any]) -> list[str]:
     """Tasks with results."""
-    return [task for task in WIDTHS if any(row["task"] == task for row in results["rows"])]
+    return [task for task in DRAFTS if any(row["task"] == task for row in results["rows"])]
 
 
 def sentences(results: dict[str, Any]) -> str:
@@ -424,14 +471,14 @@ def interval(way: Way) -> str:
 
 def missing(results: dict[str, Any]) -> str:
     """The finished sizes of every task and seed."""
-    cells = plan(list(WIDTHS), SEEDS)
+    cells = plan(list(DRAFTS))
     left = missing_from(results, cells)
     lines = ["| task | training seed | plain | distilled |", "|---|---|---|---|"]
-    for task in WIDTHS:
-        for seed in SEEDS:
+    for task, drafts in DRAFTS.items():
+        for seed in drafts.seeds:
             columns = []
             for distilled in (False, True):
-                sizes = [Cell(task, seed, size, distilled) for size in range(len(SIZES))]
+                sizes = [Cell(task, seed, size, distilled) for size in range(len(drafts.widths))]
                 found = [f"x{SIZES[cell.size]}" for cell in sizes if cell not in left]
                 columns.append(", ".join(found) or "none")
             lines.append(f"| {task} | {seed} | {' | '.join(columns)} |")
@@ -449,8 +496,8 @@ def main() -> None:
     running = verbs.add_parser("run")
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--data", type=Path, default=Path())
-    running.add_argument("--tasks", default=",".join(WIDTHS))
-    running.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    running.add_argument("--tasks", default=",".join(DRAFTS))
+    running.add_argument("--seeds")
     running.add_argument("--published", action="store_true")
     running.add_argument("--again", action="store_true")
     running.add_argument("--recipes", type=Path, default=ROOT / "recipes")
@@ -459,7 +506,8 @@ def main() -> None:
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text())
     if arguments.verb == "run":
-        cells = plan(arguments.tasks.split(","), [int(seed) for seed in arguments.seeds.split(",")])
+        seeds = None if arguments.seeds is None else [int(seed) for seed in arguments.seeds.split(",")]
+        cells = plan(arguments.tasks.split(","), seeds)
         cells, scale = cells if arguments.again else missing_from(results, cells), Scale()
         if arguments.published:
             cells, scale = PUBLISHED, replace(scale, rates=(0.4,))
@@ -468,7 +516,7 @@ def main() -> None:
         return
     published = results["published"]
     for out in arguments.outs:
-        results = merge(results, collect(out, plan(list(WIDTHS), SEEDS)))
+        results = merge(results, collect(out, plan(list(DRAFTS))))
         published = merge(published, collect(out, PUBLISHED))
     results |= {"command": "python benchmarks/budget.py run, then table", "published": published}
     write_json(RESULTS, results)

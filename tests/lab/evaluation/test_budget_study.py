@@ -17,6 +17,7 @@ pytest.importorskip("mujoco")
 from specact import load_bundle
 from specact.lab.evaluation.budget import study_ways
 from specact.lab.evaluation.run import read_table
+from specact.lab.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
 
@@ -106,16 +107,22 @@ def study(budget: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def test_cells_that_share_a_target_follow_each_other(budget: ModuleType) -> None:
-    cells = budget.plan(["ball", "pusht", "peg"], (1, 2, 3))
+    cells = budget.plan(["ball", "pusht", "peg"])
     assert len(set(cells)) == len(cells) == 72
     assert [cell.task for cell in cells[:24:8]] == ["ball", "pusht", "peg"]
     assert all({(cell.task, cell.seed) for cell in cells[i : i + 8]} == {(cells[i].task, cells[i].seed)}
                for i in range(0, 72, 8))  # fmt: skip
     assert {cell.seed for cell in cells[:24]} == {1}
-    for task, widths in budget.WIDTHS.items():
-        draft = load_bundle(task).manifest["recipe"]["policies"]["draft"]
-        assert draft["width"] == widths[1], "one is today's"
-        assert not any(width % draft["heads"] for width in widths)
+    camera = budget.plan(["pusht-camera", "ball"], (2, 3))
+    assert [(cell.task, cell.seed) for cell in camera] == [("pusht-camera", 2)] * 6 + [("ball", 2)] * 8 + [
+        ("ball", 3)
+    ] * 8
+    for task, drafts in budget.DRAFTS.items():
+        recipe = load_recipe(ROOT / "recipes" / f"{task}.toml").policies[drafts.of]
+        made = [drafts.settings(size, recipe) for size in range(len(drafts.widths))]
+        assert made[1].width == recipe.width, "one is today's"
+        assert not any(draft.width % draft.heads for draft in made)
+        assert len(drafts.encoders) == (len(made) if "image" in recipe.sees else 0)
 
 
 def test_pairs_that_are_published_are_not_trained(budget: ModuleType, tmp_path: Path) -> None:
@@ -179,7 +186,7 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     text = page.read_text()
     assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
     assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
-    assert "70 of 72 cells are missing." in text
+    assert "82 of 84 cells are missing." in text
     assert "**pusht**" not in text and not (tmp_path / "budget-pusht.png").exists()
     assert "![ball: success over device time, by transmission rate](budget-ball.png)" in text
     assert (tmp_path / "budget-ball.png").stat().st_size > 10_000

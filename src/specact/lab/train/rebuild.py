@@ -80,7 +80,8 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
     spec = ObservationSpec(cut, observation.instruction)
     unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
     model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
-    missing = sorted(set(model.state_dict()) - set(weights))
+    wanted = model.state_dict().keys()
+    missing = sorted(wanted - weights.keys())
     if missing:
         # The export deduplicates equal tensors and folds constants.
         raise ConfigError(
@@ -88,7 +89,8 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
             "Policies with a camera cannot be, nor those that were hardly trained"
         )
     weights["positions"] = weights["positions"][: len(model.positions)]
-    model.load_state_dict(weights)
+    # Other tensors are constants that the module computes itself, or transposed copies.
+    model.load_state_dict({name: weights[name] for name in wanted})
     return model.eval()
 
 
@@ -107,9 +109,4 @@ def exported_weights(model: onnx.ModelProto, within: str = "") -> dict[str, Tens
         product = next(made_by[name] for name in node.input if name != bias)
         layer = bias.removeprefix(within).removesuffix(".bias")
         named[f"{layer}.weight"] = np.ascontiguousarray(values[product.input[1]].T)
-    # Masks and places are recreated, and transposed tensors are copies of other weights.
-    return {
-        name: torch.from_numpy(value.copy())
-        for name, value in named.items()
-        if not name.endswith((".mask", ".places", ".transposed"))
-    }
+    return {name: torch.from_numpy(value.copy()) for name, value in named.items()}
