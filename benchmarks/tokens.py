@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--flows", type=Path)
     given = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    for folder in sorted(given.study.iterdir()):
+    for folder in sorted(path for path in given.study.iterdir() if path.is_dir()):
         found = kept.setdefault(folder.name, {})
         if (folder / "gain.json").exists():
             found["gain"] = json.loads((folder / "gain.json").read_text())
