@@ -32,6 +32,7 @@ class TimedDrafter:
 
     def __init__(self, drafter: Drafter, clock: Clock, latency_s: float) -> None:
         self._drafter, self._clock, self._latency_s = drafter, clock, latency_s
+        self._follower = drafter if isinstance(drafter, FollowingDrafter) else None
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafter's."""
@@ -40,16 +41,16 @@ class TimedDrafter:
 
     def reset(self) -> None:
         """Forwarded, as the following, if the drafter has a state."""
-        if isinstance(self._drafter, FollowingDrafter):
-            self._drafter.reset()
+        if self._follower is not None:
+            self._follower.reset()
 
     def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        if isinstance(self._drafter, FollowingDrafter):
-            self._drafter.update(drafted, executed)
+        if self._follower is not None:
+            self._follower.update(drafted, executed)
 
     def learn(self, record: StepRecord) -> None:
-        if isinstance(self._drafter, FollowingDrafter):
-            self._drafter.learn(record)
+        if self._follower is not None:
+            self._follower.learn(record)
 
 
 class TimedTarget(Generic[A]):
