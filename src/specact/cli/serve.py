@@ -43,7 +43,8 @@ def serve(
         policy: instead, any chunk policy or target of your own: MODULE:NAME, a .toml file that describes an ONNX file,
             lerobot:PATH@HZ for what LeRobot saved and its control rate, openpi:ws://HOST:PORT#FILE.toml for a policy on
             a server of openpi's protocol, a bundle of one policy, or BUNDLE#target.
-        target: with --bundle BLOCK, FLASH's block alone: the flow policy that it drafts for, such as lerobot:PATH@HZ.
+        target: with --bundle BLOCK, FLASH's block alone: the flow policy that it drafts for, such as lerobot:PATH@HZ;
+            with --bundle PAIR, of chunk policies: its target, where the pair does not name it.
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 selects a free one.
         token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.

@@ -8,7 +8,7 @@ from typing import Any
 
 from specact.errors import BundleError, ConfigError, unknown_name
 from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.folder import load_chunk_pair
+from specact.families.chunks.folder import load_chunk_pair, load_chunk_target
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
@@ -132,7 +132,8 @@ def load_responder(
         source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
             it; a chunk policy, see :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
             :class:`~specact.wire.messages.Responder`.
-        target: of FLASH's block, the flow policy that it drafts for.
+        target: of FLASH's block, the flow policy that it drafts for; of a pair of chunk policies, in place of the one
+            in its manifest.
         steps: Euler steps of a flow policy that is served by itself.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
@@ -141,23 +142,28 @@ def load_responder(
         ConfigError: if there is no target of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
-    block = kind == "folder" and kind_of(find_bundle(source)) == "flash"
-    if block != (target is not None):
+    path = find_bundle(source) if kind == "folder" else Path()
+    holds = kind_of(path) if kind == "folder" else None
+    if holds == "flash" and target is None:
         raise ConfigError(
             f"{source} is FLASH's block alone; name the flow policy that it drafts for, as in --target lerobot:PATH@HZ"
-            if block
-            else f"{source} is a target, or has its own; --target is for FLASH's block, leave it out"
         )
-    if block:
-        path = find_bundle(source)
+    if target is not None and holds not in ("flash", "chunks"):
+        raise ConfigError(
+            f"{source} is a target, or has its own; --target is for FLASH's block and for a pair of chunk policies, "
+            "leave it out"
+        )
+    if holds == "flash":
         return block_pair(path, target, steps=steps, provider=provider, threads=threads).responder
-    if kind == "folder" and kind_of(find_bundle(source)) == STAGED:
-        return SplitResponder(load_staged(find_bundle(source), provider=provider, threads=threads))
-    if kind == "folder" and kind_of(find_bundle(source)) == "flow":
+    if holds == "chunks":
+        return load_chunk_target(path, target=target, provider=provider, threads=threads)
+    if holds == STAGED:
+        return SplitResponder(load_staged(path, provider=provider, threads=threads))
+    if holds == "flow":
         flow = load_flow(source, provider=provider, threads=threads)
         # The fingerprint is the flow policy's, whatever drafts for it.
         return replace(flash_pair(flow), policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
-    if kind == "folder" and kind_of(find_bundle(source)) != "regression":
+    if holds is not None and holds != "regression":
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
         return own

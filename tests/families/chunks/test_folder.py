@@ -13,7 +13,7 @@ import pytest
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks import folder
 from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.load import load_pair
+from specact.families.load import load_pair, load_responder
 
 FLOW = "pusht-flow"
 MODULE = """
@@ -175,3 +175,15 @@ def test_a_pair_is_for_the_environment_of_its_policies(here: Path) -> None:
     assert make_pair(here / "own", "ball#draft", "ball#target").env == "ball"
     assert make_pair(here / "other", "ball#draft", "ball#target", PairSettings(env="kitchen")).env == "kitchen"
     assert make_pair(here / "none", "still_life:still", "still_life:still").env == ""
+
+
+def test_a_server_needs_the_target_alone(made: Path) -> None:
+    """No draft, and the target from whoever starts it, not from the folder."""
+    with pytest.raises(ConfigError, match=r"the target of .* is no bundle; name it again with --target MODULE:NAME"):
+        load_responder(str(made))
+    served = load_responder(str(made), target="still_life:still")
+    pair = load_pair(made, draft="still_life:still", target="still_life:still")
+    assert (served.name, served.fingerprint) == (pair.name, pair.fingerprint)
+    change(made, "fingerprints", "target", to="0" * 16)
+    with pytest.raises(BundleError, match="the pair was made with '0000000000000000'"):
+        load_responder(str(made), target="still_life:still")

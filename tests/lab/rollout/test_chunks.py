@@ -1,5 +1,9 @@
 """Pairs of chunk policies in a rollout: a batch of robots does what each of them would do alone."""
 
+import dataclasses
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,8 +14,10 @@ from tests.lab.rollout import chunk_policies
 from specact.clock import VirtualClock
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
+from specact.families.load import load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
+from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.policy import SpeculativePolicy
 
@@ -73,3 +79,19 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: ChunkPair, method: s
         env.close()
         assert (outcome.steps, outcome.success, outcome.score) == (steps, info["success"], info["score"])
         assert table["transmitted"][table["episode"] == episode].tolist() == transmitted
+
+
+def test_real_time_asks_a_server_that_was_told_of_the_target(pair: ChunkPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder names neither policy. The world waits for the answers, so episodes are those of virtual time."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    )
+    shards = [shard(pair, method, (0, 1)) for method in ("draft", "hybrid", "random")]
+    with RealTime(load_pair(pair.source, draft=SMALL, target=LARGE), "loopback", 30_000.0, "stream", SEED) as live:
+        for asked, (outcomes, table) in live.run(shards):
+            wanted, virtual = run_shard(asked)
+            untimed = [[dataclasses.replace(one, latency_s=0.0) for one in ends] for ends in (outcomes, wanted)]
+            assert untimed[0] == untimed[1]
+            for episode in asked.episodes:
+                asks = [one["transmitted"][one["episode"] == episode] for one in (table, virtual)]
+                np.testing.assert_array_equal(*asks)

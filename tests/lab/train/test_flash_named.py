@@ -198,7 +198,7 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
         _ = pair.target
     with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
         load_responder(str(block))
-    with pytest.raises(ConfigError, match=r"--target is for FLASH's block, leave it out"):
+    with pytest.raises(ConfigError, match=r"--target is for FLASH's block and for a pair of chunk policies"):
         load_responder("ball", target="my_flow:padded")
 
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.pair import ChunkPair
-from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
-from specact.families.chunks.wire import spec_of
+from specact.families.chunks.wire import ChunkResponder, spec_of
 from specact.families.codes.bundle import find_bundle
 from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
@@ -144,11 +144,69 @@ def load_chunk_pair(
         BundleError: if it cannot be read, or a policy does not have the fingerprint that the pair was made with.
         ConfigError: if the draft has to be named.
     """
+    said = _read(path)
+    copied = path / DRAFT
+    source = draft or (str(copied) if copied.is_dir() else said.sources["draft"])
+    if source is None:
+        raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
+    small = _load_source(source, said.steps["draft"], said.fingerprints["draft"], provider, threads)
+    target_source = target or said.sources["target"]
+    load_target: Callable[[], ChunkPolicy] | None = None
+    if target_source is not None:
+        load_target = partial(
+            _load_target, target_source, said.steps["target"], said.fingerprints["target"], provider, threads
+        )
+    return ChunkPair(
+        said.name, small.policy, said.units, said.target, load_target, said.execute, said.within, said.overlap,
+        said.env, said.fingerprint, path, (draft, target),
+    )  # fmt: skip
+
+
+def load_chunk_target(
+    path: Path, *, target: str | None = None, provider: str = "CPUExecutionProvider", threads: int = 1
+) -> ChunkResponder:
+    """Loads the target of a pair's folder, for a server, which needs no draft; arguments as above.
+
+    Raises:
+        BundleError: as above.
+        ConfigError: if the target has to be named.
+    """
+    said = _read(path)
+    source = target or said.sources["target"]
+    if source is None:
+        raise ConfigError(f"the target of {path} is no bundle; name it again with --target MODULE:NAME or FILE.toml")
+    policy = _load_target(source, said.steps["target"], said.fingerprints["target"], provider, threads)
+    return ChunkResponder(policy, said.name, said.fingerprint)
+
+
+class _Manifest(NamedTuple):
+    """What a pair's folder says; parts by ``draft`` and ``target``."""
+
+    name: str
+    env: str
+    units: ActionUnits
+    target: ChunkSpec
+    execute: int
+    within: float
+    overlap: Literal["drop", "average"]
+    sources: dict[str, str | None]
+    steps: dict[str, int]
+    fingerprints: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of both policies together."""
+        both = self.fingerprints["draft"] + self.fingerprints["target"]
+        return hashlib.sha256(both.encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> _Manifest:
+    """Reads and checks a pair's manifest."""
     manifest = read_manifest(path, "chunks", {})
     check_head(path, manifest)
     try:
-        said, fingerprints = manifest["spec"], manifest["fingerprints"]
-        draft_print, target_print = fingerprints["draft"], fingerprints["target"]
+        said = manifest["spec"]
+        fingerprints = {part: manifest["fingerprints"][part] for part in _PARTS}
         steps = {part: manifest["steps"][part] for part in _PARTS}
         units = ActionUnits(*(np.asarray(manifest["units"][name], np.float32) for name in ("centre", "scale")))
         sources = {part: _check_source(path, part, manifest["sources"][part]) for part in _PARTS}
@@ -167,20 +225,9 @@ def load_chunk_pair(
         )
     if not (np.isfinite(units.centre).all() and np.isfinite(units.scale).all() and (units.scale > 0.0).all()):
         raise BundleError(f"the units in the manifest of {path} must be finite, and every scale positive")
-    copied = path / DRAFT
-    source = draft or (str(copied) if copied.is_dir() else sources["draft"])
-    if source is None:
-        raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
-    small = _load_source(source, steps["draft"], draft_print, provider, threads)
-    target_source = target or sources["target"]
-    load_target: Callable[[], ChunkPolicy] | None = None
-    if target_source is not None:
-        load_target = partial(_load_target, target_source, steps["target"], target_print, provider, threads)
-    both = hashlib.sha256((draft_print + target_print).encode()).hexdigest()[:16]
-    return ChunkPair(
-        manifest["name"], small.policy, units, spec, load_target, execute, within, overlap, manifest["env"], both, path,
-        (draft, target),
-    )  # fmt: skip
+    return _Manifest(
+        manifest["name"], manifest["env"], units, spec, execute, within, overlap, sources, steps, fingerprints
+    )
 
 
 def _check_source(path: Path, part: str, source: object) -> str | None:

@@ -90,7 +90,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         runner: Pool | RealTime = pool
         if evaluation.realtime:
             runner = stack.enter_context(
-                RealTime(bundle.source, evaluation.link, evaluation.deadline_ms, evaluation.wire, evaluation.seed)
+                RealTime(bundle, evaluation.link, evaluation.deadline_ms, evaluation.wire, evaluation.seed)
             )
         # Random gates run last, at the rate that their rival achieved.
         for name in sorted(evaluation.methods, key=lambda method: load_method(method).rate_of is not None):

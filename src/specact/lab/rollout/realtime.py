@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
-from specact.families.load import AnyPair, load_pair
+from specact.families.load import AnyPair, load_pair, named_again
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -32,7 +32,7 @@ class RealTime:
     The simulated world waits during inference, as in virtual time, but every time is measured.
 
     Args:
-        bundle: path of the bundle.
+        pair: the server serves its target.
         link: see :func:`~specact.links.link.load_link`; shapes a relay on loopback.
         deadline_ms: of every request.
         wire: ``stream`` is WebSocket with sampling on the device; ``json`` is HTTP with sampling on the server, as in
@@ -40,21 +40,21 @@ class RealTime:
         seed: of the link's randomness.
     """
 
-    def __init__(self, bundle: str, link: str, deadline_ms: float, wire: Wire, seed: int) -> None:
-        self._bundle, self._link, self._deadline_ms = bundle, link, deadline_ms
+    def __init__(self, pair: AnyPair, link: str, deadline_ms: float, wire: Wire, seed: int) -> None:
+        self._pair, self._link, self._deadline_ms = pair, link, deadline_ms
         self._wire, self._seed = wire, seed
         self._open = ExitStack()
 
     def __enter__(self) -> RealTime:
         with self._open:
-            server = self._open.enter_context(serving(self._bundle))
+            _, target = named_again(self._pair)
+            named = () if target is None else ("--target", target)
+            server = self._open.enter_context(serving(self._pair.source, *named))
             # A separate process, because threads of this one would be delayed by its own work.
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             scheme = "ws" if self._wire == "stream" else "http"
             endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
-            self._client = self._open.enter_context(
-                Client(endpoint, load_pair(self._bundle).codec.dialect, "evaluation")
-            )
+            self._client = self._open.enter_context(Client(endpoint, self._pair.codec.dialect, "evaluation"))
             self._client.connect(30.0)
             self._open = self._open.pop_all()
         return self
