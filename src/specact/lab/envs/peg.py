@@ -85,7 +85,7 @@ class _Simulator(SawyerPegInsertionSideEnvV3):  # type: ignore[misc, unused-igno
 
     def distance(self) -> float:
         """Distance from the peg's head to the hole as in Meta-World, y and z with weight 2."""
-        away = self._get_site_pos("pegHead") - self._target_pos
+        away = self._get_site_pos("pegHead") - np.asarray(self._target_pos)
         return float(np.linalg.norm(away * np.array([1.0, 2.0, 2.0])))
 
     def evaluate_state(self, obs: NDArray[Any], action: NDArray[Any]) -> tuple[float, dict[str, Any]]:
