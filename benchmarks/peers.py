@@ -20,24 +20,19 @@ import argparse
 import asyncio
 import dataclasses
 import importlib.metadata
-import importlib.util
 import json
-import logging
 import os
 import re
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import uvloop
+from others import FLASK, GRPC, GRPC_SERVICE, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
 from pages import fill
 
 from specact import SpeculativePolicy, connect, load_bundle
@@ -56,7 +51,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "results" / "peers.json"
 ROBOTS, PACED = (1, 16, 64), (60, 120, 170, 240, 340)
 RATE_HZ, WITHIN_MS = 20.0, 50.0
-OURS, ENDPOINT, THEIRS, FLASK, GRPC = "specact", "endpoint", "openpi", "flask", "grpc"
+OURS, ENDPOINT, THEIRS = "specact", "endpoint", OPENPI
 SIDES = {
     OURS: "specact",
     ENDPOINT: "specact, openpi's clients",
@@ -66,10 +61,7 @@ SIDES = {
 }
 POLICIES, PEER_ROBOTS, ROWS = ("ball#target", "relocate-tokens", "ball-chase-flow"), (1, 16, 64, 256), (1, 16, 64)
 NEEDED = ("flask", "grpcio", "requests", "websockets")
-# LeRobot's: src/lerobot/async_inference/policy_server.py and transport/services.proto.
-GRPC_SERVICE, GRPC_WORKERS = "transport.AsyncInference", 4
 Call = Callable[[], object]
-Infer = Callable[[dict[str, Any]], dict[str, Any]]
 # Asks a server with so many robots, for so many seconds, at a rate of all together or as fast as they can.
 Ask = Callable[[int, float, float | None], Load]
 
@@ -81,23 +73,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--parts", default="throughput,paced,device")
-    parser.add_argument("--serve", type=int, help="serve on this port; what the others start")
-    parser.add_argument("--like", choices=(THEIRS, FLASK, GRPC), default=THEIRS, help="with --serve: as whom")
-    parser.add_argument(
-        "--policy", default="", help="with --serve: a chunk policy, the ball pair's network if not given; else of peers"
-    )
+    parser.add_argument("--policy", default="", help="of the part peers, instead of all")
     asked = parser.parse_args()
     sys.path.insert(0, str(asked.openpi / "packages" / "openpi-client" / "src"))
     pair = load_bundle("ball")
-    if asked.serve is not None:
-        infer = chunks_of(asked.policy) if asked.policy else outputs_of(pair)
-        if asked.like == THEIRS:
-            serve_as_openpi(asked.openpi, infer, asked.serve)
-        elif asked.like == FLASK:
-            serve_as_flask(infer, asked.serve)
-        else:
-            serve_as_lerobot(infer, load_policy(asked.policy).policy.spec.observation, asked.serve)
-        return
     found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if "peers" in asked.parts:
         try:
@@ -217,90 +196,6 @@ def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) 
     }
 
 
-class HttpRobot(Robot):
-    """A connection for each request, as ``requests.post`` makes one."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, port: int, requests: list[bytes]) -> None:
-        super().__init__(loop)
-        self._port, self._requests, self._sent = port, requests, 0
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def send(self) -> None:
-        task = self._loop.create_task(self._post(self._requests[self._sent % len(self._requests)]))
-        self._sent += 1
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _post(self, request: bytes) -> None:
-        try:
-            await self._loop.create_connection(lambda: Post(request, self.answered), "127.0.0.1", self._port)
-        except OSError:
-            self.answered(0)
-
-    def hang_up(self) -> None:
-        """There is nothing to hang up between two requests."""
-
-
-class Post(asyncio.Protocol):
-    """One request. It hangs up once the reply is whole: Flask's server would wait some time for that."""
-
-    def __init__(self, request: bytes, answered: Callable[[int], None]) -> None:
-        self._request, self._take, self._reply, self._whole = request, answered, bytearray(), False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._reply += data
-        head, _, body = self._reply.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head.lower())
-        if length is not None and len(body) >= int(length[1]):
-            self._whole = True
-            self._transport.close()
-            self._take(int(b"actions" in body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._whole:
-            self._take(0)
-
-
-def json_request(seen: dict[str, np.ndarray]) -> bytes:
-    body = json.dumps({name: value.tolist() for name, value in seen.items()}).encode()
-    head = "POST /infer HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-class GrpcRobot(Robot):
-    """A channel of its own; a step is SendObservations and then GetActions, as LeRobot's client calls them."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, port: int, requests: list[bytes]) -> None:
-        super().__init__(loop)
-        import grpc.aio
-
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
-        self._observe = self._channel.stream_unary(f"/{GRPC_SERVICE}/SendObservations")
-        self._get = self._channel.unary_unary(f"/{GRPC_SERVICE}/GetActions")
-        self._requests, self._sent = requests, 0
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def send(self) -> None:
-        self._later(self._exchange(self._requests[self._sent % len(self._requests)]))
-        self._sent += 1
-
-    async def _exchange(self, observation: bytes) -> None:
-        await self._observe(iter([observation]))
-        self.answered(int(bool(await self._get(b""))))
-
-    def hang_up(self) -> None:
-        self._later(self._channel.close(None))
-
-    def _later(self, work: Awaitable[Any]) -> None:
-        task = asyncio.ensure_future(work, loop=self._loop)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
 def clients(
     ports: dict[str, int], seen: list[dict[str, np.ndarray]], rounds: int, steps: int
 ) -> dict[str, dict[str, list[float]]]:
@@ -348,105 +243,6 @@ def clients(
 def processor_s(process: int) -> float:
     """What a process has had of a processor so far [s], with the threads that have ended."""
     return time.clock_gettime(~process << 3 | 2)  # Linux: the clock of another process
-
-
-def chunks_of(policy: str) -> Infer:
-    """A chunk policy as what is behind the servers of others."""
-    loaded, rng = load_policy(policy).policy, np.random.default_rng(0)
-    return lambda observation: {"actions": loaded.infer(Window(observation), rng)}
-
-
-def serve_as_flask(infer: Infer, port: int) -> None:
-    """ADAHI's test bed: JSON over a REST route of Flask, with its own server, a thread for each request."""
-    from flask import Flask, request
-
-    app = Flask("peer")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-
-    @app.post("/infer")
-    def answer() -> dict[str, Any]:
-        seen = {name: np.array(value, np.float32) for name, value in request.get_json().items()}
-        return {"actions": infer(seen)["actions"].tolist()}
-
-    app.run("127.0.0.1", port, threaded=True)
-
-
-def serve_as_lerobot(infer: Infer, spec: ObservationSpec, port: int) -> None:
-    """The calls of LeRobot's policy server, with its four threads and an observation kept for each client.
-
-    LeRobot's own keeps one, for one robot, and both messages are pickles there; here they are the bytes of the arrays.
-    """
-    import grpc
-
-    waiting: dict[str, bytes] = {}
-
-    def observe(messages: Iterator[bytes], context: Any) -> bytes:
-        waiting[context.peer()] = b"".join(messages)
-        return b""
-
-    def act(_: bytes, context: Any) -> bytes:
-        seen, start = {}, 0
-        numbers = np.frombuffer(waiting.pop(context.peer()), np.float32)
-        for name, field in spec.fields.items():
-            size = int(np.prod(field.window_shape))
-            seen[name] = numbers[start : start + size].reshape(field.window_shape)
-            start += size
-        actions: bytes = np.asarray(infer(seen)["actions"], np.float32).tobytes()
-        return actions
-
-    handlers = {
-        "SendObservations": grpc.stream_unary_rpc_method_handler(observe),
-        "GetActions": grpc.unary_unary_rpc_method_handler(act),
-    }
-    server = grpc.server(ThreadPoolExecutor(GRPC_WORKERS))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GRPC_SERVICE, handlers),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    server.start()
-    server.wait_for_termination()
-
-
-def outputs_of(pair: Bundle) -> Infer:
-    """Nothing but ``session.run``."""
-    session = pair.target._session
-
-    def infer(observation: dict[str, Any]) -> dict[str, Any]:
-        logits, offsets = session.run(None, {name: value[None] for name, value in observation.items()})
-        return {"logits": logits[0], "offsets": offsets[0]}
-
-    return infer
-
-
-def serve_as_openpi(checkout: Path, infer: Infer, port: int) -> None:
-    """Runs openpi's server class."""
-    path = checkout / "src" / "openpi" / "serving" / "websocket_policy_server.py"
-    spec = importlib.util.spec_from_file_location("websocket_policy_server", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    logging.disable(logging.INFO)
-    module.WebsocketPolicyServer(SimpleNamespace(infer=infer), host="127.0.0.1", port=port).serve_forever()
-
-
-@contextmanager
-def other_server(checkout: Path, policy: str = "", like: str = THEIRS) -> Iterator[tuple[int, int]]:
-    """A server of others in a process of its own; yields its port and the number of the process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    command = [sys.executable, __file__, "--openpi", str(checkout), "--serve", str(port), "--like", like]
-    command += ["--policy", policy]
-    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
-    try:
-        until = time.monotonic() + 60.0
-        while time.monotonic() < until and process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def observations(spec: ObservationSpec, count: int) -> list[dict[str, np.ndarray]]:
