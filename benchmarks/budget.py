@@ -8,8 +8,9 @@ Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/
 every training seed, distils each draft from its target, trains a learned gate's head for each pair, measures every part
 on one core, and evaluates every method at every rate on the same episodes. It is one process, which resumes after a
 stop: training from its checkpoints, evaluations from their shards. Cells that benchmarks/results/budget.json already
-has are left out (`--again`: run them again). With `--published` it evaluates the pairs of these tasks that come with
-the package instead, plain and distilled, at a rate of .4; nothing is trained.
+has are left out (`--again`: run them again). The camera pair is evaluated at a rate of .4 alone. With `--published` it
+evaluates the pairs of these tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is
+trained.
 `table` adds the finished cells of the folders to benchmarks/results/budget.json, and writes docs/budget-TASK.png and
 the marked parts of docs/budget.md from it.
 """
@@ -81,12 +82,14 @@ class Drafts:
         encoders: settings of their image encoders, besides the recipe's; empty without a camera.
         of: the recipe's draft.
         seeds: of the training.
+        rates: transmission rates of the gates.
     """
 
     widths: tuple[int, ...]
     encoders: tuple[Mapping[str, Any], ...] = ()
     of: str = "draft"
     seeds: tuple[int, ...] = (1, 2, 3)
+    rates: tuple[float, ...] = RATES
 
     def settings(self, size: int, recipe: PolicyRecipe) -> PolicyRecipe:
         """The recipe of one of them."""
@@ -110,6 +113,7 @@ DRAFTS = {
         ),
         of="draft_camera",
         seeds=(1, 2),
+        rates=(0.4,),  # of an episode's second, most goes into its frames
     ),
 }
 
@@ -124,7 +128,6 @@ class Scale:
         lessons: inferences in each of two rounds, for a head and for a distilled draft.
         head_steps: training steps in each of the head's rounds.
         rounds: of timing.
-        rates: transmission rates of the gates.
     """
 
     episodes: int = 50
@@ -132,7 +135,6 @@ class Scale:
     lessons: int = 15_000
     head_steps: int = 4000
     rounds: int = 400
-    rates: tuple[float, ...] = RATES
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,11 @@ class Cell:
     def draft(self) -> str:
         """Description of the draft."""
         return "distilled draft " * self.distilled + "draft " * (not self.distilled) + f"x{SIZES[self.size]}"
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Transmission rates of its gates."""
+        return (0.4,) if self.seed == 0 else DRAFTS[self.task].rates
 
     def folder(self, out: Path) -> Path:
         """The folder of its results."""
@@ -243,7 +250,7 @@ def evaluations(cell: Cell, bundle: Bundle, scale: Scale) -> Iterator[tuple[str,
     # The target is the same for every draft.
     yield "ends", evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (cell.size == 1 and not cell.distilled)), 0.5)
     lowest = GateChoices().settings("deviation", bundle).lowest_rate
-    for rate in scale.rates:
+    for rate in cell.rates:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
         yield f"rate-{rate:g}", evaluation(("random_learned", *own, "uncertainty", "learned"), rate)
@@ -263,8 +270,9 @@ def get_bundle(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, p
     recipe, drafts = load_recipe(recipes / f"{cell.task}.toml"), DRAFTS[cell.task]
     if cell.distilled:
         plain = get_bundle(replace(cell, distilled=False), out, data, scale, recipes, pool, update)
-        # As many samples as for the plain draft, whose batches have half the size.
-        distil_recipe = DistilRecipe(steps=max(1, recipe.policies[drafts.of].steps // 2), seed=cell.seed)
+        # The plain draft's steps and batches: half the steps with twice the batch leave a small draft undertrained.
+        settings = recipe.policies[drafts.of]
+        distil_recipe = DistilRecipe(steps=settings.steps, batch=settings.batch, seed=cell.seed)
         roll = collector(scale.lessons, pool, update, folder=cell.training(out) / "frames")
         distil(plain, distil_recipe, roll, cell.training(out), update)
         shutil.rmtree(cell.training(out) / "frames", ignore_errors=True)
@@ -508,11 +516,9 @@ def main() -> None:
     if arguments.verb == "run":
         seeds = None if arguments.seeds is None else [int(seed) for seed in arguments.seeds.split(",")]
         cells = plan(arguments.tasks.split(","), seeds)
-        cells, scale = cells if arguments.again else missing_from(results, cells), Scale()
-        if arguments.published:
-            cells, scale = PUBLISHED, replace(scale, rates=(0.4,))
+        cells = PUBLISHED if arguments.published else cells if arguments.again else missing_from(results, cells)
         with locked(arguments.out / ("published" if arguments.published else "trained")), progress_bars() as update:
-            run(arguments.out, arguments.data, cells, scale, arguments.recipes, update)
+            run(arguments.out, arguments.data, cells, Scale(), arguments.recipes, update)
         return
     published = results["published"]
     for out in arguments.outs:

@@ -129,7 +129,7 @@ def test_pairs_that_are_published_are_not_trained(budget: ModuleType, tmp_path: 
     for cell in budget.PUBLISHED:
         bundle = budget.get_bundle(cell, tmp_path, Path(), budget.Scale(), tmp_path, None, None)
         assert bundle.name == cell.task + "-distilled" * cell.distilled
-        names = [name for name, _ in budget.evaluations(cell, bundle, budget.Scale(rates=(0.4,)))]
+        names = [name for name, _ in budget.evaluations(cell, bundle, budget.Scale())]
         assert names == ["ends", "rate-0.4"]
     # PushT's deviation skips two in a row at most: chance has that limit beside it, and .2 cannot be asked of it.
     pusht = load_bundle("pusht")
