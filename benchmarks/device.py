@@ -4,12 +4,12 @@ A simulated robot whose world does not wait (``specact run --live``), a device t
 (``--device-share``), the pair's target on a server in a process of its own, and a link between them. Nothing of the
 world, the server or the link counts against the device.
 
-Run: python benchmarks/device.py --pair PAIR --out DIR [--target BUNDLE] [--shares 1,.5,...] [--links NAME,...]
-     python benchmarks/device.py --out DIR --table
+Run: python benchmarks/device.py --pair PAIR --target BUNDLE --out DIR [--shares 1,.5,...] [--links NAME,...]
+     python benchmarks/device.py --target BUNDLE --out DIR --table
 
 Every cell of the table is a run of its own, kept in DIR as it ends; run again after a stop, what is there is not run
-again. Run it on a machine with nothing else to do. ``--table`` keeps the cells in benchmarks/results/device.json and
-writes the table of docs/metaworld.md.
+again. Run it on a machine with nothing else to do. With ``--links ""`` only what needs no server is run. ``--table``
+keeps the cells in benchmarks/results/device.json, by target, and writes the target's table of docs/metaworld.md.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pair", help="a pair of chunk policies, calibrated; the server serves its target")
-    parser.add_argument("--target", help="the same target alone, as specact run --policy takes it")
+    parser.add_argument("--target", required=True, help="the same target alone, as specact run --policy takes it")
     parser.add_argument("--shares", default="1,0.5,0.25,0.1,0.05")
     parser.add_argument("--links", default="wifi-paper,lte")
     parser.add_argument("--episodes", type=int, default=20)
@@ -94,43 +94,45 @@ def main() -> None:
     cells = list(kept(arguments.out))
     print(table(cells))
     if arguments.table:
-        results = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
+        name = Path(arguments.target).name
+        results = json.loads(KEPT.read_text())
+        results[name] = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
         KEPT.write_text(json.dumps(results, indent=1) + "\n")
-        fill(ROOT / "docs" / "metaworld.md", "device", table(cells))
+        fill(ROOT / "docs" / "metaworld.md", f"device {name}", table(cells))
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    shares, links = [float(share) for share in arguments.shares.split(",")], arguments.links.split(",")
+    """Runs the cells that are not there yet: those without a server once, the others over every link."""
+    methods = [method for method in METHODS if "FEWER" not in method.options or arguments.fewer]
     with ExitStack() as stack:
         stands = {"PAIR": arguments.pair, "TARGET": arguments.target}
-        settings = PairSettings(draft_steps=10)
-        stands["ALONE"] = alone(arguments.out / "alone", arguments.target, settings)
+        stands["ALONE"] = alone(arguments.out / "alone", arguments.target, PairSettings(draft_steps=10))
         if arguments.fewer:
-            stands["FEWER"] = alone(
-                arguments.out / "fewer", arguments.target, PairSettings(draft_steps=arguments.fewer)
-            )
+            fewer = PairSettings(draft_steps=arguments.fewer)
+            stands["FEWER"] = alone(arguments.out / "fewer", arguments.target, fewer)
         servers = {
             source: stack.enter_context(serving(source)) for source in dict.fromkeys([arguments.pair, arguments.target])
         }
-        for link in links:
-            # Without a link the device connects to the server's port.
+        for link in ["", *filter(None, arguments.links.split(","))]:
             ports = {
-                source: stack.enter_context(linked(server.port, link, arguments.seed)).port
+                source: stack.enter_context(linked(server.port, link, arguments.seed)).port if link else server.port
                 for source, server in servers.items()
             }
             stands["SERVER"] = f"ws://127.0.0.1:{ports[arguments.target]}"
             pair_server = f"ws://127.0.0.1:{ports[arguments.pair]}"
-            for method in METHODS:
-                if method.name == "target, fewer steps" and not arguments.fewer:
-                    continue
-                for share in shares:
-                    cell = {"method": method.name, "link": link_name(link) if method.linked else "", "share": share}
-                    path = arguments.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
-                    if path.exists():
-                        continue
-                    result = run_one(method, stands, pair_server, share, arguments)
-                    write_json(path, cell | result)
-                    print(line(cell | result), flush=True)
+            for method in methods:
+                if method.linked == bool(link):
+                    run_cells(method, link_name(link), stands, pair_server, arguments)
+
+
+def run_cells(method: Method, link: str, stands: dict[str, str], server: str, arguments: argparse.Namespace) -> None:
+    """A method's cells for every share of a core."""
+    for share in map(float, arguments.shares.split(",")):
+        cell = {"method": method.name, "link": link, "share": share}
+        path = arguments.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
+        if not path.exists():
+            write_json(path, result := cell | run_one(method, stands, server, share, arguments))
+            print(line(result), flush=True)
 
 
 def link_name(link: str) -> str:
@@ -191,7 +193,8 @@ def summary(cell: dict[str, Any]) -> dict[str, Any]:
 COMPARED = (
     ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
     ("target, asynchronous", "draft"), ("late ADAHI", "target, waited for"), ("late ADAHI", "target, asynchronous"),
-    ("late ADAHI", "remote target, asynchronous"),
+    ("late ADAHI", "remote target, asynchronous"), ("target, fewer steps", "target, waited for"),
+    ("target, fewer steps", "draft"), ("target, fewer steps", "remote target, asynchronous"),
 )  # fmt: skip
 
 

@@ -1,10 +1,13 @@
 """Spec-VLA, KERV and HeiSD on our token policies: the tables and pictures of docs/tokens.md.
 
 Run: MUJOCO_GL=egl specact reproduce tokens --out STUDY, then python benchmarks/tokens.py STUDY
-With a chunk policy on the same episodes (specact eval --bundle metaworld-flow --methods full_1,full_2 --episodes 200
---seed 1 --shard 10 --out FLOWS/metaworld-flow): ... STUDY --flows FLOWS
+With other policies on the same episodes, a chunk policy (specact eval --bundle metaworld-flow --methods full_1,full_2
+--episodes 200 --seed 1 --shard 10 --out OTHERS/metaworld-flow) or a smaller one (specact eval --bundle
+relocate-tokens-small --methods ar ... --out OTHERS/relocate-tokens-small): ... STUDY --others OTHERS
 
-Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was.
+Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was. Methods of the
+same policy on the same episodes may come from several runs (specact eval --bundle NAME --methods ... --episodes 200
+--seed 1 --shard 10 --out OTHER/NAME): ... STUDY OTHER. Contrasts and their correction are over all of them.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from pages import fill
 
 from specact.families.chunks.bundle import load_flow
 from specact.families.tokens.bundle import load_tokens
+from specact.families.tokens.decoding import DECODINGS
+from specact.lab.evaluation.metrics import END_POINTS, contrasts
+from specact.lab.evaluation.run import read_table
 from specact.lab.report.drawing import style
 from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
@@ -31,43 +37,72 @@ PAGE = ROOT / "docs" / "tokens.md"
 KEPT = Path(__file__).parent / "results" / "tokens.json"
 
 
-TOKENS, FLOW = "metaworld-tokens", "metaworld-flow"
-# Of a summary, what the tables need.
-PARTS = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
+FLOWS = {f"flow, {steps} steps": ("metaworld-flow", f"full_{steps}") for steps in (1, 2)}
+# Policies that decodings are compared to: run folder and method, by label. And the decodings.
+OTHERS = {"metaworld-tokens": FLOWS, "relocate-tokens": {"one layer": ("relocate-tokens-small", "ar")}}
+RIVALS = {
+    "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed"),
+    "relocate-tokens": ("ar", "last", "specvla", "kerv", "last_fixed"),
+}
+# What runs have in common whose methods are compared.
+SAME = ("env", "bundle", "episodes", "seed")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("study", type=Path)
-    parser.add_argument("--flows", type=Path)
+    parser.add_argument("studies", type=Path, nargs="+")
+    parser.add_argument("--others", type=Path)
     given = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    for folder in sorted(path for path in given.study.iterdir() if path.is_dir()):
+    for folder in (folder for study in given.studies for folder in sorted(study.iterdir()) if folder.is_dir()):
         found = kept.setdefault(folder.name, {})
         if (folder / "gain.json").exists():
             found["gain"] = json.loads((folder / "gain.json").read_text())
         if (folder / "summary.json").exists():
-            summary = json.loads((folder / "summary.json").read_text())
-            found["summary"] = {part: summary[part] for part in PARTS}
-    if given.flows is not None:
-        kept["one pass"] = one_pass(given.study / TOKENS, given.flows / FLOW)
+            found["summary"] = merge(found.get("summary", {}), summary_of(folder))
+        if given.others is not None and can_compare(folder, given.others):
+            found["others"] = compare_others(folder, given.others)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     fill(PAGE, "decodings", methods_table())
-    fill(PAGE, "one-pass", one_pass_table(kept["one pass"]) if "one pass" in kept else "Not run yet.")
-    for name in kept.keys() - {"one pass"}:
-        found = kept[name]
+    for name, found in kept.items():
+        fill(PAGE, f"others {name}", others_table(found["others"]) if "others" in found else "Not run yet.")
         fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["gain"])))
         with style():
             draw_tokens(found["summary"]).savefig(PAGE.parent / f"tokens-{found['summary']['env']}.png", dpi=110)
 
 
-def one_pass(tokens: Path, flows: Path) -> dict[str, Any]:
-    """The control without decoding: a chunk policy of the same suite, on the common episodes."""
-    runs = {name: successes(tokens, name) for name in ("ar", "specvla", "kerv", "heisd_fixed")}
-    runs |= {f"flow, {steps} steps": successes(flows, f"full_{steps}") for steps in (1, 2)}
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What the tables need of a run, with the outcome of every episode."""
+    summary = json.loads((folder / "summary.json").read_text())
+    outcomes = {
+        method: {point: table[point].astype(float).tolist() for point in END_POINTS}
+        for method, table in ((method, read_table(folder / "episodes" / method)) for method in summary["methods"])
+    }
+    return {part: summary[part] for part in (*SAME, "methods")} | {"outcomes": outcomes}
+
+
+def merge(kept: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """A summary with the methods of another one; without those of other episodes."""
+    methods, outcomes = more["methods"], more["outcomes"]
+    if "outcomes" in kept and all(kept[part] == more[part] for part in SAME):
+        methods, outcomes = kept["methods"] | methods, kept["outcomes"] | outcomes
+    order = [method for method in DECODINGS if method in methods]
+    tables = {method: {point: np.array(values) for point, values in outcomes[method].items()} for method in order}
+    return {part: more[part] for part in SAME} | {
+        "methods": {method: methods[method] for method in order},
+        "contrasts": contrasts(tables),
+        "outcomes": {method: outcomes[method] for method in order},
+    }
+
+
+def compare_others(tokens: Path, others: Path) -> dict[str, Any]:
+    """Decodings beside policies that need none, or less of it: success on the common episodes, and the time."""
+    policy = tokens.name
+    runs = {name: successes(tokens, name) for name in RIVALS[policy]}
+    runs |= {label: successes(others / name, method) for label, (name, method) in OTHERS[policy].items()}
     both = sorted(set.intersection(*(set(run) for run in runs.values())))
     arrays = {name: np.array([run[episode] for episode in both], np.float64) for name, run in runs.items()}
-    pairs = [(f"flow, {steps} steps", name) for steps in (1, 2) for name in arrays if not name.startswith("flow")]
+    pairs = [(label, name) for label in OTHERS[policy] for name in RIVALS[policy]]
     found = [contrast(arrays[first], arrays[second]) for first, second in pairs]
     return {
         "episodes": len(both),
@@ -79,8 +114,20 @@ def one_pass(tokens: Path, flows: Path) -> dict[str, Any]:
             }
             for (first, second), one, p in zip(pairs, found, holm([one.p for one in found]), strict=True)
         ],
-        "time": times(),
+        "time": times(policy, {label: bundle_of(others / name) for label, (name, _) in OTHERS[policy].items()}),
     }  # fmt: skip
+
+
+def can_compare(tokens: Path, others: Path) -> bool:
+    """Whether a run has the decodings that others are compared to, and there are runs of all the others."""
+    rivals, runs = RIVALS.get(tokens.name, ()), OTHERS.get(tokens.name, {})
+    has_rivals = bool(rivals) and all((tokens / "episodes" / name).is_dir() for name in rivals)
+    return has_rivals and all((others / name / "summary.json").exists() for name, _ in runs.values())
+
+
+def bundle_of(run: Path) -> str:
+    """The bundle that a run evaluated, as a name or a path."""
+    return str(json.loads((run / "manifest.json").read_text())["evaluation"]["bundle"])
 
 
 def successes(run: Path, method: str) -> dict[int, bool]:
@@ -89,14 +136,9 @@ def successes(run: Path, method: str) -> dict[int, bool]:
     return {episode: won for table in tables for episode, won in zip(*table.to_pydict().values(), strict=True)}
 
 
-def times(rounds: int = 60) -> dict[str, tuple[float, float, float]]:
-    """Time ratio of a flow inference to greedy decoding, alternating on an observation of zeros, with interval."""
-    tokens, flow = load_tokens(TOKENS).policy(), load_flow(FLOW)
-    rng, window = np.random.default_rng(0), tokens.spec.observation.zeros()
-    works: dict[str, Callable[[], Any]] = {"ar": lambda: tokens.infer(window, rng)}
-    for steps in (1, 2):
-        policy = flow.policy(steps)
-        works[f"flow, {steps} steps"] = lambda policy=policy: policy.infer(policy.spec.observation.zeros(), rng)
+def times(policy: str, others: dict[str, str], rounds: int = 60) -> dict[str, tuple[float, float, float]]:
+    """Time ratios to greedy decoding, alternating on an observation of zeros, with intervals."""
+    works = {"ar": inference(policy, "ar")} | {label: inference(bundle, label) for label, bundle in others.items()}
     spent: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -108,7 +150,14 @@ def times(rounds: int = 60) -> dict[str, tuple[float, float, float]]:
     return {name: tuple(np.exp([at.low, at.mean, at.high]).tolist()) for name, at in intervals.items()}
 
 
-def one_pass_table(found: dict[str, Any]) -> str:
+def inference(bundle: str, label: str) -> Callable[[], Any]:
+    """An inference of a flow policy in the steps of its label, or of a token policy by greedy decoding."""
+    policy = load_flow(bundle).policy(int(label.split()[1])) if label in FLOWS else load_tokens(bundle).policy()
+    rng, window = np.random.default_rng(0), policy.spec.observation.zeros()
+    return lambda: policy.infer(window, rng)
+
+
+def others_table(found: dict[str, Any]) -> str:
     lines = ["| | success | time of greedy decoding's |", "|---|---|---|"]
     for name, (k, n) in found["success"].items():
         won, took = wilson(k, n), found["time"].get(name)

@@ -83,6 +83,20 @@ def test_ten_steps_take_a_side_and_one_step_takes_the_middle(trained: Flow) -> N
     assert np.abs(one).mean() < 0.6 < 0.9 < np.abs(many).mean()
 
 
+def test_draws_of_a_window_read_its_entry_of_the_cache(trained: Flow) -> None:
+    rng = np.random.default_rng(3)
+    windows, draws = 4, 3
+    noisy = torch.from_numpy(rng.standard_normal((draws * windows, 3, 1), dtype=np.float32))
+    time = torch.from_numpy(rng.random(draws * windows, dtype=np.float32))
+    with torch.no_grad():
+        cache = trained.cache({"state": torch.from_numpy(rng.standard_normal((windows, 2, 1), dtype=np.float32))})
+        shared = trained.expert(noisy, time, cache, draws)
+        others = (1,) * (cache.dim() - 1)
+        torch.testing.assert_close(shared, trained.expert(noisy, time, cache.repeat(draws, *others)))
+        mixed_up = trained.expert(noisy, time, cache.repeat_interleave(draws, 0))
+    assert (shared - mixed_up).abs().max() > 1e-3
+
+
 class KilledError(Exception):
     """Stands for a kill."""
 

@@ -36,7 +36,7 @@ like = "target"
 """
 BUNDLES = '[bundles]\nmine = ["target", "draft"]\n'
 GOOD = TOP + TOKENIZER + POLICIES + BUNDLES
-FLOW = 'kind = "flow"\nbundle = "b"\nenv = "ball"\ndata = ["made.npz"]\nwidth = 16\nsteps = 2\n'
+FLOW = 'kind = "flow"\nbundle = "b"\nenv = "ball"\ndata = ["made.npz"]\nwidth = 16\nchunk = 2\nsteps = 2\n'
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -244,6 +244,16 @@ def test_data_that_cannot_be_used_are_refused_before_the_folder_is_made(
         attempt(tmp_path, recipe, made())
     assert sentence in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recipe", [GOOD, FLOW], ids=["pair", "flow"])
+def test_a_chunk_longer_than_every_demonstration_is_refused(tmp_path: Path, recipe: str) -> None:
+    longest = int(np.diff(demonstrations().ends, prepend=0).max())
+    line = next(line for line in recipe.splitlines() if line.startswith("chunk = "))
+    with pytest.raises(DataError, match=rf"the longest demonstration has {longest} actions, fewer than chunk = "):
+        attempt(tmp_path, recipe.replace(line, f"chunk = {longest + 1}"))
+    assert not (tmp_path / "out").exists()
+    assert (attempt(tmp_path, recipe.replace(line, f"chunk = {longest}")) / "bundles").is_dir()
 
 
 def test_a_message_about_data_names_the_file(tmp_path: Path) -> None:

@@ -133,8 +133,7 @@ def _flow_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: in
     noise, time = torch.randn_like(clean), torch.rand(len(clean), device=clean.device)
     noisy = torch.lerp(noise, clean, time[:, None, None])
     with autocast(recipe, batch.chunk.device):
-        cache = model.cache(batch.observation)
-        velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
+        velocity = model.expert(noisy, time, model.cache(batch.observation), draws)
     return _mean((velocity.float() - (clean - noise)).square(), weight)
 
 

@@ -142,19 +142,20 @@ class Expert(nn.Module):
         self.norm, self.write = nn.LayerNorm(width), nn.Linear(width, spec.actions)
         nn.init.zeros_(self.write.weight)
 
-    def forward(self, chunk: Tensor, time: Tensor, cache: Tensor) -> Tensor:
+    def forward(self, chunk: Tensor, time: Tensor, cache: Tensor, draws: int = 1) -> Tensor:
         """The velocity ``[B, H, A]`` at a noisy chunk.
 
         Args:
             chunk: ``[B, H, A]``, in units in which the data have mean 0 and variance 1.
             time: ``[B]`` in [0, 1]; 0 is noise, 1 is data.
-            cache: of :class:`Prefix`, with a batch of B, or of 1 for all.
+            cache: of :class:`Prefix`, with a batch of B / draws, or of 1 for all.
+            draws: noisy chunks per entry of the cache: chunk i reads entry i modulo B / draws.
         """
         phases = time[:, None] * self.frequencies
         when = self.embed_time(torch.cat([phases.sin(), phases.cos()], -1))
         x = self.embed_action(chunk) + self.positions
         for layer, seen in zip(self.layers, cache.unbind(1), strict=True):
-            x = layer(x, when, seen)
+            x = layer(x, when, seen, draws)
         velocity: Tensor = self.write(self.norm(x))
         return velocity
 
@@ -174,16 +175,17 @@ class _ExpertLayer(nn.Module):
         self.mlp = perceptron(width, 4 * width, width)
         self.dropout = nn.Dropout(recipe.dropout)
 
-    def forward(self, x: Tensor, when: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, when: Tensor, seen: Tensor, draws: int) -> Tensor:
         scale, shift, scale_mlp, shift_mlp = self.modulate(when)[:, None].chunk(4, -1)
         entering = self.norm_attention(x) * (1.0 + scale) + shift
         queries, keys, values = by_head(self.qkv(entering), 3, self.heads).unbind(1)
         seen_keys, seen_values = seen.unbind(1)
         # The cache is concatenated after the product, so that a batch of 1 is broadcast over any batch of chunks.
-        scores = torch.cat([queries @ seen_keys.transpose(-2, -1), queries @ keys.transpose(-2, -1)], -1)
+        seen_scores = _product(queries, seen_keys.transpose(-2, -1), draws)
+        scores = torch.cat([seen_scores, queries @ keys.transpose(-2, -1)], -1)
         weights = (scores / math.sqrt(queries.shape[-1])).softmax(-1)
         tokens = seen_keys.shape[-2]
-        mixed = weights[..., :tokens] @ seen_values + weights[..., tokens:] @ values
+        mixed = _product(weights[..., :tokens], seen_values, draws) + weights[..., tokens:] @ values
         x = x + self.dropout(self.project(joined(mixed)))
         added: Tensor = self.dropout(self.mlp(self.norm_mlp(x) * (1.0 + scale_mlp) + shift_mlp))
         return x + added
@@ -223,6 +225,16 @@ def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 def _after_norm(width: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
+
+
+def _product(rows: Tensor, matrix: Tensor, draws: int) -> Tensor:
+    """``rows`` ``[draws B, heads, H, K]`` times ``matrix`` ``[B, heads, K, N]``, which is not copied for every draw."""
+    if draws == 1:
+        return rows @ matrix
+    length = rows.shape[2]
+    merged = rows.unflatten(0, (draws, -1)).permute(1, 2, 0, 3, 4).flatten(2, 3)
+    product: Tensor = (merged @ matrix).unflatten(2, (draws, length)).permute(2, 0, 1, 3, 4).flatten(0, 1)
+    return product
 
 
 def by_head(x: Tensor, parts: int, heads: int) -> Tensor:

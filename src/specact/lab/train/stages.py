@@ -99,8 +99,14 @@ def prepare(episodes: Episodes, recipe: Demonstrated, *, skip_disturbed: bool = 
         skip_disturbed: see :class:`~specact.lab.train.windows.Windows`.
 
     Raises:
-        DataError: if there are too few episodes, or values too large to compute with.
+        DataError: if there are too few episodes, none as long as a chunk, or values too large to compute with.
     """
+    longest = int(np.diff(episodes.ends, prepend=0).max())
+    if recipe.chunk > longest:
+        raise DataError(
+            f"the longest demonstration has {longest} actions, fewer than chunk = {recipe.chunk}: every chunk would "
+            "end in repetitions of a last action; shorten chunk"
+        )
     train, held_out = episodes.split(recipe.held_out, recipe.seed)
     low, high = train.action.min(0), train.action.max(0)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused below
