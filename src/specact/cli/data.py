@@ -81,6 +81,9 @@ class Generate:
     """Standard deviation of bursts of noise on executed actions. Recorded actions are the expert's."""
     pixels: int = 64
     """Height and width of the frames of each camera, in a folder; 0 for no frames."""
+    privileged: bool = False
+    """In a folder: also record what only the simulator knows, such as the positions of objects (privileged.*), for
+    auxiliary in recipes."""
     workers: int | None = None
     """Processes that record a folder; as many as there are processors if not given."""
     json: bool = False
@@ -91,7 +94,8 @@ class Generate:
             raise ConfigError(f"--out must be a .npz file, or a folder whose name has no dot, got {self.out}")
         if self.out.suffix:
             refuse_unused(
-                changed(self, ["pixels", "workers"]), "is for a folder; leave it out, or name a folder with --out"
+                changed(self, ["pixels", "privileged", "workers"]),
+                "is for a folder; leave it out, or name a folder with --out",
             )
         check_folder(self.out.parent)
         counts = {"path": str(self.out), **(self._file() if self.out.suffix else self._folder())}
@@ -121,7 +125,7 @@ class Generate:
         from specact.lab.data.record import Order, record
         from specact.lab.rollout.pool import Pool
 
-        order = Order(self.env, self.seed, self.noise, self.pixels)
+        order = Order(self.env, self.seed, self.noise, self.pixels, self.privileged)
         with Pool(self.workers) as pool, progress_bars() as update:
             made = record(order, self.out, self.episodes, pool.each, partial(update, "demonstrations"))
         tasks = {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept}

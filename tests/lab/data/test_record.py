@@ -238,6 +238,17 @@ def test_refuses_what_cannot_work(tmp_path: Path) -> None:
         recorded(tmp_path / "hopeless", 1, Order(f"{toys.__name__}:HOPELESS", 0, 0.0, 0))
 
 
+def test_what_only_the_simulator_knows_is_recorded_on_request(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld")
+    recorded(tmp_path, 1, Order("metaworld/reach-v3", 0, 0.0, 0, privileged=True))
+    found = read(tmp_path)
+    assert set(found.observation) == {"state", "privileged.scene"}
+    goals = found.numbers("privileged.scene")[:, -3:]
+    assert np.ptp(goals, axis=0).max() == 0.0 and np.abs(goals).max() > 0.05
+    with pytest.raises(ConfigError, match="has no privileged observations; leave out --privileged"):
+        Order(SUITE, 0, 0.0, 16, privileged=True).task()
+
+
 def test_without_frames_nothing_is_drawn(tmp_path: Path) -> None:
     recorded(tmp_path, 1, Order(SUITE, 0, 0.0, 0))
     assert read(tmp_path).cameras == ()

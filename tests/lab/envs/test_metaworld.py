@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs import load_task
-from specact.lab.envs.metaworld import INSTRUCTIONS, TASK, Expert, MetaWorld, features
+from specact.lab.envs.metaworld import INSTRUCTIONS, SCENE, TASK, Expert, MetaWorld, features
 from specact.observation import Field
 
 draws = pytest.mark.skipif(
@@ -134,6 +134,17 @@ def test_one_camera_is_fixed_and_one_moves_with_the_gripper(env: MetaWorld) -> N
     assert not moved["corner2"].any()
     np.testing.assert_allclose(moved["gripperPOV"], env.raw[:3] - hand, atol=0.02)
     assert moved["gripperPOV"][0] > 0.05
+
+
+def test_the_scene_is_observed_only_on_request(env: MetaWorld) -> None:
+    wanted = TASK.seeing({SCENE: Field((17,))}).make()
+    assert isinstance(wanted, MetaWorld) and SCENE not in env.reset(seed=1)[0]
+    seen, _ = wanted.reset(seed=1)
+    assert wanted.observation_space.contains(seen)
+    np.testing.assert_allclose(seen[SCENE], np.concatenate([wanted.raw[4:18], wanted.raw[-3:]]), atol=1e-6)
+    puck = wanted._sim.data.body("obj").xpos
+    np.testing.assert_allclose(seen[SCENE][:3], puck, atol=1e-3)
+    np.testing.assert_allclose(seen[SCENE][-3:], wanted._sim._target_pos, atol=1e-6)
 
 
 @draws

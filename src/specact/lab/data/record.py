@@ -39,6 +39,7 @@ class Order:
         seed: random seed.
         noise: see :func:`~specact.lab.data.generate.generate`.
         pixels: height and width of camera frames; 0 for none.
+        privileged: whether the task's privileged observations are recorded.
 
     Raises:
         ConfigError: for a number of pixels below 0.
@@ -48,6 +49,7 @@ class Order:
     seed: int
     noise: float
     pixels: int
+    privileged: bool = False
 
     def __post_init__(self) -> None:
         if self.pixels < 0:
@@ -56,8 +58,11 @@ class Order:
     def task(self) -> Task:
         """The task, with its cameras."""
         task = load_task(self.env)
+        if self.privileged and not task.privileged:
+            raise ConfigError(f"task {task.name!r} has no privileged observations; leave out --privileged")
         cameras = task.cameras if self.pixels else ()
-        return task.seeing({name: Field((self.pixels, self.pixels, 3), "uint8") for name in cameras})
+        frames = {name: Field((self.pixels, self.pixels, 3), "uint8") for name in cameras}
+        return task.seeing(frames | dict.fromkeys(task.privileged if self.privileged else (), Field((1,))))
 
 
 def record(settings: Order, out: Path, episodes: int, each: Each, progress: Callable[[int, int], None]) -> Written:

@@ -32,6 +32,7 @@ WIDTH = 4
 ACTIONS = 4
 BOUND = 10.0  # [m], far outside anything reachable; finite, so that the spaces can be checked and sampled
 SCENE_PX = 480
+SCENE, SCENE_NUMBERS = "privileged.scene", 17
 INSTRUCTIONS = {
     "reach-v3": "reach the goal",
     "push-v3": "push the puck to the goal",
@@ -70,6 +71,14 @@ def observe(raw: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.asarray(np.clip(raw[:WIDTH], -BOUND, BOUND), dtype=np.float32)
 
 
+def scene(raw: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The observation ``privileged.scene``, float32 ``[17]``, from the simulator's ``[39]``.
+
+    Position [m] and quaternion of two objects (7 each; zeros where a task has none), and position of the goal [m] (3).
+    """
+    return np.asarray(np.clip(np.concatenate([raw[WIDTH:18], raw[-3:]]), -BOUND, BOUND), dtype=np.float32)
+
+
 def features(episodes: Episodes) -> Episodes:
     """Checks demonstrations of the scripted experts, which need no conversion.
 
@@ -92,7 +101,8 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """Tasks of Meta-World at 20 Hz.
 
     Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``, a sentence; and on request the cameras
-    ``image.corner2`` (fixed) and ``image.gripper`` (moving), uint8 ``[H, W, 3]``.
+    ``image.corner2`` (fixed) and ``image.gripper`` (moving), uint8 ``[H, W, 3]``, and ``privileged.scene``, which only
+    a simulator knows, float32 ``[17]``, see :func:`scene`.
     Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 4 cm (3), and its effort (positive
     closes), held for four simulation steps (50 ms).
     Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` Meta-World's, at any step so far; ``score`` the
@@ -107,6 +117,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         render_mode: None or ``rgb_array``.
         frames: height and width by name of the cameras to render.
         tasks: names of tasks; a seed modulo their number selects one.
+        privileged: whether ``privileged.scene`` is observed.
 
     Attributes:
         task: name of the current task.
@@ -124,13 +135,16 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         render_mode: str | None = None,
         frames: Sizes = MappingProxyType({}),
         tasks: Sequence[str] = tuple(INSTRUCTIONS),
+        privileged: bool = False,
     ) -> None:
         self.render_mode = render_mode
-        self._frames, self._tasks = frames, tasks
+        self._frames, self._tasks, self._privileged = frames, tasks, privileged
+        hidden = {SCENE: gym.spaces.Box(-BOUND, BOUND, (SCENE_NUMBERS,), np.float32)} if privileged else {}
         self.observation_space = gym.spaces.Dict(
             {
                 "state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32),
                 "instruction": gym.spaces.Text(64, charset=string.ascii_lowercase + " "),
+                **hidden,
                 **{name: gym.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in frames.items()},
             }
         )
@@ -183,7 +197,8 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def look(self) -> dict[str, Any]:
         """The current observation."""
         seen = self._cameras.look(self._sim.data, self._frames)
-        return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **seen}
+        hidden = {SCENE: scene(self.raw)} if self._privileged else {}
+        return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **hidden, **seen}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The scene from the camera ``image.corner2``, uint8 ``[480, 480, 3]``; None without a render mode.
@@ -259,5 +274,6 @@ TASK = Task(
     still=("hold",),
     effector=effector,
     cameras=tuple(CAMERAS),
+    privileged=(SCENE,),
     tasks=tuple(INSTRUCTIONS),
 )

@@ -34,7 +34,8 @@ class Task:
         name: the name used on the command line.
         make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``. With ``pace``, keyword
             ``pace`` is the world's own rate of change, >= 0. With ``cameras``, keyword ``frames`` is height and width
-            by name of the cameras to render; with ``tasks``, keyword ``tasks`` is the tasks to run.
+            by name of the cameras to render; with ``tasks``, keyword ``tasks`` is the tasks to run; with
+            ``privileged``, keyword ``privileged`` is whether those are observed.
         rate_hz: control rate [Hz].
         max_steps: control steps after which an episode is truncated.
         score: description of ``info["score"]``.
@@ -53,6 +54,8 @@ class Task:
         scenes: observations of random scenes ``[number, ...]`` by name, to train image encoders:
             ``scenes(number, rng)``. None if undefined.
         cameras: names of the observations that are rendered only on request, see :meth:`seeing`.
+        privileged: names, ``privileged.*``, of the observations that only a simulator can make, such as the positions
+            of objects; on request, see :meth:`seeing`. For training, and as an upper bound of what cameras can show.
         tasks: of a suite, by name. The environment's seed modulo their number selects one.
     """
 
@@ -70,15 +73,19 @@ class Task:
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
     scenes: Callable[[int, np.random.Generator], dict[str, NDArray[Any]]] | None = None
     cameras: tuple[str, ...] = ()
+    privileged: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
 
     def seeing(self, fields: Mapping[str, Field]) -> Task:
-        """The task with those of its :attr:`cameras` rendered that are among these fields, in their size.
+        """The task with those of its :attr:`cameras`, in their size, and :attr:`privileged` among these fields.
 
         Rendering takes longer than physics, so an environment renders only the cameras that are needed.
         """
         frames = {name: fields[name].shape[:2] for name in self.cameras if name in fields}
-        return replace(self, make=partial(self.make, frames=frames)) if frames else self
+        asked: dict[str, Any] = {"frames": frames} if frames else {}
+        if not fields.keys().isdisjoint(self.privileged):
+            asked["privileged"] = True
+        return replace(self, make=partial(self.make, **asked)) if asked else self
 
     def only(self, name: str) -> Task:
         """One task of the suite.

@@ -72,7 +72,7 @@ class Regression(nn.Module):
         self.register_buffer("scale", torch.from_numpy(units.scale))
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        return self.centre + self.scale * self.model.regressed(observation)
+        return self.centre + self.scale * self.model.regressed(self.model.cache(observation))
 
 
 def write_flow_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:

@@ -36,6 +36,10 @@ class ChunkRecipe:
         env, rate_hz, observations, data, generate_episodes, generate_noise, window: see
             :class:`~specact.lab.train.recipe.Recipe`.
         sees, history, instruction, encoder: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
+        auxiliary: a numeric observation of the demonstrations that a readout of the prefix is trained to predict along
+            with the policy, such as ``privileged.scene``; the policy does not observe it, and the readout is not
+            exported. "" for none.
+        smooth: of tokens, standard deviation in bins of the labels' normal distributions; 0 for one-hot labels.
         skip_disturbed: whether actions of a chunk beyond a disturbed step are masked, see
             :meth:`~specact.lab.data.episodes.Episodes.followed`.
         chunk: H, actions it predicts at once.
@@ -62,6 +66,8 @@ class ChunkRecipe:
     history: dict[str, int] = field(default_factory=dict)
     instruction: bool = False
     encoder: EncoderRecipe = field(default_factory=EncoderRecipe)
+    auxiliary: str = ""
+    smooth: float = 0.0
     skip_disturbed: bool = False
     data: tuple[str, ...] = ()
     generate_episodes: int = 0
@@ -89,7 +95,15 @@ class ChunkRecipe:
     def __post_init__(self) -> None:
         sizes = ("window", "chunk", "layers", "heads", "width", "steps", "batch", "draws")
         check_ranges(self, dict.fromkeys(sizes, COUNT))
-        not_negative = ("generate_episodes", "generate_noise", "state_noise", "weight_decay", "warmup", "snapshots")
+        not_negative = (
+            "generate_episodes",
+            "generate_noise",
+            "state_noise",
+            "weight_decay",
+            "warmup",
+            "snapshots",
+            "smooth",
+        )
         check_ranges(self, dict.fromkeys(not_negative, NOT_NEGATIVE))
         check_ranges(
             self,
@@ -102,6 +116,8 @@ class ChunkRecipe:
             raise ConfigError(
                 "encoder.learns is for pairs of action codes; a chunk policy's encoder learns along with it"
             )
+        if self.smooth and self.kind != "tokens":
+            raise ConfigError(f"smooth is for the labels of tokens; leave it out of a recipe of kind {self.kind!r}")
         check_name("a bundle", self.bundle)
         check_origin(self)
         check_history(self)

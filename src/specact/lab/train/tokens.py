@@ -119,14 +119,16 @@ class TokenModel(nn.Module):
         visible = (place[None] <= place[:, None]) | (place < prefix)[None]
         self.register_buffer("visible", visible, persistent=False)
 
-    def logits(self, observation: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-        """Logits ``[B, H * A, 256]`` of all tokens of chunks ``[B, H * A]``, each given the previous ones."""
+    def logits(self, observation: Mapping[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``[B, H * A, 256]`` of all tokens of chunks ``[B, H * A]``, each given the previous ones.
+
+        The second output is the cache of the observation's tokens, ``[B, L, 2, heads, N, W / heads]``.
+        """
         prefix = self.encoder(observation)
         embeddings = torch.cat([prefix, self.embedding(tokens[:, :-1])], 1)
         positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
-        features, _ = self.decoder.features(embeddings, positions, self.visible[None])
-        logits: Tensor = self.decoder.write(features[:, -self.length :])
-        return logits
+        features, entries = self.decoder.features(embeddings, positions, self.visible[None])
+        return self.decoder.write(features[:, -self.length :]), entries[..., : prefix.shape[1], :]
 
 
 def _split(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

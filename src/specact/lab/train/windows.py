@@ -36,7 +36,9 @@ def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who
         ConfigError: if an observation is missing, or none has a history.
     """
     available = episodes.observation
-    sees = policy.sees or tuple(name for name in available if name not in episodes.cameras)
+    sees = policy.sees or tuple(
+        name for name in available if name not in episodes.cameras and not name.startswith("privileged.")
+    )
     for name in (*sees, *policy.history):
         if name not in available:
             raise unknown_name(f"observation of {who}", name, available)
