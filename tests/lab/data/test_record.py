@@ -25,6 +25,7 @@ from specact.lab.data.info import describe
 from specact.lab.data.lerobot_writing import Written
 from specact.lab.data.readers import read
 from specact.lab.data.record import Order, record
+from specact.lab.envs import load_task
 from specact.lab.rollout.pool import Pool
 
 SUITE = f"{toys.__name__}:SUITE"
@@ -245,6 +246,7 @@ def test_what_only_the_simulator_knows_is_recorded_on_request(tmp_path: Path) ->
     assert set(found.observation) == {"state", "privileged.scene"}
     goals = found.numbers("privileged.scene")[:, -3:]
     assert np.ptp(goals, axis=0).max() == 0.0 and np.abs(goals).max() > 0.05
+    assert set(convert_to_task(load_task("metaworld/reach-v3"), found, "here").observation) == set(found.observation)
     with pytest.raises(ConfigError, match="has no privileged observations; leave out --privileged"):
         Order(SUITE, 0, 0.0, 16, privileged=True).task()
 

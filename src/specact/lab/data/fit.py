@@ -81,7 +81,9 @@ def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
     """
     cameras = episodes.cameras
     # Cameras that are rendered on request have frames of any size.
-    available = task.seeing({name: Field(episodes.frames(name).shape[1:], "uint8") for name in cameras}).shapes()
+    seen = {name: Field(episodes.frames(name).shape[1:], "uint8") for name in cameras}
+    hidden = {name: Field(array.shape[1:]) for name, array in episodes.observation.items() if name in task.privileged}
+    available = task.seeing(seen | hidden).shapes()
     kept = [name for name in episodes.observation if name in available or name not in cameras]
     shapes = {"action": episodes.action.shape[1:]}
     shapes |= {name: episodes.observation[name].shape[1:] for name in sorted(kept)}

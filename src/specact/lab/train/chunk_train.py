@@ -136,8 +136,7 @@ def chunk_stage(
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
-        with torch.no_grad():
-            loss, parts = losses(held_out(), 4)
+        loss, parts = losses(held_out(), 4)
         return {measure: float(loss), **{name: float(part) for name, part in parts.items()}}
 
     return Stage(
