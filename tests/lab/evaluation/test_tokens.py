@@ -29,7 +29,7 @@ from specact.lab.train.drafters import train_drafters
 from specact.policy import SpeculativePolicy
 from specact.types import Origin, StepRecord
 
-STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft")
+STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft", "oracle")
 METHODS = tuple(DECODINGS)
 EPISODES = 3
 
@@ -77,8 +77,9 @@ def test_strict_methods_are_greedy_decoding_in_closed_loop(out: Path, method: st
 def test_passes_and_tokens_are_counted(out: Path) -> None:
     plain = steps(out, "ar")
     assert (plain["passes"] == LENGTH).all() and (plain["read"] == LENGTH - 1).all() and not plain["accepted"].any()
-    own = steps(out, "strict_draft")
-    assert (own["passes"] == 2).all() and (own["accepted"] == LENGTH - 2).all(), "the target drafts for itself"
+    for method in ("strict_draft", "oracle"):
+        own = steps(out, method)
+        assert (own["passes"] == 2).all() and (own["accepted"] == LENGTH - 2).all(), "the target drafts for itself"
     assert (steps(out, "random_tokens")["passes"].mean()) > LENGTH - 1.5
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from specact.errors import unknown_name
 from specact.families.tokens.threshold import Rule
 
-Proposes = Literal["nothing", "draft", "last", "filter", "retrieval", "random"]
+Proposes = Literal["nothing", "draft", "last", "filter", "retrieval", "random", "oracle"]
 Tail = Literal["velocity", "walk", "last"]
 
 
@@ -19,7 +19,8 @@ class Decoding:
     Attributes:
         about: one line for a table.
         proposes: candidates from the device: none, the chunk of a draft policy, the last executed action repeated, an
-            extrapolation of executed actions, chunks retrieved from a memory of the target's own, or random tokens.
+            extrapolation of executed actions, chunks retrieved from a memory of the target's own, random tokens, or the
+            target's own chunk, which bounds what any drafter can gain.
         then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
         bins: tolerance of a token; the maximum if it adapts.
@@ -86,6 +87,7 @@ DECODINGS: dict[str, Decoding] = {
     "filter": Decoding("a Kalman filter drafts, within 9 bins", "filter", bins=9),
     "draft_9": Decoding("the draft policy drafts, within 9 bins", "draft", bins=9),
     "random_tokens": Decoding("random tokens draft, within 9 bins", "random", bins=9),
+    "oracle": Decoding("the target's own tokens draft: what is left beside the proposal is the best case", "oracle"),
     "kerv": _kerv("KERV: Spec-VLA, a Kalman tail, a tolerance that adapts (the repaired rule)"),
     "kerv_printed": _kerv("KERV with the tolerance's rule as printed", adapts="printed"),
     "kerv_fixed": _kerv("KERV within 9 bins always", adapts=None, bins=9),

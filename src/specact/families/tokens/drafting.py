@@ -117,7 +117,7 @@ class TokenDrafter:
             feature = pooled_features(self._policy, window)
         if use_memory and feature is not None:
             candidates = self._retrieved(feature)
-        elif self._decoding.proposes in ("last", "filter", "random", "draft"):
+        elif self._decoding.proposes in ("last", "filter", "random", "draft", "oracle"):
             candidates = self._candidates(window, rng)
         question = DecodingRequest(
             candidates, self._decoding.then, use_memory, self._acceptance(use_memory), self._tail()
@@ -129,6 +129,8 @@ class TokenDrafter:
     def _candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         if self._decoding.proposes == "random":
             return rng.integers(BINS, size=(1, self._policy.networks.length))
+        if self._decoding.proposes == "oracle":
+            return self._policy.decode([self._policy.spec.observation.select(window)], [rng])[0]
         if self._decoding.proposes == "draft":
             return self._tokens(self._drafted(window, rng))
         if not self._executed:
