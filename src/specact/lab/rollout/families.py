@@ -185,9 +185,15 @@ class _TokensRollout:
         self._batch = TokenBatch(pair.target, pair.units)
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """For the audit: the tokens of greedy decoding ``[B, T]``."""
-        seen = [self._pair.policy.spec.observation.select(window) for window in windows]
-        return [None] * len(windows), list(self._pair.policy.decode(seen, streams(Role.VERIFY, addresses))[0])
+        """For the audit: the tokens of greedy decoding ``[B, T]``; those that the method decoded greedily are kept."""
+        known, policy = self._batch.greedy, self._pair.policy
+        missing = [row for row, address in enumerate(addresses) if address not in known]
+        if missing:
+            seen = [policy.spec.observation.select(windows[row]) for row in missing]
+            rngs = streams(Role.VERIFY, [addresses[row] for row in missing])
+            decoded = policy.decode(seen, rngs)[0]
+            known = known | {addresses[row]: tokens for row, tokens in zip(missing, decoded, strict=True)}
+        return [None] * len(windows), [known[address] for address in addresses]
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
         return self._pair.drafter_of(self._decoding)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specact.clock import RealClock
+from specact.families.tokens.network import Tokens
 from specact.families.tokens.verify import TokenTarget, token_outcome
 from specact.observation import Window
 from specact.rng import StepAddress
@@ -36,10 +37,14 @@ class TokenBatch:
     Args:
         target: in this process.
         units: of the actions.
+
+    Attributes:
+        greedy: tokens of the last batch's requests that were decoded greedily, because nothing was drafted, by address.
     """
 
     def __init__(self, target: TokenTarget, units: ActionUnits) -> None:
         self._target, self._units = target, units
+        self.greedy: dict[StepAddress, Tokens] = {}
         self._pending: list[_Request] = []
 
     def verifier(self, clock: SharedClock) -> BatchVerifier:
@@ -60,6 +65,11 @@ class TokenBatch:
         prefilled = self._target.prefill([request.proposal.window for request in requests])
         decoded = prefilled.decode([request.proposal.evidence.question for request in requests])
         times = OffloadTimes(target=(clock.now() - started) / len(requests))
+        self.greedy = {
+            request.address: one.tokens
+            for request, one in zip(requests, decoded, strict=True)
+            if sum(one.read) == len(one.read)
+        }
         for request, one in zip(requests, decoded, strict=True):
             outcome = token_outcome(one, prefilled.policy, self._units, times)
             request.outcome = outcome if is_valid(outcome.actions) else Miss("invalid", times)
@@ -82,7 +92,7 @@ class BatchVerifier:
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
-        request = _Request(self._batch, self._clock, proposal)
+        request = _Request(self._batch, self._clock, proposal, address)
         self._batch.add(request)
         return request
 
@@ -92,6 +102,7 @@ class _Request:
     batch: TokenBatch
     clock: SharedClock
     proposal: Proposal
+    address: StepAddress
     outcome: Outcome | Miss | None = None
 
     def done(self) -> bool:
