@@ -33,11 +33,31 @@ from specact.types import (
     StageTimes,
     StepRecord,
     all_from,
+    value,
 )
-from specact.verification import LocalTarget, Verifier, is_valid
+from specact.verification import LocalTarget, Pending, Verifier, is_valid
 
 _NO_OFFLOAD = OffloadTimes()
 _NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
+
+
+@value
+class _Asked:
+    """An inference between its request and the answer.
+
+    Attributes:
+        proposal, decision, sent_ahead: see :class:`~specact.types.StepRecord`.
+        answer: the request, or a miss; None if the step does not wait for one.
+        draft_s, gate_s, request_s: times of the stages so far [s].
+    """
+
+    proposal: Proposal
+    decision: Decision
+    sent_ahead: bool
+    answer: Pending[Outcome] | Miss | None
+    draft_s: float
+    gate_s: float
+    request_s: float
 
 
 class SpeculativePolicy:
@@ -137,6 +157,7 @@ class SpeculativePolicy:
         # hold_last repeats this; before the first action it is the stop action.
         self._last = self._stop_normalised
         self.record, self.stopped = None, False
+        self._asked: _Asked | None = None
 
     @property
     def address(self) -> StepAddress:
@@ -188,13 +209,27 @@ class SpeculativePolicy:
 
     def act_on(self, window: Window | None) -> NDArray[np.float32]:
         """The second half of :meth:`act`; the window may be None where no inference is due."""
+        self.ask(window)
+        return self.finish()
+
+    def ask(self, window: Window | None) -> None:
+        """The first half of :meth:`act_on`: drafts, decides and requests the verification, where an inference is due.
+
+        Several policies can all ask before the first of them finishes, so that their target answers in one batch.
+        """
         self._unusable = 0
         if self.expired:
             self._player.reset()
         self._apply_late_outcome()
         if not self.stopped and self._player.empty:
             assert window is not None, "an inference is due"
-            self.record = self._infer(window)
+            self._asked = self._propose(window)
+
+    def finish(self) -> NDArray[np.float32]:
+        """The second half of :meth:`act_on`: waits for the verification, and returns the action."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self.record = self._conclude(asked)
             self.gate.learn(self.record)
             if self._follower is not None:
                 self._follower.learn(self.record)
@@ -237,8 +272,8 @@ class SpeculativePolicy:
         """False: every control step of this policy has an action, see :class:`~specact.robot.loop.Acting`."""
         return False
 
-    def _infer(self, window: Window) -> StepRecord:
-        """Algorithm 1: draft, decide, verify."""
+    def _propose(self, window: Window) -> _Asked:
+        """Algorithm 1 until its request: draft, decide."""
         address, clock = self._address, self.clock
         started = self._observed_s = clock.now()
         expected = self._prefetch is not None and self._prefetch.expects_transmission()
@@ -249,19 +284,32 @@ class SpeculativePolicy:
         drafted = clock.now()
         decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
         decided = clock.now()
-        decision, found = self._verify(proposal, decision, started)
+        decision, answer = self._request(proposal, decision, started)
+        return _Asked(
+            proposal, decision, sent_ahead, answer, drafted - started, decided - drafted, clock.now() - decided
+        )
+
+    def _conclude(self, asked: _Asked) -> StepRecord:
+        """Algorithm 1 from its request on: the record of the inference."""
+        address, clock, proposal, decision = self._address, self.clock, asked.proposal, asked.decision
+        resumed, answer = clock.now(), asked.answer
+        found = answer if answer is None or isinstance(answer, Miss) else answer.result()
         if self._prefetch is not None:
             self._prefetch.learn(decision)
         self.counts["steps"] += 1
         self.counts["transmitted"] += decision.transmit
         self._address = address.following
         offload = _NO_OFFLOAD if found is None else found.times
-        times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
+        # What other policies do between the two halves is not part of the step.
+        rest = asked.request_s + clock.now() - resumed - offload.total
+        times = StageTimes(asked.draft_s, asked.gate_s, offload, rest)
         outcome, miss, unsent, actions, origins = self._record_fields(proposal.actions, found, proposal.origin)
-        return StepRecord(address, proposal, decision, sent_ahead, outcome, miss, actions, origins, times, unsent)
+        return StepRecord(address, proposal, decision, asked.sent_ahead, outcome, miss, actions, origins, times, unsent)
 
-    def _verify(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Outcome | Miss | None]:
-        """The decision, with ``transmit`` False where the request was not sent, and its outcome where already known."""
+    def _request(
+        self, proposal: Proposal, decision: Decision, seen_s: float
+    ) -> tuple[Decision, Pending[Outcome] | Miss | None]:
+        """The decision, with ``transmit`` False where no request was sent, and the request where the step waits."""
         if self._verdicts.late:
             self.counts["wanted"] += decision.transmit
         if decision.transmit and not self._verdicts.free:

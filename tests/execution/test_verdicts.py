@@ -60,7 +60,7 @@ def asked(for_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, S
 
 def test_waiting_asks_and_has_the_answer() -> None:
     verifier = Scripted()
-    assert WAIT.ask(verifier, PROPOSAL, HERE, 0.0) is OUTCOME
+    assert WAIT.ask(verifier, PROPOSAL, HERE, 0.0).result() is OUTCOME
     assert verifier.calls == [("submit", HERE)] and verifier.read == 1
     assert WAIT.free and not WAIT.late
 
@@ -137,5 +137,7 @@ def test_a_finite_answer_that_overflows_in_decoding_is_an_invalid_miss(verdicts:
     if verdicts.late:
         assert found is None
         found = verdicts.arrived(0.0, HERE).result
+    else:
+        found = found.result()
     assert np.isfinite(answer(offset).offsets).all()
     assert found == Miss("invalid", OffloadTimes(target=0.25), sent=True)

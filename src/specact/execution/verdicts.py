@@ -36,8 +36,14 @@ class Verdicts(Protocol):
         """Forgets the episode."""
         ...
 
-    def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Outcome | Miss | None:
-        """Requests verification of a step observed at ``seen_s`` [s]; returns None if the outcome will come later."""
+    def ask(
+        self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
+    ) -> Pending[Outcome] | Miss | None:
+        """Requests verification of a step observed at ``seen_s`` [s].
+
+        Returns:
+            The request whose outcome the step waits for, a miss, or None if the outcome is executed late.
+        """
         ...
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
@@ -54,9 +60,9 @@ class Wait:
     def reset(self) -> None:
         """Does nothing: there is no state."""
 
-    def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Outcome | Miss:
+    def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Pending[Outcome]:
         """See :class:`Verdicts`."""
-        return verifier.submit(proposal, address).result()
+        return verifier.submit(proposal, address)
 
     def arrived(self, now: float, wanted: StepAddress | None) -> None:
         """None: no verdict is late."""

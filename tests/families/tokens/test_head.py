@@ -55,6 +55,11 @@ def after(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> np.ndarray:
     return found
 
 
+def grow(drafter: HeadDrafter, begun: Decided) -> Tree:
+    (tree,) = drafter.grow([begun])
+    return tree
+
+
 def paths(tree: Tree) -> list[tuple[int, ...]]:
     """To every node, in their order."""
     found: list[tuple[int, ...]] = []
@@ -83,13 +88,13 @@ def test_the_tree_is_the_most_likely_of_all_paths(head: TokenHead, seed: int) ->
         if len(path) < 3:
             for token, log_prob in enumerate(after(head, begun, path).tolist()):
                 heapq.heappush(queue, (cost - log_prob, (*path, token)))
-    found = paths(HeadDrafter(head, top=nodes, depth=3, nodes=nodes).grow(begun))
+    found = paths(grow(HeadDrafter(head, top=nodes, depth=3, nodes=nodes), begun))
     assert sorted(found) == sorted(path for _, path in wanted[1:])
 
 
 def test_a_masked_read_of_a_tree_is_reading_each_path_alone(head: TokenHead) -> None:
     begun = decided(3)
-    tree = HeadDrafter(head, top=4, depth=3, nodes=30).grow(begun)
+    tree = grow(HeadDrafter(head, top=4, depth=3, nodes=30), begun)
     leading = paths(tree)
     count = len(begun.tokens)
     # Of every node: what the head made of the path to its parent, and what it is read with.
@@ -159,17 +164,17 @@ def test_stopping_early_keeps_the_tree_of_all_levels(head: TokenHead, nodes: int
     for seed in range(10):
         begun = decided(1, seed)
         # 200 nodes are never reached, so that all levels are read.
-        every = HeadDrafter(head, top=3, depth=5, nodes=200).grow(begun)
+        every = grow(HeadDrafter(head, top=3, depth=5, nodes=200), begun)
         scores = [likely(head, begun, path) for path in paths(every)]
         wanted = {paths(every)[node] for node in np.argsort(-np.array(scores), kind="stable")[:nodes]}
-        assert set(paths(HeadDrafter(Counting(), top=3, depth=5, nodes=nodes).grow(begun))) == wanted  # type: ignore[arg-type]
+        assert set(paths(grow(HeadDrafter(Counting(), top=3, depth=5, nodes=nodes), begun))) == wanted  # type: ignore[arg-type]
     assert reads < 10 * 5, "it never stopped early"
 
 
 @pytest.mark.parametrize("count", range(1, LENGTH))
 @pytest.mark.parametrize("nodes", [1, 5, 50])
 def test_a_tree_is_small_holds_its_prefixes_and_ends_with_the_chunk(head: TokenHead, count: int, nodes: int) -> None:
-    tree = HeadDrafter(head, nodes=nodes).grow(decided(count))
+    tree = grow(HeadDrafter(head, nodes=nodes), decided(count))
     found = paths(tree)
     assert len(set(found)) == len(found) <= nodes
     assert {path[:-1] for path in found} <= {*found, ()}
@@ -180,17 +185,29 @@ def test_a_tree_is_small_holds_its_prefixes_and_ends_with_the_chunk(head: TokenH
 def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(head: TokenHead) -> None:
     for seed in range(10):
         begun = decided(2, seed)
-        (*_, chain) = paths(HeadDrafter(head, top=1, depth=4).grow(begun))
+        (*_, chain) = paths(grow(HeadDrafter(head, top=1, depth=4), begun))
         assert len(chain) == 4
         for place, token in enumerate(chain):
             assert token == int(after(head, begun, chain[:place]).argmax())
-        grown = paths(HeadDrafter(head).grow(begun))
+        grown = paths(grow(HeadDrafter(head), begun))
         assert chain[:1] in grown
         # Where it is among the most likely, all of it is there.
         least = min(likely(head, begun, path) for path in grown)
         for length in range(1, 5):
             if likely(head, begun, chain[:length]) > least + 1e-5:
                 assert chain[:length] in grown
+
+
+@pytest.mark.parametrize(("top", "depth", "nodes"), [(2, 6, 8), (4, 3, 30), (3, 5, 5), (1, 4, 50)])
+def test_trees_of_a_batch_are_those_of_each_window_alone(head: TokenHead, top: int, depth: int, nodes: int) -> None:
+    """Windows with one token decoded and with all but one side by side; their trees end at different levels."""
+    drafter = HeadDrafter(head, top, depth, nodes)
+    begun = [decided(1 + seed % (LENGTH - 1), seed) for seed in range(40)]
+    sizes = set()
+    for tree, one in zip(drafter.grow(begun), begun, strict=True):
+        assert paths(tree) == paths(grow(drafter, one))
+        sizes.add(len(tree))
+    assert len(sizes) > 1
 
 
 def test_of_equals_the_parent_is_kept() -> None:
@@ -205,7 +222,7 @@ def test_it_depends_on_the_features_of_the_target(head: TokenHead) -> None:
     begun = decided(3)
     other = Decided(begun.tokens, begun.features[::-1].copy(), LENGTH)
     drafter = HeadDrafter(head)
-    assert paths(drafter.grow(begun)) != paths(drafter.grow(other))
+    assert paths(grow(drafter, begun)) != paths(grow(drafter, other))
 
 
 def test_a_head_of_another_width_is_refused(head: TokenHead, tmp_path_factory: pytest.TempPathFactory) -> None:

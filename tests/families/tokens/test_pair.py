@@ -16,11 +16,14 @@ from specact.families.tokens.acceptance import relaxed
 from specact.families.tokens.bins import to_actions
 from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.decoding import DECODINGS, Decoding
+from specact.families.tokens.drafters import Bigram
 from specact.families.tokens.pair import TokenPair, token_pair
 from specact.families.tokens.speculative import TAIL, Decoded
-from specact.families.tokens.verify import DecodingRequest
+from specact.families.tokens.verify import DecodingRequest, TokenTarget
+from specact.families.tokens.wire import TokenResponder
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.processes import serving
+from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, remote_verifier
@@ -179,6 +182,42 @@ def test_a_question_for_a_drafter_that_is_not_there_is_refused(pair: TokenPair) 
     arrays["how"][1] = 3
     (found,) = pair.responder.respond([_request(pair, arrays)])
     assert isinstance(found, WireError) and "0 to 2" in str(found)
+
+
+def test_requests_of_a_batch_are_answered_as_alone(pair: TokenPair) -> None:
+    """Requests for chunks, to verify, refused ones and one without a finite answer, side by side."""
+    own = {"bigram": Bigram(np.random.default_rng(0).integers(0, 256, (5, 256, 2)), (2, 1))}
+    responder = TokenResponder(TokenTarget(pair.policy, own), pair.policy, pair.name, pair.fingerprint)
+    drafts = greedy_tokens(pair)
+    bad = Window({**SEEN[6].arrays, "state": np.full((1, 2), np.nan, np.float32)}, SEEN[6].instruction)
+    requests = []
+    for row, window in enumerate(SEEN[:24]):
+        changes: dict[str, Any] = {"candidates": drafts[row : row + row % 3]}
+        changes |= {"then": ("none", "bigram", "head")[row % 5 % 3], "combined": row % 4 == 1}
+        changes |= {"tail": np.full(6, 7)} if row % 6 == 2 else {}
+        kind = "infer" if row % 7 == 3 else "verify"
+        arrays = asked(pair, **changes) if kind == "verify" else {}
+        if row == 8:
+            arrays["how"][1] = 3
+        requests.append(Request(kind, row, 100.0, bad if row == 6 else window, StepAddress(0, 0, 0, row), arrays))
+    answers = responder.respond(requests)
+    refused = 0
+    for answer, request in zip(answers, requests, strict=True):
+        (alone,) = responder.respond([request])
+        if isinstance(alone, WireError) or isinstance(answer, WireError):
+            assert str(answer) == str(alone)
+            refused += 1
+            continue
+        for name, values in alone.items():
+            if name == "feature":
+                np.testing.assert_allclose(answer[name].astype(float), values.astype(float), atol=1e-2)
+            else:
+                np.testing.assert_array_equal(answer[name], values)
+    assert "no finite answer" in str(answers[6]) and "0 to 2" in str(answers[8]) and 2 < refused < 12
+
+
+def greedy_tokens(pair: TokenPair) -> np.ndarray:
+    return np.concatenate([pair.policy.decode([window], rngs(1))[0] for window in SEEN])
 
 
 def _request(pair: TokenPair, arrays: dict[str, np.ndarray]) -> Request:

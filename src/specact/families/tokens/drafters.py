@@ -17,7 +17,7 @@ from specact.types import value
 
 @value
 class Decided:
-    """A drafter's input: the decoded prefix of a chunk.
+    """A drafter's input for one window: the decoded prefix of its chunk.
 
     Attributes:
         tokens: the n decoded tokens, at least one, int64 ``[n]``.
@@ -38,17 +38,20 @@ class Decided:
 class TreeDrafter(Protocol):
     """Proposes continuations of the decoded tokens."""
 
-    def grow(self, decided: Decided) -> Tree:
-        """A tree of candidates, at most :attr:`Decided.max_depth` deep; it may be empty."""
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
+        """A tree of candidates for each of B windows, at most :attr:`Decided.max_depth` deep; it may be empty."""
         ...
 
 
 class NoCandidates:
     """Proposes nothing: the target decodes token by token."""
 
-    def grow(self, decided: Decided) -> Tree:
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
         """See :class:`TreeDrafter`."""
-        return EMPTY
+        return [EMPTY] * len(decided)
+
+
+NO_CANDIDATES = NoCandidates()
 
 
 class Candidates:
@@ -56,19 +59,17 @@ class Candidates:
 
     Args:
         chunks: K of them, ``[K, T]``; more likely ones first.
-        then: drafter for the second and later passes, after a rejection; None proposes the given chunks again.
     """
 
-    def __init__(self, chunks: Tokens, then: TreeDrafter | None = None) -> None:
-        self._chunks, self._then, self._first_pass = chunks, then, True
+    def __init__(self, chunks: Tokens) -> None:
+        self._chunks = chunks
 
-    def grow(self, decided: Decided) -> Tree:
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
         """See :class:`TreeDrafter`."""
-        if self._then is not None and not self._first_pass:
-            return self._then.grow(decided)
-        self._first_pass = False
-        start = len(decided.tokens)
-        return tree_of(self._chunks[:, start : start + decided.max_depth].tolist())
+        return [self._tree(len(one.tokens), one.max_depth) for one in decided]
+
+    def _tree(self, start: int, depth: int) -> Tree:
+        return tree_of(self._chunks[:, start : start + depth].tolist())
 
 
 class GroupCandidates:
@@ -82,29 +83,20 @@ class GroupCandidates:
             :class:`~specact.families.tokens.acceptance.Acceptance`.
         strict: whether a token is a gripper's, bool ``[T]``.
         nodes: maximum size of the tree; less likely combinations are left out first.
-        then: see :class:`Candidates`.
     """
 
-    def __init__(
-        self,
-        chunks: Tokens,
-        groups: NDArray[np.int64],
-        strict: NDArray[np.bool_],
-        nodes: int = 50,
-        then: TreeDrafter | None = None,
-    ) -> None:
-        self._chunks, self._nodes, self._then, self._first_pass = chunks, nodes, then, True
+    def __init__(self, chunks: Tokens, groups: NDArray[np.int64], strict: NDArray[np.bool_], nodes: int = 50) -> None:
+        self._chunks, self._nodes = chunks, nodes
         # A gripper's tokens belong to the piece before them.
         starts = np.flatnonzero((np.diff(groups, prepend=-1) != 0) & ~strict)
         self._piece_ends = [*starts[1:].tolist(), len(groups)]
 
-    def grow(self, decided: Decided) -> Tree:
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
         """See :class:`TreeDrafter`."""
-        if self._then is not None and not self._first_pass:
-            return self._then.grow(decided)
-        self._first_pass = False
-        at = len(decided.tokens)
-        end = at + decided.max_depth
+        return [self._tree(len(one.tokens), one.max_depth) for one in decided]
+
+    def _tree(self, at: int, depth: int) -> Tree:
+        end = at + depth
         tokens: list[int] = []
         parents: list[int] = []
         leaves = [-1]
@@ -136,8 +128,11 @@ class Bigram:
     def __init__(self, followers: Tokens, widths: Sequence[int] = (1,)) -> None:
         self._followers, self._widths = followers, tuple(widths)
 
-    def grow(self, decided: Decided) -> Tree:
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
         """See :class:`TreeDrafter`."""
+        return [self._tree(one) for one in decided]
+
+    def _tree(self, decided: Decided) -> Tree:
         place = len(decided.tokens) - 1
         paths = [[int(decided.tokens[-1])]]
         for depth in range(decided.max_depth):
@@ -157,6 +152,6 @@ class RandomTokens:
     def __init__(self, rng: np.random.Generator, chains: int = 1) -> None:
         self._rng, self._chains = rng, chains
 
-    def grow(self, decided: Decided) -> Tree:
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
         """See :class:`TreeDrafter`."""
-        return tree_of(self._rng.integers(BINS, size=(self._chains, decided.max_depth)).tolist())
+        return [tree_of(self._rng.integers(BINS, size=(self._chains, one.max_depth)).tolist()) for one in decided]

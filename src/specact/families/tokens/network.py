@@ -54,10 +54,10 @@ class Cache:
     def __init__(self, entries: Array) -> None:
         self.entries, self.lengths = entries, np.zeros(len(entries), np.int64)
 
-    def copy(self) -> Cache:
-        """A deep copy."""
-        other = Cache(self.entries.copy())
-        other.lengths[:] = self.lengths
+    def select(self, rows: NDArray[np.int64]) -> Cache:
+        """A copy of the given ones of the B windows."""
+        other = Cache(self.entries[rows])
+        other.lengths[:] = self.lengths[rows]
         return other
 
     @property
@@ -73,11 +73,10 @@ class Cache:
             entries: of a :class:`Reading`.
             chosen: indices of the accepted ones of the N tokens, in order, for each window; all if not given.
         """
-        for row, start in enumerate(self.lengths.tolist()):
-            kept = entries[row] if chosen is None else entries[row][..., chosen[row], :]
-            count = kept.shape[-2]
-            self.entries[row, ..., start : start + count, :] = kept
-            self.lengths[row] += count
+        chosen = [np.arange(entries.shape[-2])] * len(entries) if chosen is None else chosen
+        for row, (start, kept) in enumerate(zip(self.lengths.tolist(), chosen, strict=True)):
+            self.entries[row, ..., start : start + len(kept), :] = entries[row][..., kept, :]
+            self.lengths[row] += len(kept)
 
 
 class TokenNetworks:

@@ -53,8 +53,9 @@ class Tree:
     @cached_property
     def paths(self) -> Sequence[Indices]:
         """The nodes from the root to each leaf."""
-        leaves = np.setdiff1d(np.arange(len(self)), self.parents)
-        return [np.flatnonzero(self.among[leaf]) for leaf in leaves]
+        leaf = np.ones(len(self) + 1, np.bool_)
+        leaf[self.parents] = False  # -1 is the additional last one
+        return [np.flatnonzero(among) for among in self.among[leaf[:-1]]]
 
 
 EMPTY = Tree(np.zeros(0, np.int64), np.zeros(0, np.int64))

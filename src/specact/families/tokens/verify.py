@@ -1,19 +1,19 @@
-"""Verification of a proposal of tokens by the target: a pure function of one window and one request."""
+"""Verification of proposals of tokens by the target: a pure function of windows and a request for each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from specact.families.tokens.acceptance import Acceptance
-from specact.families.tokens.drafters import Candidates, GroupCandidates, NoCandidates, TreeDrafter
+from specact.families.tokens.drafters import NO_CANDIDATES, Candidates, GroupCandidates, TreeDrafter
 from specact.families.tokens.network import Cache, Reading, Tokens
 from specact.families.tokens.policy import TokenPolicy
-from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, decode
+from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, Speculation, decode
 from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, value
+from specact.types import OffloadTimes, Origin, Outcome, Proposal, value
 from specact.units import ActionUnits
 from specact.verification import Answer, Target, TargetVerifier
 
@@ -43,12 +43,12 @@ class DecodingRequest:
 
 @value
 class Prefilled:
-    """A window prefilled by a target, for any number of requests.
+    """B windows prefilled by a target, for any number of requests each.
 
     Attributes:
         policy: the target.
         drafters: its own, by their names in :data:`OWN_DRAFTERS`.
-        cache, prefix: KV cache and decoder outputs of the window.
+        cache, prefix: KV cache and decoder outputs of the windows.
     """
 
     policy: TokenPolicy
@@ -56,20 +56,22 @@ class Prefilled:
     cache: Cache
     prefix: Reading
 
-    def decode(self, question: DecodingRequest) -> Decoded:
-        """The decoded chunk for a request."""
-        own = None if question.then == "none" else self.drafters[question.then]
-        drafter = NoCandidates() if own is None else own
-        if len(question.candidates):
-            rule, chunks = question.rule, question.candidates
-            drafter = (
-                GroupCandidates(chunks, rule.groups, rule.each == 0, then=own)
-                if question.combined
-                else Candidates(chunks, then=own)
-            )
+    def decode(self, questions: Sequence[DecodingRequest]) -> list[Decoded]:
+        """The decoded chunks for a request of each window, in one batch."""
+        speculations = [self._speculation(question) for question in questions]
+        cache = self.cache.select(np.arange(len(questions)))
         # Extreme observations overflow to NaN.
         with np.errstate(over="ignore", invalid="ignore"):
-            return decode(self.policy.networks, self.cache.copy(), self.prefix, drafter, question.rule, question.tail)
+            return decode(self.policy.networks, cache, self.prefix, speculations)
+
+    def _speculation(self, question: DecodingRequest) -> Speculation:
+        rule, chunks = question.rule, question.candidates
+        own = [] if question.then == "none" else [self.drafters[question.then]]
+        drafters: list[TreeDrafter] = own or [NO_CANDIDATES]
+        if len(chunks):
+            first = GroupCandidates(chunks, rule.groups, rule.each == 0) if question.combined else Candidates(chunks)
+            drafters = [first, *own]
+        return Speculation(drafters, rule, question.tail)
 
 
 class TokenTarget:
@@ -85,9 +87,13 @@ class TokenTarget:
 
     def answer(self, window: Window, address: StepAddress) -> Prefilled:
         """The prefilled window; decoding is greedy and needs no random stream."""
-        networks = self._policy.networks
+        return self.prefill([window])
+
+    def prefill(self, windows: Sequence[Window]) -> Prefilled:
+        """B windows, prefilled in one batch."""
+        networks, sees = self._policy.networks, self._policy.spec.observation
         with np.errstate(over="ignore", invalid="ignore"):
-            cache, prefix = networks.prefill(networks.tokens([self._policy.spec.observation.select(window)]))
+            cache, prefix = networks.prefill(networks.tokens([sees.select(window) for window in windows]))
         return Prefilled(self._policy, self.drafters, cache, prefix)
 
 
@@ -105,23 +111,24 @@ class TokenVerifier(TargetVerifier[Prefilled]):
 
     def judge(self, answer: Answer[Prefilled], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`; NaN actions if any logit is not finite."""
-        decoded = answer.value.decode(proposal.evidence.question)
-        chunk = answer.value.policy.to_environment(decoded.tokens[None])[0]
-        actions = self._units.from_environment(chunk) if decoded.finite else np.full_like(chunk, np.nan)
-        return token_outcome(decoded, actions, answer.times)
+        (decoded,) = answer.value.decode([proposal.evidence.question])
+        return token_outcome(decoded, answer.value.policy, self._units, answer.times)
 
 
-def token_outcome(decoded: Decoded, actions: Chunk, times: OffloadTimes) -> Outcome:
-    """A decoded chunk as an outcome.
+def token_outcome(decoded: Decoded, policy: TokenPolicy, units: ActionUnits, times: OffloadTimes) -> Outcome:
+    """A decoded chunk as an outcome; NaN actions if any logit was not finite.
 
     An action is *compensated* if any of its tokens is the tail's, otherwise *accepted* if any is a drafted one, and
     *replaced* if all of them are the target's.
 
     Args:
         decoded: the chunk; it is the outcome's evidence.
-        actions: the same, ``[H, A]``, normalised.
+        policy: the target.
+        units: of the actions.
         times: time that the device waited.
     """
+    chunk = policy.to_environment(decoded.tokens[None])[0]
+    actions = units.from_environment(chunk) if decoded.finite else np.full_like(chunk, np.nan)
     sources = decoded.sources.reshape(actions.shape)
     origins = np.full(len(actions), Origin.REPLACED, np.uint8)
     origins[(sources == DRAFT).any(axis=1)] = Origin.ACCEPTED

@@ -65,9 +65,9 @@ class TokenCodec:
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         """See :class:`~specact.wire.dialect.VerifyingCodec`."""
-        tokens, passes = arrays["tokens"].astype(np.int64), arrays["accepted"] != _NONE
+        passes = arrays["accepted"] != _NONE
         decoded = Decoded(
-            tokens,
+            arrays["tokens"].astype(np.int64),
             arrays["sources"],
             arrays["bias"].astype(np.int64),
             tuple(arrays["accepted"][passes].tolist()),
@@ -76,8 +76,7 @@ class TokenCodec:
             arrays["feature"].astype(np.float32),
             True,
         )
-        chunk = self._policy.to_environment(tokens[None])[0]
-        return token_outcome(decoded, self._units.from_environment(chunk), times)
+        return token_outcome(decoded, self._policy, self._units, times)
 
 
 class TokenResponder:
@@ -97,30 +96,38 @@ class TokenResponder:
         self.dialect = _dialect(policy)
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; verifications run one after the other, each with its tree."""
+        """See :class:`~specact.wire.messages.Responder`; all verifications are decoded in one batch."""
         others = iter(self._chunks.respond([request for request in requests if request.kind != "verify"]))
-        return [self._verified(request) if request.kind == "verify" else next(others) for request in requests]
+        questions = [self._question(request) if request.kind == "verify" else next(others) for request in requests]
+        # Requests that are refused are not part of the batch.
+        asked = {row: question for row, question in enumerate(questions) if isinstance(question, DecodingRequest)}
+        windows = [requests[row].window for row in asked]
+        decoded = iter(self._target.prefill(windows).decode(list(asked.values())) if asked else ())
+        return [_answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in questions]
 
-    def _verified(self, request: Request) -> Arrays | WireError:
+    def _question(self, request: Request) -> DecodingRequest | WireError:
         if request.arrays["how"][1] >= len(OWN_DRAFTERS):
             return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {request.arrays['how'][1]}")
         question = _request_of(request.arrays)
         if question.then != "none" and question.then not in self._target.drafters:
             return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
-        decoded = self._target.answer(request.window, request.address).decode(question)
-        if not decoded.finite:
-            return bad("the target has no finite answer to this observation")
-        passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
-        passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
-        return {
-            "tokens": decoded.tokens.astype(np.uint8),
-            "sources": decoded.sources,
-            "bias": decoded.bias.astype(np.int16),
-            "accepted": passes[0],
-            "read": passes[1],
-            "rejected": np.array([decoded.rejected], np.int16),
-            "feature": decoded.feature.astype(np.float16),
-        }
+        return question
+
+
+def _answer(decoded: Decoded) -> Arrays | WireError:
+    if not decoded.finite:
+        return bad("the target has no finite answer to this observation")
+    passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
+    passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
+    return {
+        "tokens": decoded.tokens.astype(np.uint8),
+        "sources": decoded.sources,
+        "bias": decoded.bias.astype(np.int16),
+        "accepted": passes[0],
+        "read": passes[1],
+        "rejected": np.array([decoded.rejected], np.int16),
+        "feature": decoded.feature.astype(np.float16),
+    }
 
 
 def _request_of(arrays: Arrays) -> DecodingRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from specact.families.tokens.speculative import TAIL, Decoded
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, observation_columns
 from specact.lab.rollout.timed import Prepared
+from specact.lab.rollout.token_batch import SharedClock, TokenBatch
 from specact.observation import Window
 from specact.pair import Drafter
 from specact.rng import Role, StepAddress, streams
@@ -58,6 +59,19 @@ class FamilyRollout(Protocol):
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         """The training columns, from the outputs of draft and target for these windows."""
+        ...
+
+
+@runtime_checkable
+class MeasuredRollout(FamilyRollout, Protocol):
+    """One whose target's time depends on the draft, so that times have to be measured and not accounted."""
+
+    def measured_verifier(self, clock: SharedClock) -> Verifier:
+        """The method's verifier with the pair's target in this process, for one of several robots in lock step.
+
+        Args:
+            clock: the robot's.
+        """
         ...
 
 
@@ -168,17 +182,27 @@ class _TokensRollout:
 
     def __init__(self, pair: TokenPair, decoding: Decoding) -> None:
         self._pair, self._decoding = pair, decoding
+        self._batch = TokenBatch(pair.target, pair.units)
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """For the audit: the tokens of greedy decoding ``[B, T]``."""
-        seen = [self._pair.policy.spec.observation.select(window) for window in windows]
-        return [None] * len(windows), list(self._pair.policy.decode(seen, streams(Role.VERIFY, addresses))[0])
+        """For the audit: the tokens of greedy decoding ``[B, T]``; those that the method decoded greedily are kept."""
+        known, policy = self._batch.greedy, self._pair.policy
+        missing = [row for row, address in enumerate(addresses) if address not in known]
+        if missing:
+            seen = [policy.spec.observation.select(windows[row]) for row in missing]
+            rngs = streams(Role.VERIFY, [addresses[row] for row in missing])
+            decoded = policy.decode(seen, rngs)[0]
+            known = known | {addresses[row]: tokens for row, tokens in zip(missing, decoded, strict=True)}
+        return [None] * len(windows), [known[address] for address in addresses]
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
         return self._pair.drafter_of(self._decoding)
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
+
+    def measured_verifier(self, clock: SharedClock) -> Verifier:
+        return self._batch.verifier(clock)
 
     def audit(self, *, learning: bool = False) -> Audit:
         return _TokenAudit(self._pair, self.lessons if learning else None)
@@ -206,6 +230,9 @@ class _FlashRollout:
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
+
+    def measured_verifier(self, clock: SharedClock) -> Verifier:
+        return self._pair.verifier(LocalTarget(self._pair.target, clock))
 
     def audit(self, *, learning: bool = False) -> Audit:
         return _FlashAudit(self._pair, self.lessons if learning else None)

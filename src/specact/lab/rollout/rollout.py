@@ -17,11 +17,12 @@ from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
-from specact.lab.rollout.families import FamilyRollout, depends_on_content, rollout_of
+from specact.lab.rollout.families import FamilyRollout, MeasuredRollout, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import STAGES, Audit, Table
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
+from specact.lab.rollout.token_batch import SharedClock
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
 from specact.policy import SpeculativePolicy
@@ -134,7 +135,8 @@ def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
 
     Observations that no inference reads are not computed: a camera frame takes longer than the physics. Draft and
     target are evaluated for every inference in one batch: before the robots act if outputs are prepared, else
-    afterwards, because their own times are measured.
+    afterwards, because their own times are measured. All robots ask before the first one acts, so that a target that
+    they query themselves can answer in one batch.
 
     Returns:
         The records of the inferences, and the outputs of draft and target for each.
@@ -151,7 +153,9 @@ def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
         for slot, value in zip(robots[i].prepared or (), outputs, strict=True):
             slot.prepared = value
     for i, robot in enumerate(robots):
-        robot.world.act(robot.policy.act_on(windows.get(i)))
+        robot.policy.ask(windows.get(i))
+    for robot in robots:
+        robot.world.act(robot.policy.finish())
     if inferring and not drafts:
         drafts, targets = family.infer(*inputs)
     return [record for i in inferring if (record := robots[i].policy.record) is not None], drafts, targets
@@ -201,7 +205,8 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
 
     The target is evaluated for every inference, outside the method's accounted time, so that the exact rejection
     probability is known for skipped steps too. The time of a token or flow policy depends on what is accepted, so it
-    is measured and not accounted, in this process and without a link.
+    is measured and not accounted, in this process and without a link. A token policy verifies the steps of all
+    episodes in one batch, whose time is divided by their number: a shard of one episode has the time of one robot.
 
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
@@ -211,15 +216,17 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
-    make_robot = measured if depends_on_content(pair) else simulated
     robots = [
-        make_robot(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
+        measured(shard, pair, family, world, episode)
+        if isinstance(family, MeasuredRollout)
+        else simulated(shard, pair, family, world, episode)
+        for world, episode in zip(worlds, shard.episodes, strict=False)
     ]
     audit = family.audit(learning=shard.learning)
     run_together(robots, family, audit)
     table = audit.table()
     latencies_s = {episode: robot.policy.clock.now() for episode, robot in zip(shard.episodes, robots, strict=False)}
-    if make_robot is measured:
+    if isinstance(family, MeasuredRollout):
         latencies_s = time_by_episode(table)
     outcomes = [
         Outcome(episode, world.success, world.score, world.steps, latencies_s[episode], world.of_suite)
@@ -228,11 +235,16 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     return outcomes, table
 
 
-def measured(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
+def measured(shard: Shard, pair: AnyPair, family: MeasuredRollout, world: SimulatedRobot, episode: int) -> Robot:
     """A robot in real time at the start of an episode; its world waits. Draft and target run in this process."""
-    gate = shard.gate.build(pair)
+    clock = SharedClock()
     policy = SpeculativePolicy(
-        pair, gate, drafter=family.drafter(None), verifier=family.verifier(LocalTarget(pair.target)), seed=shard.seed
+        pair,
+        shard.gate.build(pair),
+        drafter=family.drafter(None),
+        verifier=family.measured_verifier(clock),
+        seed=shard.seed,
+        clock=clock,
     )
     policy.reset(episode)
     world.start(episode_seed(shard.seed, episode, world.task))

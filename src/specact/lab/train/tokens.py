@@ -132,15 +132,22 @@ class TokenModel(nn.Module):
 
 
 def _split(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """``[B, N, parts W]`` to so many ``[B, heads, N, W / heads]``.
-
-    Where shapes are free a reshape would compute sizes when the graph runs, which a bundle's graphs may not.
-    """
+    """``[B, N, parts W]`` to so many ``[B, heads, N, W / heads]``."""
     if torch.compiler.is_exporting():
-        return tuple(torch.stack(part.chunk(heads, -1), 1) for part in x.chunk(parts, -1))
+        return _reshaped(x, parts * heads, x.shape[-1] // (parts * heads)).transpose(1, 2).chunk(parts, 1)
     return by_head(x, parts, heads).unbind(1)
 
 
 def _rejoined(x: Tensor) -> Tensor:
-    """``[B, heads, N, W / heads]`` to ``[B, N, W]``; see :func:`_split`."""
-    return torch.cat(x.unbind(1), -1) if torch.compiler.is_exporting() else joined(x)
+    """``[B, heads, N, W / heads]`` to ``[B, N, W]``."""
+    return _reshaped(x.transpose(1, 2), x.shape[1] * x.shape[3]) if torch.compiler.is_exporting() else joined(x)
+
+
+def _reshaped(x: Tensor, *sizes: int) -> Tensor:
+    """``[B, N, ...]`` to ``[B, N, *sizes]`` in an export.
+
+    Where B and N are free, PyTorch's own reshape computes them when the graph runs, which a bundle's graphs may not. In
+    ONNX a 0 keeps an axis.
+    """
+    shape = x.shape[0], x.shape[1], *sizes
+    return torch.onnx.ops.symbolic("Reshape", (x, torch.tensor([0, 0, *sizes])), dtype=x.dtype, shape=shape)

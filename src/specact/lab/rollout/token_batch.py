@@ -1,0 +1,117 @@
+"""Verification of token policies for robots in lock step: one batch for all of them, with measured times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specact.clock import RealClock
+from specact.families.tokens.network import Tokens
+from specact.families.tokens.verify import TokenTarget, token_outcome
+from specact.observation import Window
+from specact.rng import StepAddress
+from specact.types import Miss, OffloadTimes, Outcome, Proposal
+from specact.units import ActionUnits
+from specact.verification import Pending, is_valid
+
+
+class SharedClock(RealClock):
+    """The machine's clock for one of several robots, which can be set to leave out what it did for the others."""
+
+    def __init__(self) -> None:
+        self._others_s = 0.0
+
+    def now(self) -> float:
+        """See :class:`~specact.clock.Clock`; monotonic if it is only set to times since the last reading."""
+        return super().now() - self._others_s
+
+    def set(self, now: float) -> None:
+        """Sets the time [s]."""
+        self._others_s += self.now() - now
+
+
+class TokenBatch:
+    """Answers all pending requests of several robots in one batch, at the first :meth:`Pending.result` of them.
+
+    Args:
+        target: in this process.
+        units: of the actions.
+
+    Attributes:
+        greedy: tokens of the last batch's requests that were decoded greedily, because nothing was drafted, by address.
+    """
+
+    def __init__(self, target: TokenTarget, units: ActionUnits) -> None:
+        self._target, self._units = target, units
+        self.greedy: dict[StepAddress, Tokens] = {}
+        self._pending: list[_Request] = []
+
+    def verifier(self, clock: SharedClock) -> BatchVerifier:
+        """The verifier of one robot with this clock."""
+        return BatchVerifier(self, clock)
+
+    def add(self, request: _Request) -> None:
+        """Adds a request to the next batch."""
+        self._pending.append(request)
+
+    # Finite numbers can still overflow on their way to an action.
+    @np.errstate(over="ignore", invalid="ignore")
+    def answer(self) -> None:
+        """Answers the pending requests; each takes the time of the batch divided by their number."""
+        requests, self._pending = self._pending, []
+        clock = RealClock()
+        started = clock.now()
+        prefilled = self._target.prefill([request.proposal.window for request in requests])
+        decoded = prefilled.decode([request.proposal.evidence.question for request in requests])
+        times = OffloadTimes(target=(clock.now() - started) / len(requests))
+        self.greedy = {
+            request.address: one.tokens
+            for request, one in zip(requests, decoded, strict=True)
+            if sum(one.read) == len(one.read)
+        }
+        for request, one in zip(requests, decoded, strict=True):
+            outcome = token_outcome(one, prefilled.policy, self._units, times)
+            request.outcome = outcome if is_valid(outcome.actions) else Miss("invalid", times)
+
+
+class BatchVerifier:
+    """See :class:`~specact.verification.Verifier`.
+
+    Args:
+        batch: answers the requests.
+        clock: the robot's; a request takes its share of the batch's time.
+    """
+
+    def __init__(self, batch: TokenBatch, clock: SharedClock) -> None:
+        self._batch, self._clock = batch, clock
+
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        """Sends nothing: draft and target share the processor."""
+        return True
+
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        """See :class:`~specact.verification.Verifier`."""
+        request = _Request(self._batch, self._clock, proposal, address)
+        self._batch.add(request)
+        return request
+
+
+@dataclass
+class _Request:
+    batch: TokenBatch
+    clock: SharedClock
+    proposal: Proposal
+    address: StepAddress
+    outcome: Outcome | Miss | None = None
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Outcome | Miss:
+        started = self.clock.now()
+        if self.outcome is None:
+            self.batch.answer()
+        assert self.outcome is not None
+        self.clock.set(started + self.outcome.times.total)
+        return self.outcome
