@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 from pages import fill
 
 from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.folder import PairSettings, make_pair
 from specact.lab.envs import load_task
 from specact.lab.statistics import contrast, holm, seeds_interval
 from specact.observation import Field
@@ -51,6 +52,7 @@ RUNS = ROOT / "runs" / "metaworld"
 SEED, EACH, BLANKED, RATE = 1, 20, 5, 0.4
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")
+TARGET = "target_on_device"
 GATED = ("draft", "head_draft", "random", "adahi", "uncertainty", "random_learned", "learned", "hybrid")
 GATE_CONTRASTS = (
     ("adahi", "random"), ("uncertainty", "random_learned"), ("learned", "random_learned"), ("learned", "adahi"),
@@ -280,14 +282,17 @@ def seeds(pairs: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def curve(bundles: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Of every bundle, after how many steps it was made, and how often it succeeds."""
+    """Of every bundle, after how many steps it was made, and how often it succeeds with half of its chunk executed."""
     found, won = [], []
     for bundle in bundles:
-        recipe, (name, _, step) = load_flow(bundle).manifest["recipe"], Path(bundle).name.rpartition("-")
-        run = RUNS / f"{Path(bundle).name}-curve"
-        evaluated(bundle, run, ("full",), EACH)
-        won.append(successes(run, "full"))
-        method = json.loads((run / "summary.json").read_text())["methods"]["full"]
+        flow, (name, _, step) = load_flow(bundle), Path(bundle).name.rpartition("-")
+        recipe, run = flow.manifest["recipe"], RUNS / f"{Path(bundle).name}-curve"
+        pair = RUNS / "pairs" / Path(bundle).name
+        if not pair.exists():
+            make_pair(pair, bundle, bundle, PairSettings(execute=flow.spec.chunk // 2))
+        evaluated(str(pair), run, (TARGET,), EACH)
+        won.append(successes(run, TARGET))
+        method = json.loads((run / "summary.json").read_text())["methods"][TARGET]
         steps = int(step) if name == recipe["bundle"] else recipe["steps"]
         found.append(
             {

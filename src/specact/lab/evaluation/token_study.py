@@ -56,7 +56,9 @@ def plan_tokens(*, seed: int, quick: bool) -> list[TokenStudy]:
         seed: random seed.
         quick: few episodes of each, for a smoke test.
     """
-    hand = Evaluation("relocate-tokens", None, _SYSTEMS, _EPISODES, seed=seed, shard=10)
+    # It has no gripper, so that a strict one changes nothing.
+    ungripped = tuple(name for name in _SYSTEMS if name != "specvla_uniform")
+    hand = Evaluation("relocate-tokens", None, ungripped, _EPISODES, seed=seed, shard=50)
     drafted = (*_SYSTEMS, "draft_9", "draft_fixed")
     arm = Evaluation("metaworld-tokens", None, drafted, _EPISODES, seed=seed, shard=10, draft="metaworld-draft")
     studies = [TokenStudy(hand, _GAIN, 5), TokenStudy(arm, _GAIN + _DRAFTED, 40)]
