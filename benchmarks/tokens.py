@@ -2,8 +2,10 @@
 
 Run: MUJOCO_GL=egl specact reproduce tokens --out STUDY, then python benchmarks/tokens.py STUDY
 With other policies on the same episodes, a chunk policy (specact eval --bundle metaworld-flow --methods full_1,full_2
---episodes 200 --seed 1 --shard 10 --out OTHERS/metaworld-flow) or a smaller one (specact eval --bundle
-relocate-tokens-small --methods ar ... --out OTHERS/relocate-tokens-small): ... STUDY --others OTHERS
+--episodes 200 --seed 1 --shard 10 --out OTHERS/metaworld-flow), a smaller one (specact eval --bundle
+relocate-tokens-small --methods ar ... --out OTHERS/relocate-tokens-small), or one by regression (specact pair --draft
+relocate-regression --target relocate-regression --env relocate --out PAIR; specact eval --bundle PAIR --methods
+target_on_device ... --out OTHERS/relocate-regression): ... STUDY --others OTHERS
 
 Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was. Methods of the
 same policy on the same episodes may come from several runs (specact eval --bundle NAME --methods ... --episodes 200
@@ -23,8 +25,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from pages import fill
 
-from specact.families.chunks.bundle import load_flow
-from specact.families.tokens.bundle import load_tokens
+from specact.families.chunks.sources import load_policy
+from specact.families.codes.bundle import find_bundle
 from specact.families.tokens.decoding import DECODINGS
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
@@ -39,7 +41,12 @@ KEPT = Path(__file__).parent / "results" / "tokens.json"
 
 FLOWS = {f"flow, {steps} steps": ("metaworld-flow", f"full_{steps}") for steps in (1, 2)}
 # Policies that decodings are compared to: run folder and method, by label. And the decodings.
-OTHERS = {"metaworld-tokens": FLOWS, "relocate-tokens": {"one layer": ("relocate-tokens-small", "ar")}}
+OTHERS = {
+    "metaworld-tokens": FLOWS,
+    "relocate-tokens": {
+        "one layer": ("relocate-tokens-small", "ar"), "regression": ("relocate-regression", "target_on_device"),
+    },
+}  # fmt: skip
 RIVALS = {
     "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed"),
     "relocate-tokens": ("ar", "last", "specvla", "kerv", "last_fixed"),
@@ -126,8 +133,10 @@ def can_compare(tokens: Path, others: Path) -> bool:
 
 
 def bundle_of(run: Path) -> str:
-    """The bundle that a run evaluated, as a name or a path."""
-    return str(json.loads((run / "manifest.json").read_text())["evaluation"]["bundle"])
+    """The policy that a run evaluated, as a name or a path: of a pair its target."""
+    bundle = find_bundle(json.loads((run / "manifest.json").read_text())["evaluation"]["bundle"])
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    return str(manifest["sources"]["target"] if manifest["kind"] == "chunks" else bundle)
 
 
 def successes(run: Path, method: str) -> dict[int, bool]:
@@ -138,7 +147,9 @@ def successes(run: Path, method: str) -> dict[int, bool]:
 
 def times(policy: str, others: dict[str, str], rounds: int = 60) -> dict[str, tuple[float, float, float]]:
     """Time ratios to greedy decoding, alternating on an observation of zeros, with intervals."""
-    works = {"ar": inference(policy, "ar")} | {label: inference(bundle, label) for label, bundle in others.items()}
+    works = {"ar": inference(policy)} | {
+        label: inference(bundle, int(label.split()[1]) if label in FLOWS else 10) for label, bundle in others.items()
+    }
     spent: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -150,9 +161,9 @@ def times(policy: str, others: dict[str, str], rounds: int = 60) -> dict[str, tu
     return {name: tuple(np.exp([at.low, at.mean, at.high]).tolist()) for name, at in intervals.items()}
 
 
-def inference(bundle: str, label: str) -> Callable[[], Any]:
-    """An inference of a flow policy in the steps of its label, or of a token policy by greedy decoding."""
-    policy = load_flow(bundle).policy(int(label.split()[1])) if label in FLOWS else load_tokens(bundle).policy()
+def inference(bundle: str, steps: int = 10) -> Callable[[], Any]:
+    """An inference of a policy: of a flow in so many steps, of tokens by greedy decoding."""
+    policy = load_policy(bundle, steps=steps).policy
     rng, window = np.random.default_rng(0), policy.spec.observation.zeros()
     return lambda: policy.infer(window, rng)
 
