@@ -178,7 +178,7 @@ def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, mo
         GateChoices().settings("learned_action", learned)
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
     own = load_pair("my_family:pair")
-    with Pool(1) as pool, pytest.raises(ConfigError, match="family of your own, of which nobody knows what a gate"):
+    with Pool(1) as pool, pytest.raises(ConfigError, match="only pairs of action codes and of chunk policies"):
         train_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
     with pytest.raises(ConfigError, match="lessons must be at least 1, got 0"):
         lessons_along(learned, shown(2, 0), 0, tmp_path, quiet)

@@ -282,8 +282,8 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
     """
     if pair.path is None or not isinstance(pair, Bundle | ChunkPair):
         raise ConfigError(
-            f"{pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a gate of "
-            "your own, MODULE:GATE"
+            f"no gate learns from {pair.name}: only pairs of action codes and of chunk policies have learned gates; "
+            "make a pair of chunk policies of it (specact pair), or give it a gate of your own, MODULE:GATE"
         )
     torch.set_num_threads(1)  # small matrices: more threads are slower, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
