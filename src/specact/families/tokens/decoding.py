@@ -8,7 +8,7 @@ from typing import Literal
 from specact.errors import unknown_name
 from specact.families.tokens.threshold import Rule
 
-Proposes = Literal["nothing", "draft", "last", "filter", "retrieval", "random", "oracle"]
+Proposes = Literal["nothing", "draft", "last", "filter", "retrieval", "head", "random", "oracle"]
 Tail = Literal["velocity", "walk", "last"]
 
 
@@ -19,8 +19,9 @@ class Decoding:
     Attributes:
         about: one line for a table.
         proposes: candidates from the device: none, the chunk of a draft policy, the last executed action repeated, an
-            extrapolation of executed actions, chunks retrieved from a memory of the target's own, random tokens, or the
-            target's own chunk, which bounds what any drafter can gain.
+            extrapolation of executed actions, chunks retrieved from a memory of the target's own, a tree of Spec-VLA's
+            head from the last verified chunk, random tokens, or the target's own chunk, which bounds what any drafter
+            can gain.
         then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
         bins: tolerance of a token; the maximum if it adapts.
@@ -54,7 +55,7 @@ class Decoding:
         """Whether it needs drafters or filters fitted to the target."""
         return (
             self.then != "none"
-            or self.proposes in ("filter", "retrieval")
+            or self.proposes in ("filter", "retrieval", "head")
             or self.tail in ("velocity", "walk")
             or (self.bins > 0 and not self.uniform)
         )
@@ -82,6 +83,10 @@ DECODINGS: dict[str, Decoding] = {
     "specvla_15": Decoding("Spec-VLA within 15 bins", then="head", bins=15),
     "specvla_20": Decoding("Spec-VLA within 20 bins", then="head", bins=20),
     "specvla_uniform": Decoding("Spec-VLA within 9 bins, the gripper too", then="head", bins=9, uniform=True),
+    "specvla_device": Decoding(
+        "Spec-VLA with its head on the device, on the last verified feature; after its tree the server's own head",
+        "head", then="head", bins=9,
+    ),
     "last": Decoding("the last action drafts, within 9 bins", "last", bins=9),
     "bigram": Decoding("a bigram table drafts, within 9 bins", then="bigram", bins=9),
     "filter": Decoding("a Kalman filter drafts, within 9 bins", "filter", bins=9),

@@ -55,10 +55,10 @@ NO_CANDIDATES = NoCandidates()
 
 
 class Candidates:
-    """Proposes the remainder of given chunks, from the last action, a memory or another policy.
+    """Proposes the remainder of given chunks, from the last action, a memory, a head or another policy.
 
     Args:
-        chunks: K of them, ``[K, T]``; more likely ones first.
+        chunks: K of them, ``[K, T]``; more likely ones first. A chunk may end early, with -1 from there on.
     """
 
     def __init__(self, chunks: Tokens) -> None:
@@ -69,7 +69,12 @@ class Candidates:
         return [self._tree(len(one.tokens), one.max_depth) for one in decided]
 
     def _tree(self, start: int, depth: int) -> Tree:
-        return tree_of(self._chunks[:, start : start + depth].tolist())
+        rows = self._chunks[:, start : start + depth].tolist()
+        return tree_of(list(itertools.takewhile(_is_token, row)) for row in rows)
+
+
+def _is_token(token: int) -> bool:
+    return token >= 0
 
 
 class GroupCandidates:
@@ -78,7 +83,8 @@ class GroupCandidates:
     A gripper's tokens are not combined separately but stay with the group before them.
 
     Args:
-        chunks: K of them, ``[K, T]``; more likely ones first.
+        chunks: K of them, ``[K, T]``; more likely ones first. A chunk may end early, with -1 from there on; a group
+            in which it ends is left out.
         groups: group of each of the T tokens, ``[T]``, see
             :class:`~specact.families.tokens.acceptance.Acceptance`.
         strict: whether a token is a gripper's, bool ``[T]``.
@@ -104,7 +110,7 @@ class GroupCandidates:
             if at >= stop:
                 continue
             # The likelier piece first, behind every leaf.
-            pieces = dict.fromkeys(map(tuple, self._chunks[:, at:stop].tolist()))
+            pieces = dict.fromkeys(tuple(row) for row in self._chunks[:, at:stop].tolist() if all(map(_is_token, row)))
             grown: list[int] = []
             for piece, leaf in itertools.product(pieces, leaves):
                 if len(tokens) + len(piece) <= self._nodes:

@@ -12,13 +12,16 @@ from specact.families.tokens.acceptance import Acceptance, grouped, relaxed
 from specact.families.tokens.bins import BINS, to_actions, to_tokens
 from specact.families.tokens.decoding import Decoding
 from specact.families.tokens.drafter_bundle import DrafterBundle
+from specact.families.tokens.drafters import Decided
+from specact.families.tokens.head import HeadDrafter
 from specact.families.tokens.kalman import Extrapolation, Persistence
 from specact.families.tokens.network import Array, Tokens
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.retrieval import unit
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.families.tokens.threshold import AdaptiveThreshold, Spacing, Threshold, variability
-from specact.families.tokens.verify import DecodingRequest
+from specact.families.tokens.tree import rows_of
+from specact.families.tokens.verify import MAX_CANDIDATES, DecodingRequest
 from specact.observation import Window
 from specact.types import Chunk, Origin, Proposal, StepRecord, value
 from specact.units import ActionUnits
@@ -47,8 +50,12 @@ class DraftedTokens:
 class TokenDrafter:
     """See :class:`~specact.pair.FollowingDrafter`.
 
-    The proposed actions are the most likely candidate; without one, the draft's chunk if there is a draft, else the
-    last executed action repeated, or zeros (the middle of the demonstrated range) before the first one.
+    The proposed actions are the most likely candidate. Where it ends, or without one, they are the draft's chunk if
+    there is a draft, else the last executed action repeated, or zeros (the middle of the demonstrated range) before
+    the first one.
+
+    A head on the device reads the last verified chunk's first token and the target's feature from which it was
+    predicted. Both are of an earlier observation: a device without the target has no newer ones.
 
     Args:
         policy: the target; its encoder runs on the device if the memory is used.
@@ -85,11 +92,18 @@ class TokenDrafter:
         self._spacing = Spacing(decoding.plain_steps)
         self._executed: deque[Array] = deque(maxlen=HISTORY)
         self._path: deque[Array] = deque(maxlen=1 if drafters is None else drafters.settings.metric.window)
+        self._head: HeadDrafter | None = None
+        if drafters is not None and decoding.proposes == "head":
+            # A tree has at most as many paths as nodes, so that each has its row in the request.
+            settings = drafters.settings
+            self._head = HeadDrafter(drafters.head, settings.top, settings.depth, min(settings.nodes, MAX_CANDIDATES))
+        self._last_verified: Decided | None = None
 
     def reset(self) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
         self._executed.clear()
         self._path.clear()
+        self._last_verified = None
         self._threshold.reset()
         self._spacing.reset()
 
@@ -103,7 +117,10 @@ class TokenDrafter:
             self.verified(record.outcome.evidence)
 
     def verified(self, decoded: Decoded) -> None:
-        """Learns what came of its last question: the tolerance of the next one, and whether it may be compensated."""
+        """Learns from an answer: the next tolerance, whether compensation is due, and what a head here reads."""
+        # Rounded as on the wire, so that the same is drafted with the target here and elsewhere.
+        feature = decoded.feature.astype(np.float16).astype(np.float32)
+        self._last_verified = Decided(decoded.tokens[:1], feature[None], len(decoded.tokens))
         drafted = decoded.sources == DRAFT
         tokens, bias = decoded.tokens[drafted], decoded.bias[drafted]
         self._threshold.update(variability(tokens - bias, tokens))
@@ -117,6 +134,9 @@ class TokenDrafter:
             feature = pooled_features(self._policy, window)
         if use_memory and feature is not None:
             candidates = self._retrieved(feature)
+        elif self._head is not None and self._last_verified is not None:
+            (tree,) = self._head.grow([self._last_verified])
+            candidates = rows_of(tree, int(self._last_verified.tokens[0]), self._last_verified.length)
         elif self._decoding.proposes in ("last", "filter", "random", "draft", "oracle"):
             candidates = self._candidates(window, rng)
         question = DecodingRequest(
@@ -139,8 +159,16 @@ class TokenDrafter:
 
     def _actions(self, candidates: Tokens, window: Window, rng: np.random.Generator) -> Chunk:
         spec = self._policy.spec
-        if len(candidates):
-            return to_actions(candidates[0]).reshape(spec.chunk, spec.actions)
+        if not len(candidates):
+            return self._without_candidates(window, rng)
+        tokens = candidates[0]
+        if tokens[-1] < 0:
+            rest = self._tokens(self._without_candidates(window, rng))[0]
+            tokens = np.where(tokens < 0, rest, tokens)
+        return to_actions(tokens).reshape(spec.chunk, spec.actions)
+
+    def _without_candidates(self, window: Window, rng: np.random.Generator) -> Chunk:
+        spec = self._policy.spec
         if self._draft is not None:
             return self._drafted(window, rng)
         if self._executed:

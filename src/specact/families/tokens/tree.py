@@ -76,3 +76,21 @@ def tree_of(sequences: Iterable[Sequence[int]]) -> Tree:
                 parents.append(parent)
             parent = known[at]
     return Tree(np.array(tokens, np.int64), np.array(parents, np.int64)) if tokens else EMPTY
+
+
+def rows_of(tree: Tree, first: int, length: int) -> Tokens:
+    """The paths of a tree to its leaves as candidates of a request, ``[K, T]``; -1 after the end of a path.
+
+    Where the children of each node are in descending order of likelihood, the first row is the greedy path.
+
+    Args:
+        tree: continuations of one token, at most T - 1 deep.
+        first: that token.
+        length: T, tokens of a chunk.
+    """
+    paths = sorted(nodes.tolist() for nodes in tree.paths)
+    rows = np.full((len(paths), length), -1, np.int64)
+    rows[:, 0] = first
+    for row, nodes in zip(rows, paths, strict=True):
+        row[1 : 1 + len(nodes)] = tree.tokens[nodes]
+    return rows

@@ -19,6 +19,8 @@ from specact.verification import Answer, Target, TargetVerifier
 
 # The target's own drafters, which run beside it. The order is part of the wire format: only append.
 OWN_DRAFTERS = ("none", "bigram", "head")
+# Candidates that a request can hold. It is part of the wire format.
+MAX_CANDIDATES = 8
 
 
 @value
@@ -26,7 +28,9 @@ class DecodingRequest:
     """The request for a chunk: all inputs of the target besides the observation.
 
     Attributes:
-        candidates: chunks drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0.
+        candidates: drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0. Each is a chunk, or the
+            beginning of one and -1 from there on; together they are a tree. The first token of each is the one that the
+            others follow: the target predicts it itself, and reads it from no candidate.
         then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
         combined: whether groups of the candidates are combined, see
             :class:`~specact.families.tokens.drafters.GroupCandidates`.

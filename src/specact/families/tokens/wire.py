@@ -1,7 +1,8 @@
 """Wire format of tokens: a request and the decoded chunk as arrays, and the server's responder.
 
 It extends the wire format of chunk policies, which clients without tokens can use, by requests to verify. The server is
-stateless: a method's state is part of each request.
+stateless: a method's state is part of each request. Its candidates may be a tree, one path in each row. The reply holds
+what a head on the device needs from the target: the feature of the chunk's first token, 2 bytes per number.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ from specact.families.chunks.policy import Chunk
 from specact.families.chunks.wire import ChunkCodec, ChunkResponder
 from specact.families.tokens.acceptance import UNLIMITED, Acceptance
 from specact.families.tokens.bins import BINS
+from specact.families.tokens.network import Tokens
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.speculative import TAIL, Decoded
-from specact.families.tokens.verify import OWN_DRAFTERS, DecodingRequest, TokenTarget, token_outcome
+from specact.families.tokens.verify import MAX_CANDIDATES, OWN_DRAFTERS, DecodingRequest, TokenTarget, token_outcome
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
 from specact.wire.messages import Request
 
-# Candidates of one request.
-MAX_CANDIDATES = 8
 # Marks a missing token.
 _NONE = -1
 
@@ -131,19 +131,25 @@ def _answer(decoded: Decoded) -> Arrays | WireError:
 
 
 def _request_of(arrays: Arrays) -> DecodingRequest:
-    candidates, tail = arrays["candidates"].astype(np.int64), arrays["tail"].astype(np.int64)
+    tail = arrays["tail"].astype(np.int64)
     total, then, combined = arrays["how"].tolist()
     # Groups are renumbered by runs; the peer's numbers are not trusted.
     groups = np.cumsum(np.diff(arrays["groups"], prepend=arrays["groups"][:1]) != 0)
     rule = Acceptance(arrays["each"].astype(np.int64), groups, total)
-    whole = candidates[(candidates >= 0).all(axis=1)]
     return DecodingRequest(
-        whole,
+        _candidates_of(arrays["candidates"].astype(np.int64)),
         OWN_DRAFTERS[then],
         bool(combined),
         rule,
         tail if (tail >= 0).all() else None,
     )
+
+
+def _candidates_of(rows: Tokens) -> Tokens:
+    """The rows that propose something, ``[K, T]``, without what a peer put behind the first missing token."""
+    proposed = np.logical_and.accumulate(rows >= 0, axis=1)
+    # The first token is the target's own, so that a row with nothing else proposes nothing.
+    return np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
 
 
 def _dialect(policy: TokenPolicy) -> Dialect:

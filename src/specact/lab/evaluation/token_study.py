@@ -15,14 +15,14 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.gain import measure_gain
 
 _SYSTEMS = (
-    "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform", "last",
-    "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed", "heisd", "heisd_verified",
-    "heisd_fixed", "heisd_fixed_random", "last_fixed", "retrieval",
+    "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
+    "specvla_device", "last", "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed",
+    "heisd", "heisd_verified", "heisd_fixed", "heisd_fixed_random", "last_fixed", "retrieval",
 )  # fmt: skip
 # Compared open loop, on the target's own rollouts.
 _GAIN = (
-    "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20", "last",
-    "bigram", "filter", "random_tokens", "oracle", "kerv", "heisd_verified", "heisd_fixed",
+    "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20",
+    "specvla_device", "last", "bigram", "filter", "random_tokens", "oracle", "kerv", "heisd_verified", "heisd_fixed",
 )  # fmt: skip
 # Also compared so, for targets with a draft policy.
 _DRAFTED = ("strict_draft", "draft_9", "draft_fixed")

@@ -13,7 +13,7 @@ from specact.lab.report.tables import contrast_table, relative_text, success_tex
 
 _FAMILIES = (
     ("greedy decoding", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft"), "o"),
-    ("Spec-VLA", ("specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform"), "s"),
+    ("Spec-VLA", ("specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform", "specvla_device"), "s"),
     ("other drafters", ("last", "filter", "bigram", "draft_9", "random_tokens"), "v"),
     ("KERV", ("kerv", "kerv_printed", "kerv_fixed", "kerv_walk", "kerv_last", "kerv_no_tail"), "D"),
     ("HeiSD, memory", ("heisd", "heisd_verified", "heisd_fixed", "heisd_no_switch", "retrieval"), "^"),
