@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 from tests.families.tokens.dots import rngs, windows
 
 from specact.errors import ConfigError, WireError
@@ -16,13 +19,18 @@ from specact.families.tokens.acceptance import relaxed
 from specact.families.tokens.bins import to_actions
 from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.decoding import DECODINGS, Decoding
-from specact.families.tokens.drafters import Bigram
+from specact.families.tokens.drafters import Bigram, Decided
+from specact.families.tokens.head import HeadDrafter
 from specact.families.tokens.pair import TokenPair, token_pair
 from specact.families.tokens.speculative import TAIL, Decoded
 from specact.families.tokens.verify import DecodingRequest, TokenTarget
 from specact.families.tokens.wire import TokenResponder
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.processes import serving
+from specact.lab.rollout.token_rollouts import TokenRollouts
+from specact.lab.train.drafter_head import DrafterHead, output_layer
+from specact.lab.train.drafter_settings import fit_settings
+from specact.lab.train.drafters import DrafterRecipe, write_drafters
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
@@ -159,6 +167,117 @@ def test_a_robot_that_only_wants_chunks_is_served_by_the_same(
     np.testing.assert_array_equal(found.value, pair.policy.infer(SEEN[0], rngs(1)[0]))  # type: ignore[union-attr]
 
 
+@pytest.fixture(scope="module")
+def drafted(wild: TokenBundle, tmp_path_factory: pytest.TempPathFactory) -> TokenPair:
+    """The pair with drafters beside it that learned nothing; only the head is used."""
+    folder = tmp_path_factory.mktemp("drafted") / "dots"
+    shutil.copytree(wild.path, folder)
+    rng, count, length, width = np.random.default_rng(0), 40, wild.networks.length, wild.networks.width
+    rollouts = TokenRollouts(
+        np.repeat([0, 1], count // 2), np.tile(np.arange(count // 2), 2),
+        rng.integers(0, 256, (count, length), dtype=np.uint8),
+        rng.normal(size=(count, length, width)).astype(np.float16), rng.normal(size=(count, width)).astype(np.float16),
+        rng.normal(size=(count, 2)).astype(np.float32), np.ones(count, np.bool_),
+    )  # fmt: skip
+    recipe = DrafterRecipe(kind="drafters", bundle="drafted", target="", heads=2)
+    settings = fit_settings(rollouts, rollouts, 2, strict=(), groups=(0, 0), path=(0, 1), window=4)
+    torch.manual_seed(0)
+    embedding = torch.from_numpy(load_file(folder / "embedding.safetensors")["embedding"])
+    head = DrafterHead(embedding, output_layer(folder / "decoder.onnx"), length, 2, 0.0)
+    write_drafters(
+        folder / "drafters", {"name": "drafted", "env": ""}, recipe, replace(settings, top=3, nodes=20), wild, head,
+        rollouts, rollouts,
+    )  # fmt: skip
+    found = load_pair(folder, decoding="specvla_device")
+    assert isinstance(found, TokenPair)
+    return found
+
+
+def tree_after(pair: TokenPair, decoded: Decoded) -> set[tuple[int, ...]]:
+    """The paths that the head drafts after a chunk's first token; the wire rounds the feature."""
+    assert pair.drafters is not None
+    feature = decoded.feature.astype(np.float16).astype(np.float32)
+    settings = pair.drafters.settings
+    drafter = HeadDrafter(pair.drafters.head, settings.top, settings.depth, 8)
+    (tree,) = drafter.grow([Decided(decoded.tokens[:1], feature[None], len(decoded.tokens))])
+    assert len(tree) == 8
+    return {(int(decoded.tokens[0]), *tree.tokens[path].tolist()) for path in tree.paths}
+
+
+def drafted_paths(record: StepRecord) -> set[tuple[int, ...]]:
+    rows = record.proposal.evidence.question.candidates
+    return {tuple(row[row >= 0].tolist()) for row in rows}
+
+
+def test_a_head_on_the_device_is_served_bit_for_bit(drafted: TokenPair) -> None:
+    # The head learned nothing: a wide tolerance accepts some of its tokens.
+    wide = replace(drafted, decoding=replace(drafted.decoding, bins=60))
+    here, known = played(wide)
+    assert wide.path is not None
+    with (
+        serving(wide.path) as process,
+        Client(Endpoint("ws", "127.0.0.1", process.port), wide.codec.dialect, "test") as client,
+    ):
+        client.connect(30.0)
+        there, told = played(wide, verifier=remote_verifier(client, wide, PATIENT_MS))
+    np.testing.assert_array_equal(there, here)
+    for number, (one, other) in enumerate(zip(told, known, strict=True)):
+        assert one.miss is None and drafted_paths(one) == drafted_paths(other)
+        for name in ("tokens", "sources", "bias", "accepted", "read", "rejected"):
+            np.testing.assert_array_equal(getattr(_decoded(one), name), getattr(_decoded(other), name))
+        np.testing.assert_array_equal(one.origins, other.origins)
+        # A tree of eight nodes, all of which the target reads in one pass.
+        assert _decoded(one).read[0] == 9 or number == 0
+    assert sum(_decoded(record).accepted[0] for record in told[1:]) > 0
+
+
+def test_a_head_on_the_device_reads_the_last_verified_chunk(drafted: TokenPair) -> None:
+    """Neither a newer one that was not verified, nor an older one."""
+    _, records = played(drafted, gate=Random(0.5), seed=3)
+    verified: Decoded | None = None
+    sent = [record.decision.transmit for record in records]
+    assert 8 <= sum(sent) <= 32
+    for record in records:
+        assert drafted_paths(record) == (set() if verified is None else tree_after(drafted, verified))
+        verified = verified if record.outcome is None else _decoded(record)
+
+
+def test_a_head_on_the_device_drafts_nothing_without_the_target(drafted: TokenPair) -> None:
+    (_, (record, *_)), drafter, rng = played(drafted, 1), drafted.drafter, rngs(1)[0]
+    decoded = _decoded(record)
+
+    def rows() -> np.ndarray:
+        found: np.ndarray = drafter.propose(SEEN[0], rng).evidence.question.candidates
+        return found
+
+    assert not len(rows())
+    drafter.learn(replace(record, outcome=None))
+    assert not len(rows()), "it was not verified"
+    drafter.learn(record)
+    first = rows()
+    assert len(first) and (first[:, 0] == decoded.tokens[0]).all()
+    drafter.verified(replace(decoded, feature=-decoded.feature))
+    assert rows().tolist() != first.tolist(), "the feature counts"
+    drafter.verified(replace(decoded, tokens=(decoded.tokens + 100) % 256))
+    assert rows()[:, 1:].tolist() != first[:, 1:].tolist(), "so does the first token"
+    drafter.verified(decoded)
+    np.testing.assert_array_equal(rows(), first)
+    drafter.reset()
+    assert not len(rows()), "an episode begins without memory"
+
+
+def test_what_a_head_on_the_device_leaves_open_is_the_last_action(drafted: TokenPair) -> None:
+    (_, (record, *_)), drafter = played(drafted, 1), drafted.drafter
+    drafter.verified(_decoded(record))
+    drafter.update(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
+    proposal = drafter.propose(SEEN[0], rngs(1)[0])
+    best = proposal.evidence.question.candidates[0]
+    found, known = proposal.actions.ravel(), best >= 0
+    assert 1 < known.sum() < 6
+    np.testing.assert_array_equal(found[known], to_actions(best[known]))
+    np.testing.assert_allclose(found[~known], np.tile([0.5, -0.5], 3)[~known], atol=1.01 / 255.0)
+
+
 def asked(pair: TokenPair, **changes: Any) -> dict[str, np.ndarray]:
     length = pair.policy.networks.length
     question = DecodingRequest(np.zeros((0, length), np.int64), "none", False, relaxed(0, length, 2, ()))
@@ -224,6 +343,36 @@ def _request(pair: TokenPair, arrays: dict[str, np.ndarray]) -> Request:
     return Request("verify", 0, 100.0, SEEN[0], StepAddress(0, 0, 0, 0), arrays)
 
 
+@pytest.mark.parametrize("count", range(2, 6))
+def test_the_server_reads_candidates_up_to_their_end(pair: TokenPair, count: int) -> None:
+    """The beginning of the target's own chunk is accepted whole, whatever a peer puts behind its end."""
+    begun = np.where(np.arange(6) < count, greedy_tokens(pair)[0], -1)
+    arrays = asked(pair, candidates=np.stack([begun, begun]))
+    (found,) = pair.responder.respond([_request(pair, arrays)])
+    assert not isinstance(found, WireError)
+    assert found["accepted"].tolist() == [count - 1, *[0] * (5 - count), *[-1] * count]
+    assert found["read"][0] == count
+    for row in arrays["candidates"][:2]:
+        row[count + 1 :] = 99
+    (again,) = pair.responder.respond([_request(pair, arrays)])
+    assert not isinstance(again, WireError)
+    for name, values in found.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
+def test_rows_that_propose_nothing_leave_the_first_pass_to_the_server(pair: TokenPair) -> None:
+    own = {"bigram": Bigram(np.random.default_rng(0).integers(0, 256, (5, 256, 2)), (2, 1))}
+    responder = TokenResponder(TokenTarget(pair.policy, own), pair.policy, pair.name, pair.fingerprint)
+    rows = np.full((2, 6), -1)
+    rows[0, 0], rows[1, 1:] = 3, 4
+    answers = responder.respond(
+        [_request(pair, asked(pair, then="bigram", candidates=given)) for given in (rows, rows[:0])]
+    )
+    for name, values in answers[0].items():  # type: ignore[union-attr]
+        np.testing.assert_array_equal(answers[1][name], values)  # type: ignore[index]
+    assert answers[0]["read"][0] > 1  # type: ignore[index]
+
+
 def test_no_question_within_the_dialect_hurts_the_server(pair: TokenPair) -> None:
     """300 questions of numbers that are allowed and make no sense; each is answered, or refused with a sentence."""
     rng, specs = np.random.default_rng(0), pair.codec.dialect.exchanges["verify"].request
@@ -234,7 +383,7 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: TokenPair) -> Non
             for name, spec in specs.items()
         }
         arrays["how"][1:] = rng.integers(0, 4, 2)
-        arrays["candidates"] = np.abs(arrays["candidates"])
+        arrays["candidates"][rng.random(arrays["candidates"].shape) < 0.2] = -1
         (found,) = pair.responder.respond([_request(pair, arrays)])
         if not isinstance(found, WireError):
             answered += 1
@@ -248,7 +397,7 @@ def test_the_draft_alone_needs_no_target(pair: TokenPair) -> None:
     np.testing.assert_array_equal(actions, np.broadcast_to(pair.units.centre, actions.shape))
 
 
-@pytest.mark.parametrize("name", ["specvla", "kerv", "heisd", "filter", "last"])
+@pytest.mark.parametrize("name", ["specvla", "specvla_device", "kerv", "heisd", "filter", "last"])
 def test_what_needs_drafters_says_so(pair: TokenPair, name: str) -> None:
     with pytest.raises(ConfigError, match="drafters"):
         _ = replace(pair, decoding=DECODINGS[name]).drafter

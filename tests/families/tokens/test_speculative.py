@@ -32,7 +32,7 @@ from specact.families.tokens.speculative import (
     decode,
     longest_accepted,
 )
-from specact.families.tokens.tree import EMPTY, Tree, tree_of
+from specact.families.tokens.tree import EMPTY, Tree, rows_of, tree_of
 
 LENGTH, ACTIONS = 6, 2
 STRICT = relaxed(0, LENGTH, ACTIONS, ())
@@ -267,6 +267,19 @@ def test_the_oracle_is_accepted_whole_and_costs_one_pass(
         assert run(wild, row, NO_CANDIDATES).accepted == (0,) * (LENGTH - 1)
 
 
+@pytest.mark.parametrize("count", range(1, LENGTH))
+def test_the_beginning_of_the_right_chunk_is_accepted_whole(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, count: int
+) -> None:
+    """After the end of a candidate the target goes on by itself."""
+    for row in np.flatnonzero(clear)[:40]:
+        begun = np.where(np.arange(LENGTH) < count, greedy[row], -1)
+        found = run(wild, row, Candidates(begun[None]))
+        np.testing.assert_array_equal(found.tokens, greedy[row])
+        assert found.accepted == (count - 1, *[0] * (LENGTH - 1 - count))
+        assert found.rejected == LENGTH and int((found.sources == DRAFT).sum()) == count - 1
+
+
 def test_accepted_tokens_keep_the_drafted_value_within_the_tolerance(wild: TokenBundle, greedy: np.ndarray) -> None:
     gripper = relaxed(4, LENGTH, ACTIONS, (1,))
     drafted = 0
@@ -346,6 +359,26 @@ def test_candidates_of_a_group_are_combined_and_a_gripper_is_not() -> None:
     }  # fmt: skip
     (small,) = GroupCandidates(chunks, groups, strict, nodes=7).grow([decided])
     assert len(small) <= 7
+
+
+def test_a_group_in_which_a_candidate_ends_is_left_out() -> None:
+    chunks = np.array([[1, 2, 3, 4, 5, -1, -1, -1], [1, 12, -1, -1, -1, -1, -1, -1]])
+    groups, strict = np.array([0, 0, 0, 1, 2, 2, 2, 3]), np.arange(8) % 4 == 3
+    decided = Decided(np.array([1]), np.zeros((1, 4), np.float32), 8)
+    (tree,) = GroupCandidates(chunks, groups, strict).grow([decided])
+    assert [tuple(tree.tokens[path]) for path in tree.paths] == [(2, 3, 4)]
+
+
+def test_a_tree_is_the_same_from_its_rows() -> None:
+    tree = Tree(np.array([10, 20, 11, 12, 21, 13, 14]), np.array([-1, -1, 0, 0, 1, 3, 3]))
+    rows = rows_of(tree, 5, 6)
+    np.testing.assert_array_equal(
+        rows, [[5, 10, 11, -1, -1, -1], [5, 10, 12, 13, -1, -1], [5, 10, 12, 14, -1, -1], [5, 20, 21, -1, -1, -1]]
+    )
+    decided = Decided(np.array([7]), np.zeros((1, 4), np.float32), 6)
+    (again,) = Candidates(rows).grow([decided])
+    assert {tuple(again.tokens[path]) for path in again.paths} == {tuple(tree.tokens[path]) for path in tree.paths}
+    assert len(again) == len(tree) and rows_of(EMPTY, 5, 6).shape == (0, 6)
 
 
 def test_a_tree_shares_what_is_shared() -> None:
