@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from specact.families.tokens.drafters import Bigram, Decided
 from specact.families.tokens.head import HeadDrafter
 from specact.families.tokens.pair import TokenPair, token_pair
 from specact.families.tokens.speculative import TAIL, Decoded
+from specact.families.tokens.tree import EMPTY, Tree
 from specact.families.tokens.verify import DecodingRequest, TokenTarget
 from specact.families.tokens.wire import TokenResponder
 from specact.gates.baseline import Always, Never, Random
@@ -264,6 +266,26 @@ def test_a_head_on_the_device_drafts_nothing_without_the_target(drafted: TokenPa
     np.testing.assert_array_equal(rows(), first)
     drafter.reset()
     assert not len(rows()), "an episode begins without memory"
+
+
+def test_a_head_on_the_device_reads_the_feature_as_the_wire_rounds_it(
+    drafted: TokenPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a tree would depend, rarely, on where the target runs."""
+    (_, (record, *_)), drafter = played(drafted, 1), drafted.drafter
+    given: list[Decided] = []
+
+    def grow(drafter: HeadDrafter, decided: Sequence[Decided]) -> list[Tree]:
+        given.extend(decided)
+        return [EMPTY]
+
+    monkeypatch.setattr(HeadDrafter, "grow", grow)
+    decoded = _decoded(record)
+    rounded = decoded.feature.astype(np.float16).astype(np.float32)
+    assert (rounded != decoded.feature).any()
+    drafter.verified(decoded)
+    drafter.propose(SEEN[0], rngs(1)[0])
+    np.testing.assert_array_equal(given[0].features, rounded[None])
 
 
 def test_what_a_head_on_the_device_leaves_open_is_the_last_action(drafted: TokenPair) -> None:
