@@ -91,7 +91,7 @@ def served(pair: TokenPair) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("name", ["specvla_15", "kerv", "heisd_fixed"])
+@pytest.mark.parametrize("name", ["specvla_15", "specvla_device", "kerv", "heisd_fixed"])
 def test_over_a_server_a_system_decides_as_here(hand: TokenPair, name: str) -> None:
     """Tolerances, groups, tails and biases cross the wire, and what the drafter learns of them is the same."""
     composed, windows = replace(hand, decoding=DECODINGS[name]), states(hand, 40)
