@@ -29,7 +29,7 @@ from specact.lab.train.drafters import train_drafters
 from specact.policy import SpeculativePolicy
 from specact.types import Origin, StepRecord
 
-STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft", "oracle")
+STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft", "perfect")
 METHODS = tuple(DECODINGS)
 EPISODES = 3
 
@@ -96,7 +96,7 @@ def test_episodes_of_a_shard_are_those_of_shards_of_one(folder: Path, out: Path,
 def test_passes_and_tokens_are_counted(out: Path) -> None:
     plain = steps(out, "ar")
     assert (plain["passes"] == LENGTH).all() and (plain["read"] == LENGTH - 1).all() and not plain["accepted"].any()
-    for method in ("strict_draft", "oracle"):
+    for method in ("strict_draft", "perfect"):
         own = steps(out, method)
         assert (own["passes"] == 2).all() and (own["accepted"] == LENGTH - 2).all(), "the target drafts for itself"
     assert (steps(out, "random_tokens")["passes"].mean()) > LENGTH - 1.5

@@ -8,7 +8,7 @@ from typing import Literal
 from specact.errors import unknown_name
 from specact.families.tokens.threshold import Rule
 
-Proposes = Literal["nothing", "draft", "last", "filter", "retrieval", "head", "random", "oracle"]
+Proposes = Literal["nothing", "draft", "last", "filter", "retrieval", "head", "random", "perfect"]
 Tail = Literal["velocity", "walk", "last"]
 
 
@@ -92,7 +92,7 @@ DECODINGS: dict[str, Decoding] = {
     "filter": Decoding("a Kalman filter drafts, within 9 bins", "filter", bins=9),
     "draft_9": Decoding("the draft policy drafts, within 9 bins", "draft", bins=9),
     "random_tokens": Decoding("random tokens draft, within 9 bins", "random", bins=9),
-    "oracle": Decoding("the target's own tokens draft: what is left beside the proposal is the best case", "oracle"),
+    "perfect": Decoding("the target's own tokens draft: what is left beside the proposal is the best case", "perfect"),
     "kerv": _kerv("KERV: Spec-VLA, a Kalman tail, a tolerance that adapts (the repaired rule)"),
     "kerv_printed": _kerv("KERV with the tolerance's rule as printed", adapts="printed"),
     "kerv_fixed": _kerv("KERV within 9 bins always", adapts=None, bins=9),

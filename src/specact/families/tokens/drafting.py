@@ -137,7 +137,7 @@ class TokenDrafter:
         elif self._head is not None and self._last_verified is not None:
             (tree,) = self._head.grow([self._last_verified])
             candidates = rows_of(tree, int(self._last_verified.tokens[0]), self._last_verified.length)
-        elif self._decoding.proposes in ("last", "filter", "random", "draft", "oracle"):
+        elif self._decoding.proposes in ("last", "filter", "random", "draft", "perfect"):
             candidates = self._candidates(window, rng)
         question = DecodingRequest(
             candidates, self._decoding.then, use_memory, self._acceptance(use_memory), self._tail()
@@ -149,7 +149,7 @@ class TokenDrafter:
     def _candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         if self._decoding.proposes == "random":
             return rng.integers(BINS, size=(1, self._policy.networks.length))
-        if self._decoding.proposes == "oracle":
+        if self._decoding.proposes == "perfect":
             return self._policy.decode([self._policy.spec.observation.select(window)], [rng])[0]
         if self._decoding.proposes == "draft":
             return self._tokens(self._drafted(window, rng))

@@ -22,7 +22,7 @@ _SYSTEMS = (
 # Compared open loop, on the target's own rollouts.
 _GAIN = (
     "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20",
-    "specvla_device", "last", "bigram", "filter", "random_tokens", "oracle", "kerv", "heisd_verified", "heisd_fixed",
+    "specvla_device", "last", "bigram", "filter", "random_tokens", "perfect", "kerv", "heisd_verified", "heisd_fixed",
 )  # fmt: skip
 # Also compared so, for targets with a draft policy.
 _DRAFTED = ("strict_draft", "draft_9", "draft_fixed")
