@@ -59,13 +59,14 @@ def plan_tokens(*, seed: int, quick: bool) -> list[TokenStudy]:
     # It has no gripper, so that a strict one changes nothing.
     ungripped = tuple(name for name in _SYSTEMS if name != "specvla_uniform")
     hand = Evaluation("relocate-tokens", None, ungripped, _EPISODES, seed=seed, shard=50)
+    kitchen = Evaluation("kitchen-tokens", None, _SYSTEMS, _EPISODES, seed=seed, shard=50)
     drafted = (*_SYSTEMS, "draft_9", "draft_fixed")
     arm = Evaluation("metaworld-tokens", None, drafted, _EPISODES, seed=seed, shard=10, draft="metaworld-draft")
-    studies = [TokenStudy(hand, _GAIN, 5), TokenStudy(arm, _GAIN + _DRAFTED, 40)]
+    studies = [TokenStudy(hand, _GAIN, 5), TokenStudy(kitchen, _GAIN, 3), TokenStudy(arm, _GAIN + _DRAFTED, 40)]
     if quick:
         return [
             replace(study, evaluation=replace(study.evaluation, episodes=count, shard=count), on_path=1)
-            for study, count in zip(studies, (1, 10), strict=True)
+            for study, count in zip(studies, (1, 1, 10), strict=True)
         ]
     return studies
 
