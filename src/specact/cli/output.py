@@ -95,6 +95,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
             lambda m: _optional(m["action_change_loss"]),
         ),
         ("passes", "of the target's decoder per inference", lambda m: _optional(m.get("passes"))),
+        ("accepted", "drafted tokens per pass", lambda m: _optional(m.get("accepted_per_pass"))),
         ("full", "share of rounds that denoised", lambda m: _optional(m.get("full"))),
         ("ms/action", how, lambda m: f"{m['latency']['per_action_ms']:.2f}"),
     ]

@@ -173,6 +173,17 @@ def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out:
     summary = json.loads((out / "summary.json").read_text())
     page = "\n".join(report_markdown(summary, gain)) + methods_table()
     assert all(f"| `{name}` |" in page for name in METHODS)
+    told = [line.split(" | ") for line in page.splitlines() if line.startswith("| `kerv` |")]
+    passes, relative = (gain["decodings"]["kerv"][key] for key in ("passes", "relative"))
+    greedy_ms = gain["decodings"]["ar"]["ms"]
+    once, each = (
+        (trips * 20.0 + relative * greedy_ms) / (plain * 20.0 + greedy_ms)
+        for trips, plain in ((1.0, 1.0), (passes, LENGTH))
+    )
+    assert told[0][-2:] == [f"{once:.2f}", f"{each:.2f} |"], "modelled with a round trip, and with one for each pass"
+    kerv = summary["methods"]["kerv"]
+    assert told[1][-2] == f"{kerv['tolerance']:.1f}"
+    assert told[1][-1] == " / ".join(f"{error:.2f}" for error in kerv["tail_error"]) + " |"
     assert "`kerv` - `kerv_last`" in page and f"{EPISODES} paired episodes" in page
     with style():
         draw_tokens(summary).savefig(tmp_path / "tokens.png")

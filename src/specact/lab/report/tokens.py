@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,44 +11,77 @@ from specact.families.tokens.decoding import DECODINGS
 from specact.lab.report.drawing import INK, label_points
 from specact.lab.report.tables import contrast_table, relative_text, success_text
 
+_FEW = 9  # dimensions that fit a cell of a table
 _FAMILIES = (
     ("greedy decoding", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft"), "o"),
     ("Spec-VLA", ("specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform", "specvla_device"), "s"),
-    ("other drafters", ("last", "filter", "bigram", "draft_9", "random_tokens"), "v"),
+    ("other drafters", ("last", "filter", "bigram", "draft_9", "random_tokens", "perfect"), "v"),
     ("KERV", ("kerv", "kerv_printed", "kerv_fixed", "kerv_walk", "kerv_last", "kerv_no_tail"), "D"),
     ("HeiSD, memory", ("heisd", "heisd_verified", "heisd_fixed", "heisd_no_switch", "retrieval"), "^"),
     ("unverified controls", ("heisd_random", "heisd_fixed_random", "last_fixed", "draft_fixed", "last_random"), "x"),
 )
 
 
+# Of the modelled link [ms].
+ROUND_TRIP_MS = 20.0
+
+
 def gain_table(gain: Mapping[str, Any]) -> str:
-    """Passes, accepted tokens and time of every decoding on the same inferences, as Markdown."""
+    """Passes, accepted tokens and time of every decoding on the same inferences, as Markdown.
+
+    The last two columns are modelled: the measured times, plus a round trip for each inference, or for each pass, as a
+    drafter needs it that reads the target's features on the other side of a link.
+    """
+    decodings = gain["decodings"]
     rows = [
         "| decoding | passes | accepted | without gripper | read | greedy's chunk | time of greedy decoding's "
-        "| of it the proposal |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| of it the proposal | with a round trip of {ROUND_TRIP_MS:g} ms | with one for each pass |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, row in gain["decodings"].items():
+    for name, row in decodings.items():
         rows.append(
             f"| `{name}` | {row['passes']:.2f} | {row['accepted']:.2f} | {row['accepted_free']:.2f} | "
-            f"{row['read']:.1f} | {row['greedy']:.2f} | {relative_text(row)} | {row['proposal']:.2f} |"
+            f"{row['read']:.1f} | {row['greedy']:.2f} | {relative_text(row)} | {row['proposal']:.2f} | "
+            f"{_over_link(row, decodings['ar'], each_pass=False):.2f} | "
+            f"{_over_link(row, decodings['ar'], each_pass=True):.2f} |"
         )
     return "\n".join(rows)
+
+
+def _over_link(row: Mapping[str, float], greedy: Mapping[str, float], *, each_pass: bool) -> float:
+    """Time of a decoding over that of greedy decoding, both with round trips."""
+    times = [
+        (one["passes"] if each_pass else 1.0) * ROUND_TRIP_MS + one["relative"] * greedy["ms"] for one in (row, greedy)
+    ]
+    return times[0] / times[1]
 
 
 def closed_loop_table(summary: Mapping[str, Any]) -> str:
     """Success and passes of every method in closed loop, as Markdown."""
     rows = [
-        "| method | success | verified | passes per inference | accepted per pass | compensated |",
-        "|---|---|---|---|---|---|",
+        "| method | success | unverified | passes per inference | accepted per pass | compensated | tolerance [bins] "
+        "| error of the tail, by dimension |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, metrics in summary["methods"].items():
         rows.append(
             f"| `{name}` | {success_text(metrics)} | "
-            f"{metrics['transmission_rate']:.2f} | {metrics['passes']:.2f} | {metrics['accepted_per_pass']:.2f} | "
-            f"{metrics['compensated']:.2f} |"
+            f"{1.0 - metrics['transmission_rate']:.2f} | {metrics['passes']:.2f} | "
+            f"{metrics['accepted_per_pass']:.2f} | {metrics['compensated']:.2f} | "
+            f"{'' if metrics['tolerance'] is None else format(metrics['tolerance'], '.1f')} | "
+            f"{_tail_text(metrics['tail_error'])} |"
         )
     return "\n".join(rows)
+
+
+def _tail_text(errors: Sequence[float | None]) -> str:
+    """Mean absolute errors of the dimensions (normalised units); of many their range."""
+    known = [error for error in errors if error is not None]
+    if not known:
+        return ""
+    if len(errors) > _FEW:
+        return f"{min(known):.2f} to {max(known):.2f}"
+    return " / ".join("-" if error is None else f"{error:.2f}" for error in errors)
 
 
 def report_markdown(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iterator[str]:
