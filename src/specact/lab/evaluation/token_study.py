@@ -17,7 +17,7 @@ from specact.lab.evaluation.gain import measure_gain
 _SYSTEMS = (
     "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
     "specvla_device", "last", "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed",
-    "heisd", "heisd_verified", "heisd_fixed", "heisd_fixed_random", "last_fixed", "retrieval",
+    "heisd", "heisd_verified", "heisd_no_switch", "heisd_fixed", "heisd_fixed_random", "last_fixed", "retrieval",
 )  # fmt: skip
 # Compared open loop, on the target's own rollouts.
 _GAIN = (
