@@ -1,4 +1,4 @@
-"""The learned gate of chunk pairs: it learns where the target differs, and is tied to its pair."""
+"""The learned gate of chunks, tokens and flows: it learns where the target differs, and is tied to its pair."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from tests.lab.train.test_drafters import write_target
 
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
-from specact.families.chunks.head import load_distance_head
+from specact.families.chunks.pair import chunk_distance
+from specact.families.codes.bundle import find_bundle
+from specact.families.distance import load_distance_head
 from specact.families.head import HEAD, give_head
-from specact.families.load import AnyPair, load_pair
+from specact.families.load import AnyPair, Named, load_pair
 from specact.gates import LearnedDistance
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.generate import generate
+from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import COMPOSITION, Shard, run_shard
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import lessons_along
 from specact.observation import Window
@@ -178,7 +184,7 @@ def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, mo
         GateChoices().settings("learned_action", learned)
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
     own = load_pair("my_family:pair")
-    with Pool(1) as pool, pytest.raises(ConfigError, match="only pairs of action codes and of chunk policies"):
+    with Pool(1) as pool, pytest.raises(ConfigError, match="of a family of your own; make a pair of chunk policies"):
         train_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
     with pytest.raises(ConfigError, match="lessons must be at least 1, got 0"):
         lessons_along(learned, shown(2, 0), 0, tmp_path, quiet)
@@ -187,3 +193,80 @@ def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, mo
     blind = replace(shown(2, 0), observation={"joints": shown(2, 0).numbers("state")})
     with pytest.raises(ConfigError, match="sees state, which the demonstrations do not hold"):
         lessons_along(learned, blind, 10, tmp_path, quiet)
+
+
+# A target's bundle, its environment, and the decoding whose proposals the gate judges.
+TARGETS = {"tokens": ("ball", "strict_last"), "flow": ("ball-chase", "flash_last")}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    folder = tmp_path_factory.mktemp("target") / "policy"
+    made = write_target(folder.parent / "run").path if request.param == "tokens" else find_bundle("ball-chase-flow")
+    shutil.copytree(made, folder)
+    return folder, *TARGETS[request.param]
+
+
+def test_it_learns_from_what_a_decoding_proposes(target: tuple[Path, str, str]) -> None:
+    path, env, decoding = target
+    pair = load_pair(path, decoding=decoding)
+    shard = Shard(
+        str(path), pair.fingerprint, env, COMPOSITION, GateSettings("random", threshold=0.5), (0, 1), 0, "loopback",
+        0.0, 0.0, learning=True, named=Named.of(pair),
+    )  # fmt: skip
+    _, table = run_shard(shard)
+    assert table["drafted"].shape == (len(table["step"]), pair.execute, len(pair.units.centre))
+    # What is learned is the distance of the proposal, not of what was executed, which is none on verified steps.
+    assert (table["distance"] == table["drafted_distance"]).all()
+    assert table["distance"][table["transmitted"]].max() > 0.01
+    # One step later the same proposal would be at another distance.
+    wanted, drafted = table["wanted"][:, : pair.execute], table["drafted"]
+    again = [chunk_distance(*both) for both in zip(drafted, wanted, strict=True)]
+    np.testing.assert_allclose(table["distance"], again, atol=1e-6)
+    shifted = [chunk_distance(*both) for both in zip(drafted[:-1], wanted[1:], strict=True)]
+    assert np.abs(table["distance"][:-1] - shifted).max() > 0.01
+
+
+def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str], tmp_path: Path) -> None:
+    path, env, decoding = target
+    folder = Path(shutil.copytree(path, tmp_path / "policy"))
+    with Pool(1) as pool:
+        recipe = replace(FEW, steps=200, rates=(0.5,))
+        roll = collector(400, pool, quiet, env)
+        metrics = train_head(load_pair(folder, decoding=decoding), recipe, roll, folder / "gate", quiet)
+        shutil.rmtree(folder / "gate")
+        what = Evaluation(
+            str(folder), env=env, methods=("draft", "random_learned", "learned"), episodes=4, rate=0.5,
+            calibration_episodes=4, decoding=decoding,
+        )  # fmt: skip
+        rows = evaluate(what, tmp_path / "run", quiet, pool)["methods"]
+    assert metrics["spearman"] > 0.3
+    assert rows["draft"]["transmission_rate"] == 0.0 < rows["learned"]["transmission_rate"] < 1.0
+    assert rows["learned"]["transmission_rate"] == pytest.approx(rows["random_learned"]["transmission_rate"], abs=0.2)
+    assert rows["learned"]["cost"]["head_parameters"] > 0 < rows["learned"]["cost"]["head_ms"]
+    # Its calibration belongs to this decoding.
+    shutil.copytree(tmp_path / "run" / "calibration", folder / "calibration")
+    stored = f"learned-0.50-{decoding}"
+    assert isinstance(calibrated_gate(load_pair(folder, decoding=decoding), "learned", 0.5), LearnedDistance)
+    with pytest.raises(ConfigError, match=f"no calibration of 'learned' at rate 0.50; it has {stored}. Make one"):
+        calibrated_gate(load_pair(folder), "learned", 0.5)
+    (folder / "calibration" / f"{stored}.json").rename(folder / "calibration" / "learned-0.50.json")
+    with pytest.raises(BundleError, match=f"under the decoding '{decoding}', which its name does not say"):
+        calibrated_gate(load_pair(folder), "learned", 0.5)
+    (folder / HEAD).write_bytes(b"another")
+    with pytest.raises(BundleError, match="but the manifest was written for"):
+        load_pair(folder)
+
+
+def test_along_demonstrations_it_learns_from_a_draft_policy_alone(target: tuple[Path, str, str]) -> None:
+    """Demonstrations do not hold what the robot executed, from which other drafters draft."""
+    path, env, decoding = target
+    following, policy = load_pair(path, decoding=decoding), "ar" if env == "ball" else "flash_policy"
+    shown = generate(load_task(env, following.observation), 3, noise=0.2, seed=0).episodes
+    with pytest.raises(ConfigError, match=r"drafts from what its robot executed, .* name a draft policy \(--draft\)"):
+        lessons_along(following, shown, 10, Path(), quiet)
+    itself = load_pair(path, draft=str(path), decoding=policy)
+    found = lessons_along(itself, shown, 40, Path(), quiet)
+    assert len(found) == 40 and found.outputs["drafted"].shape[1] == itself.execute
+    if env == "ball":  # greedy decoding is deterministic, and the draft is the target
+        assert found.outputs["distance"].max() < 1e-3

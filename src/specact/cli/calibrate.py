@@ -45,6 +45,7 @@ class CalibrateOptions:
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME, a .toml file, lerobot:PATH@HZ
             or openpi:ws://HOST:PORT#FILE.toml.
         target: likewise.
+        decoding: of a token or flow policy, see specact run --help: what it proposes and verifies.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
@@ -65,6 +66,7 @@ class CalibrateOptions:
     lessons: int = 100_000
     draft: str | None = None
     target: str | None = None
+    decoding: str = ""
     out: Path | None = None
     workers: int | None = None
     json: bool = False
@@ -89,7 +91,7 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
     check_gate_options(options.gates.gate_options, [gate])
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
-    pair = load_pair(options.bundle, draft=options.draft, target=options.target)
+    pair = load_pair(options.bundle, draft=options.draft, target=options.target, decoding=options.decoding)
     gate_for(gate, pair)  # before a head is trained
     folder = options.out or Path(pair.path or ".") / "calibration"
     check_folder(folder)
@@ -198,10 +200,10 @@ def _train_gate_head(
     pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int = 2
 ) -> None:
     """Trains the pair's head."""
-    from specact.families.chunks.pair import ChunkPair
+    from specact.families.codes.bundle import Bundle
     from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
-    recipe = DISTANCE if isinstance(pair, ChunkPair) else HeadRecipe()
+    recipe = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE
     metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
     shutil.rmtree(_gate_folder(pair))
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())

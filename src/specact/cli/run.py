@@ -292,7 +292,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
         )
     budget = budget_of(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
-    gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options, pair.decoding)
+    gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options)
     gate.audit_rate = pair.audit_rate
     # The rate that holds a latency is unknown in advance, and with it the expected cost of skipping.
     known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate

@@ -238,7 +238,7 @@ def _subject(asked: Sweep) -> tuple[Subject, BundleVariants]:
         raise ConfigError(f"--execute must be at least 1, got {execute}")
     played, env = execute, env_of(loaded, asked.task)
     variants = BundleVariants(loaded, asked.out / "variants", lambda: typical_windows(subject.driver, env, played))
-    subject = Subject(loaded, played, variants, asked.steps, asked.decoding)
+    subject = Subject(loaded, played, variants, asked.steps)
     return subject, variants
 
 

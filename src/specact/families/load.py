@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,33 @@ from specact.wire.messages import Responder
 AnyPair = LoadedPair[Any]
 
 
-def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
-    """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
-    if isinstance(pair, TokenPair | FlashPair):
-        return pair.draft_name, pair.target_name if isinstance(pair, FlashPair) else None
-    return pair.named if isinstance(pair, ChunkPair) else (None, None)
+@dataclass(frozen=True)
+class Named:
+    """Draft, target and decoding as the user named them: with them another process loads the same pair.
+
+    Attributes:
+        draft, target, decoding: see :func:`load_pair`.
+    """
+
+    draft: str | None = None
+    target: str | None = None
+    decoding: str = ""
+
+    @classmethod
+    def of(cls, pair: AnyPair) -> Named:
+        """Those that a pair was loaded with."""
+        if isinstance(pair, FlashPair):
+            return cls(pair.draft_name, pair.target_name, pair.decoding_name)
+        if isinstance(pair, TokenPair):
+            return cls(pair.draft_name, None, pair.decoding_name)
+        return cls(*pair.named) if isinstance(pair, ChunkPair) else cls()
+
+    def load(self, name_or_path: str | Path) -> AnyPair:
+        """The pair; errors as for :func:`load_pair`."""
+        return load_pair(name_or_path, draft=self.draft, target=self.target, decoding=self.decoding)
+
+
+AS_STORED = Named()
 
 
 def check_decoding(name: str) -> None:
@@ -92,9 +114,15 @@ def load_pair(
     own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
     kind = None if own else kind_of(path)
+    decoded = kind == "flash" or (kind in ("tokens", "flow") and target is None)
+    if decoding and not decoded:
+        raise ConfigError(
+            f"{name_or_path} is no token policy and no flow policy, and only these have decodings; leave out the "
+            f"decoding {decoding!r}"
+        )
     if kind == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
-    if kind == "flash" or (kind in ("tokens", "flow") and target is None):
+    if decoded:
         small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
         if kind != "tokens":
             flow = (
@@ -105,11 +133,6 @@ def load_pair(
             return replace(flow, rounds=load_rounds(decoding or "full"))
         tokens = token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
         return replace(tokens, decoding=load_decoding(decoding or "ar"))
-    if decoding:
-        raise ConfigError(
-            f"{name_or_path} is no token policy and no flow policy, and only these have decodings; leave out the "
-            f"decoding {decoding!r}"
-        )
     if draft is not None or target is not None:
         raise BundleError(
             f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target, and a "

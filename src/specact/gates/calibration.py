@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
-from specact.families.load import AnyPair
+from specact.families.load import AnyPair, Named
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
@@ -57,6 +57,8 @@ class Calibration:
         rounds: threshold and achieved rate of every round on states of the gated policy.
         model: fit of rejection over score, see :mod:`specact.lab.evaluation.rejection`.
         made_by: the settings of the run that made it.
+        decoding: of a token or flow policy, see :func:`~specact.families.load.load_pair`; the score depends on what is
+            proposed, and so on the decoding. Empty for the default.
     """
 
     fingerprint: str
@@ -66,17 +68,18 @@ class Calibration:
     rounds: list[dict[str, float]]
     model: dict[str, Any]
     made_by: dict[str, Any]
+    decoding: str = ""
 
     def save(self, folder: Path) -> Path:
-        """Writes ``GATE-RATE.json`` into a folder."""
-        path = folder / file_name(self.settings.name, self.rate)
+        """Writes ``GATE-RATE.json`` or ``GATE-RATE-DECODING.json`` into a folder."""
+        path = folder / file_name(self.settings.name, self.rate, self.decoding)
         write_json(path, dataclasses.asdict(self))
         return path
 
 
-def file_name(gate: str, rate: float) -> str:
+def file_name(gate: str, rate: float, decoding: str = "") -> str:
     """Name of a calibration's file."""
-    return f"{file_stem(gate)}-{rate:.2f}.json"
+    return f"{file_stem(gate)}-{rate:.2f}{decoding and '-'}{decoding}.json"
 
 
 def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
@@ -94,10 +97,11 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from None
     # The file's gate must be the requested one: a bundle must not substitute other code (a plug-in) for it.
-    if file_name(calibration.settings.name, calibration.rate) != path.name:
+    if file_name(calibration.settings.name, calibration.rate, calibration.decoding) != path.name:
+        under = f" under the decoding {calibration.decoding!r:.40}" if calibration.decoding else ""
         raise BundleError(
-            f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}, which "
-            "its name does not say; make it again with: specact calibrate"
+            f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}{under}, "
+            "which its name does not say; make it again with: specact calibrate"
         )
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(
@@ -108,10 +112,10 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
 
 
 def find_calibration(bundle: AnyPair, gate: str, rate: float) -> Calibration | None:
-    """The calibration stored in the bundle for this gate and rate, or None."""
+    """The calibration stored in the bundle for this gate, rate and the decoding it was loaded with, or None."""
     if bundle.path is None:
         return None
-    path = bundle.path / "calibration" / file_name(gate, rate)
+    path = bundle.path / "calibration" / file_name(gate, rate, Named.of(bundle).decoding)
     return read_calibration(path, bundle) if path.is_file() else None
 
 
@@ -131,16 +135,19 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
     if calibration is None:
         folder = None if bundle.path is None else bundle.path / "calibration"
         stored = sorted(path.stem for path in folder.glob("*.json")) if folder is not None else []
+        decoding = Named.of(bundle).decoding
         raise ConfigError(
-            f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}; "
-            f"it has {', '.join(stored) or 'none'}. Make one with: "
-            f"specact calibrate --bundle {bundle.source} --gate {gate} --rate {rate:g}, with --offline where "
-            "there is no simulator; or hold the rate online, without a calibration: specact run --hold"
+            f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}"
+            f"{f' under the decoding {decoding!r}' if decoding else ''}; it has {', '.join(stored) or 'none'}. "
+            f"Make one with: specact calibrate --bundle {bundle.source} --gate {gate} --rate {rate:g}"
+            f"{f' --decoding {decoding}' if decoding else ''}, with --offline where there is no simulator; or hold the "
+            "rate online, without a calibration: specact run --hold"
         )
     try:
         return calibration.settings.build(bundle)
     except (ValueError, KeyError, TypeError, OverflowError) as error:  # values of types that no gate has
-        raise _damaged(Path(bundle.path or "") / "calibration" / file_name(gate, rate), error) from None
+        file = file_name(gate, rate, calibration.decoding)
+        raise _damaged(Path(bundle.path or "") / "calibration" / file, error) from None
 
 
 def _damaged(path: Path, error: Exception) -> BundleError:

@@ -33,7 +33,6 @@ def deciding_gate(
     rate: float,
     budget: Budget | None,
     gate_options: tuple[str, ...] = (),
-    decoding: str = "",
 ) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 
@@ -43,7 +42,6 @@ def deciding_gate(
         rate: share of inferences to transmit.
         budget: budget for a controller, or None.
         gate_options: of a user-defined gate; those of its calibration if empty.
-        decoding: the pair's decoding if it is not the bundle's default.
 
     Raises:
         ConfigError: if the gate is unknown, has no threshold to control or no such options, or the bundle has no
@@ -54,12 +52,6 @@ def deciding_gate(
     if load_gate(name).calibrated:
         if budget is not None:
             return Controller(choices.settings(name, bundle).build(bundle), budget)
-        if decoding:
-            raise ConfigError(
-                f"a calibration of {name!r} belongs to what the bundle proposes by itself, and with --decoding "
-                f"{decoding} it proposes something else; hold the rate online with --hold, or choose the gate always "
-                "or random"
-            )
         stored = find_calibration(bundle, name, rate)
         if gate_options and stored is not None and stored.settings.options != choices.settings(name, bundle).options:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The learned gate of chunk pairs: the distance between target and draft actions, estimated by a head."""
+"""The learned gate of chunks, tokens and flows: the distance of the target's actions, estimated by a head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specact.families.chunks.head import DistanceHead, load_distance_head
+from specact.families.distance import DistanceHead, load_distance_head
 from specact.families.head import check_calibrated_head
 from specact.gates.gate import Gate
 from specact.types import Proposal
@@ -38,5 +38,5 @@ class LearnedDistance(Gate):
         return cls(threshold, head=load_distance_head(pair), **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The estimated distance, at least 0; see :class:`~specact.families.chunks.head.DistanceHead`."""
+        """The estimated distance, at least 0; see :class:`~specact.families.distance.DistanceHead`."""
         return self._head.estimate(proposal.window, proposal.actions)

@@ -65,9 +65,9 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         decoding: str = "",
     ) -> None:
         super().__init__()
-        self._pair = load_pair(bundle, draft=draft, target=target)
+        self._pair = load_pair(bundle, draft=draft, target=target, decoding=decoding)
         self._method, self._rate, self._seed = method, rate, seed
-        self._family = rollout_of(self._pair, load_method(method), decoding=decoding)
+        self._family = rollout_of(self._pair, load_method(method))
         self._policies: dict[str, SpeculativePolicy] = {}
         self._gate()  # what is wrong with it is said before anybody connects
 

@@ -14,7 +14,7 @@ from tests.lab.rollout import chunk_policies
 from specact.clock import VirtualClock
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
-from specact.families.load import load_pair
+from specact.families.load import Named, load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.realtime import RealTime
@@ -41,7 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
 def shard(pair: ChunkPair, method: str, episodes: tuple[int, ...]) -> Shard:
     return Shard(
         str(pair.path), pair.fingerprint, "ball", method, GATES[method], episodes, SEED, "wifi-paper", 0.002, 0.011,
-        named=(SMALL, LARGE),
+        named=Named(SMALL, LARGE),
     )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def test_a_flow_without_a_refresh_has_no_such_lever() -> None:
 
 def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:
     pair = load_pair("pusht-flow", decoding="flash")
-    subject = Subject(pair, 8, NoVariants(), decoding="flash")  # type: ignore[arg-type]
+    subject = Subject(pair, 8, NoVariants())  # type: ignore[arg-type]
     settings = settings_of("verification", subject, (1.0, 0.0)) + settings_of("late", subject, (1.0,))
     rows = []
     for setting in settings:

@@ -22,7 +22,7 @@ from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import FlashTarget, RoundRequest
-from specact.families.load import load_pair, load_responder, named_again
+from specact.families.load import Named, load_pair, load_responder
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
@@ -161,7 +161,7 @@ def played(pair: FlashPair, **parts: Any) -> list[tuple[np.ndarray, int]]:
 def test_rounds_and_the_bounds_of_delta(block: Path) -> None:
     pair = loaded(block, "my_flow:padded", "flash")
     assert pair.rounds == ROUNDS["flash"] and pair.block is not None
-    assert named_again(pair) == (None, "my_flow:padded")
+    assert Named.of(pair) == Named(None, "my_flow:padded", "flash")
     for within, accepted in ((0.0, {0}), (1e6, {0, 3})):
         found = played(replace(pair, rounds=replace(ROUNDS["flash"], within=within)))
         assert {count for _, count in found} == accepted

@@ -17,6 +17,7 @@ from specact.families.chunks.flow import FlowNetworks, FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import check_units, find_bundle
 from specact.families.codes.network import open_session
+from specact.families.head import check_head
 from specact.families.words import INSTRUCTION, NetworkInputs, read_words
 from specact.observation import read_spec
 from specact.runtime.manifest import BundleFolder, read_manifest
@@ -66,6 +67,7 @@ def load_flow(
     """
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "flow", FLOW_PARTS)
+    check_head(path, manifest)
     files = {part: path / file for part, file in NETWORKS.items()}
     for part in variants or ():
         if part not in files:

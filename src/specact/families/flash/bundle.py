@@ -15,6 +15,7 @@ from specact.families.chunks.sources import LoadedPolicy
 from specact.families.codes.bundle import find_bundle
 from specact.families.codes.network import open_session
 from specact.families.flash.check import Check
+from specact.families.head import check_head
 from specact.runtime.manifest import BundleFolder, read_manifest
 from specact.toml import build
 
@@ -156,6 +157,7 @@ def load_flash(
     """
     policy, path = flow_of(target), find_bundle(name_or_path)
     manifest = read_manifest(path, "flash", FLASH_PARTS)
+    check_head(path, manifest)
     try:
         made_for = build(MadeFor, manifest["spec"], "spec")
     except ConfigError as error:

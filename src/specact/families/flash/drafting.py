@@ -75,6 +75,11 @@ class FlashDrafter:
         self._check = Check(levels, within, rounds.guarded)
         self.reset()
 
+    @property
+    def stateless(self) -> bool:
+        """Whether what it proposes depends on the window alone."""
+        return self._rounds.proposes == "policy" or self._tokens is not None
+
     def reset(self) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
         self._full_due, self._rounds_since_full, self._played = True, 0, 0

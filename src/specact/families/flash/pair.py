@@ -48,6 +48,11 @@ class FlashPair(TargetPair[FlowPolicy]):
     rounds: Rounds = ROUNDS["full"]
     target_name: str | None = None
 
+    @property
+    def decoding_name(self) -> str:
+        """Name of its rounds; empty for the default, and for rounds of your own."""
+        return next((name for name, one in ROUNDS.items() if one == self.rounds and name != "full"), "")
+
     @cached_property
     def units(self) -> ActionUnits:
         """The demonstrated range is [-1, 1]."""

@@ -14,6 +14,7 @@ from specact.families.chunks.bundle import read_chunk_spec, read_flow_units
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import find_bundle
+from specact.families.head import check_head
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.network import Array, TokenNetworks
 from specact.families.tokens.policy import TokenPolicy
@@ -55,6 +56,7 @@ def load_tokens(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
     """
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "tokens", TOKEN_PARTS)
+    check_head(path, manifest)
     spec = read_chunk_spec(path, manifest)
     networks = TokenNetworks(
         {part: path / file for part, file in NETWORKS.items()},

@@ -99,6 +99,14 @@ class TokenDrafter:
             self._head = HeadDrafter(drafters.head, settings.top, settings.depth, min(settings.nodes, MAX_CANDIDATES))
         self._last_verified: Decided | None = None
 
+    @property
+    def stateless(self) -> bool:
+        """Whether what it proposes depends on the window alone."""
+        proposes = self._decoding.proposes
+        if proposes == "nothing":
+            return self._draft is not None
+        return proposes in ("draft", "random", "perfect") or (proposes == "retrieval" and not self._decoding.switches)
+
     def reset(self) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
         self._executed.clear()

@@ -35,6 +35,11 @@ class TokenPair(TargetPair[TokenPolicy]):
     drafters: DrafterBundle | None = None
     decoding: Decoding = DECODINGS["ar"]
 
+    @property
+    def decoding_name(self) -> str:
+        """Name of the decoding; empty for the default, and for one of your own."""
+        return next((name for name, one in DECODINGS.items() if one == self.decoding and name != "ar"), "")
+
     @cached_property
     def units(self) -> ActionUnits:
         """Units of the tokens: the outermost bins are -1 and 1."""

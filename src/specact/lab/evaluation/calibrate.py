@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.families.load import AnyPair, named_again
+from specact.families.load import AnyPair, Named
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of
@@ -60,7 +60,6 @@ def calibrate(
     env: str | None = None,
     pool: Pool | None = None,
     advance: Callable[[int], None] = lambda done: None,
-    decoding: str = "",
 ) -> Calibration:
     """Finds a gate's threshold for a rate and checks it on held-out episodes.
 
@@ -75,8 +74,6 @@ def calibrate(
         env: the environment's name; the bundle's own if not given.
         pool: where; in this process if not given.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
-        decoding: of a token or flow policy, see :func:`~specact.families.load.load_pair`: what is proposed, and so the
-            score, depends on it.
 
     Raises:
         ConfigError: for an unknown gate, or a rate that the gate's limit on skips does not allow.
@@ -99,8 +96,7 @@ def calibrate(
                 "loopback",
                 0,
                 0,
-                named=named_again(bundle),
-                decoding=decoding,
+                named=Named.of(bundle),
             )
             for i in range(0, run.episodes, run.shard)
         ]
@@ -120,7 +116,8 @@ def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
     """How the score goes with what verification would change: a rejection, or where nothing is rejected the action."""
     if "rejection" in steps:
         return rejection_models({name: steps[name] for name in ("score", "rejection", "rejection_0")})
-    return {"spearman": float(stats.spearmanr(steps["score"], steps["distance"]).statistic)}
+    distance = steps.get("drafted_distance", steps.get("distance"))
+    return {"spearman": float(stats.spearmanr(steps["score"], distance).statistic)}
 
 
 @dataclass(frozen=True)
@@ -151,6 +148,7 @@ class Found:
             rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in self.rounds],
             model=score_model({name: column[free] for name, column in self.checked.items()}),
             made_by=made_by,
+            decoding=Named.of(pair).decoding,
         )
 
 

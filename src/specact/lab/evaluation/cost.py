@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from specact.families.chunks.head import load_distance_head
-from specact.families.chunks.pair import ChunkPair
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.timing import measure_call, measure_inference
+from specact.families.distance import DistancePair, load_distance_head
 from specact.families.head import head_file
 from specact.families.load import AnyPair
 from specact.gates.gate import Gate
@@ -89,7 +88,7 @@ def measure_head(pair: AnyPair) -> float:
     if isinstance(pair, Bundle):
         both = measure_inference(HeadDraft(pair.draft, load_head(pair)), pair.spec.draft)
         return max(0.0, both - measure_inference(pair.draft, pair.spec.draft))
-    assert isinstance(pair, ChunkPair), "the method's gate has checked it"
+    assert isinstance(pair, DistancePair), "the method's gate has checked it"
     head, drafted = load_distance_head(pair), np.zeros((pair.execute, len(pair.units.centre)), np.float32)
     return measure_call(lambda window: head.estimate(window, drafted), pair.observation.zeros())
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.families.load import load_pair
+from specact.families.load import AS_STORED, Named
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
@@ -93,7 +93,7 @@ class OpenLoopJob:
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
         gate: its calibrated gate.
         seed: random seed.
-        named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
+        named: draft, target and decoding of the pair.
         first: number of the first episode; part of the random streams' addresses.
     """
 
@@ -102,7 +102,7 @@ class OpenLoopJob:
     method: str
     gate: GateSettings
     seed: int
-    named: tuple[str | None, str | None] = (None, None)
+    named: Named = AS_STORED
     first: int = 0
 
 
@@ -127,7 +127,7 @@ def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
 
     Chunks are executed as on the robot.
     """
-    pair, episodes = load_pair(job.bundle, draft=job.named[0], target=job.named[1]), job.episodes
+    pair, episodes = job.named.load(job.bundle), job.episodes
     family = rollout_of(pair, load_method(job.method))
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
     policy = SpeculativePolicy(pair, job.gate.build(pair), drafter=drafter, verifier=verifier, seed=job.seed)

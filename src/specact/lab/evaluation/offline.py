@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError, DataError
-from specact.families.load import AnyPair, named_again
+from specact.families.load import AnyPair, Named
 from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings
@@ -191,7 +191,7 @@ def _run(
     """Splits the demonstrations among the workers; results do not depend on their number."""
     parts = np.array_split(np.arange(len(demonstrations)), min(pool.workers, len(demonstrations)))
     jobs = [
-        OpenLoopJob(pair.source, demonstrations.select(part), method, gate, seed, named_again(pair), int(part[0]))
+        OpenLoopJob(pair.source, demonstrations.select(part), method, gate, seed, Named.of(pair), int(part[0]))
         for part in parts
     ]
     by_first = {job.first: result for job, result in pool.each(run_open_loop, jobs)}

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.flash.rounds import ROUNDS
-from specact.families.load import AnyPair, load_pair, named_again
+from specact.families.load import AnyPair, Named
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
@@ -66,14 +66,14 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 
 
 def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = load_pair(evaluation.bundle, draft=evaluation.draft, target=evaluation.target)
+    bundle = Named(evaluation.draft, evaluation.target, evaluation.decoding).load(evaluation.bundle)
     env = evaluation.env or env_of(bundle, None)
     task = load_task(env)
     initial_gates = {name: uncalibrated_gate(name, evaluation.gates, bundle) for name in evaluation.methods}
     for settings in initial_gates.values():
         settings.check_rate(evaluation.rate)
     for name in evaluation.methods:
-        rollout_of(bundle, load_method(name), evaluation.offset, evaluation.decoding)
+        rollout_of(bundle, load_method(name), evaluation.offset)
     check_fit(bundle, task)
     if evaluation.mse:
         env_of(bundle, evaluation.env)
@@ -155,7 +155,7 @@ def finished(evaluation: Evaluation, out: Path) -> bool:
     """
     if not (out / "summary.json").exists():
         return False
-    bundle = load_pair(evaluation.bundle, draft=evaluation.draft, target=evaluation.target)
+    bundle = Named(evaluation.draft, evaluation.target, evaluation.decoding).load(evaluation.bundle)
     claim(out, evaluation, bundle, evaluation.env or bundle.env, "")
     return True
 
@@ -208,8 +208,7 @@ def _run_method(
                 evaluation.offset,
                 evaluation.overlap,
                 timing.gate_s(name),
-                named=named_again(bundle),
-                decoding=evaluation.decoding,
+                named=Named.of(bundle),
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
@@ -238,22 +237,19 @@ def _calibration(
     bundle: AnyPair, env: str, gate: str, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
     """The run folder's calibration; else the bundle's or a new one, stored there so that the run can resume."""
-    path = out / "calibration" / calibration_file(gate, evaluation.rate)
+    path = out / "calibration" / calibration_file(gate, evaluation.rate, evaluation.decoding)
     if path.exists():
         return read_calibration(path, bundle)
     wanted = evaluation.gates.settings(gate, bundle)
     stored = find_calibration(bundle, gate, evaluation.rate)
-    # A bundle's calibrations hold for its default decoding only.
-    usable = not evaluation.decoding and env == bundle.env
-    if usable and stored is not None and wanted == stored.settings.without_threshold():
+    if env == bundle.env and stored is not None and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
         return stored
     run = CalibrationRun(evaluation.rate, evaluation.calibration_episodes, seed=evaluation.seed)
     total = run.episodes * (run.rounds + 2)
     calibration = calibrate(
-        bundle, wanted, run, env=env, pool=pool, decoding=evaluation.decoding,
-        advance=lambda done: progress(f"calibrating {gate}", done, total),
-    )  # fmt: skip
+        bundle, wanted, run, env=env, pool=pool, advance=lambda done: progress(f"calibrating {gate}", done, total)
+    )
     calibration.save(path.parent)
     return calibration
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.families.load import AnyPair, named_again
+from specact.families.load import AnyPair, Named
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.data.frames import as_frames, copied
@@ -121,7 +121,7 @@ def _shard(pair: AnyPair, gate: GateSettings, first: int, seed: int, env: str) -
         draft_s=0.0,
         target_s=0.0,
         learning=True,
-        named=named_again(pair),
+        named=Named.of(pair),
     )
 
 

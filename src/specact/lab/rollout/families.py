@@ -13,6 +13,7 @@ from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
+from specact.families.distance import DistancePair, head_observation
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS, Rounds, load_rounds
 from specact.families.flash.verify import Round
@@ -29,7 +30,7 @@ from specact.lab.rollout.token_batch import SharedClock, TokenBatch
 from specact.observation import Window
 from specact.pair import Drafter
 from specact.rng import Role, StepAddress, streams
-from specact.types import Miss, StepRecord
+from specact.types import Miss, Proposal, StepRecord
 from specact.verification import LocalTarget, Target, Verifier
 
 VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
@@ -57,8 +58,8 @@ class FamilyRollout(Protocol):
         """An empty step table; with ``learning`` it has the columns of :meth:`lessons`."""
         ...
 
-    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        """The training columns, from the outputs of draft and target for these windows."""
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        """The training columns, from proposals and the outputs of draft and target for the same windows."""
         ...
 
 
@@ -75,8 +76,10 @@ class MeasuredRollout(FamilyRollout, Protocol):
         ...
 
 
-def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decoding: str = "") -> FamilyRollout:
+def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> FamilyRollout:
     """The family-specific part of a rollout; families of the user's own use the members of :class:`~specact.pair.Pair`.
+
+    A token or flow policy decodes as the method says, or where it does not, as the pair was loaded.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
@@ -91,11 +94,6 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
             f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a bundle "
             "of kind flow, such as pusht-flow, or another method"
         )
-    if decoding and not isinstance(pair, TokenPair | FlashPair):
-        raise ConfigError(
-            f"{pair.name} is no token policy and no flow policy, and only these have decodings; leave out the decoding "
-            f"{decoding!r}"
-        )
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
@@ -104,16 +102,17 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
             "among draft, target, target_on_device, hybrid, random, plain_random, random_learned, adahi, gated_target "
             "and learned"
         )
-    if isinstance(pair, TokenPair) and method.gate != "learned" and method.verifier == "speculative":
-        return _TokensRollout(pair, load_decoding(method.decoding or decoding or "ar"))
-    if isinstance(pair, FlashPair) and method.gate != "learned" and method.verifier == "speculative":
-        return _FlashRollout(pair, load_rounds(method.decoding or decoding or "full"))
+    if isinstance(pair, TokenPair) and method.verifier == "speculative":
+        return _TokensRollout(pair, load_decoding(method.decoding) if method.decoding else pair.decoding)
+    if isinstance(pair, FlashPair) and method.verifier == "speculative":
+        return _FlashRollout(pair, load_rounds(method.decoding) if method.decoding else pair.rounds)
     if isinstance(pair, ChunkPair):
         return _ChunksRollout(pair, method)
     if method.verifier == "target" or method.needs_head:
+        learned = "random_learned, learned, " if isinstance(pair, TokenPair | FlashPair) else ""
         raise ConfigError(
-            f"{pair.name} has one way to verify and no learned gate; choose among draft, hybrid, random, plain_random, "
-            "adahi and gates of your own"
+            f"{pair.name} has one way to verify{'' if learned else ' and no learned gate'}; choose among draft, "
+            f"hybrid, random, plain_random, {learned}adahi and gates of your own"
         )
     return _OwnRollout(pair)
 
@@ -141,8 +140,8 @@ class _CodesRollout:
     def audit(self, *, learning: bool = False) -> Audit:
         return CodeAudit(self._pair.tokenizer, self.lessons if learning else None)
 
-    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        return code_lessons(self._pair.draft.inputs, windows, drafts, targets)
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        return code_lessons(self._pair.draft.inputs, proposals, drafts, targets)
 
 
 class _ChunksRollout:
@@ -173,8 +172,8 @@ class _ChunksRollout:
     def audit(self, *, learning: bool = False) -> Audit:
         return _ChunkAudit(self._pair, self.lessons if learning else None)
 
-    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        return chunk_lessons(self._pair, windows, drafts, targets)
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        return distance_lessons(self._pair, proposals, [self._pair.units.from_environment(chunk) for chunk in targets])
 
 
 class _TokensRollout:
@@ -207,10 +206,10 @@ class _TokensRollout:
     def audit(self, *, learning: bool = False) -> Audit:
         return _TokenAudit(self._pair, self.lessons if learning else None)
 
-    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        raise ConfigError(
-            f"no gate learns from {self._pair.name} yet; make a pair of chunk policies of it: specact pair"
-        )
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        spec = self._pair.policy.spec
+        wanted = [to_actions(tokens).reshape(spec.chunk, spec.actions) for tokens in targets]
+        return distance_lessons(self._pair, proposals, wanted)
 
 
 class _FlashRollout:
@@ -237,10 +236,8 @@ class _FlashRollout:
     def audit(self, *, learning: bool = False) -> Audit:
         return _FlashAudit(self._pair, self.lessons if learning else None)
 
-    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        raise ConfigError(
-            f"no gate learns from {self._pair.name} yet; make a pair of chunk policies of it: specact pair"
-        )
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        return distance_lessons(self._pair, proposals, [self._pair.units.from_environment(chunk) for chunk in targets])
 
 
 class _OwnRollout:
@@ -262,27 +259,31 @@ class _OwnRollout:
     def audit(self, *, learning: bool = False) -> Audit:
         return _OwnAudit(self._pair, self.lessons if learning else None)
 
-    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         raise ConfigError(
             f"{self._pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
             "gate of your own, MODULE:GATE"
         )
 
 
-def chunk_lessons(
-    pair: ChunkPair, windows: Sequence[Window], drafts: Sequence[Chunk], targets: Sequence[Chunk]
-) -> Table:
-    """The training columns.
+def distance_lessons(pair: DistancePair, proposals: Sequence[Proposal], targets: Sequence[Chunk]) -> Table:
+    """The training columns where actions are compared.
 
-    They are the draft's observations without camera frames, ``drafted``, the executed part of the drafted chunk,
-    ``distance``, see :class:`_ChunkAudit`, and ``wanted``, the target's chunk, cut to the length of the draft's.
+    They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``distance``, root mean square
+    between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to the length of
+    the draft's.
+
+    Args:
+        pair: the pair.
+        proposals: of the draft.
+        targets: the target's chunks for the same windows, normalised.
     """
-    count, units, longest = pair.execute, pair.units, pair.draft.spec.chunk
-    drafted = np.stack([units.from_environment(chunk)[:count] for chunk in drafts])
-    wanted = np.stack([units.from_environment(chunk)[:longest] for chunk in targets])
-    distance = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
-    seen = observation_columns(pair.draft.spec.observation.vectors, windows)
-    return seen | {"drafted": drafted, "distance": distance, "wanted": wanted}
+    count = pair.execute
+    drafted = np.stack([proposal.actions[:count] for proposal in proposals])
+    wanted = np.stack([chunk[: len(proposal.actions)] for chunk, proposal in zip(targets, proposals, strict=True)])
+    distances = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
+    seen = observation_columns(head_observation(pair), [proposal.window for proposal in proposals])
+    return seen | {"drafted": drafted, "distance": distances, "wanted": wanted}
 
 
 class _OwnAudit(Audit):
@@ -342,12 +343,12 @@ class _TokenAudit(Audit):
     """The step table of token policies.
 
     Columns: ``distance``, root mean square between executed actions and those of greedy decoding, mean over the chunk
-    (normalised units), and ``action_change``, the same as mean distance where the step was not verified; ``greedy``,
-    whether all tokens are those of greedy decoding; ``passes`` of the target's decoder, that over the prefix included,
-    and ``read``, tokens they read after it; ``accepted``, number of accepted drafted tokens; ``rejected``, index of the
-    first rejected one, T if none was; ``compensated``, tokens from a tail; ``tolerance`` [bins]; ``tail_i``, the tail's
-    error in dimension i, mean over its tokens (normalised units), NaN without a tail. For steps that were not
-    verified, all but the first three are 0.
+    (normalised units), ``drafted_distance``, the same of the drafted ones, and ``action_change``, the same as mean
+    distance where the step was not verified; ``greedy``, whether all tokens are those of greedy decoding; ``passes`` of
+    the target's decoder, that over the prefix included, and ``read``, tokens they read after it; ``accepted``, number
+    of accepted drafted tokens; ``rejected``, index of the first rejected one, T if none was; ``compensated``, tokens
+    from a tail; ``tolerance`` [bins]; ``tail_i``, the tail's error in dimension i, mean over its tokens (normalised
+    units), NaN without a tail. For steps that were not verified, all but the first four are 0.
     """
 
     def __init__(self, pair: TokenPair, lessons: Lessons | None) -> None:
@@ -358,17 +359,18 @@ class _TokenAudit(Audit):
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         spec = self._pair.policy.spec
         wanted = to_actions(target).reshape(spec.chunk, spec.actions)
-        error_rms, count = chunk_distance(record.actions, wanted), spec.actions
+        errors_rms = [chunk_distance(actions, wanted) for actions in (record.actions, record.proposal.actions)]
+        count = spec.actions
         if record.outcome is None:
             no_tail = np.full(count, np.nan, np.float32)
-            return error_rms, distance(wanted, record.actions), False, 0, 0, 0, 0, 0, 0, no_tail
+            return *errors_rms, distance(wanted, record.actions), False, 0, 0, 0, 0, 0, 0, no_tail
         outcome: Decoded = record.outcome.evidence
         tail = (outcome.sources == TAIL).reshape(spec.chunk, count)
         error = np.abs(to_actions(outcome.tokens).reshape(tail.shape) - wanted)
         with np.errstate(invalid="ignore"):
             errors = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
         return (
-            error_rms, 0.0, bool((outcome.tokens == target).all()), 1 + len(outcome.accepted), sum(outcome.read),
+            *errors_rms, 0.0, bool((outcome.tokens == target).all()), 1 + len(outcome.accepted), sum(outcome.read),
             sum(outcome.accepted), outcome.rejected, int(tail.sum()), record.proposal.evidence.question.rule.each.max(),
             errors.astype(np.float32),
         )  # fmt: skip
@@ -376,7 +378,8 @@ class _TokenAudit(Audit):
     def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         names = (
-            "distance", "action_change", "greedy", "passes", "read", "accepted", "rejected", "compensated", "tolerance",
+            "distance", "drafted_distance", "action_change", "greedy", "passes", "read", "accepted", "rejected",
+            "compensated", "tolerance",
         )  # fmt: skip
         tail = np.stack(values[-1])
         return dict(zip(names, map(np.array, values[:-1]), strict=True)) | {
@@ -388,10 +391,11 @@ class _FlashAudit(Audit):
     """The step table of flow policies.
 
     Columns: ``distance``, root mean square between executed actions and those of a full round from the same noise, mean
-    over the executed actions of the chunk (normalised units), and ``action_change``, the same as mean distance where
-    the step was not verified; ``full``, whether the round ended as a full one; ``checked``, whether a drafted chunk was
-    checked; ``accepted``, number of accepted drafted actions; ``actions``, number of executed ones; ``deviation``, the
-    check's largest one of the first action, NaN without a check; ``reused``, the reused share of the cameras' tokens.
+    over the executed actions of the chunk (normalised units), ``drafted_distance``, the same of the drafted ones, and
+    ``action_change``, the same as mean distance where the step was not verified; ``full``, whether the round ended as a
+    full one; ``checked``, whether a drafted chunk was checked; ``accepted``, number of accepted drafted actions;
+    ``actions``, number of executed ones; ``deviation``, the check's largest one of the first action, NaN without a
+    check; ``reused``, the reused share of the cameras' tokens.
     """
 
     def __init__(self, pair: FlashPair, lessons: Lessons | None) -> None:
@@ -400,20 +404,24 @@ class _FlashAudit(Audit):
 
     def judge(self, record: StepRecord, draft: None, target: Chunk) -> tuple[Any, ...]:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
-        executed = record.actions[: self._pair.execute]
-        wanted = self._pair.units.from_environment(target)[: len(executed)]
-        error_rms, count = chunk_distance(executed, wanted), len(executed)
+        executed, drafted = (chunk[: self._pair.execute] for chunk in (record.actions, record.proposal.actions))
+        # Fewer are executed where a prefix was accepted.
+        wanted, count = self._pair.units.from_environment(target)[: len(drafted)], len(executed)
+        errors_rms = chunk_distance(executed, wanted[:count]), chunk_distance(drafted, wanted)
         if record.outcome is None:
-            return error_rms, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
+            return *errors_rms, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
         outcome: Round = record.outcome.evidence
         deviation = float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan
         parts = record.proposal.evidence.question.parts
         share = 0.0 if parts is None else parts.share
-        return error_rms, 0.0, outcome.full, outcome.checked, outcome.accepted, count, deviation, share
+        return *errors_rms, 0.0, outcome.full, outcome.checked, outcome.accepted, count, deviation, share
 
     def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
-        names = ("distance", "action_change", "full", "checked", "accepted", "actions", "deviation", "reused")
+        names = (
+            "distance", "drafted_distance", "action_change", "full", "checked", "accepted", "actions", "deviation",
+            "reused",
+        )  # fmt: skip
         return dict(zip(names, map(np.array, values), strict=True))
 
 

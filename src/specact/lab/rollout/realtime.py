@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
-from specact.families.load import AnyPair, load_pair, named_again
+from specact.families.load import AnyPair, Named
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -47,7 +47,7 @@ class RealTime:
 
     def __enter__(self) -> RealTime:
         with self._open:
-            _, target = named_again(self._pair)
+            target = Named.of(self._pair).target
             named = () if target is None else ("--target", target)
             server = self._open.enter_context(serving(self._pair.source, *named))
             # A separate process, because threads of this one would be delayed by its own work.
@@ -70,10 +70,10 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        pair = load_pair(shard.bundle, draft=shard.named[0], target=shard.named[1])
+        pair = shard.named.load(shard.bundle)
         task = load_task(shard.env, pair.observation)
         method, gate = load_method(shard.method), shard.gate.build(pair)
-        family = rollout_of(pair, method, shard.offset, shard.decoding)
+        family = rollout_of(pair, method, shard.offset)
         policy = SpeculativePolicy(
             pair,
             gate,

@@ -11,7 +11,7 @@ import numpy as np
 
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
-from specact.families.load import AnyPair, load_pair
+from specact.families.load import AS_STORED, AnyPair, Named
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -58,9 +58,7 @@ class Shard:
         gate_s: accounted time of a decision [s].
         learning: whether the step table also has the training columns, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
-        named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
-        decoding: of a token or flow policy, for methods that do not fix it, see
-            :func:`~specact.families.load.load_pair`.
+        named: draft, target and decoding of the pair.
     """
 
     bundle: str
@@ -77,8 +75,7 @@ class Shard:
     overlap: bool = False
     gate_s: float = 0.0
     learning: bool = False
-    named: tuple[str | None, str | None] = (None, None)
-    decoding: str = ""
+    named: Named = AS_STORED
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
         The outcomes, and the step table: one array per column, one row per inference.
     """
     pair = _pair(shard.bundle, shard.fingerprint, shard.named)
-    family = rollout_of(pair, load_method(shard.method), shard.offset, shard.decoding)
+    family = rollout_of(pair, load_method(shard.method), shard.offset)
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
@@ -258,8 +255,8 @@ def time_by_episode(table: Table) -> dict[int, float]:
 
 
 @cache
-def _pair(name_or_path: str, fingerprint: str, named: tuple[str | None, str | None]) -> AnyPair:
-    pair = load_pair(name_or_path, draft=named[0], target=named[1])
+def _pair(name_or_path: str, fingerprint: str, named: Named) -> AnyPair:
+    pair = named.load(name_or_path)
     check_weights(name_or_path, pair.fingerprint, fingerprint)
     return pair
 

@@ -15,7 +15,7 @@ from specact.families.codes.values import CodeDistribution, executed_codes
 from specact.families.words import NetworkInputs
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepStreams
-from specact.types import Chunk, StepRecord
+from specact.types import Chunk, Proposal, StepRecord
 
 STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips", "audit")
@@ -25,8 +25,8 @@ REASONS = ("score", "tie", "first", "max_skips", "audit")
 OBSERVATION = "observation."
 
 Table = dict[str, NDArray[Any]]
-# Makes the training columns from the outputs of draft and target for some windows.
-Lessons = Callable[[Sequence[Window], Sequence[Any], Sequence[Any]], Table]
+# Makes the training columns from proposals and the outputs of draft and target for the same windows.
+Lessons = Callable[[Sequence[Proposal], Sequence[Any], Sequence[Any]], Table]
 
 _COMMON: dict[str, DTypeLike] = {
     "episode": np.int64,
@@ -73,9 +73,7 @@ class Audit(ABC):
             )  # fmt: skip
             self._judgements.append(self.judge(record, draft, target))
         if self._lessons is not None and records:
-            self._training_columns.append(
-                self._lessons([record.proposal.window for record in records], drafts, targets)
-            )
+            self._training_columns.append(self._lessons([record.proposal for record in records], drafts, targets))
 
     def table(self) -> Table:
         """The step table, one array per column."""
@@ -145,7 +143,7 @@ class CodeAudit(Audit):
 
 def code_lessons(
     learner: NetworkInputs,
-    windows: Sequence[Window],
+    proposals: Sequence[Proposal],
     drafts: Sequence[CodeDistribution],
     targets: Sequence[CodeDistribution],
 ) -> Table:
@@ -154,7 +152,7 @@ def code_lessons(
     The latter are ``draft_probs`` and ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
     """
     return {
-        **observation_columns(learner, windows),
+        **observation_columns(learner, [proposal.window for proposal in proposals]),
         "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
         "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
         "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),

@@ -23,7 +23,7 @@ from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Round, RoundRequest
 from specact.families.freqcache.cached import FreqCached, Reuse
-from specact.families.load import AnyPair, load_pair, of_codes
+from specact.families.load import AS_STORED, AnyPair, Named, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import GateSettings
@@ -84,19 +84,18 @@ class PairDriver:
         gate: calibrated, unless a rate is given.
         rate: for which a sweep calibrates the gate at every place; None for a calibrated gate.
         late: whether the draft's chunk runs at once and the late verdict corrects the rest.
-        draft, decoding: of a token policy or a flow policy, see :func:`~specact.families.load.load_pair`.
+        named: draft, target and decoding of the pair.
     """
 
     bundle: str
     gate: GateSettings
     rate: float | None = None
     late: bool = False
-    draft: str | None = None
-    decoding: str = ""
+    named: Named = AS_STORED
 
     def load(self) -> AnyPair:
         """The pair; drivers of one process share it."""
-        return _pair(self.bundle, self.draft, self.decoding)
+        return _pair(self.bundle, self.named)
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ def check_bundle(driver: Driver, fingerprint: str) -> None:
     elif isinstance(driver, FlowDriver | RoundsDriver):
         actual = _flow(driver.bundle, ()).fingerprint
     else:
-        actual = _pair(driver.bundle).fingerprint
+        actual = _pair(driver.bundle, AS_STORED).fingerprint
     check_weights(driver.bundle, actual, fingerprint)
 
 
@@ -309,12 +308,12 @@ def _rounds(bundle: str) -> FlashPair:
 
 
 @cache
-def _pair(bundle: str, draft: str | None = None, decoding: str = "") -> AnyPair:
-    return load_pair(bundle, draft=draft, decoding=decoding)
+def _pair(bundle: str, named: Named) -> AnyPair:
+    return named.load(bundle)
 
 
 def _codes_pair(bundle: str) -> Bundle:
-    return of_codes(_pair(bundle), "one policy of a pair alone")
+    return of_codes(_pair(bundle, AS_STORED), "one policy of a pair alone")
 
 
 @cache

@@ -16,7 +16,7 @@ from specact.families.flash.bundle import FLASH
 from specact.families.flash.rounds import ROUNDS
 from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
-from specact.families.load import named_again
+from specact.families.load import Named
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
 from specact.lab.tised.settings import Setting, Subject
@@ -163,9 +163,7 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     assert not isinstance(pair, FlowBundle), "checked by Lever.check"
     if not 0.0 <= strength <= 1.0:
         raise ConfigError(f"a transmission rate must lie in [0, 1], got {strength:g}")
-    base = PairDriver(
-        str(pair.path), GateSettings("always"), late=late, draft=named_again(pair)[0], decoding=subject.decoding
-    )
+    base = PairDriver(str(pair.path), GateSettings("always"), late=late, named=Named.of(pair))
     if strength == 1.0:
         return base, None
     if strength == 0.0:

@@ -50,14 +50,12 @@ class Subject:
         execute: n, executed actions of a chunk.
         variants: cheaper variants of its networks.
         steps: Euler steps of a flow policy, where they are not the lever.
-        decoding: of a token policy or a flow policy as a pair.
     """
 
     bundle: FlowBundle | AnyPair
     execute: int
     variants: Variants
     steps: int = 10
-    decoding: str = ""
 
     @property
     def driver(self) -> FlowDriver | CodesDriver:

@@ -21,7 +21,15 @@ from specact.families.chunks.flow import FlowUnits
 from specact.families.tokens.bundle import TOKEN_PARTS
 from specact.families.words import INSTRUCTION
 from specact.files import write_whole
-from specact.lab.train.export import PARITY, round_to_half, some_observations, store_as_half, to_onnx
+from specact.lab.train.export import (
+    PARITY,
+    kept_head,
+    round_to_half,
+    some_observations,
+    store_as_half,
+    take_manifest,
+    to_onnx,
+)
 from specact.lab.train.flow import Expert, Flow
 from specact.lab.train.tokens import TokenModel
 from specact.runtime.manifest import write_manifest
@@ -122,7 +130,7 @@ def _write(
     half: bool,
 ) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    (path / "manifest.json").unlink(missing_ok=True)
+    before = take_manifest(path)
     model.eval().requires_grad_(False)
     if half:
         round_to_half(model)
@@ -134,7 +142,8 @@ def _write(
     parameters = {
         part: sum(p.numel() for p in module.parameters()) for part, module in modules.items() if part != "guide"
     }
-    write_manifest(path, {**manifest, **vocabulary, "parity": parity, "parameters": parameters}, model.spec, parts)
+    told = {**manifest, **vocabulary, **kept_head(path, before, parts), "parity": parity, "parameters": parameters}
+    write_manifest(path, told, model.spec, parts)
 
 
 def _export(part: str, module: nn.Module, model: ChunkModel, file: Path, half: bool) -> float:

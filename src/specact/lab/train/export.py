@@ -75,18 +75,35 @@ def write_bundle(
         BundleError: if an exported policy's outputs differ from the trained one's.
     """
     path.mkdir(parents=True, exist_ok=True)
-    file = path / "manifest.json"
-    before = json.loads(file.read_text()) if file.exists() else {}
-    file.unlink(missing_ok=True)
+    before = take_manifest(path)
     tokenizer = {"table": table.numpy(), "centre": centre.numpy(), "scale": scale.numpy()}
     write_whole(path / PARTS["tokenizer"], save(tokenizer))
     parity = {role: export_policy(model, path / PARTS[role], half) for role, model in policies.items()}
     parameters = {role: sum(p.numel() for p in model.parameters()) for role, model in policies.items()}
-    if before.get("fingerprints") == {part: fingerprint_of(path / name) for part, name in PARTS.items()}:
-        manifest = manifest | {key: before[key] for key in ("head",) if key in before}
-    else:
-        (path / HEAD).unlink(missing_ok=True)
-    write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, spec, PARTS)
+    kept = kept_head(path, before, PARTS)
+    write_manifest(path, {**manifest, **kept, "parity": parity, "parameters": parameters}, spec, PARTS)
+
+
+def take_manifest(path: Path) -> dict[str, Any]:
+    """Removes a bundle's manifest before its parts are written again, and returns it; empty if there is none."""
+    file = path / "manifest.json"
+    before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    file.unlink(missing_ok=True)
+    return before
+
+
+def kept_head(path: Path, before: Mapping[str, Any], parts: Mapping[str, str]) -> dict[str, Any]:
+    """What a new manifest says of a learned gate's head, which is removed if the parts are not those it was made for.
+
+    Args:
+        path: the bundle's folder, with its parts.
+        before: the old manifest.
+        parts: files by the name of the part.
+    """
+    if before.get("fingerprints") == {part: fingerprint_of(path / name) for part, name in parts.items()}:
+        return {key: before[key] for key in ("head",) if key in before}
+    (path / HEAD).unlink(missing_ok=True)
+    return {}
 
 
 def export_policy(model: VQBeT, path: Path, half: bool) -> float:

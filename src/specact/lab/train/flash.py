@@ -24,7 +24,7 @@ from specact.files import check_name, write_whole
 from specact.lab.data.sources import Source
 from specact.lab.train import stages
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
+from specact.lab.train.export import PARITY, kept_head, round_to_half, store_as_half, take_manifest, to_onnx
 from specact.lab.train.flash_check import fit_check, measure_check
 from specact.lab.train.flow import by_head, joined, perceptron
 from specact.lab.train.folder import check_free, claim, last_lines
@@ -290,7 +290,7 @@ def _write(
 ) -> None:
     """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / "manifest.json").unlink(missing_ok=True)
+    before = take_manifest(path)
     model.eval().requires_grad_(False)
     half, file, flow = recipe.precision == "float16", path / FLASH_PARTS["block"], flow_of(target)
     if half:
@@ -309,7 +309,8 @@ def _write(
     )  # fmt: skip
     level, within = fit_check(measured)
     fitted = replace(settings, levels=(level,), within=within)
-    write_manifest(path, told | {"check": measured.describe()}, MadeFor(target.fingerprint, fitted), FLASH_PARTS)
+    told |= {"check": measured.describe(), **kept_head(path, before, FLASH_PARTS)}
+    write_manifest(path, told, MadeFor(target.fingerprint, fitted), FLASH_PARTS)
 
 
 def _tokens(flow: FlowPolicy) -> tuple[int, ...]:

@@ -17,12 +17,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.pair import ChunkPair
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
+from specact.families.distance import DistancePair, head_observation
 from specact.families.head import HEAD, give_head
-from specact.families.load import AnyPair, load_pair, named_again
+from specact.families.load import AnyPair, Named
 from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.gates.settings import GateChoices, GateSettings
@@ -232,9 +232,9 @@ class DistanceHeadNetwork(HeadNetwork):
     output = "distance"
     mean: Tensor
 
-    def __init__(self, pair: ChunkPair, recipe: HeadRecipe, data: DistillationData) -> None:
+    def __init__(self, pair: DistancePair, recipe: HeadRecipe, data: DistillationData) -> None:
         drafted = data.outputs["drafted"].shape[1:]
-        super().__init__(pair.draft.spec.observation.vectors, math.prod(drafted), 1, recipe.hidden, data, {})
+        super().__init__(head_observation(pair), math.prod(drafted), 1, recipe.hidden, data, {})
         self.drafted = drafted
         self.register_buffer("mean", torch.tensor(max(1e-6, float(data.outputs["distance"].mean()))))
 
@@ -268,7 +268,7 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
     its last round.
 
     Args:
-        pair: of action codes, or of chunks.
+        pair: of action codes, of chunks, or a token or flow policy, as it was loaded.
         recipe: its settings.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
@@ -278,12 +278,12 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
         Metrics on held-out episodes of the last round.
 
     Raises:
-        ConfigError: for a pair of another family.
+        ConfigError: for a pair of a family of the user's own.
     """
-    if pair.path is None or not isinstance(pair, Bundle | ChunkPair):
+    if pair.path is None or not isinstance(pair, Bundle | DistancePair):
         raise ConfigError(
-            f"no gate learns from {pair.name}: only pairs of action codes and of chunk policies have learned gates; "
-            "make a pair of chunk policies of it (specact pair), or give it a gate of your own, MODULE:GATE"
+            f"no gate learns from {pair.name}, which is of a family of your own; make a pair of chunk policies of it "
+            "(specact pair), or give it a gate of your own, MODULE:GATE"
         )
     torch.set_num_threads(1)  # small matrices: more threads are slower, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
@@ -317,8 +317,7 @@ def _copy_with_head(pair: AnyPair, folder: Path, head: Path, path: Path) -> AnyP
     ignored = shutil.ignore_patterns("calibration", HEAD, path.parent.name)
     shutil.copytree(folder, path, ignore=ignored, dirs_exist_ok=True)
     give_head(path, head)
-    draft, target = named_again(pair)
-    return load_pair(path, draft=draft, target=target)
+    return Named.of(pair).load(path)
 
 
 def export_head(network: HeadNetwork, pair: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +13,20 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.sources import LoadedPolicy
+from specact.families.flash.drafting import FlashDrafter
 from specact.families.load import AnyPair
+from specact.families.tokens.drafting import TokenDrafter
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.data.episodes import Episodes
 from specact.lab.rollout.distillation import data_of
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import COMPOSITION
+from specact.lab.rollout.timed import Prepared
 from specact.lab.train.stages import Progress
 from specact.lab.train.windows import Dataset, Windows
 from specact.observation import ObservationSpec, Window
-from specact.rng import Role, StepAddress, stream
+from specact.rng import Role, StepAddress, stream, streams
 
 _BATCH = 64
 # Of the random streams that the target draws from; no training step has this number.
@@ -142,7 +146,7 @@ def lessons_along(
     """What both policies of a pair say of demonstrated observations, without a simulator.
 
     Args:
-        pair: of action codes, or of chunks.
+        pair: of action codes, of chunks, or a token or flow policy with a draft.
         shown: demonstrations.
         wanted: at most so many of their steps, drawn at random.
         folder: where camera frames are kept; without a camera nothing is written.
@@ -150,16 +154,22 @@ def lessons_along(
         seed: of everything random.
 
     Raises:
-        ConfigError: if the pair sees what the demonstrations do not hold, or is of a family of the user's own, or for
-            less than one step.
+        ConfigError: if the pair sees what the demonstrations do not hold, is of a family of the user's own, or drafts
+            from what its robot executed, or for less than one step.
         DataError: if there are fewer than two demonstrations, or the target has no finite answer.
     """
     if wanted < 1:
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
     if len(shown) < 2:
         raise DataError("at least two demonstrations are needed: one to learn from and one to check on")
-    family = rollout_of(pair, load_method(COMPOSITION))
+    family, prepared = rollout_of(pair, load_method(COMPOSITION)), Prepared[Any]()
     _check_seen(pair.name, pair.observation, shown)
+    drafter = family.drafter(prepared)
+    if isinstance(drafter, TokenDrafter | FlashDrafter) and not drafter.stateless:
+        raise ConfigError(
+            f"{pair.name} drafts from what its robot executed, which demonstrations do not hold; name a draft policy "
+            "(--draft), of a flow policy also --decoding flash_policy, or train in a simulator, without --offline"
+        )
     windows = Windows(shown, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
     rows = np.sort(stream(seed, Role.DATA, episode=_STREAM).permutation(len(windows))[:wanted])
     parts = []
@@ -167,7 +177,12 @@ def lessons_along(
         chosen = rows[first : first + _BATCH]
         seen = windows_at(windows, pair.observation, chosen)
         addresses = [StepAddress(seed, 0, _STREAM, int(row)) for row in chosen]
-        table = family.lessons(seen, *family.infer(seen, addresses))
+        drafts, targets = family.infer(seen, addresses)
+        proposals = []
+        for window, draft, rng in zip(seen, drafts, streams(Role.DRAFT, addresses), strict=True):
+            prepared.prepared = draft
+            proposals.append(drafter.propose(window, rng))
+        table = family.lessons(proposals, drafts, targets)
         if not all(np.isfinite(column).all() for column in table.values()):
             raise DataError(f"{pair.name} has no finite answer to some of the demonstrated observations")
         table["episode"] = np.searchsorted(shown.ends, chosen, side="right")

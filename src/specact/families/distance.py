@@ -1,4 +1,4 @@
-"""The head of a chunk pair's learned gate, which estimates the distance between target and draft actions."""
+"""The head of a learned gate of chunks, tokens and flows: it estimates how far the target's actions are."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from specact.families.chunks.pair import ChunkPair
+from specact.families.flash.pair import FlashPair
 from specact.families.head import head_file, open_head
+from specact.families.tokens.pair import TokenPair
 from specact.observation import ObservationSpec, Window
 from specact.runtime.manifest import fingerprint_of
 from specact.types import Chunk
 
+# Pairs whose draft and target are compared by their actions.
+DistancePair = ChunkPair | TokenPair | FlashPair
 
-def load_distance_head(pair: ChunkPair) -> DistanceHead:
+
+def head_observation(pair: DistancePair) -> ObservationSpec | None:
+    """What a head sees: the draft's observations without camera frames, without a draft the target's; None if none."""
+    sees = pair.draft if isinstance(pair, ChunkPair) else pair.draft or pair.policy
+    return sees.spec.observation.vectors
+
+
+def load_distance_head(pair: DistancePair) -> DistanceHead:
     """The pair's head. Robots of one process share its session, which is stateless.
 
     Raises:
@@ -23,7 +34,7 @@ def load_distance_head(pair: ChunkPair) -> DistanceHead:
     """
     file = head_file(pair)
     drafted = (pair.execute, len(pair.units.centre))
-    return _load(file, pair.draft.spec.observation.vectors, drafted, pair.fingerprint, fingerprint_of(file))
+    return _load(file, head_observation(pair), drafted, pair.fingerprint, fingerprint_of(file))
 
 
 @cache
