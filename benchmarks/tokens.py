@@ -41,15 +41,17 @@ KEPT = Path(__file__).parent / "results" / "tokens.json"
 
 FLOWS = {f"flow, {steps} steps": ("metaworld-flow", f"full_{steps}") for steps in (1, 2)}
 # Policies that decodings are compared to: run folder and method, by label. And the decodings.
-OTHERS = {
-    "metaworld-tokens": FLOWS,
-    "relocate-tokens": {
-        "one layer": ("relocate-tokens-small", "ar"), "regression": ("relocate-regression", "target_on_device"),
-    },
-}  # fmt: skip
+OTHERS = {"metaworld-tokens": FLOWS} | {
+    f"{name}-tokens": {
+        "one layer": (f"{name}-tokens-small", "ar"),
+        "regression": (f"{name}-regression", "target_on_device"),
+    }
+    for name in ("relocate", "kitchen")
+}
 RIVALS = {
     "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed"),
     "relocate-tokens": ("ar", "last", "specvla", "kerv", "last_fixed"),
+    "kitchen-tokens": ("ar", "last", "specvla", "kerv", "last_fixed"),
 }
 # What runs have in common whose methods are compared.
 SAME = ("env", "bundle", "episodes", "seed")

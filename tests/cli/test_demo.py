@@ -1,10 +1,13 @@
-"""The demo of policies that are their own draft, and what a report says of them."""
+"""The demo of policies that are their own draft, with what a report says of them, and the film of one with cameras."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 
 from specact.cli.demo import FLOW, demo
@@ -20,3 +23,16 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(tmp_path: Path, capsys: p
     # The page about action codes says why it is not for this.
     with pytest.raises(ConfigError, match="specact reproduce tokens or flow"):
         report((tmp_path / "run",), out=tmp_path / "page.html")
+
+
+@pytest.mark.skipif(
+    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
+)
+def test_a_pair_with_cameras_is_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo("metaworld", episodes=1, out=tmp_path / "run", workers=1)
+    assert f"film: {tmp_path / 'run' / 'film.webm'}" in capsys.readouterr().out.replace("\n", "")
+    with av.open(str(tmp_path / "run" / "film.webm")) as film:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]).astype(np.int16)
+    screens = np.split(frames[:, :, : frames.shape[2] // 3 * 3], 3, axis=2)
+    moved = [float(np.abs(screen[len(screen) // 2] - screen[0]).mean()) for screen in screens]
+    assert len(frames) > 20 and min(moved) > 0.5, "draft, ADAHI and hybrid move"

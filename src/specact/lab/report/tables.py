@@ -256,13 +256,20 @@ def relative_text(cost: Metrics) -> str:
     return f"{cost['relative']:.2f} [{cost['relative_low']:.2f}, {cost['relative_high']:.2f}]"
 
 
-def contrast_table(summary: Mapping[str, Any]) -> str:
-    """Paired differences of success, as Markdown; p-values with Holm's correction over the table."""
-    rows = ["| | difference of success | p (Holm) |", "|---|---|---|"]
+def contrast_table(summary: Mapping[str, Any], measures: Sequence[str] = ("success",)) -> str:
+    """Paired differences as Markdown; p-values with Holm's correction over the contrasts of each measure.
+
+    Args:
+        summary: of a run.
+        measures: ``success``, ``score`` or both.
+    """
+    heads = [f"difference of {measure} | p (Holm)" for measure in measures]
+    rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + 2 * len(measures)) + "|"]
     for row in summary["contrasts"]:
-        difference = row["success"]
-        rows.append(
-            f"| `{row['first']}` - `{row['second']}` | {difference['difference']:+.3f} [{difference['low']:+.3f}, "
-            f"{difference['high']:+.3f}] | {difference['p_holm']:.2g} |"
-        )
+        cells = [_difference(row[measure]) for measure in measures]
+        rows.append(f"| `{row['first']}` - `{row['second']}` | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _difference(found: Mapping[str, float]) -> str:
+    return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}] | {found['p_holm']:.2g}"

@@ -57,21 +57,29 @@ def _over_link(row: Mapping[str, float], greedy: Mapping[str, float], *, each_pa
 
 
 def closed_loop_table(summary: Mapping[str, Any]) -> str:
-    """Success and passes of every method in closed loop, as Markdown."""
+    """Success, score and passes of every method in closed loop, as Markdown."""
+    scored = _has_score(summary)
     rows = [
-        "| method | success | unverified | passes per inference | accepted per pass | compensated | tolerance [bins] "
-        "| error of the tail, by dimension |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| method | success |{' score |' * scored} unverified | passes per inference | accepted per pass "
+        "| compensated | tolerance [bins] | error of the tail, by dimension |",
+        "|---" * (8 + scored) + "|",
     ]
     for name, metrics in summary["methods"].items():
+        score = metrics["score"]
+        mean = f"{score['mean']:.4g} [{score['low']:.4g}, {score['high']:.4g}] | "
         rows.append(
-            f"| `{name}` | {success_text(metrics)} | "
+            f"| `{name}` | {success_text(metrics)} | {mean * scored}"
             f"{1.0 - metrics['transmission_rate']:.2f} | {metrics['passes']:.2f} | "
             f"{metrics['accepted_per_pass']:.2f} | {metrics['compensated']:.2f} | "
             f"{'' if metrics['tolerance'] is None else format(metrics['tolerance'], '.1f')} | "
             f"{_tail_text(metrics['tail_error'])} |"
         )
     return "\n".join(rows)
+
+
+def _has_score(summary: Mapping[str, Any]) -> bool:
+    """Whether an episode has a score besides its success."""
+    return any(metrics["score"]["mean"] != metrics["success"]["rate"] for metrics in summary["methods"].values())
 
 
 def _tail_text(errors: Sequence[float | None]) -> str:
@@ -92,7 +100,7 @@ def report_markdown(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iter
     yield gain_table(gain) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
     yield closed_loop_table(summary) + "\n"
-    yield contrast_table(summary) + "\n"
+    yield contrast_table(summary, ("success", "score") if _has_score(summary) else ("success",)) + "\n"
 
 
 def draw_tokens(summary: Mapping[str, Any]) -> Figure:
