@@ -259,8 +259,22 @@ def test_export_of_a_single_policy(specact_run: Run, tmp_path: Path, name: str) 
     assert strictly(done.stdout)["path"] == str(out)
     files = {path.relative_to(source) for path in source.rglob("*")}
     assert {path.relative_to(out) for path in out.rglob("*")} == files
-    assert_refused(specact_run("export", name, "--device", "--out", tmp_path / "x"), "leave out --device")
-    assert [path.name for path in tmp_path.iterdir()] == ["deployed"]
+    if name == "metaworld-draft":
+        assert_refused(specact_run("export", name, "--device", "--out", tmp_path / "x"), "leave out --device")
+        assert [path.name for path in tmp_path.iterdir()] == ["deployed"]
+
+
+def test_export_of_a_token_policy_for_a_device(specact_run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "device"
+    whole = strictly(specact_run("doctor", "--bundle", "relocate-tokens", "--json").stdout)
+    done = specact_run("export", "relocate-tokens", "--device", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    left = {path.name for path in find_bundle("relocate-tokens").iterdir()} - {path.name for path in out.iterdir()}
+    assert left == {"decoder.onnx"}
+    found = strictly(specact_run("doctor", "--bundle", out, "--json").stdout)
+    assert found["fingerprint"] == whole["fingerprint"] and found["draft_ms"] > 0.0
+    for words in (["serve"], ["eval", "--methods", "ar", "--episodes", "1", "--out", tmp_path / "run"]):
+        assert_refused(specact_run(*words, "--bundle", out), "was exported without its decoder")
 
 
 def test_export_of_what_is_no_policy(specact_run: Run, tmp_path: Path) -> None:

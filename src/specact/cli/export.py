@@ -33,20 +33,19 @@ def export(
         run: folder of a training run, or path or name of a bundle.
         out: folder to create.
         bundle: name of the bundle, if the run made several.
-        device: leave out the target, which a robot with a server does not need. The fingerprint stays the same, so that
-            device and server still match.
+        device: leave out the target, or a token policy's decoder, which a robot with a server does not need. The
+            fingerprint stays the same, so that device and server still match.
         refresh: add the network with which FreqCache computes a part of a flow policy's prefix again.
         json: print path, fingerprints and parity as JSON.
     """
-    from specact.families.codes.bundle import PARTS
     from specact.files import write_json
-    from specact.runtime.manifest import KINDS, kind_of
+    from specact.runtime.manifest import KINDS, LEFT_OUT, kind_of
 
     source = _source(run, bundle)
     kind = kind_of(source)
     if kind not in ("pair", "flow", "regression", "tokens"):
         raise ConfigError(f"{source} is no policy, but {KINDS[kind]}; export the policy, or copy the folder")
-    if device and kind != "pair":
+    if device and kind not in LEFT_OUT:
         raise ConfigError(f"{source} is one policy, without a draft and a target to separate; leave out --device")
     if refresh and kind != "flow":
         raise ConfigError(f"{source} is no flow policy, and only one has a prefix to refresh; leave out --refresh")
@@ -55,14 +54,14 @@ def export(
     check_folder(out)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     unfinished = "gate"  # where a learned gate is being trained
-    left_out = (unfinished, PARTS["target"]) if device else (unfinished,)
+    left_out = (unfinished, f"{LEFT_OUT[kind]}.onnx") if device else (unfinished,)
     # Renamed once it is complete and loads, so that a failure leaves nothing at --out.
     with TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.absolute().parent) as folder:
         copy = Path(folder) / out.name
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*left_out))
         if device:
             file = copy / "manifest.json"
-            write_json(file, plain.loads(file.read_text()) | {"left_out": ["target"]})
+            write_json(file, plain.loads(file.read_text()) | {"left_out": [LEFT_OUT[kind]]})
         loaded = _load(copy, kind)
         if refresh:
             from specact.families.chunks.bundle import load_flow

@@ -27,6 +27,8 @@ KINDS: dict[Kind, str] = {
     "chunks": "a pair of chunk policies, which load_pair reads",
     "split": "a target in stages, which specact split writes and specact serve serves",
 }
+# The part that a device does not need whose server has it.
+LEFT_OUT: dict[Kind, str] = {"pair": "target", "tokens": "decoder"}
 # Types of the entries of a manifest.
 _ENTRIES: dict[type, tuple[str, ...]] = {
     str: ("name", "kind", "env", "head"),
@@ -219,8 +221,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     for part, fingerprint in manifest["fingerprints"].items():
         if not isinstance(fingerprint, str):
             raise _invalid(file, f"fingerprint of {part}", "a text", fingerprint)
-    if manifest.get("left_out", ["target"]) != ["target"]:
-        raise _invalid(file, "left_out", '["target"]', manifest["left_out"])
+    allowed = [[part] for part in LEFT_OUT.values()]
+    if manifest.get("left_out", allowed[0]) not in allowed:
+        raise _invalid(file, "left_out", " or ".join(map(json.dumps, allowed)), manifest["left_out"])
     return manifest
 
 

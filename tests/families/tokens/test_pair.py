@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,12 @@ import torch
 from safetensors.numpy import load_file
 from tests.families.tokens.dots import rngs, windows
 
-from specact.errors import ConfigError, WireError
+from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.load import load_pair
 from specact.families.tokens.acceptance import relaxed
 from specact.families.tokens.bins import to_actions
-from specact.families.tokens.bundle import TokenBundle
+from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.drafters import Bigram, Decided
 from specact.families.tokens.head import HeadDrafter
@@ -151,6 +153,30 @@ def test_over_a_server_it_is_the_same(pair: TokenPair, server: tuple[Endpoint, C
     told, known = _decoded(records[3]), _decoded(played(composed, 4, seed=5)[1][3])
     assert (told.accepted, told.read, told.rejected) == (known.accepted, known.read, known.rejected)
     np.testing.assert_allclose(told.feature, known.feature, atol=1e-2)
+
+
+@pytest.mark.parametrize("decoding", [DECODINGS["strict_last"], COMPENSATING])
+def test_a_device_needs_no_decoder(
+    wild: TokenBundle, pair: TokenPair, server: tuple[Endpoint, Client], decoding: Decoding, tmp_path: Path
+) -> None:
+    """A copy without it acts with the server as the complete one does, and says what it cannot do alone."""
+    shutil.copytree(wild.path, tmp_path / "device", ignore=shutil.ignore_patterns("decoder.onnx"))
+    manifest = tmp_path / "device" / "manifest.json"
+    with pytest.raises(BundleError, match=r"decoder\.onnx"):
+        load_tokens(tmp_path / "device")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"left_out": ["decoder"]}))
+    device = replace(token_pair(load_tokens(tmp_path / "device")), decoding=decoding)
+    assert device.fingerprint == pair.fingerprint
+    there, records = played(device, seed=5, verifier=remote_verifier(server[1], device, PATIENT_MS))
+    assert all(record.miss is None for record in records)
+    np.testing.assert_array_equal(there, played(replace(pair, decoding=decoding), seed=5)[0])
+    np.testing.assert_array_equal(device.policy.networks.tokens(SEEN[:2]), pair.policy.networks.tokens(SEEN[:2]))
+    for alone in (lambda: device.target, lambda: device.responder, lambda: device.policy.infer(SEEN[0], rngs(1)[0])):
+        with pytest.raises(BundleError, match="exported without its decoder, which runs on the server"):
+            alone()
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"left_out": ["encoder"]}))
+    with pytest.raises(BundleError, match=r'left_out in .* must be \["target"\] or \["decoder"\]'):
+        load_tokens(tmp_path / "device")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from specact.families.tokens.bins import BINS
 from specact.families.tokens.network import Array, TokenNetworks
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.words import read_words
-from specact.runtime.manifest import BundleFolder, read_manifest
+from specact.runtime.manifest import BundleFolder, left_out, read_manifest
 
 NETWORKS = {"encoder": "encoder.onnx", "decoder": "decoder.onnx"}
 TOKEN_PARTS = {**NETWORKS, "embedding": "embedding.safetensors", "normalisation": "normalisation.safetensors"}
@@ -59,7 +59,7 @@ def load_tokens(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
     check_head(path, manifest)
     spec = read_chunk_spec(path, manifest)
     networks = TokenNetworks(
-        {part: path / file for part, file in NETWORKS.items()},
+        {part: path / file for part, file in NETWORKS.items() if part not in left_out(manifest)},
         _read_embedding(path / TOKEN_PARTS["embedding"]),
         spec,
         read_words(manifest),

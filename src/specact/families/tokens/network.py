@@ -83,7 +83,8 @@ class TokenNetworks:
     """Encoder and decoder of one token policy.
 
     Args:
-        files: the ``.onnx`` file of each part: ``encoder``, ``decoder``.
+        files: the ``.onnx`` file of each part: ``encoder``, ``decoder``; without a decoder, on a device whose server
+            decodes, only the encoder can be used.
         embedding: of the 256 tokens, float32 ``[256, W]``.
         spec: of the bundle they belong to; their inputs are checked against it.
         words: vocabulary of its instructions.
@@ -93,6 +94,7 @@ class TokenNetworks:
         prefix: P, tokens of an observation, before those of the chunk.
         length: tokens of a chunk, one for every dimension of every action.
         width: W, of embeddings and features.
+        decodes: whether there is a decoder.
 
     Raises:
         BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
@@ -110,9 +112,13 @@ class TokenNetworks:
         threads: int = 1,
     ) -> None:
         self._inputs, self._embedding = NetworkInputs(spec.observation, words), embedding
-        self._encoder, self._decoder = (open_session(files[part], provider, threads) for part in ("encoder", "decoder"))
+        self._encoder = open_session(files["encoder"], provider, threads)
         self.length, self.width = spec.chunk * spec.actions, embedding.shape[1]
-        self._check(files)
+        self._check_encoder(files["encoder"])
+        self.decodes = "decoder" in files
+        if self.decodes:
+            self._decoder = open_session(files["decoder"], provider, threads)
+            self._check_decoder(files["decoder"])
 
     def tokens(self, windows: Sequence[Window]) -> Array:
         """The encoder's tokens of B windows, ``[B, P, W]``."""
@@ -124,7 +130,15 @@ class TokenNetworks:
 
         Returns:
             A new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
+
+        Raises:
+            BundleError: without a decoder.
         """
+        if not self.decodes:
+            raise BundleError(
+                "this copy of a token policy was exported without its decoder, which runs on the server. Connect to a "
+                "server, as with specact run --server URL, or use the complete bundle"
+            )
         batch, count, _ = prefix.shape
         cache = Cache(np.zeros((batch, *self._cache), np.float32))
         positions = np.broadcast_to(np.arange(count), (batch, count))
@@ -150,30 +164,35 @@ class TokenNetworks:
         }  # fmt: skip
         return Reading(*self._decoder.run(None, given))
 
-    def _check(self, files: Mapping[str, Path]) -> None:
-        tokens = self._encoder.get_outputs()[0].shape[1:]
-        found = {entry.name: entry.shape[1:] for entry in self._decoder.get_inputs()}
-        cache, width = found.get("cache", []), self.width
-        if (
-            len(tokens) != 2
-            or tokens[1] != width
-            or len(cache) != 5
-            or cache[3] != tokens[0] + self.length
-            or set(found) != {"embeddings", "positions", "seen", "among", "cache"}
-            or found["seen"] != [cache[3]]
-            or [entry.shape[-1] for entry in self._decoder.get_outputs()[:2]] != [BINS, width]
-        ):
-            raise BundleError(
-                f"{files['decoder']} takes {found}, which does not fit the encoder's tokens {tokens}, the embedding "
-                f"{list(self._embedding.shape)} and chunks of {self.length} tokens; export the bundle again"
-            )
+    def _check_encoder(self, file: Path) -> None:
         taken = {entry.name: entry.shape[1:] for entry in self._encoder.get_inputs()}
         if taken != self._inputs.shapes:
             raise BundleError(
-                f"{files['encoder']} takes {taken}, but the bundle's manifest says {self._inputs.shapes}: they do not "
-                "match; export the bundle again"
+                f"{file} takes {taken}, but the bundle's manifest says {self._inputs.shapes}: they do not match; "
+                "export the bundle again"
+            )
+        tokens = self._encoder.get_outputs()[0].shape[1:]
+        if len(tokens) != 2 or tokens[1] != self.width:
+            raise BundleError(
+                f"{file} gives tokens {tokens}, which do not fit the embedding {list(self._embedding.shape)}; export "
+                "the bundle again"
             )
         self.prefix: int = tokens[0]
+
+    def _check_decoder(self, file: Path) -> None:
+        found = {entry.name: entry.shape[1:] for entry in self._decoder.get_inputs()}
+        cache = found.get("cache", [])
+        if (
+            len(cache) != 5
+            or cache[3] != self.prefix + self.length
+            or set(found) != {"embeddings", "positions", "seen", "among", "cache"}
+            or found["seen"] != [cache[3]]
+            or [entry.shape[-1] for entry in self._decoder.get_outputs()[:2]] != [BINS, self.width]
+        ):
+            raise BundleError(
+                f"{file} takes {found}, which does not fit the encoder's {self.prefix} tokens, the embedding "
+                f"{list(self._embedding.shape)} and chunks of {self.length} tokens; export the bundle again"
+            )
         self._cache: list[int] = cache
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from specact.errors import BundleError
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.target_pair import TargetPair, joint_fingerprint
 from specact.families.tokens.bundle import TokenBundle
@@ -62,6 +63,11 @@ class TokenPair(TargetPair[TokenPolicy]):
     @property
     def target(self) -> TokenTarget:
         """See :class:`~specact.pair.Pair`."""
+        if not self.policy.networks.decodes:
+            raise BundleError(
+                f"the bundle {self.path} was exported without its decoder, which runs on the server. Connect to a "
+                "server, as with specact run --server URL, or use the complete bundle"
+            )
         own: Mapping[str, TreeDrafter] = {} if self.drafters is None else self.drafters.own
         return TokenTarget(self.policy, own)
 
