@@ -21,8 +21,9 @@ from specact.families.codes.bundle import find_bundle
 from specact.families.distance import load_distance_head
 from specact.families.head import HEAD, give_head
 from specact.families.load import AnyPair, Named, load_pair
-from specact.gates import LearnedDistance
+from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate
+from specact.gates.deciding import deciding_gate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
@@ -270,3 +271,21 @@ def test_along_demonstrations_it_learns_from_a_draft_policy_alone(target: tuple[
     assert len(found) == 40 and found.outputs["drafted"].shape[1] == itself.execute
     if env == "ball":  # greedy decoding is deterministic, and the draft is the target
         assert found.outputs["distance"].max() < 1e-3
+
+
+def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp_path: Path) -> None:
+    from specact.cli.calibrate import CalibrateOptions, calibrate
+
+    path, env, decoding = target
+    folder = Path(shutil.copytree(path, tmp_path / "policy"))
+    calibrate(CalibrateOptions(str(folder), env, rate=0.5, episodes=2, rounds=1, decoding=decoding, workers=1))
+    assert [file.name for file in (folder / "calibration").iterdir()] == [f"deviation-0.50-{decoding}.json"]
+    composed = load_pair(folder, decoding=decoding)
+    assert isinstance(deciding_gate(composed, "deviation", 0.5, None), ActionDeviation)
+    with pytest.raises(
+        ConfigError, match=f"no calibration of 'deviation' at rate 0.50; it has deviation-0.50-{decoding}"
+    ):
+        deciding_gate(load_pair(folder), "deviation", 0.5, None)
+    other = {"strict_last": "last", "flash_last": "flash"}[decoding]
+    with pytest.raises(ConfigError, match=f"rate 0.50 under the decoding '{other}'; .* --decoding {other}, with"):
+        deciding_gate(load_pair(folder, decoding=other), "deviation", 0.5, None)
