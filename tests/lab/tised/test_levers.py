@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from specact.families.flash.verify import Round
 from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
 from specact.families.load import load_pair
 from specact.lab.rollout.pool import Pool
-from specact.lab.tised.costs import measure_settings
-from specact.lab.tised.drivers import CodesDriver, RoundCall, RoundsDriver, SplitDriver
+from specact.lab.tised.costs import measure_settings, parts_of
+from specact.lab.tised.drivers import CodesDriver, PairDriver, PairSide, RoundCall, RoundsDriver, SplitDriver
 from specact.lab.tised.levers import settings_of
 from specact.lab.tised.records import EPISODES, MANIFEST, read_manifest, read_rows
 from specact.lab.tised.settings import Setting, Subject
@@ -26,6 +27,7 @@ from specact.lab.train.variants import BundleVariants
 from specact.links.link import load_link
 from specact.links.model import round_trip
 from specact.observation import Window
+from specact.types import Decision
 
 BALL = load_bundle("ball")
 TARGET_MS, DELAY = 8.0, "loopback+delay=30"
@@ -172,6 +174,24 @@ def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:
     assert draft["inference_s"] == pytest.approx(0.004) and draft["transmission_rate"] == 0.0
     assert late["inference_s"] == pytest.approx(0.004) and late["transmission_rate"] > 0.5
     assert [len(parts) for parts in measure_settings(settings).values()] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["ball", "pusht-flow"])
+def test_a_learned_gate_is_a_lever_whose_time_is_the_devices(name: str) -> None:
+    pair = load_pair(name)
+    subject = Subject(pair, pair.execute, NoVariants())  # type: ignore[arg-type]
+    if name == "pusht-flow":  # it has no head
+        with pytest.raises(ConfigError, match="has no learned gate; train one with: specact calibrate"):
+            settings_of("learned", subject, (0.4,))
+        return
+    hybrid, gated, draft = settings_of("learned", subject, (1.0, 0.4, 0.0))
+    assert isinstance(gated.driver, PairDriver) and gated.driver.rate == 0.4
+    side = PairSide(gated.driver, "draft")
+    assert isinstance(side.call()(), Decision), "its head estimates before the robot may act"
+    timed = {setting: parts_of(setting) for setting in (hybrid, gated, draft)}
+    assert timed[gated][0] == PairSide(replace(gated.driver, rate=None), "draft")
+    assert timed[hybrid] == timed[draft] == [(CodesDriver(str(pair.path), role), False) for role in ("draft", "target")]
+    assert timed[gated][1] == timed[hybrid][1]
 
 
 def test_levers_on_a_policy_alone_are_refused_for_such_a_pair() -> None:

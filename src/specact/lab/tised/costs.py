@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from specact.families.codes.bundle import Bundle
-from specact.gates.settings import GateSettings
+from specact.gates.settings import LEARNED, GateSettings
 from specact.lab.tised.drivers import (
     CodesDriver,
     FlowDriver,
@@ -35,7 +35,7 @@ def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
     target, and one per kind of round for a flow in rounds. Every network is measured once, so settings that share one
     have the same time; the measurements alternate.
     """
-    parts = {setting.label: _parts(setting) for setting in settings}
+    parts = {setting.label: parts_of(setting) for setting in settings}
     calls = {
         part: inference(part[0], inpainting=part[1]) if isinstance(part, tuple) else part.call()
         for part in dict.fromkeys(chain.from_iterable(parts.values()))
@@ -52,7 +52,8 @@ def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
     }
 
 
-def _parts(setting: Setting) -> list[_Part]:
+def parts_of(setting: Setting) -> list[_Part]:
+    """What is timed of a setting, in the order of its latencies."""
     if isinstance(setting.driver, RoundsDriver):
         reuse = setting.driver.rounds.reuse
         return [
@@ -60,11 +61,13 @@ def _parts(setting: Setting) -> list[_Part]:
         ]
     if isinstance(setting.driver, SplitDriver):
         return [SplitSide(setting.driver, "device"), SplitSide(setting.driver, "server")]
-    if isinstance(setting.driver, PairDriver) and not isinstance(setting.driver.load(), Bundle):
-        # The times do not depend on the gate and on late verdicts.
-        ungated = replace(setting.driver, gate=GateSettings("never"), rate=None, late=False)
-        return [PairSide(ungated, "draft"), PairSide(ungated, "target")]
     if isinstance(setting.driver, PairDriver):
-        return [(CodesDriver(setting.driver.bundle, role), False) for role in ("draft", "target")]
+        # Of the gates a learned one alone takes time that counts, and late verdicts take none.
+        ungated = replace(setting.driver, gate=GateSettings("never"), rate=None, late=False)
+        gated = replace(ungated, gate=setting.driver.gate) if setting.driver.gate.name in LEARNED else ungated
+        if not isinstance(setting.driver.load(), Bundle):
+            return [PairSide(gated, "draft"), PairSide(ungated, "target")]
+        draft = (CodesDriver(setting.driver.bundle, "draft"), False) if gated is ungated else PairSide(gated, "draft")
+        return [draft, (CodesDriver(setting.driver.bundle, "target"), False)]
     # Inpainting guidance of a flow policy computes a gradient.
     return [(setting.driver, setting.execution is not None and setting.execution.kind == "inpainting")]

@@ -106,14 +106,14 @@ class PairSide:
     role: Literal["draft", "target"]
 
     def call(self) -> Callable[[], object]:
-        """A proposal, or its verification, on an observation of zeros."""
+        """A proposal and the gate's decision, or the proposal's verification, on an observation of zeros."""
         pair, clock, address = self.driver.load(), RealClock(), StepAddress(0, 0, 0, 0)
-        drafter, rng = pair.drafter, np.random.default_rng(0)
+        drafter, gate, rng = pair.drafter, self.driver.gate.build(pair), np.random.default_rng(0)
         window = pair.observation.zeros()
         proposal = drafter.propose(window, rng)
         verifier = pair.verifier(LocalTarget(pair.target, clock))
         if self.role == "draft":
-            return lambda: drafter.propose(window, rng)
+            return lambda: gate.decide(drafter.propose(window, rng), rng)
         return lambda: verifier.submit(proposal, address).result()
 
 

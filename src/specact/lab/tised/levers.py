@@ -262,6 +262,10 @@ LEVERS = {
         "transmission rate of a random gate", "pair", _fixed(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
         partial(_verified, "random", False), shares=True,
     ),
+    "learned": Lever(
+        "transmission rate of a learned gate, whose time is the device's", "pair", _fixed(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        partial(_verified, "learned", False), shares=True,
+    ),
     "alone": Lever(
         "one policy on the device and no server; 0 the target, 1 the learned gate's head as the draft", "codes",
         _fixed(0.0, 1.0), _alone,
