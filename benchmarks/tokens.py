@@ -93,8 +93,11 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def merge(kept: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """A summary with the methods of another one; without those of other episodes."""
     methods, outcomes = more["methods"], more["outcomes"]
-    if "outcomes" in kept and all(kept[part] == more[part] for part in SAME):
-        methods, outcomes = kept["methods"] | methods, kept["outcomes"] | outcomes
+    if kept and all(kept[part] == more[part] for part in SAME):
+        lost = sorted(set(kept["methods"]) - set(methods)) if "outcomes" not in kept else []
+        if lost:
+            raise SystemExit(f"{more['bundle']}: the outcomes of {', '.join(lost)} were not kept; run these again, too")
+        methods, outcomes = kept["methods"] | methods, kept.get("outcomes", {}) | outcomes
     order = [method for method in DECODINGS if method in methods]
     tables = {method: {point: np.array(values) for point, values in outcomes[method].items()} for method in order}
     return {part: more[part] for part in SAME} | {

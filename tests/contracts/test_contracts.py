@@ -265,8 +265,8 @@ def test_the_action_to_try_has_to_fit() -> None:
 
 @pytest.mark.parametrize("name", GATES)
 def test_every_built_in_gate_keeps_the_contract(name: str) -> None:
-    # One of them reads what a memory of token chunks proposes.
-    recalls = name == "verify_skip"
+    # Two of them read what a memory of token chunks proposes.
+    recalls = name in ("verify_skip", "similarity")
     pair = load_pair("relocate-tokens", decoding="heisd_no_switch") if recalls else load_bundle("ball")
     check_gate(load_gate(name), pair, steps=20, **dict(GateChoices().settings(name, pair).options))
 

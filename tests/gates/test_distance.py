@@ -29,8 +29,9 @@ from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
 from specact.lab.envs import load_task
+from specact.lab.evaluation.budget import measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import calibrate_offline
+from specact.lab.evaluation.offline import calibrate_offline, evaluate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
@@ -62,8 +63,8 @@ def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str
         found = lessons_along(pair, shown(60, 0), 1500, folder / "gate", quiet)
         if not shuffled:
             return found
-        distance = np.random.default_rng(0).permutation(found.outputs["distance"])
-        return replace(found, outputs={**found.outputs, "distance": distance})
+        distance = np.random.default_rng(0).permutation(found.outputs["drafted_distance"])
+        return replace(found, outputs={**found.outputs, "drafted_distance": distance})
 
     metrics = train_head(pair, FEW, along, folder / "gate", quiet)
     shutil.rmtree(folder / "gate")
@@ -82,7 +83,7 @@ def correlation(pair: ChunkPair) -> float:
     states, drafted = np.asarray(judged.observation["state"]), judged.outputs["drafted"]
     drafts = [pair.drafter.propose(Window({"state": state}), rng) for state in states]
     scores = [gate.score(replace(p, actions=d), rng) for p, d in zip(drafts, drafted, strict=True)]
-    return float(stats.spearmanr(scores, judged.outputs["distance"]).statistic)
+    return float(stats.spearmanr(scores, judged.outputs["drafted_distance"]).statistic)
 
 
 def test_its_score_says_how_far_the_targets_actions_are(learned: ChunkPair) -> None:
@@ -217,15 +218,14 @@ def test_it_learns_from_what_a_decoding_proposes(target: tuple[Path, str, str]) 
     )  # fmt: skip
     _, table = run_shard(shard)
     assert table["drafted"].shape == (len(table["step"]), pair.execute, len(pair.units.centre))
-    # What is learned is the distance of the proposal, not of what was executed, which is none on verified steps.
-    assert (table["distance"] == table["drafted_distance"]).all()
-    assert table["distance"][table["transmitted"]].max() > 0.01
+    # What is learned is the distance of the proposal, not of what was executed, which is 0 on verified steps.
+    assert table["drafted_distance"][table["transmitted"]].max() > 0.01
     # One step later the same proposal would be at another distance.
     wanted, drafted = table["wanted"][:, : pair.execute], table["drafted"]
     again = [chunk_distance(*both) for both in zip(drafted, wanted, strict=True)]
-    np.testing.assert_allclose(table["distance"], again, atol=1e-6)
+    np.testing.assert_allclose(table["drafted_distance"], again, atol=1e-6)
     shifted = [chunk_distance(*both) for both in zip(drafted[:-1], wanted[1:], strict=True)]
-    assert np.abs(table["distance"][:-1] - shifted).max() > 0.01
+    assert np.abs(table["drafted_distance"][:-1] - shifted).max() > 0.01
 
 
 def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str], tmp_path: Path) -> None:
@@ -241,6 +241,10 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
             calibration_episodes=4, decoding=decoding,
         )  # fmt: skip
         rows = evaluate(what, tmp_path / "run", quiet, pool)["methods"]
+        if env == "ball":  # over real sockets, too
+            real = replace(what, methods=("learned",), episodes=1, realtime=True, link="loopback")
+            served = evaluate(real, tmp_path / "real", quiet, pool)["methods"]["learned"]
+            assert served["missed"] == 0.0 < served["transmission_rate"] < 1.0
     assert metrics["spearman"] > 0.3
     assert rows["draft"]["transmission_rate"] == 0.0 < rows["learned"]["transmission_rate"] < 1.0
     assert rows["learned"]["transmission_rate"] == pytest.approx(rows["random_learned"]["transmission_rate"], abs=0.2)
@@ -251,6 +255,12 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     assert isinstance(calibrated_gate(load_pair(folder, decoding=decoding), "learned", 0.5), LearnedDistance)
     with pytest.raises(ConfigError, match=f"no calibration of 'learned' at rate 0.50; it has {stored}. Make one"):
         calibrated_gate(load_pair(folder), "learned", 0.5)
+    # So does its head.
+    other = load_pair(folder, decoding="last" if decoding == "strict_last" else "flash")
+    with pytest.raises(BundleError, match=f"trained on drafts of the decoding '{decoding}', not .* --retrain"):
+        GateChoices().settings("learned", other).build(other)
+    assert "gate learned" not in measure_parts(load_pair(folder), 1)
+    assert "gate learned" in measure_parts(load_pair(folder, decoding=decoding), 1)
     (folder / "calibration" / f"{stored}.json").rename(folder / "calibration" / "learned-0.50.json")
     with pytest.raises(BundleError, match=f"under the decoding '{decoding}', which its name does not say"):
         calibrated_gate(load_pair(folder), "learned", 0.5)
@@ -259,18 +269,23 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
         load_pair(folder)
 
 
-def test_along_demonstrations_it_learns_from_a_draft_policy_alone(target: tuple[Path, str, str]) -> None:
+def test_along_demonstrations_it_learns_from_a_draft_policy_alone(
+    target: tuple[Path, str, str], tmp_path: Path
+) -> None:
     """Demonstrations do not hold what the robot executed, from which other drafters draft."""
     path, env, decoding = target
     following, policy = load_pair(path, decoding=decoding), "ar" if env == "ball" else "flash_policy"
-    shown = generate(load_task(env, following.observation), 3, noise=0.2, seed=0).episodes
-    with pytest.raises(ConfigError, match=r"drafts from what its robot executed, .* name a draft policy \(--draft\)"):
+    shown = generate(load_task(env, following.observation), 6, noise=0.2, seed=0).episodes
+    with pytest.raises(ConfigError, match=r"drafts from what its robot executed, .* choose a decoding"):
         lessons_along(following, shown, 10, Path(), quiet)
     itself = load_pair(path, draft=str(path), decoding=policy)
     found = lessons_along(itself, shown, 40, Path(), quiet)
     assert len(found) == 40 and found.outputs["drafted"].shape[1] == itself.execute
     if env == "ball":  # greedy decoding is deterministic, and the draft is the target
-        assert found.outputs["distance"].max() < 1e-3
+        assert found.outputs["drafted_distance"].max() < 1e-3
+    with Pool(1) as pool:
+        told = evaluate_offline(itself, ("draft", "hybrid"), shown, 0.5, tmp_path / "run", pool, quiet)
+    assert told["methods"]["draft"]["transmission_rate"] == 0.0 < told["methods"]["hybrid"]["transmission_rate"]
 
 
 def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp_path: Path) -> None:
@@ -287,5 +302,7 @@ def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp
     ):
         deciding_gate(load_pair(folder), "deviation", 0.5, None)
     other = {"strict_last": "last", "flash_last": "flash"}[decoding]
-    with pytest.raises(ConfigError, match=f"rate 0.50 under the decoding '{other}'; .* --decoding {other}, with"):
+    with pytest.raises(
+        ConfigError, match=f"rate 0.50 under the decoding '{other}'; .* --decoding {other} --gate deviation"
+    ):
         deciding_gate(load_pair(folder, decoding=other), "deviation", 0.5, None)

@@ -18,7 +18,7 @@ from specact.families.codes.head import TargetHead
 from specact.families.codes.sampling import sample_codes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
-from specact.families.head import HEAD
+from specact.families.head import HEAD, TrainedFor
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
@@ -108,7 +108,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         window = seen(data, row)
         draft = bundle.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
-        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.draft.inputs, bundle.fingerprint).estimate(
+        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.draft.inputs, TrainedFor.of(bundle), "").estimate(
             window, draft
         )
         assert (estimate <= draft.probs + 1e-6).all()
@@ -211,7 +211,7 @@ def test_a_head_of_another_pair_is_refused(taught: tuple[Bundle, dict[str, float
     model.metadata_props[0].value = "0123456789abcdef"
     onnx.save(model, copy / HEAD)
     with pytest.raises(BundleError, match="trained for the pair 0123456789abcdef"):
-        TargetHead(copy / HEAD, bundle.spec, bundle.draft.inputs, bundle.fingerprint)
+        TargetHead(copy / HEAD, bundle.spec, bundle.draft.inputs, TrainedFor.of(bundle), "")
 
 
 def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Bundle, dict[str, float]]) -> None:
@@ -226,4 +226,4 @@ def test_a_damaged_head_is_refused(taught: tuple[Bundle, dict[str, float]], tmp_
     file = tmp_path / HEAD
     file.write_bytes((bundle.path / HEAD).read_bytes()[:-100])
     with pytest.raises(BundleError, match="not a readable ONNX model"):
-        TargetHead(file, bundle.spec, bundle.draft.inputs, bundle.fingerprint)
+        TargetHead(file, bundle.spec, bundle.draft.inputs, TrainedFor.of(bundle), "")

@@ -43,8 +43,8 @@ class CalibrateOptions:
         lessons: number of inferences to train a learned gate on, in each of two rounds; with --offline at most so many
             steps, in one.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME, a .toml file, lerobot:PATH@HZ
-            or openpi:ws://HOST:PORT#FILE.toml.
-        target: likewise.
+            or openpi:ws://HOST:PORT#FILE.toml; of a token or flow policy any of these, or a bundle of a policy.
+        target: of a pair of chunk policies likewise.
         decoding: of a token or flow policy, see specact run --help: what it proposes and verifies.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
@@ -192,8 +192,10 @@ def _needs_training(pair: AnyPair, options: CalibrateOptions) -> bool:
 
 
 def _gate_folder(pair: AnyPair) -> Path:
-    """Folder in which a head is trained; removed afterwards."""
-    return Path(pair.path or ".") / "gate"
+    """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
+    from specact.families.head import TRAINING, TrainedFor
+
+    return Path(pair.path or ".") / TRAINING / "-".join(filter(None, vars(TrainedFor.of(pair)).values()))
 
 
 def _train_gate_head(
@@ -205,6 +207,6 @@ def _train_gate_head(
 
     recipe = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE
     metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
-    shutil.rmtree(_gate_folder(pair))
+    shutil.rmtree(_gate_folder(pair).parent)
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"head, held out: {numbers}", highlight=False)

@@ -20,7 +20,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 # Options that have no effect along demonstrations: there are no episodes of a simulator, no link and no times.
 _SIMULATED = (
     "episodes", "link", "offset", "overlap", "draft_ms", "gate_ms", "head_ms", "target_ms", "kappa", "shard",
-    "calibration_episodes", "realtime", "wire", "deadline_ms", "mse", "demonstrations", "decoding",
+    "calibration_episodes", "realtime", "wire", "deadline_ms", "mse", "demonstrations",
 )  # fmt: skip
 # In real time every time is measured.
 _ACCOUNTED = ("draft_ms", "gate_ms", "head_ms", "target_ms", "kappa")
@@ -55,10 +55,9 @@ def eval_(
     with Pool(workers, on) as pool, progress_bars() as update:
         if offline:
             from specact.cli.demonstrations import held_out
-            from specact.families.load import load_pair
             from specact.lab.evaluation.offline import evaluate_offline
 
-            pair = load_pair(what.bundle, draft=what.draft, target=what.target)
+            pair = what.named.load(what.bundle)
             shown = held_out(pair, recipe, None if what.data is None else Path(what.data), what.env)
             summary = evaluate_offline(
                 pair, what.methods, shown, what.rate, out, pool, update, gates=what.gates, seed=what.seed,

@@ -38,6 +38,7 @@ def export(
         refresh: add the network with which FreqCache computes a part of a flow policy's prefix again.
         json: print path, fingerprints and parity as JSON.
     """
+    from specact.families.head import TRAINING
     from specact.files import write_json
     from specact.runtime.manifest import KINDS, LEFT_OUT, kind_of
 
@@ -53,8 +54,8 @@ def export(
         raise ConfigError(f"{out} exists already; choose another --out")
     check_folder(out)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    unfinished = "gate"  # where a learned gate is being trained
-    left_out = (unfinished, f"{LEFT_OUT[kind]}.onnx") if device else (unfinished,)
+    # A head's unfinished training is of no use elsewhere.
+    left_out = (TRAINING, f"{LEFT_OUT[kind]}.onnx") if device else (TRAINING,)
     # Renamed once it is complete and loads, so that a failure leaves nothing at --out.
     with TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.absolute().parent) as folder:
         copy = Path(folder) / out.name

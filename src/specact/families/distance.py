@@ -9,7 +9,7 @@ import numpy as np
 
 from specact.families.chunks.pair import ChunkPair
 from specact.families.flash.pair import FlashPair
-from specact.families.head import head_file, open_head
+from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
 from specact.families.tokens.pair import TokenPair
 from specact.observation import ObservationSpec, Window
 from specact.runtime.manifest import fingerprint_of
@@ -34,15 +34,21 @@ def load_distance_head(pair: DistancePair) -> DistanceHead:
     """
     file = head_file(pair)
     drafted = (pair.execute, len(pair.units.centre))
-    return _load(file, head_observation(pair), drafted, pair.fingerprint, fingerprint_of(file))
+    command = calibrate_command(pair)
+    return _load(file, head_observation(pair), drafted, TrainedFor.of(pair), command, fingerprint_of(file))
 
 
 @cache
 def _load(
-    path: Path, observation: ObservationSpec | None, drafted: tuple[int, int], pair: str, weights: str
+    path: Path,
+    observation: ObservationSpec | None,
+    drafted: tuple[int, int],
+    wanted: TrainedFor,
+    command: str,
+    weights: str,
 ) -> DistanceHead:
     """``weights`` is part of the cache key, since a file can be overwritten with another head."""
-    return DistanceHead(path, observation, drafted, pair)
+    return DistanceHead(path, observation, drafted, wanted, command)
 
 
 class DistanceHead:
@@ -50,24 +56,31 @@ class DistanceHead:
 
     Args:
         path: the ``.onnx`` file.
-        observation: the draft's observation spec without camera frames; None if nothing remains.
+        observation: see :func:`head_observation`.
         drafted: shape of the drafted actions that it reads, the executed ones of a chunk.
-        pair: fingerprint of the pair that it was trained for, as stored in the file.
+        wanted, command: see :func:`~specact.families.head.open_head`.
 
     Raises:
         BundleError: if the file is no ONNX model, does not fit the pair, or was made for another one.
     """
 
-    def __init__(self, path: Path, observation: ObservationSpec | None, drafted: tuple[int, int], pair: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        observation: ObservationSpec | None,
+        drafted: tuple[int, int],
+        wanted: TrainedFor,
+        command: str,
+    ) -> None:
         self._observation, self._execute = observation, drafted[0]
         seen = {} if observation is None else observation.shapes
-        self._session = open_head(path, pair, seen | {"drafted": list(drafted)})
+        self._session = open_head(path, wanted, seen | {"drafted": list(drafted)}, command)
 
     def estimate(self, window: Window, actions: Chunk) -> float:
         """The expected root mean square over the action's dimensions, mean over the actions that are executed.
 
         Args:
-            window: with at least the draft's observations.
+            window: with at least the observations that the head sees.
             actions: drafted, ``[n, A]``, normalised.
         """
         inputs = {} if self._observation is None else self._observation.stack([window])

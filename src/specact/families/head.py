@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from specact.pair import LoadedPair
 from specact.runtime.manifest import fingerprint_of
 
 HEAD = "gate.onnx"
+# Folder of a pair's folder in which heads are trained.
+TRAINING = "gate"
 
 
 def head_file(pair: LoadedPair[Any]) -> Path:
@@ -27,10 +30,17 @@ def head_file(pair: LoadedPair[Any]) -> Path:
     file = None if pair.path is None else pair.path / HEAD
     if file is None or not file.is_file():
         raise ConfigError(
-            f"{pair.name!r} has no learned gate; train one with: specact calibrate --bundle {pair.source} "
-            "--gate learned, with --offline where there is no simulator"
+            f"{pair.name!r} has no learned gate; train one with: {calibrate_command(pair)}, with --offline where there "
+            "is no simulator"
         )
     return file
+
+
+def calibrate_command(pair: LoadedPair[Any], gate: str = "learned") -> str:
+    """The command that calibrates a gate of a pair, with the draft, target and decoding that it was loaded with."""
+    from specact.families.load import Named  # which loads pairs with heads
+
+    return f"specact calibrate --bundle {pair.source}{Named.of(pair).words} --gate {gate}"
 
 
 def head_fingerprint(pair: LoadedPair[Any]) -> str:
@@ -40,6 +50,12 @@ def head_fingerprint(pair: LoadedPair[Any]) -> str:
         ConfigError: if the pair has none.
     """
     return fingerprint_of(head_file(pair))
+
+
+def has_fitting_head(pair: LoadedPair[Any]) -> bool:
+    """Whether the pair has a head that was trained for it, as it was loaded."""
+    file = None if pair.path is None else pair.path / HEAD
+    return file is not None and file.is_file() and _trained_for(_session(file)) == TrainedFor.of(pair)
 
 
 def check_calibrated_head(pair: LoadedPair[Any], weights: str) -> None:
@@ -52,31 +68,68 @@ def check_calibrated_head(pair: LoadedPair[Any], weights: str) -> None:
     found = head_fingerprint(pair)
     if found != weights:
         raise BundleError(
-            f"{head_file(pair)} has fingerprint {found}, but the gate was calibrated for {weights}; "
-            f"calibrate again with: specact calibrate --bundle {pair.source} --gate learned"
+            f"{head_file(pair)} has fingerprint {found}, but the gate was calibrated for {weights}; calibrate again "
+            f"with: {calibrate_command(pair)}"
         )
 
 
-def open_head(path: Path, pair: str, inputs: Mapping[str, list[int]]) -> onnxruntime.InferenceSession:
+@dataclass(frozen=True)
+class TrainedFor:
+    """What a head was trained for, as stored in its file.
+
+    Attributes:
+        pair: fingerprint of the pair.
+        decoding: of a token or flow policy, whose drafts it judges; empty for the default.
+    """
+
+    pair: str
+    decoding: str = ""
+
+    @classmethod
+    def of(cls, pair: LoadedPair[Any]) -> TrainedFor:
+        """For a pair as it was loaded."""
+        from specact.families.load import Named  # which loads pairs with heads
+
+        return cls(pair.fingerprint, Named.of(pair).decoding)
+
+
+def _session(path: Path) -> onnxruntime.InferenceSession:
+    return open_session(path, "CPUExecutionProvider", threads=1)
+
+
+def _trained_for(session: onnxruntime.InferenceSession) -> TrainedFor:
+    stored = session.get_modelmeta().custom_metadata_map
+    return TrainedFor(stored.get("pair", ""), stored.get("decoding", ""))
+
+
+def open_head(
+    path: Path, wanted: TrainedFor, inputs: Mapping[str, list[int]], command: str
+) -> onnxruntime.InferenceSession:
     """A session for a head.
 
     Args:
         path: the file.
-        pair: fingerprint of the pair that it must have been trained for, as stored in the file.
+        wanted: what it must have been trained for.
         inputs: required inputs: shapes without the batch, by name.
+        command: trains another one.
 
     Raises:
-        BundleError: if the file is no ONNX model, has other inputs, or was trained for another pair.
+        BundleError: if the file is no ONNX model, has other inputs, or was trained for another pair or decoding.
     """
-    session = open_session(path, "CPUExecutionProvider", threads=1)
-    again = f"train it again with: specact calibrate --bundle {path.parent} --gate learned --retrain"
-    made_for = session.get_modelmeta().custom_metadata_map.get("pair")
-    if made_for != pair:
-        raise BundleError(f"{path} was trained for the pair {made_for}, but the bundle beside it is {pair}; {again}")
-    found = {entry.name: entry.shape[1:] for entry in session.get_inputs()}
-    if found != dict(inputs):
+    session = _session(path)
+    again = f"train it again with: {command} --retrain"
+    found = _trained_for(session)
+    if found.pair != wanted.pair:
         raise BundleError(
-            f"{path} takes {found}, but the bundle's manifest says {dict(inputs)}: they do not match; {again}"
+            f"{path} was trained for the pair {found.pair}, but the bundle beside it is {wanted.pair}; {again}"
+        )
+    if found != wanted:
+        trained, asked = (repr(one.decoding) if one.decoding else "of default" for one in (found, wanted))
+        raise BundleError(f"{path} was trained on drafts of the decoding {trained}, not of {asked}; {again}")
+    taken = {entry.name: entry.shape[1:] for entry in session.get_inputs()}
+    if taken != dict(inputs):
+        raise BundleError(
+            f"{path} takes {taken}, but the bundle's manifest says {dict(inputs)}: they do not match; {again}"
         )
     return session
 

@@ -43,12 +43,21 @@ class Named:
 
     @classmethod
     def of(cls, pair: AnyPair) -> Named:
-        """Those that a pair was loaded with."""
+        """Those that a pair was loaded with.
+
+        Raises:
+            ConfigError: for a decoding of the user's own, which has no name.
+        """
         if isinstance(pair, FlashPair):
             return cls(pair.draft_name, pair.target_name, pair.decoding_name)
         if isinstance(pair, TokenPair):
             return cls(pair.draft_name, None, pair.decoding_name)
         return cls(*pair.named) if isinstance(pair, ChunkPair) else cls()
+
+    @property
+    def words(self) -> str:
+        """As options of a command, each after a space."""
+        return "".join(f" --{name} {value}" for name, value in vars(self).items() if value)
 
     def load(self, name_or_path: str | Path) -> AnyPair:
         """The pair; errors as for :func:`load_pair`."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
+from specact.families.head import calibrate_command
 from specact.families.load import AnyPair, Named
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
@@ -106,7 +107,7 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(
             f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.source} has "
-            f"{bundle.fingerprint}; calibrate again with: specact calibrate --bundle {bundle.source}"
+            f"{bundle.fingerprint}; calibrate again with: {calibrate_command(bundle, calibration.settings.name)}"
         )
     return calibration
 
@@ -139,9 +140,8 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}"
             f"{f' under the decoding {decoding!r}' if decoding else ''}; it has {', '.join(stored) or 'none'}. "
-            f"Make one with: specact calibrate --bundle {bundle.source} --gate {gate} --rate {rate:g}"
-            f"{f' --decoding {decoding}' if decoding else ''}, with --offline where there is no simulator; or hold the "
-            "rate online, without a calibration: specact run --hold"
+            f"Make one with: {calibrate_command(bundle, gate)} --rate {rate:g}, with --offline where there is no "
+            "simulator; or hold the rate online, without a calibration: specact run --hold"
         )
     try:
         return calibration.settings.build(bundle)

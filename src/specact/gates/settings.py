@@ -29,10 +29,11 @@ GATES = {
     "learned": "specact.gates.rejection:Learned",
     "learned_action": "specact.gates.rejection:Learned",
     "verify_skip": "specact.gates.verify_skip:VerifySkip",
+    "similarity": "specact.gates.verify_skip:Similarity",
     "oracle": "specact.gates.rejection:Oracle",
     "oracle_action": "specact.gates.rejection:Oracle",
 }
-# Gates of chunk pairs that share a name with a gate of action codes.
+# Gates of chunks, tokens and flows that share a name with a gate of action codes.
 _CHUNK_GATES = {"learned": "specact.gates.distance:LearnedDistance"}
 
 

@@ -1,4 +1,7 @@
-"""HeiSD's verify-skip: no verification while the features resemble the last verified ones (arXiv 2603.17573)."""
+"""HeiSD's verify-skip: no verification while the features resemble the last verified ones (arXiv 2603.17573).
+
+The fitted bounds of :class:`VerifySkip` may never be reached; :class:`Similarity` skips as often as it is asked to.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class VerifySkip(Gate):
 
     Args:
         threshold: one minus the smallest similarity that is safe, see docs/tokens.md.
-        reach: maximum number of inferences since the last verified one.
+        reach: maximum number of inferences since the last verified one; None for no limit.
 
     Raises:
         ConfigError: for a reach below 0.
@@ -32,9 +35,9 @@ class VerifySkip(Gate):
 
     calibrated: ClassVar[bool] = False
 
-    def __init__(self, threshold: float, *, reach: int, **limits: Any) -> None:
+    def __init__(self, threshold: float, *, reach: int | None, **limits: Any) -> None:
         super().__init__(threshold, **limits)
-        if reach < 0:
+        if reach is not None and reach < 0:
             raise ConfigError(f"reach must be at least 0 inferences, got {reach}")
         self.reach = reach
         self._verified: Array | None = None
@@ -53,7 +56,8 @@ class VerifySkip(Gate):
         """See the class."""
         evidence: DraftedTokens = proposal.evidence
         self._since += 1
-        if not evidence.retrieved or evidence.feature is None or self._verified is None or self._since > self.reach:
+        too_long_ago = self.reach is not None and self._since > self.reach
+        if not evidence.retrieved or evidence.feature is None or self._verified is None or too_long_ago:
             return _NOT_SIMILAR
         return 1.0 - float(evidence.feature @ self._verified)
 
@@ -66,3 +70,23 @@ class VerifySkip(Gate):
         """See :class:`~specact.gates.gate.Gate`."""
         super().reset()
         self._verified, self._since = None, 0
+
+
+class Similarity(VerifySkip):
+    """HeiSD's verify-skip at a transmission rate: its threshold is calibrated instead of fitted for safety.
+
+    Skips the retrieved proposals whose features are most similar to those of the last verified inference, however long
+    ago that was. Arguments as for :class:`~specact.gates.gate.Gate`.
+    """
+
+    calibrated: ClassVar[bool] = True
+
+    def __init__(self, threshold: float, **limits: Any) -> None:
+        super().__init__(threshold, reach=None, **limits)
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
+        """See :class:`~specact.gates.gate.Gate`."""
+        if getattr(pair, "drafters", None) is None:
+            raise ConfigError(f"{pair.name} has no drafters beside it, and so no memory whose features to compare")
+        return cls(threshold, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors.numpy import load_file
 from tests.families.tokens.dots import rngs, windows
 
-from specact.errors import BundleError, ConfigError, WireError
+from specact.errors import BundleError, ConfigError, MissingExtraError, WireError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.load import load_pair
 from specact.families.tokens.acceptance import relaxed
@@ -219,6 +220,25 @@ def drafted(wild: TokenBundle, tmp_path_factory: pytest.TempPathFactory) -> Toke
     found = load_pair(folder, decoding="specvla_device")
     assert isinstance(found, TokenPair)
     return found
+
+
+def test_a_memory_is_searched_in_a_graph_where_its_recipe_says_so(
+    drafted: TokenPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(drafted.path or "", tmp_path / "dots")
+    manifest = tmp_path / "dots" / "drafters" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    assert told["spec"]["settings"]["graph"] is False
+    told["spec"]["settings"]["graph"] = True
+    manifest.write_text(json.dumps(told))
+    graph = load_pair(tmp_path / "dots")
+    assert isinstance(graph, TokenPair) and graph.drafters is not None and drafted.drafters is not None
+    feature = drafted.drafters.memory.entries.features[7]
+    assert graph.drafters.memory.nearest(feature).steps == drafted.drafters.memory.nearest(feature).steps
+    monkeypatch.setitem(sys.modules, "voyager", None)
+    load_pair(drafted.path or "")
+    with pytest.raises(MissingExtraError, match=r"specact\[retrieval\]"):
+        load_pair(tmp_path / "dots")
 
 
 def tree_after(pair: TokenPair, decoded: Decoded) -> set[tuple[int, ...]]:

@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.lab.train.test_drafters import LENGTH, quiet, recipe_for, write_target
 
 from specact.cli.output import summary_table
-from specact.errors import ConfigError
+from specact.errors import ConfigError, DataError
 from specact.families.load import load_pair
 from specact.families.tokens.decoding import DECODINGS
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.retrieval import SkipRule
-from specact.gates.verify_skip import VerifySkip
+from specact.gates.verify_skip import Similarity, VerifySkip
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.gain import measure_gain
 from specact.lab.evaluation.run import evaluate, read_table
@@ -25,6 +27,7 @@ from specact.lab.evaluation.token_study import TokenStudy, plan_tokens, write_ga
 from specact.lab.report.drawing import style
 from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.steps import REASONS
 from specact.lab.train.drafters import train_drafters
 from specact.policy import SpeculativePolicy
 from specact.types import Origin, StepRecord
@@ -49,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     # The target drafts for itself where a draft policy is asked for.
-    what = Evaluation(str(folder), methods=METHODS, episodes=EPISODES, draft=str(folder))
+    what = Evaluation(
+        str(folder), methods=METHODS, episodes=EPISODES, draft=str(folder), rate=0.4, calibration_episodes=4
+    )
     summary = evaluate(what, run, lambda *said: None, Pool(1))
     assert set(summary["methods"]) == set(METHODS)
     assert summary["methods"]["heisd_fixed"]["transmission_rate"] < 0.5
@@ -140,6 +145,20 @@ def test_what_is_not_verified_says_where_it_comes_from(out: Path) -> None:
     assert (last["origin"][~last["transmitted"]] == Origin.DRAFTED).all()
 
 
+def test_verification_goes_where_features_are_least_alike(out: Path) -> None:
+    """At a calibrated rate, beside chance at the rate that was reached."""
+    found, chance = steps(out, "heisd_similar"), steps(out, "heisd_similar_random")
+    free = found["reason"] == REASONS.index("score")
+    sent, skipped = (found["score"][free & (found["transmitted"] == sent)] for sent in (True, False))
+    assert sent.min() >= skipped.max() and len(sent) > 5 < len(skipped)
+    assert 0.1 < found["transmitted"].mean() < 0.8
+    # Four standard errors of a share of so many inferences.
+    apart = abs(chance["transmitted"].mean() - found["transmitted"].mean())
+    assert apart < 4.0 * 0.5 / np.sqrt(len(chance["transmitted"]))
+    (stored,) = (out / "calibration").iterdir()
+    assert stored.name == "similarity-0.40-heisd_similar.json"
+
+
 def test_other_methods_of_a_token_policy_decode_as_it_is_asked(folder: Path, tmp_path: Path) -> None:
     what = Evaluation(
         str(folder), methods=("hybrid", "random", "adahi"), episodes=2, decoding="kerv_last", rate=0.5,
@@ -149,6 +168,25 @@ def test_other_methods_of_a_token_policy_decode_as_it_is_asked(folder: Path, tmp
     assert 0.2 < summary["methods"]["random"]["transmission_rate"] < 0.9
     assert summary["methods"]["adahi"]["transmission_rate"] < 1.0
     assert steps(tmp_path / "run", "hybrid")["compensated"].any()
+
+
+def test_a_run_that_is_taken_up_again_keeps_its_calibrations(folder: Path, tmp_path: Path) -> None:
+    """The default's name is not needed, and may be given."""
+    what = Evaluation(str(folder), methods=("adahi",), episodes=2, decoding="ar", rate=0.5, calibration_episodes=2)
+    with Pool(1) as pool:
+        first = evaluate(what, tmp_path / "run", lambda *said: None, pool)
+        (stored,) = (tmp_path / "run" / "calibration").iterdir()
+        written = stored.stat().st_mtime_ns
+        again = evaluate(what, tmp_path / "run", lambda *said: None, pool)
+    assert stored.name == "deviation-0.50.json" and stored.stat().st_mtime_ns == written
+    assert again["methods"]["adahi"]["transmission_rate"] == first["methods"]["adahi"]["transmission_rate"]
+
+
+def test_files_of_several_versions_are_refused(tmp_path: Path) -> None:
+    for number, table in enumerate(({"success": [1.0]}, {"success": [1.0], "score": [1.0]})):
+        pq.write_table(pa.table(table), tmp_path / f"{number}.parquet")
+    with pytest.raises(DataError, match="different columns, of several versions; run it again elsewhere"):
+        read_table(tmp_path)
 
 
 def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) -> None:
@@ -233,3 +271,5 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
 def test_a_pair_without_drafters_cannot_skip() -> None:
     with pytest.raises(ConfigError, match="drafters"):
         VerifySkip.for_pair(load_pair("ball"), 0.0)
+    with pytest.raises(ConfigError, match="no drafters beside it, and so no memory whose features to compare"):
+        Similarity.for_pair(load_pair("ball"), 0.0)

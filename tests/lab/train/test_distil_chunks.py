@@ -61,9 +61,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
 def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, tmp_path: Path) -> None:
     """On states of either pair that nobody was taught on; with answers to other states it is not."""
     made, wrong = teach(pair, tmp_path / "right"), teach(pair, tmp_path / "wrong", shuffled=True)
-    mean = {each.name: float(lessons(each, 7).outputs["distance"].mean()) for each in (pair, made)}
+    mean = {each.name: float(lessons(each, 7).outputs["drafted_distance"].mean()) for each in (pair, made)}
     assert mean[made.name] < 0.5 * mean[pair.name]
-    assert mean[made.name] < 0.5 * float(lessons(wrong, 7).outputs["distance"].mean())
+    assert mean[made.name] < 0.5 * float(lessons(wrong, 7).outputs["drafted_distance"].mean())
     # The same command again finds its rounds finished, and ends with the same draft.
     assert teach(pair, tmp_path / "right").fingerprint == made.fingerprint != wrong.fingerprint
     assert made.name == "pair-distilled" and made.draft.spec == pair.draft.spec

@@ -20,6 +20,7 @@ from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import CodePolicy
+from specact.families.head import TrainedFor
 from specact.gates import Always, Never
 from specact.lab.data.generate import generate
 from specact.lab.envs import load_task
@@ -233,8 +234,11 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
             for part in (features, data)
         )  # fmt: skip
     torch.testing.assert_close(found, frames)
-    export_head(network, pair.fingerprint, copy / "head.onnx")
-    head, (seen, *_) = TargetHead(copy / "head.onnx", pair.spec, pair.draft.inputs, pair.fingerprint), windows(LEFT)
+    export_head(network, TrainedFor.of(pair), copy / "head.onnx")
+    head, (seen, *_) = (
+        TargetHead(copy / "head.onnx", pair.spec, pair.draft.inputs, TrainedFor.of(pair), ""),
+        windows(LEFT),
+    )
     draft = pair.draft.infer(seen)
     for camera in ("image.front", "image.top"):
         blank = Window({**seen.arrays, camera: np.zeros_like(seen[camera])}, LEFT)

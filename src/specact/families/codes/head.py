@@ -11,7 +11,7 @@ import numpy as np
 
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.values import CodeDistribution
-from specact.families.head import head_file, open_head
+from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
 from specact.families.words import NetworkInputs
 from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
@@ -29,13 +29,18 @@ def load_head(bundle: Bundle) -> TargetHead:
         BundleError: if it does not fit the bundle.
     """
     file = head_file(bundle)
-    return _load_head(file, bundle.spec, bundle.draft.inputs, bundle.fingerprint, fingerprint_of(file))
+    command = calibrate_command(bundle)
+    return _load_head(
+        file, bundle.spec, bundle.draft.inputs, TrainedFor(bundle.fingerprint), command, fingerprint_of(file)
+    )
 
 
 @cache
-def _load_head(path: Path, spec: PolicySpec, seen: NetworkInputs, pair: str, weights: str) -> TargetHead:
+def _load_head(
+    path: Path, spec: PolicySpec, seen: NetworkInputs, wanted: TrainedFor, command: str, weights: str
+) -> TargetHead:
     """``weights`` is part of the cache key, since a file can be overwritten with another head."""
-    return TargetHead(path, spec, seen, pair)
+    return TargetHead(path, spec, seen, wanted, command)
 
 
 class TargetHead:
@@ -45,7 +50,7 @@ class TargetHead:
         path: the ``.onnx`` file, next to the draft's.
         spec: of the bundle it belongs to; the file's inputs and output are checked against it.
         seen: the draft's network inputs, which are also the head's.
-        pair: fingerprint of that bundle, as stored in the file.
+        wanted, command: see :func:`~specact.families.head.open_head`.
 
     Attributes:
         fingerprint: of the file.
@@ -54,9 +59,10 @@ class TargetHead:
         BundleError: if the file is no ONNX model, does not fit the spec, or was made for another pair.
     """
 
-    def __init__(self, path: Path, spec: PolicySpec, seen: NetworkInputs, pair: str) -> None:
+    def __init__(self, path: Path, spec: PolicySpec, seen: NetworkInputs, wanted: TrainedFor, command: str) -> None:
         self._inputs = seen
-        self._session = open_head(path, pair, seen.shapes | {"draft_probs": [spec.codebooks, spec.codes]})
+        inputs = seen.shapes | {"draft_probs": [spec.codebooks, spec.codes]}
+        self._session = open_head(path, wanted, inputs, command)
         self.fingerprint = fingerprint_of(path)
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:

@@ -50,8 +50,18 @@ class FlashPair(TargetPair[FlowPolicy]):
 
     @property
     def decoding_name(self) -> str:
-        """Name of its rounds; empty for the default, and for rounds of your own."""
-        return next((name for name, one in ROUNDS.items() if one == self.rounds and name != "full"), "")
+        """Name of its rounds; empty for the default.
+
+        Raises:
+            ConfigError: for rounds of the user's own.
+        """
+        for name, one in ROUNDS.items():
+            if one == self.rounds:
+                return "" if name == "full" else name
+        raise ConfigError(
+            "rounds of your own have no name by which a calibration or another process finds them; choose "
+            f"one of {', '.join(ROUNDS)}"
+        )
 
     @cached_property
     def units(self) -> ActionUnits:

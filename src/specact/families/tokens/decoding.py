@@ -107,6 +107,12 @@ DECODINGS: dict[str, Decoding] = {
         "the last action instead of the memory, verified at random at HeiSD's rate: the control",
         "last", then="head", bins=9, gate="random", rate_of="heisd",
     ),
+    "heisd_similar": _heisd(
+        "HeiSD, verified at the gates' rate, where features are least alike", "similarity", switches=False
+    ),
+    "heisd_similar_random": _heisd(
+        "HeiSD, verified at random at that rate: the control", "random", "heisd_similar", switches=False
+    ),
     "heisd_fixed": _heisd(
         "HeiSD as in its released code: two of three inferences not verified", "periodic", switches=False
     ),

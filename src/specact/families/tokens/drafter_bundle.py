@@ -40,6 +40,7 @@ class DrafterSettings:
         fast: smallest F at which the memory proposes.
         skip: rule for skipping verification.
         top, depth, nodes: size of the head's tree, see :class:`~specact.families.tokens.head.HeadDrafter`.
+        graph: whether the memory is searched in a graph, see :class:`~specact.families.tokens.retrieval.Index`.
     """
 
     strict: tuple[int, ...]
@@ -53,6 +54,7 @@ class DrafterSettings:
     top: int = 8
     depth: int = 4
     nodes: int = 50
+    graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def load_drafters(
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, if it is no
             bundle of drafters, or if they were trained for another target.
         ConfigError: if there is no bundle of that name, or no such execution provider.
+        MissingExtraError: if its memory is searched in a graph, without the package voyager.
     """
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "drafters", DRAFTER_PARTS)
@@ -146,7 +149,7 @@ def load_drafters(
     memory = load_entries(path / DRAFTER_PARTS["memory"])
     if memory.tokens.shape[1] != length or memory.features.shape[1] != target.networks.width:
         raise BundleError(f"the memory in {path} is not of this target's chunks and features; copy the bundle again")
-    return DrafterBundle(path, manifest, head, bigram, Index(memory), made_for.settings)
+    return DrafterBundle(path, manifest, head, bigram, Index(memory, graph=made_for.settings.graph), made_for.settings)
 
 
 def _read_bigram(file: Path, length: int) -> BigramTable:

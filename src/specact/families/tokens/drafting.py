@@ -83,6 +83,10 @@ class TokenDrafter:
             )
         if draft is None and decoding.proposes == "draft":
             raise ConfigError("this decoding needs a draft policy; name one: --draft NAME")
+        if decoding.proposes == "perfect" and not policy.networks.decodes:
+            raise ConfigError(
+                "this decoding drafts with the target itself, and this copy has no decoder; use the complete bundle"
+            )
         self._policy, self._units, self._decoding = policy, units, decoding
         self._drafters, self._draft = drafters, draft
         low = decoding.least if decoding.adapts else decoding.bins

@@ -125,11 +125,8 @@ class TokenNetworks:
         tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
         return tokens
 
-    def prefill(self, prefix: Array) -> tuple[Cache, Reading]:
-        """Processes the encoder's tokens of B windows, with full attention.
-
-        Returns:
-            A new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
+    def check_decodes(self) -> None:
+        """Refuses what needs a decoder.
 
         Raises:
             BundleError: without a decoder.
@@ -139,6 +136,17 @@ class TokenNetworks:
                 "this copy of a token policy was exported without its decoder, which runs on the server. Connect to a "
                 "server, as with specact run --server URL, or use the complete bundle"
             )
+
+    def prefill(self, prefix: Array) -> tuple[Cache, Reading]:
+        """Processes the encoder's tokens of B windows, with full attention.
+
+        Returns:
+            A new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
+
+        Raises:
+            BundleError: without a decoder.
+        """
+        self.check_decodes()
         batch, count, _ = prefix.shape
         cache = Cache(np.zeros((batch, *self._cache), np.float32))
         positions = np.broadcast_to(np.arange(count), (batch, count))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from specact.errors import BundleError
+from specact.errors import ConfigError
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.target_pair import TargetPair, joint_fingerprint
 from specact.families.tokens.bundle import TokenBundle
@@ -38,8 +38,18 @@ class TokenPair(TargetPair[TokenPolicy]):
 
     @property
     def decoding_name(self) -> str:
-        """Name of the decoding; empty for the default, and for one of your own."""
-        return next((name for name, one in DECODINGS.items() if one == self.decoding and name != "ar"), "")
+        """Name of its decoding; empty for the default.
+
+        Raises:
+            ConfigError: for a decoding of the user's own.
+        """
+        for name, one in DECODINGS.items():
+            if one == self.decoding:
+                return "" if name == "ar" else name
+        raise ConfigError(
+            "a decoding of your own has no name by which a calibration or another process finds it; choose "
+            f"one of {', '.join(DECODINGS)}"
+        )
 
     @cached_property
     def units(self) -> ActionUnits:
@@ -63,11 +73,7 @@ class TokenPair(TargetPair[TokenPolicy]):
     @property
     def target(self) -> TokenTarget:
         """See :class:`~specact.pair.Pair`."""
-        if not self.policy.networks.decodes:
-            raise BundleError(
-                f"the bundle {self.path} was exported without its decoder, which runs on the server. Connect to a "
-                "server, as with specact run --server URL, or use the complete bundle"
-            )
+        self.policy.networks.check_decodes()
         own: Mapping[str, TreeDrafter] = {} if self.drafters is None else self.drafters.own
         return TokenTarget(self.policy, own)
 

@@ -45,8 +45,8 @@ class DistillationData:
         observation: the draft's, by name, each ``[N, *window_shape]``; of an instruction its words, ``[N, L]``.
         outputs: of draft and target, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
             ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the executed part
-            of the drafted chunk, ``[N, n, A]``, ``distance``, ``[N]``, of the target's from it, and ``wanted``, the
-            target's chunk, ``[N, H, A]``. All normalised.
+            of the drafted chunk, ``[N, n, A]``, ``drafted_distance``, ``[N]``, of the target's from it, and ``wanted``,
+            the target's chunk, ``[N, H, A]``. All normalised.
     """
 
     episode: NDArray[np.int64]

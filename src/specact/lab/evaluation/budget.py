@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
-from specact.families.head import HEAD
+from specact.families.head import has_fitting_head
 from specact.families.load import AnyPair
+from specact.families.tokens.pair import TokenPair
 from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
@@ -245,12 +246,11 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
         if target is not None:
             calls["target"] = lambda: target.infer(window)
     else:
-        answers = pair.target
-        calls = {
-            "draft": lambda: drafter.propose(window, rng),
-            "target": lambda: answers.answer(window, StepAddress(0, 0, 0, 0)),
-        }
-    has_head = pair.path is not None and (pair.path / HEAD).is_file()
+        calls = {"draft": lambda: drafter.propose(window, rng)}
+        if not isinstance(pair, TokenPair) or pair.policy.networks.decodes:
+            answers = pair.target
+            calls["target"] = lambda: answers.answer(window, StepAddress(0, 0, 0, 0))
+    has_head = has_fitting_head(pair)
     if isinstance(pair, Bundle) and has_head:
         proposer = HeadDraft(pair.draft, load_head(pair))
         calls[HEAD_DRAFT] = lambda: proposer.infer(window)

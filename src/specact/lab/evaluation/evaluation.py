@@ -9,7 +9,7 @@ import tyro
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
-from specact.families.load import check_decoding
+from specact.families.load import Named, check_decoding
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.links.link import load_link
@@ -58,10 +58,11 @@ class Evaluation:
         mse: also measure each method's error along the demonstrations that were kept back in training.
         data: with --mse or --offline: folder that the recipe's data paths are relative to.
         demonstrations: with --mse: at most so many of them; all that were kept back if not given.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
-        target: likewise.
-        decoding: of a token or flow policy: how draft, hybrid, random, adahi and gates of your own propose and verify;
-            any method of such a policy.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file; of a token or
+            flow policy any bundle of a policy.
+        target: of a pair of chunk policies likewise.
+        decoding: of a token or flow policy: how draft, hybrid, random, adahi, random_learned, learned and gates of your
+            own propose and verify; any method of such a policy.
     """
 
     bundle: str
@@ -90,6 +91,11 @@ class Evaluation:
     draft: str | None = None
     target: str | None = None
     decoding: str = ""
+
+    @property
+    def named(self) -> Named:
+        """Draft, target and decoding of the pair."""
+        return Named(self.draft, self.target, self.decoding)
 
     def __post_init__(self) -> None:
         for method in self.methods:

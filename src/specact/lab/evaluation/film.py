@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from specact.errors import BundleError, ConfigError, RenderError, SpecactError
-from specact.families.load import AnyPair, load_pair
+from specact.families.load import AnyPair, Named
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -113,8 +113,13 @@ def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Seq
     return film
 
 
+def _pair(evaluation: dict[str, Any]) -> AnyPair:
+    """The evaluated pair."""
+    return Named(evaluation["draft"], evaluation["target"], evaluation["decoding"]).load(evaluation["bundle"])
+
+
 def _check_bundle(evaluation: dict[str, Any]) -> None:
-    fingerprint = load_pair(evaluation["bundle"], draft=evaluation["draft"], target=evaluation["target"]).fingerprint
+    fingerprint = _pair(evaluation).fingerprint
     if fingerprint != evaluation["fingerprint"]:
         raise BundleError(
             f"the bundle {evaluation['bundle']!r} has fingerprint {fingerprint}, but {evaluation['fingerprint']} was "
@@ -188,7 +193,7 @@ class _Rollout:
 
 def _simulate(request: _FilmRequest, method: str) -> _Rollout:
     evaluation = request.manifest["evaluation"]
-    pair = load_pair(evaluation["bundle"], draft=evaluation["draft"], target=evaluation["target"])
+    pair = _pair(evaluation)
     task = load_task(evaluation["env"], pair.observation)
     family = rollout_of(pair, load_method(method), evaluation["offset"])
     world = SimulatedRobot(task, render_mode="rgb_array")

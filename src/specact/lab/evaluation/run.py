@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specact.errors import ConfigError
+from specact.errors import ConfigError, DataError
 from specact.families.codes.bundle import Bundle
 from specact.families.flash.rounds import ROUNDS
 from specact.families.load import AnyPair, Named
@@ -32,7 +32,7 @@ from specact.lab.evaluation.imitation import OpenLoopJob, demonstration_files, h
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
 from specact.lab.rollout.families import depends_on_content, rollout_of
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
@@ -66,7 +66,7 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 
 
 def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = Named(evaluation.draft, evaluation.target, evaluation.decoding).load(evaluation.bundle)
+    bundle = evaluation.named.load(evaluation.bundle)
     env = evaluation.env or env_of(bundle, None)
     task = load_task(env)
     initial_gates = {name: uncalibrated_gate(name, evaluation.gates, bundle) for name in evaluation.methods}
@@ -84,7 +84,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
-    calibrations: dict[str, Calibration] = {}
+    calibrations: dict[tuple[str, str], Calibration] = {}
     gates: dict[str, GateSettings] = {}
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
@@ -96,9 +96,11 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         for name in sorted(evaluation.methods, key=lambda method: load_method(method).rate_of is not None):
             method, settings = load_method(name), initial_gates[name]
             if load_gate(method.gate).calibrated:
-                if method.gate not in calibrations:
-                    calibrations[method.gate] = _calibration(bundle, env, method.gate, evaluation, out, pool, progress)
-                settings = calibrations[method.gate].settings
+                key = method.gate, method.decoding
+                if key not in calibrations:
+                    pair = _decoded_by(method, bundle, evaluation)
+                    calibrations[key] = _calibration(pair, env, method.gate, evaluation, out, pool, progress)
+                settings = calibrations[key].settings
             elif method.rate_of is not None:
                 asks_full = method.decoding in ROUNDS and ROUNDS[method.decoding].full
                 sent = "full" if asks_full else "transmitted"
@@ -140,11 +142,18 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         "methods": methods,
         "gates": {name: dataclasses.asdict(gates[name]) for name in evaluation.methods},
         "contrasts": contrasts(outcomes),
-        "calibration": {name: _calibration_summary(calibration) for name, calibration in calibrations.items()},
+        "calibration": {gate: _calibration_summary(calibration) for (gate, _), calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(out / "summary.json", summary)
     return summary
+
+
+def _decoded_by(method: Method, bundle: AnyPair, evaluation: Evaluation) -> AnyPair:
+    """The pair as a method decodes it, on which its gate's score depends."""
+    if not method.decoding:
+        return bundle
+    return dataclasses.replace(evaluation.named, decoding=method.decoding).load(evaluation.bundle)
 
 
 def finished(evaluation: Evaluation, out: Path) -> bool:
@@ -155,7 +164,7 @@ def finished(evaluation: Evaluation, out: Path) -> bool:
     """
     if not (out / "summary.json").exists():
         return False
-    bundle = Named(evaluation.draft, evaluation.target, evaluation.decoding).load(evaluation.bundle)
+    bundle = evaluation.named.load(evaluation.bundle)
     claim(out, evaluation, bundle, evaluation.env or bundle.env, "")
     return True
 
@@ -170,8 +179,15 @@ def read_gates(folder: Path) -> dict[str, GateSettings]:
 
 
 def read_table(folder: Path) -> Table:
-    """The Parquet files of a folder, in order, as one array per column."""
-    table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
+    """The Parquet files of a folder, in order, as one array per column.
+
+    Raises:
+        DataError: for files with other columns, as other versions wrote them.
+    """
+    parts = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    if len({tuple(part.schema.names) for part in parts}) > 1:
+        raise DataError(f"the files of {folder} have different columns, of several versions; run it again elsewhere")
+    table = pa.concat_tables(parts)
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
@@ -237,7 +253,7 @@ def _calibration(
     bundle: AnyPair, env: str, gate: str, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
     """The run folder's calibration; else the bundle's or a new one, stored there so that the run can resume."""
-    path = out / "calibration" / calibration_file(gate, evaluation.rate, evaluation.decoding)
+    path = out / "calibration" / calibration_file(gate, evaluation.rate, Named.of(bundle).decoding)
     if path.exists():
         return read_calibration(path, bundle)
     wanted = evaluation.gates.settings(gate, bundle)

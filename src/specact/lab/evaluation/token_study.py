@@ -17,7 +17,8 @@ from specact.lab.evaluation.gain import measure_gain
 _SYSTEMS = (
     "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
     "specvla_device", "last", "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed",
-    "heisd", "heisd_verified", "heisd_no_switch", "heisd_fixed", "heisd_fixed_random", "last_fixed", "retrieval",
+    "heisd", "heisd_verified", "heisd_no_switch", "heisd_similar", "heisd_similar_random", "heisd_fixed",
+    "heisd_fixed_random", "last_fixed", "retrieval",
 )  # fmt: skip
 # Compared open loop, on the target's own rollouts.
 _GAIN = (
@@ -27,6 +28,8 @@ _GAIN = (
 # Also compared so, for targets with a draft policy.
 _DRAFTED = ("strict_draft", "draft_9", "draft_fixed")
 _EPISODES = 200
+# Of the inferences that heisd_similar verifies: as the fixed pattern.
+_RATE = 1.0 / 3.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,12 @@ def plan_tokens(*, seed: int, quick: bool) -> list[TokenStudy]:
     """
     # It has no gripper, so that a strict one changes nothing.
     ungripped = tuple(name for name in _SYSTEMS if name != "specvla_uniform")
-    hand = Evaluation("relocate-tokens", None, ungripped, _EPISODES, seed=seed, shard=50)
-    kitchen = Evaluation("kitchen-tokens", None, _SYSTEMS, _EPISODES, seed=seed, shard=50)
+    hand = Evaluation("relocate-tokens", None, ungripped, _EPISODES, seed=seed, shard=50, rate=_RATE)
+    kitchen = Evaluation("kitchen-tokens", None, _SYSTEMS, _EPISODES, seed=seed, shard=50, rate=_RATE)
     drafted = (*_SYSTEMS, "draft_9", "draft_fixed")
-    arm = Evaluation("metaworld-tokens", None, drafted, _EPISODES, seed=seed, shard=10, draft="metaworld-draft")
+    arm = Evaluation(
+        "metaworld-tokens", None, drafted, _EPISODES, seed=seed, shard=10, draft="metaworld-draft", rate=_RATE
+    )
     studies = [TokenStudy(hand, _GAIN, 5), TokenStudy(kitchen, _GAIN, 3), TokenStudy(arm, _GAIN + _DRAFTED, 40)]
     if quick:
         return [

@@ -266,10 +266,10 @@ def contrast_table(summary: Mapping[str, Any], measures: Sequence[str] = ("succe
     heads = [f"difference of {measure} | p (Holm)" for measure in measures]
     rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + 2 * len(measures)) + "|"]
     for row in summary["contrasts"]:
-        cells = [_markdown(row[measure]) for measure in measures]
+        cells = [_difference_cells(row[measure]) for measure in measures]
         rows.append(f"| `{row['first']}` - `{row['second']}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _markdown(found: Mapping[str, float]) -> str:
+def _difference_cells(found: Mapping[str, float]) -> str:
     return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}] | {found['p_holm']:.2g}"

@@ -17,8 +17,12 @@ _FAMILIES = (
     ("Spec-VLA", ("specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform", "specvla_device"), "s"),
     ("other drafters", ("last", "filter", "bigram", "draft_9", "random_tokens", "perfect"), "v"),
     ("KERV", ("kerv", "kerv_printed", "kerv_fixed", "kerv_walk", "kerv_last", "kerv_no_tail"), "D"),
-    ("HeiSD, memory", ("heisd", "heisd_verified", "heisd_fixed", "heisd_no_switch", "retrieval"), "^"),
-    ("unverified controls", ("heisd_random", "heisd_fixed_random", "last_fixed", "draft_fixed", "last_random"), "x"),
+    ("HeiSD, memory", ("heisd", "heisd_verified", "heisd_fixed", "heisd_no_switch", "heisd_similar", "retrieval"), "^"),
+    (
+        "unverified controls",
+        ("heisd_random", "heisd_fixed_random", "heisd_similar_random", "last_fixed", "draft_fixed", "last_random"),
+        "x",
+    ),
 )
 
 

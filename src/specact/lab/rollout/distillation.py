@@ -26,7 +26,7 @@ Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
 _FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
 _SHARD = 10
 # Columns of the step table that are kept, of all families.
-_OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "distance", "wanted")
+_OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted")
 
 
 def collect(
@@ -43,7 +43,8 @@ def collect(
     """Rolls a pair out under each gate and keeps the outputs of both policies at every inference.
 
     Args:
-        pair: of action codes without a sequential secondary head, or of chunks.
+        pair: of action codes without a sequential secondary head, of chunks, or a token or flow policy, as it was
+            loaded.
         gates: they determine the visited states.
         wanted: minimum number of inferences; rounded up to whole batches of episodes.
         number: of this round; every round has other episodes.

@@ -269,9 +269,9 @@ class _OwnRollout:
 def distance_lessons(pair: DistancePair, proposals: Sequence[Proposal], targets: Sequence[Chunk]) -> Table:
     """The training columns where actions are compared.
 
-    They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``distance``, root mean square
-    between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to the length of
-    the draft's.
+    They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, root mean
+    square between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to the
+    length of the draft's.
 
     Args:
         pair: the pair.
@@ -283,7 +283,7 @@ def distance_lessons(pair: DistancePair, proposals: Sequence[Proposal], targets:
     wanted = np.stack([chunk[: len(proposal.actions)] for chunk, proposal in zip(targets, proposals, strict=True)])
     distances = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
     seen = observation_columns(head_observation(pair), [proposal.window for proposal in proposals])
-    return seen | {"drafted": drafted, "distance": distances, "wanted": wanted}
+    return seen | {"drafted": drafted, "drafted_distance": distances, "wanted": wanted}
 
 
 class _OwnAudit(Audit):

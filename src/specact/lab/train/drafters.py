@@ -57,6 +57,8 @@ class DrafterRecipe:
         path: indices into the observation ``state`` of the point for HeiSD's kinematic metric; all if not given.
         window: history of that metric in inferences, at least 3.
         top, tree, nodes: children of a node, depth and size of the head's tree.
+        graph: search HeiSD's memory in a graph, approximately, instead of exhaustively; for large memories. Needs
+            the extra ``retrieval`` wherever it is used.
         bigrams: K, most frequent successors that are stored per token.
         heads, dropout: of the head's layer.
         ahead: number of autoregressive passes in the head's training.
@@ -83,6 +85,7 @@ class DrafterRecipe:
     top: int = 8
     tree: int = 4
     nodes: int = 50
+    graph: bool = False
     bigrams: int = 16
     heads: int = 4
     dropout: float = 0.1
@@ -169,7 +172,7 @@ def train_drafters(
             train, held_out, target.spec.actions, strict=recipe.strict, groups=recipe.groups, path=recipe.path,
             window=recipe.window,
         )  # fmt: skip
-        settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes)
+        settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes, graph=recipe.graph)
         stage = _stage(recipe, target, train, held_out)
         stage.module.load_state_dict(
             run(stage, out, lambda done: progress(stage.name, done, recipe.steps), every=every, device=device)

@@ -21,7 +21,7 @@ from specact.families.codes.bundle import Bundle
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.distance import DistancePair, head_observation
-from specact.families.head import HEAD, give_head
+from specact.families.head import HEAD, TRAINING, TrainedFor, give_head
 from specact.families.load import AnyPair, Named
 from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
@@ -236,7 +236,7 @@ class DistanceHeadNetwork(HeadNetwork):
         drafted = data.outputs["drafted"].shape[1:]
         super().__init__(head_observation(pair), math.prod(drafted), 1, recipe.hidden, data, {})
         self.drafted = drafted
-        self.register_buffer("mean", torch.tensor(max(1e-6, float(data.outputs["distance"].mean()))))
+        self.register_buffer("mean", torch.tensor(max(1e-6, float(data.outputs["drafted_distance"].mean()))))
 
     def forward(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
         """The distance ``[B]`` from arrays ``[B, *window_shape]`` by name and ``drafted [B, n, A]``, normalised."""
@@ -251,14 +251,14 @@ class DistanceHeadNetwork(HeadNetwork):
 
     def loss(self, data: DistillationData, step: int) -> Tensor:
         """Squared error, in units of the mean distance."""
-        target = torch.from_numpy(data.outputs["distance"]).float()
+        target = torch.from_numpy(data.outputs["drafted_distance"]).float()
         error: Tensor = (self(*_inputs(data, "drafted")) - target) / self.mean
         return error.square().mean()
 
     def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
         """Estimated and true distance."""
         with torch.no_grad():
-            return self(*_inputs(data, "drafted")).double().numpy(), data.outputs["distance"]
+            return self(*_inputs(data, "drafted")).double().numpy(), data.outputs["drafted_distance"]
 
 
 def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
@@ -303,7 +303,7 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
             stage = _stage(f"head-{number}", network, recipe, train, held_out)
             network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
             file = out / f"head-{number}.onnx"
-            export_head(network.eval(), pair.fingerprint, file)
+            export_head(network.eval(), TrainedFor.of(pair), file)
             if number == recipe.rounds - 1:
                 give_head(pair.path, file)
             else:
@@ -314,22 +314,23 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
 
 def _copy_with_head(pair: AnyPair, folder: Path, head: Path, path: Path) -> AnyPair:
     """A copy of the pair with this head, which worker processes load."""
-    ignored = shutil.ignore_patterns("calibration", HEAD, path.parent.name)
+    ignored = shutil.ignore_patterns("calibration", HEAD, TRAINING)
     shutil.copytree(folder, path, ignore=ignored, dirs_exist_ok=True)
     give_head(path, head)
     return Named.of(pair).load(path)
 
 
-def export_head(network: HeadNetwork, pair: str, path: Path) -> None:
-    """Writes a head as ONNX with its pair's fingerprint as metadata, and checks its parity with the trained one.
+def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> None:
+    """Writes a head as ONNX, with what it was trained for as metadata, and checks its parity with the trained one.
 
     Raises:
         BundleError: if the outputs differ.
     """
     inputs = network.example_inputs(torch.Generator().manual_seed(0))
     proto = to_onnx(network, inputs, [network.output])
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = "pair", pair
+    for name, text in vars(made_for).items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = name, text
     write_whole(path, proto.SerializeToString())
     feeds: dict[str, Any] = {}
     for name, value in inputs.items():

@@ -167,8 +167,9 @@ def lessons_along(
     drafter = family.drafter(prepared)
     if isinstance(drafter, TokenDrafter | FlashDrafter) and not drafter.stateless:
         raise ConfigError(
-            f"{pair.name} drafts from what its robot executed, which demonstrations do not hold; name a draft policy "
-            "(--draft), of a flow policy also --decoding flash_policy, or train in a simulator, without --offline"
+            f"{pair.name} drafts from what its robot executed, which demonstrations do not hold; choose a decoding "
+            "that drafts from the observation (one with a draft policy: --draft, of a flow policy also --decoding "
+            "flash_policy), or train in a simulator, without --offline"
         )
     windows = Windows(shown, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
     rows = np.sort(stream(seed, Role.DATA, episode=_STREAM).permutation(len(windows))[:wanted])
