@@ -1,6 +1,6 @@
 """The sweeps of docs/tised.md: methods over links, and the effect of levers on tasks.
 
-Run: python benchmarks/tised.py [NAME ...] [--episodes N] [--workers N]
+Run: python benchmarks/tised.py [NAME ...] [--episodes N] [--workers N] [--pages]
 Names are below. Each takes minutes to an hour, and resumes; --episodes (200 if not given) may be raised later.
 
 Sweeps go to runs/tised/NAME. What they say is kept in benchmarks/results/tised/NAME.json, and their figures in
@@ -110,8 +110,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*SWEEPS, []], default=[])
     parser.add_argument("--episodes", default="200")
     parser.add_argument("--workers", default=None)
+    parser.add_argument("--pages", action="store_true", help="write the pages from the results, and run nothing")
     given = parser.parse_args()
-    for name in given.names or SWEEPS:
+    for name in () if given.pages else given.names or SWEEPS:
         run(name, given.episodes, given.workers)
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
@@ -121,7 +122,7 @@ def main() -> None:
         fill(ROOT / "docs" / "tised.md", name, levers(name))
     others = {
         "flash-chase": "flash", "split-ball": "split", "reuse-metaworld": "freqcache", "links-specvla": "tokens",
-        "links-kerv": "tokens",
+        "links-kerv": "tokens", "links-heisd_fixed": "tokens",
     }  # fmt: skip
     for name, page in others.items():
         fill(ROOT / "docs" / f"{page}.md", name, levers(name))

@@ -176,11 +176,11 @@ def _ways(runs: Sequence[Run], device_ms: Mapping[str, float]) -> list[Way]:
                 rates.setdefault(key, []).append(rate)
     ways = []
     for (method, asked), successes in sorted(won.items(), key=lambda item: (item[0][1], item[0][0])):
+        mean = sum(rates[method, asked]) / len(rates[method, asked])
         try:
-            cost = device_cost(method, device_ms)
+            cost = device_cost(method, device_ms, mean)
         except KeyError:
             continue  # an oracle, or a method whose head or target is missing
-        mean = sum(rates[method, asked]) / len(rates[method, asked])
         ways.append(Way("", method, asked, mean, cost, {0: successes}))
     return ways
 

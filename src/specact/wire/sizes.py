@@ -1,4 +1,4 @@
-"""Sizes of messages."""
+"""Sizes of messages, and messages of that size."""
 
 from __future__ import annotations
 
@@ -34,12 +34,17 @@ def max_message_bytes(dialect: Dialect) -> int:
 
 def exchange_bytes(dialect: Dialect) -> int:
     """Bytes of a step's request and of its reply over the stream, with uncompressed camera frames."""
-    exchange = dialect.exchanges[dialect.asks]
-    window, arrays = dialect.observation.zeros(), _zeros(exchange.request)
-    request = Request(dialect.asks, 2**32, 1.0, window, StepAddress(0, 0, 0, 0), arrays)
-    reply = Reply(2**32, exchange.answer, _zeros(exchange.reply), ServerTimes(1.0, 1.0, 1.0, 1))
+    request, reply = example_exchange(dialect)
     sizes = (request_fields(request, dialect.observation), reply_fields(reply))
     return sum(len(msgpack.encode(fields)) for fields in sizes)
+
+
+def example_exchange(dialect: Dialect) -> tuple[Request, Reply]:
+    """A step's request and its reply, with valid arrays."""
+    exchange = dialect.exchanges[dialect.asks]
+    window, arrays = dialect.observation.zeros(), _examples(exchange.request)
+    request = Request(dialect.asks, 2**32, 1.0, window, StepAddress(0, 0, 0, 0), arrays)
+    return request, Reply(2**32, exchange.answer, _examples(exchange.reply), ServerTimes(1.0, 1.0, 1.0, 1))
 
 
 def array_bytes(dialect: Dialect) -> tuple[int, int]:
@@ -57,5 +62,9 @@ def _numbers(specs: Mapping[str, ArraySpec]) -> int:
     return sum(math.prod(spec.shape) for spec in specs.values())
 
 
-def _zeros(specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
-    return {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
+def _examples(specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
+    """Valid arrays: uniform distributions, elsewhere zeros."""
+    return {
+        name: np.full(spec.shape, 1.0 / spec.shape[-1] if spec.distribution else 0, spec.dtype)
+        for name, spec in specs.items()
+    }

@@ -175,23 +175,29 @@ def test_a_study_is_compared_at_the_seeds_that_all_ways_have() -> None:
 
 def test_costs_are_those_of_the_parts_that_a_method_evaluates() -> None:
     parts = {"draft": 1.0, "head_draft": 3.0, "target": 9.0, "gate random": 0.1, "gate learned": 2.5}
-    wanted = {
+    free = {
         "draft": 1.0, "head_draft": 3.0, "target": 0.0, "target_on_device": 9.0, "hybrid": 1.0, "random": 1.1,
         "learned": 3.5, "head_random": 3.1,
     }  # fmt: skip
-    assert {name: device_cost(name, parts) for name in wanted} == wanted
+    assert {name: device_cost(name, parts, 1.0) for name in free} == free
+    asking = parts | {"ask": 4.0}
+    assert {name: device_cost(name, asking, 0.5) - cost for name, cost in free.items()} == pytest.approx(
+        dict.fromkeys(free, 2.0) | {"target_on_device": 0.0}
+    )
+    assert device_cost("draft", asking, 0.0) == 1.0
     with pytest.raises(KeyError):
-        device_cost("adahi", parts)
+        device_cost("adahi", parts, 0.5)
 
 
 def test_the_parts_of_real_pairs_are_timed(tiny_bundle: Path) -> None:
     parts = measure_parts(load_bundle("ball"), rounds=5)
     assert all(ms > 0.0 for ms in parts.values())
     costs = {
-        name: device_cost(name, parts)
+        name: device_cost(name, parts, 0.0)
         for name, method in METHODS.items()
         if not (name.startswith("oracle") or method.decoding)
     }
     assert costs["target"] == 0.0 < costs["draft"] < costs["random"]
+    assert device_cost("target", parts, 1.0) == parts["ask"]
     without = measure_parts(load_bundle(tiny_bundle), rounds=5)
     assert parts.keys() - without.keys() == {"head_draft", "gate learned", "gate learned_action"}

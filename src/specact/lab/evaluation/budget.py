@@ -20,6 +20,9 @@ from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
 from specact.rng import Role, StepAddress, stream
+from specact.wire import msgpack
+from specact.wire.messages import read_reply, reply_fields, request_fields
+from specact.wire.sizes import example_exchange
 
 # A way that loses more success than this on average is never accepted, however wide its interval is.
 MARGIN = 0.05
@@ -213,8 +216,13 @@ def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) ->
     return ways
 
 
-def device_cost(method: str, parts: Mapping[str, float]) -> float:
+def device_cost(method: str, parts: Mapping[str, float], rate: float) -> float:
     """Time of a method's inference on the device, in the unit of ``parts``.
+
+    Args:
+        method: its name.
+        parts: see :func:`measure_parts`; without ``ask``, as in older results, asking takes no time.
+        rate: share of the inferences that are transmitted, in [0, 1].
 
     Raises:
         KeyError: for a part that was not measured.
@@ -222,10 +230,11 @@ def device_cost(method: str, parts: Mapping[str, float]) -> float:
     method_ = load_method(method)
     if method_.on_device:
         return parts["target"]
+    asking = rate * parts.get("ask", 0.0)
     if not method_.waits_for_draft:
-        return 0.0
+        return asking
     decision = 0.0 if method_.gate in ("never", "always") else parts[f"gate {method_.gate}"]
-    return decision + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
+    return asking + decision + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
 
 
 def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
@@ -234,8 +243,9 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
     ONNX Runtime, one thread, batch 1, observations of zeros.
 
     Returns:
-        ``draft``, ``target`` (where the pair has it), ``head_draft`` (draft and head, where the pair has one), and for
-        each gate that the pair can have ``gate NAME``: a decision, of a learned gate with its head.
+        ``draft``, ``target`` (where the pair has it), ``head_draft`` (draft and head, where the pair has one), ``ask``:
+        encoding a request and reading its reply, without a link, and for each gate that the pair can have ``gate
+        NAME``: a decision, of a learned gate with its head.
     """
     window, rng, drafter = pair.observation.zeros(), stream(0, Role.GATE), pair.drafter
     proposal = drafter.propose(window, rng)
@@ -250,6 +260,7 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
         if not isinstance(pair, TokenPair) or pair.policy.networks.decodes:
             answers = pair.target
             calls["target"] = lambda: answers.answer(window, StepAddress(0, 0, 0, 0))
+    calls["ask"] = _asking(pair)
     has_head = has_fitting_head(pair)
     if isinstance(pair, Bundle) and has_head:
         proposer = HeadDraft(pair.draft, load_head(pair))
@@ -267,6 +278,19 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
             call()
             seconds[name].append(time.perf_counter() - start)
     return {name: 1e3 * float(np.median(times[10:])) for name, times in seconds.items()}
+
+
+def _asking(pair: AnyPair) -> Callable[[], object]:
+    """What asking the server takes on the device, besides the link."""
+    dialect = pair.codec.dialect
+    request, reply = example_exchange(dialect)
+    received, exchange = msgpack.encode(reply_fields(reply)), dialect.exchanges[dialect.asks]
+
+    def ask() -> object:
+        msgpack.encode(request_fields(request, dialect.observation))
+        return read_reply(msgpack.decode(received), exchange)
+
+    return ask
 
 
 def _simplicity(way: Way) -> tuple[bool, bool, float, int, float]:
