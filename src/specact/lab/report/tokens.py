@@ -38,14 +38,15 @@ def gain_table(gain: Mapping[str, Any]) -> str:
     """
     decodings = gain["decodings"]
     rows = [
-        "| decoding | passes | accepted | without gripper | read | greedy's chunk | time of greedy decoding's "
+        "| decoding | passes | accepted | without gripper | read | greedy's chunk | ms | time of greedy decoding's "
         f"| of it the proposal | with a round trip of {ROUND_TRIP_MS:g} ms | with one for each pass |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in decodings.items():
         rows.append(
             f"| `{name}` | {row['passes']:.2f} | {row['accepted']:.2f} | {row['accepted_free']:.2f} | "
-            f"{row['read']:.1f} | {row['greedy']:.2f} | {relative_text(row)} | {row['proposal']:.2f} | "
+            f"{row['read']:.1f} | {row['greedy']:.2f} | {row['ms']:.1f} | {relative_text(row)} | "
+            f"{row['proposal']:.2f} | "
             f"{_over_link(row, decodings['ar'], each_pass=False):.2f} | "
             f"{_over_link(row, decodings['ar'], each_pass=True):.2f} |"
         )
