@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,13 +125,41 @@ def shifted(tree: Tree, wanted: np.ndarray, rule: Acceptance, start: int) -> spe
     return speculative.Path(nodes, off[nodes], bool(len(tree)))
 
 
-@pytest.mark.parametrize("wrong", [wrong_path, shifted])
-def test_acceptance_by_another_reference_is_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, wrong: Callable[..., speculative.Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(speculative, "longest_accepted", wrong)
+def test_acceptance_by_another_place_is_noticed(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculative, "longest_accepted", shifted)
     assert _differing(wild, greedy, clear) > 0
+
+
+def tempting(wild: TokenBundle, row: Any, tokens: np.ndarray) -> np.ndarray | None:
+    """Two candidates: a wrong one, and the right second token with what the target wants after the wrong one.
+
+    None if that is what it wants after the right one, too.
+    """
+    networks = wild.networks
+    cache, _ = networks.prefill(networks.tokens([WINDOWS[row]]))
+    for other in (tokens[1] + np.arange(1, 256, 16)) % 256:
+        begun = np.array([[tokens[0], other]])
+        wanted = networks.read(cache, begun, np.arange(2)[None], causal(1, 2)).logits[0, 1].argmax()
+        if wanted != tokens[2]:
+            rest = np.full(LENGTH - 3, -1)
+            return np.array([[tokens[0], other, wanted, *rest], [tokens[0], tokens[1], wanted, *rest]])
+    return None
+
+
+def test_a_path_is_held_against_what_follows_its_own_tokens(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With acceptance against the first path alone every one of these is decoded otherwise."""
+    pairs = ((row, tempting(wild, row, greedy[row])) for row in np.flatnonzero(clear))
+    found = [(row, candidates) for row, candidates in pairs if candidates is not None][:40]
+    assert len(found) == 40
+    for row, candidates in found:
+        np.testing.assert_array_equal(run(wild, row, Candidates(candidates)).tokens, greedy[row])
+    monkeypatch.setattr(speculative, "longest_accepted", wrong_path)
+    for row, candidates in found:
+        assert not np.array_equal(run(wild, row, Candidates(candidates)).tokens, greedy[row])
 
 
 def test_a_stale_row_in_the_cache_is_noticed(

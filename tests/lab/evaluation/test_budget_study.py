@@ -150,9 +150,11 @@ def test_every_way_is_in_the_results_with_its_cost(study: tuple[Path, dict[str, 
         "draft x1": wanted, "distilled draft x1": wanted, "": {("target", 1.0), ("target_on_device", 0.0)},
     }  # fmt: skip
     costs = {(way.draft, way.method): way.cost for way in ways}
-    assert costs["", "target"] == 0.0
+    assert costs["", "target"] > 0.0, "asking takes time"
     assert costs["", "target_on_device"] == 1.0, "costs are shares of the target's"
-    assert costs["draft x1", "learned"] > costs["draft x1", "draft"] == costs["draft x1", "hybrid"]
+    assert costs["draft x1", "learned"] > costs["draft x1", "draft"]
+    asking = costs["draft x1", "hybrid"] - costs["draft x1", "draft"]
+    assert asking > 0.0, "hybrid asks, too"
     for way in ways:
         assert way.rate == {"draft": 0.0, "head_draft": 0.0, "hybrid": 1.0}.get(way.method, way.rate)
 
@@ -184,7 +186,7 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     assert nothing["rows"] == [] and budget.missing_from(nothing, budget.PUBLISHED) == budget.PUBLISHED
     budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)
     text = page.read_text()
-    assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
+    assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0." in text
     assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
     assert "82 of 84 cells are missing." in text
     assert "**pusht**" not in text and not (tmp_path / "budget-pusht.png").exists()
