@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -108,6 +109,37 @@ class Pair(Protocol[A]):
             BundleError: as for :attr:`target`.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Named:
+    """Draft, target and decoding as the user named them: with them another process loads the same pair.
+
+    Attributes:
+        draft, target, decoding: see :func:`~specact.families.load.load_pair`.
+    """
+
+    draft: str | None = None
+    target: str | None = None
+    decoding: str = ""
+
+    @classmethod
+    def of(cls, pair: LoadedPair[Any]) -> Named:
+        """Those that a pair was loaded with; none for a family that has no attribute ``named``.
+
+        Raises:
+            ConfigError: for a decoding of the user's own, which has no name.
+        """
+        found = getattr(pair, "named", None)
+        return found if isinstance(found, cls) else AS_STORED
+
+    @property
+    def words(self) -> str:
+        """As options of a command, each after a space."""
+        return "".join(f" --{name} {value}" for name, value in vars(self).items() if value)
+
+
+AS_STORED = Named()
 
 
 class LoadedPair(Pair[A], Protocol[A]):

@@ -9,9 +9,10 @@ import pytest
 from specact.errors import ConfigError
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
-from specact.families.load import AS_STORED, Named, load_pair
+from specact.families.load import load_named, load_pair
 from specact.families.tokens.decoding import DECODINGS
 from specact.families.tokens.pair import TokenPair
+from specact.pair import AS_STORED, Named
 
 
 def test_every_decoding_is_found_again() -> None:
@@ -21,7 +22,7 @@ def test_every_decoding_is_found_again() -> None:
     found |= {name: Named.of(replace(flow, rounds=one)) for name, one in ROUNDS.items()}
     assert found.pop("ar") == found.pop("full") == AS_STORED, "the default, however it was named"
     assert found == {name: Named(decoding=name) for name in found}
-    again = found["kerv"].load("relocate-tokens")
+    again = load_named("relocate-tokens", found["kerv"])
     assert isinstance(again, TokenPair) and again.decoding == DECODINGS["kerv"]
 
 
@@ -40,7 +41,7 @@ def test_a_decoding_of_ones_own_has_no_name() -> None:
     assert isinstance(tokens, TokenPair) and isinstance(flow, FlashPair)
     with pytest.raises(ConfigError, match=r"a decoding of your own has no name .* choose one of ar, strict"):
         Named.of(replace(tokens, decoding=replace(DECODINGS["specvla"], bins=7)))
-    with pytest.raises(ConfigError, match=r"rounds of your own have no name .* choose one of full, full_5"):
+    with pytest.raises(ConfigError, match=r"a decoding of your own has no name .* choose one of full, full_5"):
         Named.of(replace(flow, rounds=replace(ROUNDS["flash"], within=0.2)))
 
 

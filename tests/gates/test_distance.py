@@ -19,8 +19,8 @@ from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, ma
 from specact.families.chunks.pair import chunk_distance
 from specact.families.codes.bundle import find_bundle
 from specact.families.distance import load_distance_head
-from specact.families.head import HEAD, give_head
-from specact.families.load import AnyPair, Named, load_pair
+from specact.families.head import HEAD, TRAINING, TrainedFor, give_head
+from specact.families.load import AnyPair, load_pair
 from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate
 from specact.gates.deciding import deciding_gate
@@ -39,6 +39,7 @@ from specact.lab.rollout.rollout import COMPOSITION, Shard, run_shard
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import lessons_along
 from specact.observation import Window
+from specact.pair import Named
 
 SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
 FEW = HeadRecipe(hidden=32, steps=300, batch=128, rounds=1)
@@ -174,7 +175,7 @@ def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_tra
     )  # fmt: skip
     pair = load_pair(tmp_path / "pair", draft=SMALL, target=LARGE)
     assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
-    assert not (tmp_path / "pair" / "gate").exists()
+    assert not (tmp_path / "pair" / TRAINING).exists()
     with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
         calibrate(
             CalibrateOptions(str(tmp_path / "pair"), gate="learned_action", offline=True, draft=SMALL, target=LARGE)
@@ -293,7 +294,8 @@ def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp
 
     path, env, decoding = target
     folder = Path(shutil.copytree(path, tmp_path / "policy"))
-    calibrate(CalibrateOptions(str(folder), env, rate=0.5, episodes=2, rounds=1, decoding=decoding, workers=1))
+    options = CalibrateOptions(str(folder), env, rate=0.5, episodes=2, rounds=1, decoding=decoding, workers=1)
+    calibrate(options)
     assert [file.name for file in (folder / "calibration").iterdir()] == [f"deviation-0.50-{decoding}.json"]
     composed = load_pair(folder, decoding=decoding)
     assert isinstance(deciding_gate(composed, "deviation", 0.5, None), ActionDeviation)
@@ -301,6 +303,14 @@ def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp
         ConfigError, match=f"no calibration of 'deviation' at rate 0.50; it has deviation-0.50-{decoding}"
     ):
         deciding_gate(load_pair(folder), "deviation", 0.5, None)
+    # A head is trained apart from that of another decoding, whose stopped training is neither taken up nor removed.
+    stopped = folder / TRAINING / TrainedFor.of(load_pair(folder)).pair
+    stopped.mkdir(parents=True)
+    (stopped / "head-0.safetensors").write_bytes(b"of another decoding")
+    calibrate(replace(options, gate="learned", lessons=60))
+    assert [one.name for one in (folder / TRAINING).iterdir()] == [stopped.name]
+    assert TrainedFor.of(composed).decoding == decoding
+    assert isinstance(deciding_gate(composed, "learned", 0.5, None), LearnedDistance)
     other = {"strict_last": "last", "flash_last": "flash"}[decoding]
     with pytest.raises(
         ConfigError, match=f"rate 0.50 under the decoding '{other}'; .* --decoding {other} --gate deviation"

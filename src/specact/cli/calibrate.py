@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,10 @@ def _train_gate_head(
     from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
     recipe = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE
-    metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
-    shutil.rmtree(_gate_folder(pair).parent)
+    folder = _gate_folder(pair)
+    metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, folder, update)
+    shutil.rmtree(folder)
+    with suppress(OSError):  # another head is being trained, or was stopped
+        folder.parent.rmdir()
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"head, held out: {numbers}", highlight=False)

@@ -55,9 +55,10 @@ def eval_(
     with Pool(workers, on) as pool, progress_bars() as update:
         if offline:
             from specact.cli.demonstrations import held_out
+            from specact.families.load import load_named
             from specact.lab.evaluation.offline import evaluate_offline
 
-            pair = what.named.load(what.bundle)
+            pair = load_named(what.bundle, what.named)
             shown = held_out(pair, recipe, None if what.data is None else Path(what.data), what.env)
             summary = evaluate_offline(
                 pair, what.methods, shown, what.rate, out, pool, update, gates=what.gates, seed=what.seed,

@@ -13,7 +13,7 @@ import onnxruntime
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.network import open_session
 from specact.files import write_json, write_whole
-from specact.pair import LoadedPair
+from specact.pair import LoadedPair, Named
 from specact.runtime.manifest import fingerprint_of
 
 HEAD = "gate.onnx"
@@ -38,8 +38,6 @@ def head_file(pair: LoadedPair[Any]) -> Path:
 
 def calibrate_command(pair: LoadedPair[Any], gate: str = "learned") -> str:
     """The command that calibrates a gate of a pair, with the draft, target and decoding that it was loaded with."""
-    from specact.families.load import Named  # which loads pairs with heads
-
     return f"specact calibrate --bundle {pair.source}{Named.of(pair).words} --gate {gate}"
 
 
@@ -88,8 +86,6 @@ class TrainedFor:
     @classmethod
     def of(cls, pair: LoadedPair[Any]) -> TrainedFor:
         """For a pair as it was loaded."""
-        from specact.families.load import Named  # which loads pairs with heads
-
         return cls(pair.fingerprint, Named.of(pair).decoding)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specact.errors import BundleError, ConfigError, unknown_name
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.folder import load_chunk_pair, load_chunk_target
-from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
-from specact.families.flash.pair import FlashPair, block_pair, flash_pair
+from specact.families.flash.pair import block_pair, flash_pair
 from specact.families.flash.rounds import ROUNDS, load_rounds
 from specact.families.own import load_own_pair, load_own_responder
 from specact.families.staged.stages import KIND as STAGED
@@ -21,50 +20,12 @@ from specact.families.staged.stages import load_staged
 from specact.families.staged.wire import SplitResponder
 from specact.families.tokens.bundle import load_tokens
 from specact.families.tokens.decoding import DECODINGS, load_decoding
-from specact.families.tokens.pair import TokenPair, token_pair
-from specact.pair import LoadedPair
+from specact.families.tokens.pair import token_pair
+from specact.pair import LoadedPair, Named
 from specact.runtime.manifest import kind_of
 from specact.wire.messages import Responder
 
 AnyPair = LoadedPair[Any]
-
-
-@dataclass(frozen=True)
-class Named:
-    """Draft, target and decoding as the user named them: with them another process loads the same pair.
-
-    Attributes:
-        draft, target, decoding: see :func:`load_pair`.
-    """
-
-    draft: str | None = None
-    target: str | None = None
-    decoding: str = ""
-
-    @classmethod
-    def of(cls, pair: AnyPair) -> Named:
-        """Those that a pair was loaded with.
-
-        Raises:
-            ConfigError: for a decoding of the user's own, which has no name.
-        """
-        if isinstance(pair, FlashPair):
-            return cls(pair.draft_name, pair.target_name, pair.decoding_name)
-        if isinstance(pair, TokenPair):
-            return cls(pair.draft_name, None, pair.decoding_name)
-        return cls(*pair.named) if isinstance(pair, ChunkPair) else cls()
-
-    @property
-    def words(self) -> str:
-        """As options of a command, each after a space."""
-        return "".join(f" --{name} {value}" for name, value in vars(self).items() if value)
-
-    def load(self, name_or_path: str | Path) -> AnyPair:
-        """The pair; errors as for :func:`load_pair`."""
-        return load_pair(name_or_path, draft=self.draft, target=self.target, decoding=self.decoding)
-
-
-AS_STORED = Named()
 
 
 def check_decoding(name: str) -> None:
@@ -148,6 +109,11 @@ def load_pair(
             "token policy or a flow policy a draft"
         )
     return load_own_pair(str(name_or_path)) if own else load_bundle(path, provider=provider, threads=threads)
+
+
+def load_named(name_or_path: str | Path, named: Named) -> AnyPair:
+    """The pair that :func:`load_pair` loads with this draft, target and decoding; errors as there."""
+    return load_pair(name_or_path, draft=named.draft, target=named.target, decoding=named.decoding)
 
 
 def load_responder(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from specact.families.tokens.policy import TokenPolicy
 from specact.observation import ObservationSpec
 
 P = TypeVar("P", FlowPolicy, TokenPolicy)
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,26 @@ class TargetPair(ABC, Generic[P]):
     def source(self) -> str:
         """See :class:`~specact.pair.LoadedPair`."""
         return str(self.path)
+
+
+def name_in(known: Mapping[str, C], composition: C, default: str) -> str:
+    """The name of a decoding or of rounds; empty for the default.
+
+    Args:
+        known: those that have a name.
+        composition: one of them.
+        default: name of the family's default.
+
+    Raises:
+        ConfigError: for one of the user's own.
+    """
+    for name, one in known.items():
+        if one == composition:
+            return "" if name == default else name
+    raise ConfigError(
+        "a decoding of your own has no name by which a calibration or another process finds it; choose one of "
+        f"{', '.join(known)}"
+    )
 
 
 def joint_fingerprint(*fingerprints: str) -> str:

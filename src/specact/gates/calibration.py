@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
 from specact.families.head import calibrate_command
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
+from specact.pair import Named
 from specact.runtime.manifest import MAX_JSON_BYTES, read_part
 
 

@@ -14,11 +14,12 @@ from tests.lab.rollout import chunk_policies
 from specact.clock import VirtualClock
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
-from specact.families.load import Named, load_pair
+from specact.families.load import load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
+from specact.pair import Named
 from specact.policy import SpeculativePolicy
 
 SMALL, LARGE = (f"{chunk_policies.__name__}:{name}" for name in ("small", "large"))

@@ -22,7 +22,7 @@ from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import FlashTarget, RoundRequest
-from specact.families.load import Named, load_pair, load_responder
+from specact.families.load import load_pair, load_responder
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
@@ -31,6 +31,7 @@ from specact.lab.processes import serving
 from specact.lab.train.flash import FlashRecipe, load_flash_recipe, train_flash
 from specact.lab.train.flash_check import measure_check
 from specact.observation import Window
+from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier

@@ -26,6 +26,7 @@ from specact.families.chunks.wire import ChunkResponder, spec_of
 from specact.families.codes.bundle import find_bundle
 from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
+from specact.pair import Named
 from specact.runtime.limits import check_integer
 from specact.runtime.manifest import FORMAT, read_manifest
 from specact.units import ActionUnits
@@ -158,7 +159,7 @@ def load_chunk_pair(
         )
     return ChunkPair(
         said.name, small.policy, said.units, said.target, load_target, said.execute, said.within, said.overlap,
-        said.env, said.fingerprint, path, (draft, target),
+        said.env, said.fingerprint, path, Named(draft, target),
     )  # fmt: skip
 
 

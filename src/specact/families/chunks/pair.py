@@ -17,6 +17,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
 from specact.families.chunks.wire import ChunkCodec, ChunkResponder
 from specact.observation import ObservationSpec, Window
+from specact.pair import AS_STORED, Named
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Origin, Outcome, Proposal
 from specact.units import ActionUnits
@@ -40,7 +41,7 @@ class ChunkPair:
         env: name of its task, or empty.
         fingerprint: joint fingerprint of both policies, for calibrations.
         path: its folder, or None.
-        named: draft and target as named by the user when it was loaded; None for those from the manifest.
+        named: draft and target as named by the user when it was loaded, where not those from the manifest.
 
     Raises:
         ConfigError: for incompatible policies, or a number out of range.
@@ -57,7 +58,7 @@ class ChunkPair:
     env: str = ""
     fingerprint: str = ""
     path: Path | None = None
-    named: tuple[str | None, str | None] = (None, None)
+    named: Named = AS_STORED
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec

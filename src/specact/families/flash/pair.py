@@ -25,7 +25,8 @@ from specact.families.flash.verify import FlashTarget, FlashVerifier, PendingRou
 from specact.families.flash.wire import FlashCodec, FlashResponder
 from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
 from specact.families.freqcache.cached import FreqCached
-from specact.families.target_pair import TargetPair, joint_fingerprint
+from specact.families.target_pair import TargetPair, joint_fingerprint, name_in
+from specact.pair import Named
 from specact.units import ActionUnits
 from specact.verification import Target
 
@@ -49,19 +50,13 @@ class FlashPair(TargetPair[FlowPolicy]):
     target_name: str | None = None
 
     @property
-    def decoding_name(self) -> str:
-        """Name of its rounds; empty for the default.
+    def named(self) -> Named:
+        """What it was loaded with.
 
         Raises:
-            ConfigError: for rounds of the user's own.
+            ConfigError: for a decoding of the user's own.
         """
-        for name, one in ROUNDS.items():
-            if one == self.rounds:
-                return "" if name == "full" else name
-        raise ConfigError(
-            "rounds of your own have no name by which a calibration or another process finds them; choose "
-            f"one of {', '.join(ROUNDS)}"
-        )
+        return Named(self.draft_name, self.target_name, name_in(ROUNDS, self.rounds, "full"))
 
     @cached_property
     def units(self) -> ActionUnits:

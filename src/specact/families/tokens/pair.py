@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from specact.errors import ConfigError
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.target_pair import TargetPair, joint_fingerprint
+from specact.families.target_pair import TargetPair, joint_fingerprint, name_in
 from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.drafter_bundle import DrafterBundle, load_drafters
@@ -17,6 +16,7 @@ from specact.families.tokens.drafting import TokenDrafter
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.verify import Prefilled, TokenTarget, TokenVerifier
 from specact.families.tokens.wire import TokenCodec, TokenResponder
+from specact.pair import Named
 from specact.units import ActionUnits
 from specact.verification import Target
 
@@ -37,19 +37,13 @@ class TokenPair(TargetPair[TokenPolicy]):
     decoding: Decoding = DECODINGS["ar"]
 
     @property
-    def decoding_name(self) -> str:
-        """Name of its decoding; empty for the default.
+    def named(self) -> Named:
+        """What it was loaded with.
 
         Raises:
             ConfigError: for a decoding of the user's own.
         """
-        for name, one in DECODINGS.items():
-            if one == self.decoding:
-                return "" if name == "ar" else name
-        raise ConfigError(
-            "a decoding of your own has no name by which a calibration or another process finds it; choose "
-            f"one of {', '.join(DECODINGS)}"
-        )
+        return Named(self.draft_name, None, name_in(DECODINGS, self.decoding, "ar"))
 
     @cached_property
     def units(self) -> ActionUnits:

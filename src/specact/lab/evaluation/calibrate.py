@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of
@@ -21,6 +21,7 @@ from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
 from specact.lab.rollout.steps import REASONS
+from specact.pair import Named
 from specact.ranges import COUNT, SEED, check_ranges
 
 # Episode numbers nobody evaluates on: calibration and its held-out check start here.

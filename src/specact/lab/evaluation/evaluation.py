@@ -9,10 +9,11 @@ import tyro
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
-from specact.families.load import Named, check_decoding
+from specact.families.load import check_decoding
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.links.link import load_link
+from specact.pair import Named
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
 # On the command line, several names are one word with commas.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from specact.errors import BundleError, ConfigError, RenderError, SpecactError
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair, load_pair
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -115,7 +115,7 @@ def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Seq
 
 def _pair(evaluation: dict[str, Any]) -> AnyPair:
     """The evaluated pair."""
-    return Named(evaluation["draft"], evaluation["target"], evaluation["decoding"]).load(evaluation["bundle"])
+    return load_pair(evaluation["bundle"], **{part: evaluation[part] for part in ("draft", "target", "decoding")})
 
 
 def _check_bundle(evaluation: dict[str, Any]) -> None:

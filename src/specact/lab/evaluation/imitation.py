@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.families.load import AS_STORED, Named
+from specact.families.load import load_named
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
@@ -25,6 +25,7 @@ from specact.lab.rollout.rollout import Robot, run_together
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
 from specact.observation import Observation
+from specact.pair import AS_STORED, Named
 from specact.policy import SpeculativePolicy
 from specact.verification import LocalTarget
 
@@ -127,7 +128,7 @@ def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
 
     Chunks are executed as on the robot.
     """
-    pair, episodes = job.named.load(job.bundle), job.episodes
+    pair, episodes = load_named(job.bundle, job.named), job.episodes
     family = rollout_of(pair, load_method(job.method))
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
     policy = SpeculativePolicy(pair, job.gate.build(pair), drafter=drafter, verifier=verifier, seed=job.seed)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError, DataError
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings
@@ -30,6 +30,7 @@ from specact.lab.rollout.rollout import COMPOSITION
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
 from specact.locks import locked
+from specact.pair import Named
 
 Progress = Callable[[str, int, int], None]
 ROUNDS = 2

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from specact.errors import ConfigError, DataError
 from specact.families.codes.bundle import Bundle
 from specact.families.flash.rounds import ROUNDS
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair, load_named
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
@@ -37,6 +37,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
 from specact.locks import locked
+from specact.pair import Named
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,7 +67,7 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 
 
 def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = evaluation.named.load(evaluation.bundle)
+    bundle = load_named(evaluation.bundle, evaluation.named)
     env = evaluation.env or env_of(bundle, None)
     task = load_task(env)
     initial_gates = {name: uncalibrated_gate(name, evaluation.gates, bundle) for name in evaluation.methods}
@@ -84,7 +85,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
-    calibrations: dict[tuple[str, str], Calibration] = {}
+    calibrations: dict[str, Calibration] = {}
     gates: dict[str, GateSettings] = {}
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
@@ -96,9 +97,10 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         for name in sorted(evaluation.methods, key=lambda method: load_method(method).rate_of is not None):
             method, settings = load_method(name), initial_gates[name]
             if load_gate(method.gate).calibrated:
-                key = method.gate, method.decoding
+                # By the gate, and by the method's decoding where it fixes one: the score depends on what is proposed.
+                key = "-".join(filter(None, (method.gate, method.decoding)))
                 if key not in calibrations:
-                    pair = _decoded_by(method, bundle, evaluation)
+                    pair = _decoded_by(method, bundle)
                     calibrations[key] = _calibration(pair, env, method.gate, evaluation, out, pool, progress)
                 settings = calibrations[key].settings
             elif method.rate_of is not None:
@@ -142,18 +144,18 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         "methods": methods,
         "gates": {name: dataclasses.asdict(gates[name]) for name in evaluation.methods},
         "contrasts": contrasts(outcomes),
-        "calibration": {gate: _calibration_summary(calibration) for (gate, _), calibration in calibrations.items()},
+        "calibration": {name: _calibration_summary(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(out / "summary.json", summary)
     return summary
 
 
-def _decoded_by(method: Method, bundle: AnyPair, evaluation: Evaluation) -> AnyPair:
-    """The pair as a method decodes it, on which its gate's score depends."""
+def _decoded_by(method: Method, pair: AnyPair) -> AnyPair:
+    """The pair as a method decodes it."""
     if not method.decoding:
-        return bundle
-    return dataclasses.replace(evaluation.named, decoding=method.decoding).load(evaluation.bundle)
+        return pair
+    return load_named(pair.source, dataclasses.replace(Named.of(pair), decoding=method.decoding))
 
 
 def finished(evaluation: Evaluation, out: Path) -> bool:
@@ -164,7 +166,7 @@ def finished(evaluation: Evaluation, out: Path) -> bool:
     """
     if not (out / "summary.json").exists():
         return False
-    bundle = evaluation.named.load(evaluation.bundle)
+    bundle = load_named(evaluation.bundle, evaluation.named)
     claim(out, evaluation, bundle, evaluation.env or bundle.env, "")
     return True
 

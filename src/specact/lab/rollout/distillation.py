@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.data.frames import as_frames, copied
@@ -19,6 +19,7 @@ from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
 from specact.lab.rollout.steps import OBSERVATION
+from specact.pair import Named
 
 Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
 

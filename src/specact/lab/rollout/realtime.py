@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair, load_named
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -16,6 +16,7 @@ from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
+from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, RemoteVerifier
@@ -70,7 +71,7 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        pair = shard.named.load(shard.bundle)
+        pair = load_named(shard.bundle, shard.named)
         task = load_task(shard.env, pair.observation)
         method, gate = load_method(shard.method), shard.gate.build(pair)
         family = rollout_of(pair, method, shard.offset)

@@ -11,7 +11,7 @@ import numpy as np
 
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
-from specact.families.load import AS_STORED, AnyPair, Named
+from specact.families.load import AnyPair, load_named
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -25,6 +25,7 @@ from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTa
 from specact.lab.rollout.token_batch import SharedClock
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
+from specact.pair import AS_STORED, Named
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
@@ -256,7 +257,7 @@ def time_by_episode(table: Table) -> dict[int, float]:
 
 @cache
 def _pair(name_or_path: str, fingerprint: str, named: Named) -> AnyPair:
-    pair = named.load(name_or_path)
+    pair = load_named(name_or_path, named)
     check_weights(name_or_path, pair.fingerprint, fingerprint)
     return pair
 

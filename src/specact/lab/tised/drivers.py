@@ -23,11 +23,12 @@ from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Round, RoundRequest
 from specact.families.freqcache.cached import FreqCached, Reuse
-from specact.families.load import AS_STORED, AnyPair, Named, of_codes
+from specact.families.load import AnyPair, load_named, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import GateSettings
 from specact.observation import ObservationSpec, Window
+from specact.pair import AS_STORED, Named
 from specact.placement.target import code_reader
 from specact.rng import StepAddress
 from specact.runtime.manifest import check_weights
@@ -309,7 +310,7 @@ def _rounds(bundle: str) -> FlashPair:
 
 @cache
 def _pair(bundle: str, named: Named) -> AnyPair:
-    return named.load(bundle)
+    return load_named(bundle, named)
 
 
 def _codes_pair(bundle: str) -> Bundle:

@@ -16,10 +16,10 @@ from specact.families.flash.bundle import FLASH
 from specact.families.flash.rounds import ROUNDS
 from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
-from specact.families.load import Named
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
 from specact.lab.tised.settings import Setting, Subject
+from specact.pair import Named
 
 
 @dataclass(frozen=True)

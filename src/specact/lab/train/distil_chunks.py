@@ -105,7 +105,7 @@ def _with_draft(pair: ChunkPair, draft: Path, folder: Path) -> ChunkPair:
     steps = {f"{part}_steps": manifest["steps"][part] for part in ("draft", "target")}
     settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
     shutil.rmtree(folder, ignore_errors=True)
-    return make_pair(folder, str(draft), pair.named[1] or manifest["sources"]["target"], settings)
+    return make_pair(folder, str(draft), pair.named.target or manifest["sources"]["target"], settings)
 
 
 class _Batches:

@@ -22,7 +22,7 @@ from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.distance import DistancePair, head_observation
 from specact.families.head import HEAD, TRAINING, TrainedFor, give_head
-from specact.families.load import AnyPair, Named
+from specact.families.load import AnyPair, load_named
 from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.gates.settings import GateChoices, GateSettings
@@ -35,6 +35,7 @@ from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.vqbet import embed_words, hold_statistics, plain, standardised, statistics_of
 from specact.locks import locked
 from specact.observation import ObservationSpec
+from specact.pair import Named
 from specact.rng import Role, stream
 from specact.types import Floats
 
@@ -317,7 +318,7 @@ def _copy_with_head(pair: AnyPair, folder: Path, head: Path, path: Path) -> AnyP
     ignored = shutil.ignore_patterns("calibration", HEAD, TRAINING)
     shutil.copytree(folder, path, ignore=ignored, dirs_exist_ok=True)
     give_head(path, head)
-    return Named.of(pair).load(path)
+    return load_named(path, Named.of(pair))
 
 
 def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> None:
