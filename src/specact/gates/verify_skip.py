@@ -46,10 +46,7 @@ class VerifySkip(Gate):
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
         """With the skip rule that was calibrated for the pair's drafters."""
-        drafters = getattr(pair, "drafters", None)
-        if drafters is None:
-            raise ConfigError(f"{pair.name} has no drafters beside it, which know when verification can be skipped")
-        skip = drafters.settings.skip
+        skip = _remembering(pair).drafters.settings.skip
         return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
@@ -87,6 +84,24 @@ class Similarity(VerifySkip):
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
         """See :class:`~specact.gates.gate.Gate`."""
-        if getattr(pair, "drafters", None) is None:
-            raise ConfigError(f"{pair.name} has no drafters beside it, and so no memory whose features to compare")
+        _remembering(pair)
         return cls(threshold, **settings)
+
+
+def _remembering(pair: Any) -> Any:
+    """The pair, whose decoding must propose from a memory.
+
+    Raises:
+        ConfigError: if it is no token policy with drafters, or its decoding retrieves nothing.
+    """
+    if getattr(pair, "drafters", None) is None:
+        raise ConfigError(
+            f"{pair.name} has no drafters beside it, and so no memory whose features could be compared; choose a token "
+            "policy with drafters, such as relocate-tokens, or a gate that looks at actions alone, such as deviation"
+        )
+    if pair.decoding.proposes != "retrieval":
+        raise ConfigError(
+            f"{pair.name} is decoded without its memory, so that there are no features to compare; choose a decoding "
+            "that retrieves, such as heisd_no_switch, or a gate that looks at actions alone, such as deviation"
+        )
+    return pair

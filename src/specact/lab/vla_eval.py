@@ -26,7 +26,7 @@ from specact.gates.settings import BUNDLE_DEFAULTS, load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
-from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
 from specact.observation import Field
@@ -65,7 +65,8 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         decoding: str = "",
     ) -> None:
         super().__init__()
-        self._pair = load_pair(bundle, draft=draft, target=target, decoding=decoding)
+        loaded = load_pair(bundle, draft=draft, target=target, decoding=decoding)
+        self._pair = decoded_by(load_method(method), loaded)
         self._method, self._rate, self._seed = method, rate, seed
         self._family = rollout_of(self._pair, load_method(method))
         self._policies: dict[str, SpeculativePolicy] = {}

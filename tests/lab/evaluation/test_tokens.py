@@ -269,7 +269,9 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
 
 
 def test_a_pair_without_drafters_cannot_skip() -> None:
-    with pytest.raises(ConfigError, match="drafters"):
-        VerifySkip.for_pair(load_pair("ball"), 0.0)
-    with pytest.raises(ConfigError, match="no drafters beside it, and so no memory whose features to compare"):
-        Similarity.for_pair(load_pair("ball"), 0.0)
+    for kind in (VerifySkip, Similarity):
+        with pytest.raises(ConfigError, match=r"no drafters beside it, .* choose a token policy with drafters"):
+            kind.for_pair(load_pair("ball"), 0.0)
+        with pytest.raises(ConfigError, match=r"is decoded without its memory, .* such as heisd_no_switch"):
+            kind.for_pair(load_pair("relocate-tokens", decoding="last"), 0.0)
+        assert isinstance(kind.for_pair(load_pair("relocate-tokens", decoding="heisd_no_switch"), 0.0), kind)

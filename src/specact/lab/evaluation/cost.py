@@ -16,6 +16,7 @@ from specact.families.head import head_file
 from specact.families.load import AnyPair
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.rollout.families import decoded_by
 from specact.lab.rollout.methods import load_method
 from specact.rng import Role, StepAddress, stream
 from specact.runtime.parameters import count_parameters
@@ -70,14 +71,15 @@ def measure(evaluation: Evaluation, pair: AnyPair) -> Timing:
     elif head_ms is None:
         head_ms = 1e3 * measure_head(pair)
     gate_ms = {}
-    for gate in sorted({method.gate for method in methods}):
+    for gate, method in sorted({method.gate: method for method in methods}.items()):
         if gate in _WITHOUT_TIME:
             gate_ms[gate] = 0.0
         elif evaluation.gate_ms is not None:
             gate_ms[gate] = evaluation.kappa * evaluation.gate_ms
         else:
-            built = evaluation.gates.settings(gate, pair).build(pair)
-            gate_ms[gate] = evaluation.kappa * 1e3 * measure_decision(built, pair)
+            decoded = decoded_by(method, pair)
+            built = evaluation.gates.settings(gate, decoded).build(decoded)
+            gate_ms[gate] = evaluation.kappa * 1e3 * measure_decision(built, decoded)
     return Timing(
         evaluation.kappa * draft_ms, evaluation.kappa * head_ms, target_ms, evaluation.kappa * target_ms, gate_ms
     )

@@ -28,7 +28,7 @@ from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import read_timing
 from specact.lab.evaluation.run import read_gates
-from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, control_step, simulated
 
@@ -193,7 +193,7 @@ class _Rollout:
 
 def _simulate(request: _FilmRequest, method: str) -> _Rollout:
     evaluation = request.manifest["evaluation"]
-    pair = _pair(evaluation)
+    pair = decoded_by(load_method(method), _pair(evaluation))
     task = load_task(evaluation["env"], pair.observation)
     family = rollout_of(pair, load_method(method), evaluation["offset"])
     world = SimulatedRobot(task, render_mode="rgb_array")

@@ -31,8 +31,8 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import OpenLoopJob, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.rollout.families import depends_on_content, rollout_of
-from specact.lab.rollout.methods import Method, load_method
+from specact.lab.rollout.families import decoded_by, depends_on_content, rollout_of
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
@@ -100,7 +100,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
                 # By the gate, and by the method's decoding where it fixes one: the score depends on what is proposed.
                 key = "-".join(filter(None, (method.gate, method.decoding)))
                 if key not in calibrations:
-                    pair = _decoded_by(method, bundle)
+                    pair = decoded_by(method, bundle)
                     calibrations[key] = _calibration(pair, env, method.gate, evaluation, out, pool, progress)
                 settings = calibrations[key].settings
             elif method.rate_of is not None:
@@ -149,13 +149,6 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     }
     write_json(out / "summary.json", summary)
     return summary
-
-
-def _decoded_by(method: Method, pair: AnyPair) -> AnyPair:
-    """The pair as a method decodes it."""
-    if not method.decoding:
-        return pair
-    return load_named(pair.source, dataclasses.replace(Named.of(pair), decoding=method.decoding))
 
 
 def finished(evaluation: Evaluation, out: Path) -> bool:

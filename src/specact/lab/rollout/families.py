@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,11 +16,11 @@ from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.families.distance import DistancePair, head_observation
 from specact.families.flash.pair import FlashPair
-from specact.families.flash.rounds import ROUNDS, Rounds, load_rounds
+from specact.families.flash.rounds import ROUNDS, load_rounds
 from specact.families.flash.verify import Round
 from specact.families.load import AnyPair
 from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import DECODINGS, Decoding, load_decoding
+from specact.families.tokens.decoding import DECODINGS, load_decoding
 from specact.families.tokens.network import Tokens
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import TAIL, Decoded
@@ -76,24 +77,41 @@ class MeasuredRollout(FamilyRollout, Protocol):
         ...
 
 
+def decoded_by(method: Method, pair: AnyPair) -> AnyPair:
+    """The pair as a method decodes it, or as it was loaded where the method does not say.
+
+    Raises:
+        ConfigError: for a decoding that the family does not have.
+    """
+    if method.decoding in DECODINGS:
+        if not isinstance(pair, TokenPair):
+            raise ConfigError(
+                f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}; choose a "
+                "bundle of kind tokens, such as metaworld-tokens, or another method"
+            )
+        return replace(pair, decoding=load_decoding(method.decoding))
+    if method.decoding in ROUNDS:
+        if not isinstance(pair, FlashPair):
+            raise ConfigError(
+                f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a "
+                "bundle of kind flow, such as pusht-flow, or another method"
+            )
+        return replace(pair, rounds=load_rounds(method.decoding))
+    return pair
+
+
 def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> FamilyRollout:
     """The family-specific part of a rollout; families of the user's own use the members of :class:`~specact.pair.Pair`.
 
-    A token or flow policy decodes as the method says, or where it does not, as the pair was loaded.
+    Args:
+        pair: decoded as :func:`decoded_by` says.
+        method: see :data:`~specact.lab.rollout.methods.METHODS`.
+        offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
     """
-    if method.decoding in DECODINGS and not isinstance(pair, TokenPair):
-        raise ConfigError(
-            f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}; choose a bundle "
-            "of kind tokens, such as metaworld-tokens, or another method"
-        )
-    if method.decoding in ROUNDS and not isinstance(pair, FlashPair):
-        raise ConfigError(
-            f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a bundle "
-            "of kind flow, such as pusht-flow, or another method"
-        )
+    pair = decoded_by(method, pair)
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
@@ -103,9 +121,9 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> Fami
             "and learned"
         )
     if isinstance(pair, TokenPair) and method.verifier == "speculative":
-        return _TokensRollout(pair, load_decoding(method.decoding) if method.decoding else pair.decoding)
+        return _TokensRollout(pair)
     if isinstance(pair, FlashPair) and method.verifier == "speculative":
-        return _FlashRollout(pair, load_rounds(method.decoding) if method.decoding else pair.rounds)
+        return _FlashRollout(pair)
     if isinstance(pair, ChunkPair):
         return _ChunksRollout(pair, method)
     if method.verifier == "target" or method.needs_head:
@@ -179,8 +197,8 @@ class _ChunksRollout:
 class _TokensRollout:
     """The target reads and decodes when it is queried, so that its time is measured."""
 
-    def __init__(self, pair: TokenPair, decoding: Decoding) -> None:
-        self._pair, self._decoding = pair, decoding
+    def __init__(self, pair: TokenPair) -> None:
+        self._pair = pair
         self._batch = TokenBatch(pair.target, pair.units)
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -195,7 +213,7 @@ class _TokensRollout:
         return [None] * len(windows), [known[address] for address in addresses]
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter_of(self._decoding)
+        return self._pair.drafter
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
@@ -215,8 +233,8 @@ class _TokensRollout:
 class _FlashRollout:
     """The target checks or denoises when it is queried, so that its time is measured."""
 
-    def __init__(self, pair: FlashPair, rounds: Rounds) -> None:
-        self._pair, self._rounds = pair, rounds
+    def __init__(self, pair: FlashPair) -> None:
+        self._pair = pair
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         """For the audit: the chunks of full rounds, ``[B, H, A]``."""
@@ -225,7 +243,7 @@ class _FlashRollout:
         return [None] * len(windows), policy.infer_batch(seen, streams(Role.VERIFY, addresses))
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter_of(self._rounds)
+        return self._pair.drafter
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)

@@ -12,7 +12,7 @@ from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import linked, serving
-from specact.lab.rollout.families import FamilyRollout, rollout_of
+from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
@@ -71,9 +71,10 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        pair = load_named(shard.bundle, shard.named)
+        method = load_method(shard.method)
+        pair = decoded_by(method, load_named(shard.bundle, shard.named))
         task = load_task(shard.env, pair.observation)
-        method, gate = load_method(shard.method), shard.gate.build(pair)
+        gate = shard.gate.build(pair)
         family = rollout_of(pair, method, shard.offset)
         policy = SpeculativePolicy(
             pair,

@@ -17,7 +17,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
-from specact.lab.rollout.families import FamilyRollout, MeasuredRollout, rollout_of
+from specact.lab.rollout.families import FamilyRollout, MeasuredRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import STAGES, Audit, Table
@@ -209,8 +209,9 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
-    pair = _pair(shard.bundle, shard.fingerprint, shard.named)
-    family = rollout_of(pair, load_method(shard.method), shard.offset)
+    method = load_method(shard.method)
+    pair = decoded_by(method, _pair(shard.bundle, shard.fingerprint, shard.named))
+    family = rollout_of(pair, method, shard.offset)
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
