@@ -5,7 +5,8 @@ Names are below. Each takes minutes to an hour, and resumes; --episodes (200 if 
 
 Sweeps go to runs/tised/NAME. What they say is kept in benchmarks/results/tised/NAME.json, and their figures in
 runs/tised/NAME/analysis; benchmarks/results/tised.md is written from the former. Recorded links are read from
-$SPECACT_DATA and left out without it.
+$SPECACT_DATA and left out without it. Of the three decodings of a token policy the outcome of every episode is kept,
+too, and they are compared over each link.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ import json
 import os
 import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from pages import fill
 
-from specact.lab.tised.curves import ON_BOARD
+from specact.lab.report.drawing import INK, style
+from specact.lab.statistics import Contrast, contrast, holm
+from specact.lab.tised.curves import ON_BOARD, sort_curves
 from specact.lab.tised.frontier import FRONTIER, method_of
+from specact.lab.tised.records import read_sweeps
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "tised"
@@ -47,6 +55,12 @@ TOKENS = [
     "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
 ]  # fmt: skip
 
+# The systems of docs/tokens.md, by the decoding that verifies.
+DECODED = {"specvla": "Spec-VLA", "kerv": "KERV", "heisd_fixed": "HeiSD"}
+MARKERS = {"verification": "o", "chance": "X", "late": "s"}
+# End points of every episode, by lever, strength and link.
+Outcomes = dict[tuple[str, float, str], dict[str, NDArray[np.float64]]]
+
 # The figures of a sweep in docs/tised.md, and their names there.
 PICTURES = {
     "levers-chase": {
@@ -70,7 +84,7 @@ SWEEPS: dict[str, list[str]] = {
         "--bundle", "pusht", "--levers", *METHODS, ALONE, "--paces", "0", "--idle", "hold", "last", *FAR,
     ],
     # What is verified, and executed where nothing is: by a head's tree; with a Kalman tail; a memory's chunk.
-    **{f"links-{name}": [*TOKENS, "--decoding", name] for name in ("specvla", "kerv", "heisd_fixed")},
+    **{f"links-{name}": [*TOKENS, "--decoding", name] for name in DECODED},
     # One link, more episodes: what the robot does while it waits.
     "idle-ball": [
         "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
@@ -120,12 +134,15 @@ def main() -> None:
     fill(ROOT / "docs" / "tised.md", "idle-ball", idling("idle-ball"))
     for name in ("levers-chase", "executions-chase", "levers-pusht"):
         fill(ROOT / "docs" / "tised.md", name, levers(name))
-    others = {
-        "flash-chase": "flash", "split-ball": "split", "reuse-metaworld": "freqcache", "links-specvla": "tokens",
-        "links-kerv": "tokens", "links-heisd_fixed": "tokens",
-    }  # fmt: skip
+    others = {"flash-chase": "flash", "split-ball": "split", "reuse-metaworld": "freqcache"}
+    others |= {f"links-{name}": "tokens" for name in DECODED}
     for name, page in others.items():
         fill(ROOT / "docs" / f"{page}.md", name, levers(name))
+    decoded = {system: kept_outcomes(f"links-{name}") for name, system in DECODED.items()}
+    if all(decoded.values()):
+        fill(ROOT / "docs" / "tokens.md", "links between", between(decoded))
+        with style():
+            draw_decoded(decoded).savefig(ROOT / "docs" / "tokens-links.png", dpi=110)
 
 
 def run(name: str, episodes: str, workers: str | None) -> None:
@@ -143,6 +160,8 @@ def run(name: str, episodes: str, workers: str | None) -> None:
     found = json.loads((folder / "analysis" / "analysis.json").read_text())
     manifest = json.loads((folder / "manifest.json").read_text())
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifest["latency_ms"], **found}
+    if name.startswith("links"):
+        kept["outcomes"] = outcomes(folder)
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     for picture in (folder / "analysis").glob("tised-frontier-success*.png") if name.startswith("frontier") else ():
         pace, _, rest = picture.stem.partition("-at-pace-")[2].partition("-idle-")
@@ -157,7 +176,7 @@ def frontier() -> str:
     if not found:
         return "Not run yet."
     links = {cell["link"] for cells in found.values() for _, cell in cells} - {ON_BOARD}
-    columns = sorted(links, key=lambda link: (not link.startswith("loopback"), _rtt(link), link))
+    columns = sorted(links, key=_order)
     lines = [
         "| pair, pace, idle | method | " + " | ".join(map(_title, columns)) + " |",
         "|---|---|" + "---|" * len(columns),
@@ -223,6 +242,82 @@ def _title(link: str) -> str:
 
 def _rtt(link: str) -> float:
     return float(link.partition("=")[2] or 0.0)
+
+
+def outcomes(folder: Path) -> list[dict[str, Any]]:
+    """Success and restricted time [s] of every episode of a sweep, in order, by lever, strength and link."""
+    table, baselines, _ = read_sweeps([folder])
+    return [
+        {
+            "lever": curve.place.lever, "strength": strength, "link": curve.place.link,
+            "success": curve.success[number].astype(int).tolist(),
+            "restricted_s": np.round(curve.restricted_s[number], 4).tolist(),
+        }
+        for curve in sort_curves(table, baselines)
+        for number, strength in enumerate(curve.strengths)
+    ]  # fmt: skip
+
+
+def kept_outcomes(name: str) -> Outcomes:
+    """Those of a sweep's results; empty where they were not kept."""
+    path = RESULTS / f"{name}.json"
+    rows = json.loads(path.read_text()).get("outcomes", []) if path.exists() else []
+    return {
+        (row["lever"], row["strength"], row["link"]): {
+            point: np.array(row[point], np.float64) for point in ("success", "restricted_s")
+        }
+        for row in rows
+        if (row["lever"], row["strength"]) != ("chance", 1.0)  # the same as verification 1
+    }
+
+
+def between(decoded: dict[str, Outcomes]) -> str:
+    """Every two decodings under the same lever over the same link, paired; Holm over the table for each end point."""
+    pairs = list(combinations(decoded, 2))
+    settings = sorted(set.intersection(*map(set, decoded.values())), key=lambda at: (at[0], -at[1], _order(at[2])))
+    found: dict[str, list[Contrast]] = {
+        point: [contrast(decoded[one][at][point], decoded[two][at][point]) for at in settings for one, two in pairs]
+        for point in ("success", "restricted_s")
+    }
+    p = {point: iter(holm([one.p for one in contrasts])) for point, contrasts in found.items()}
+    cells = iter([_differences(*both, next(p["success"]), next(p["restricted_s"]))
+                  for both in zip(found["success"], found["restricted_s"], strict=True)])  # fmt: skip
+    lines = ["| lever | link | " + " | ".join(f"{one} - {two}" for one, two in pairs) + " |", "|---" * 5 + "|"]
+    for lever, strength, link in settings:
+        lines.append(f"| {lever} {strength:g} | {_title(link)} | {' | '.join(next(cells) for _ in pairs)} |")
+    return "\n".join(lines)
+
+
+def _differences(won: Contrast, took: Contrast, *p: float) -> str:
+    """Differences of success and of restricted mean time; p where it is below .05."""
+    texts = f"{won.difference.mean:+.3f}", f"{took.difference.mean:+.2f} s"
+    return ", ".join(text + f" (**p {at:.2g}**)" * (at < 0.05) for text, at in zip(texts, p, strict=True))
+
+
+def draw_decoded(decoded: dict[str, Outcomes]) -> Figure:
+    """Success over restricted mean time of every decoding and lever, a panel for each link."""
+    links = sorted({link for runs in decoded.values() for _, _, link in runs}, key=_order)
+    figure = Figure(figsize=(11.0, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(links), sharex=True, sharey=True)
+    for axes, link in zip(panels, links, strict=True):
+        for number, (system, runs) in enumerate(decoded.items()):
+            for (lever, strength, over), run in runs.items():
+                if over == link:
+                    axes.plot(
+                        run["restricted_s"].mean(), run["success"].mean(), MARKERS[lever] if strength else "v",
+                        color=f"C{number}", markersize=7 if strength in (0.0, 1.0) else 5,
+                        markerfacecolor="none" if strength == 0.6 else f"C{number}", label=system,
+                    )  # fmt: skip
+        axes.set_title(_title(link), fontsize=10, color=INK.light)
+    panels[0].set(ylabel="success", ylim=(0.5, 1.0))
+    panels[len(links) // 2].set(xlabel="restricted mean time [s]")
+    named = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named))
+    return figure
+
+
+def _order(link: str) -> tuple[bool, float, str]:
+    return not link.startswith("loopback"), _rtt(link), link
 
 
 def markdown(name: str, found: dict[str, Any]) -> str:
