@@ -143,7 +143,7 @@ class SpeculativePolicy:
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
         self._address = self._address._replace(episode=episode, step=0)
-        # Consecutive missed target requests, and consecutive control steps without a usable observation.
+        # Consecutive missed target requests, and control steps in a row without a usable observation or action.
         self._misses = self._unusable = 0
         self._observed_s = self.clock.now()
         self._verdicts.reset()
@@ -217,7 +217,6 @@ class SpeculativePolicy:
 
         Several policies can all ask before the first of them finishes, so that their target answers in one batch.
         """
-        self._unusable = 0
         if self.expired:
             self._player.reset()
         self._apply_late_outcome()
@@ -241,6 +240,7 @@ class SpeculativePolicy:
         action = self._units.to_environment(executed)
         if not all(map(math.isfinite, action.tolist())):
             raise ObservationError(_NOT_FINITE)
+        self._unusable = 0
         self._last = executed
         self.gate.update(drafted, executed)
         if self._follower is not None:
@@ -251,7 +251,7 @@ class SpeculativePolicy:
         """One control step without a usable observation, in place of :meth:`act`; the fallback counts it as a miss.
 
         Without an observation there is no draft, so ``execute_draft`` holds the last action, as ``hold_last`` does. The
-        chunk resumes with the next usable observation, which also ends the run of consecutive misses.
+        chunk resumes with the next usable observation; the run of consecutive misses ends with an action of the policy.
 
         Args:
             error: why the observation cannot be used.

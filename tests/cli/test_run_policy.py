@@ -128,6 +128,14 @@ def test_a_robot_without_a_model_of_itself_cannot_roll_forward(specact_run: Run,
     assert life(folder) == []
 
 
+def test_a_robot_that_was_made_is_stopped_where_the_policy_does_not_fit_it(specact_run: Run, folder: Path) -> None:
+    done = specact_run(
+        "run", "--policy", "ball-chase-flow", "--robot", "toy:Modelled", "--execute-actions", "99", cwd=folder
+    )
+    assert done.returncode == 2 and "99" in done.stderr
+    assert life(folder) == [{"rolled": 0}]
+
+
 def test_a_signal_ends_in_the_stop_action_and_a_summary(
     command: list[str], environment: dict[str, str], folder: Path
 ) -> None:

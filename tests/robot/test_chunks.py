@@ -157,7 +157,7 @@ class Answers:
 
     inpaints = False
 
-    def __init__(self, *answers: Miss | Exception | None) -> None:
+    def __init__(self, *answers: Miss | BaseException | None) -> None:
         self.spec = Prophet().spec
         self._answers = dict(enumerate(answers))
         self.asked = 0
@@ -165,7 +165,7 @@ class Answers:
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
         self.asked += 1
         found = self._answers.get(self.asked - 1)
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found or (10.0 * self.asked + np.arange(CHUNK)[:, None]).astype(np.float32)
 
@@ -213,6 +213,15 @@ def test_an_unusable_observation_holds_the_last_action_and_the_time_of_aligned_a
         _, ticks = drive(arm, Answers(), execution, 5, 0.0)
         assert [action for _, action in arm.moved] == [10, 11, 12, 12, then]
         assert [tick.unusable is not None for tick in ticks] == [False, False, False, True, False]
+
+
+def test_a_model_of_the_robot_that_fails_stops_it_like_unusable_observations() -> None:
+    arm = Arm(VirtualClock())
+    options = {"roll_forward": lambda seen, actions: {"state": np.array([np.nan])}}
+    fallback = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    runner, ticks = drive(arm, Answers(), Execution("roll_forward", 4, 2), 20, PERIOD, fallback=fallback, **options)
+    assert runner.stopped and sum(tick.unusable is not None for tick in ticks) == 3
+    assert arm.moved[-1][1] == IDLE
 
 
 def test_without_a_usable_observation_at_the_start_nothing_moves() -> None:
@@ -289,11 +298,13 @@ def test_a_chunk_that_came_while_the_process_was_suspended_is_not_played() -> No
     assert [action for _, action in arm.moved] == [10.0, 11.0, 30.0]
 
 
-def test_an_error_of_the_policy_ends_the_loop_in_a_stop() -> None:
+# A library may raise what is no Exception; if that ended the thread alone, the last action would be held for ever.
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_an_error_of_the_policy_ends_the_loop_in_a_stop(error: type[BaseException]) -> None:
     arm = Arm(VirtualClock())
-    with InferenceThread(Answers(None, RuntimeError("out of memory"))) as inference:
+    with InferenceThread(Answers(None, error("out of memory"))) as inference:
         runner = ChunkRunner(inference, Execution("naive", 2), period_s=PERIOD, fallback=Fallback(stop_action=STILL))
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with pytest.raises(error, match="out of memory"):
             run_loop(arm, runner, PERIOD, arm.clock, lambda: True, lambda tick: None)
     assert arm.moved[-1][1] == IDLE
 

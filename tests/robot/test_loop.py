@@ -92,6 +92,9 @@ class Missing:
     def submit(self, proposal: Proposal, address: StepAddress) -> Lost:
         return Lost(self._clock, next(self._causes), self._wait)
 
+    def submit_now(self, proposal: Proposal, address: StepAddress) -> Lost | None:
+        return self.submit(proposal, address) if self._leaves else None
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -248,6 +251,22 @@ def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used()
     assert np.isfinite(arm.actions).all() and len(arm.actions) == 4
     with pytest.raises(ObservationError, match="not finite"):
         drive(Seeing(clock, np.array([5.0])), policy_of(clock, [QUICK], drafter=drafter), 1, clock)
+
+
+def test_observations_that_lead_to_no_action_stop_the_robot_like_unusable_ones() -> None:
+    """Every observation is finite, and what the draft makes of it from the third on is not."""
+    clock = VirtualClock()
+
+    class Overflowing(Slow):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
+
+    drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
+    fallback = Fallback(max_consecutive_misses=3, stop_action=np.zeros(1, np.float32))
+    policy = policy_of(clock, [QUICK], drafter=drafter, fallback=fallback)
+    ticks, _ = drive(Seeing(clock, GOOD, GOOD, np.array([5.0])), policy, 8, clock)
+    assert policy.stopped and sum(tick.unusable is not None for tick in ticks) == 4
 
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------

@@ -165,7 +165,10 @@ class Later:
         self._verifier = verifier
 
     def prefetch(self, window: Any, address: Any) -> bool:
-        return True
+        return False
+
+    def submit_now(self, proposal: Any, address: Any) -> Any:
+        return self.submit(proposal, address)
 
     def submit(self, proposal: Any, address: Any) -> Any:
         pending, asked = self._verifier.submit(proposal, address), iter((False,))

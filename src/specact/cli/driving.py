@@ -92,7 +92,7 @@ def drive(
     try:
         if robot is not None:
             real = make_object(robot, "robot", ("observe", "act"))
-            acting = plan.make(real)
+            acting = _begin(plan, real, interrupts)
             until = time.monotonic() + seconds
             run(real, acting, 0, lambda: time.monotonic() < until)
         else:
@@ -124,6 +124,19 @@ def drive(
                 print_json(summary)
             elif summary["ticks"]:
                 _print(summary, plan.period_s)
+
+
+def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
+    """The source of actions for a real robot, which is stopped if there is none: once made, it may hold torque."""
+    from specact.robot.loop import stop
+
+    try:
+        return plan.make(robot)
+    except BaseException:
+        interrupts.held = True
+        # Not by the stop action, which may be what does not fit.
+        stop(robot, None)
+        raise
 
 
 def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Recorder:

@@ -143,7 +143,6 @@ class ChunkRunner:
         """
         now, schedule = self.clock.now(), self._schedule
         self._history.sample(now, observation)
-        self._unusable = 0
         self._collect()
         schedule.drop_older(now - self._max_chunk_age_s)
         schedule.advance(now)
@@ -151,6 +150,8 @@ class ChunkRunner:
             self._start_inference(now)
             self._collect()
             schedule.advance(now)
+        # Here, because a robot's model may make of a usable observation one that is not.
+        self._unusable = 0
         if self.stopped:
             return self.stop_action
         played = schedule.play()

@@ -99,7 +99,7 @@ class Inference(Protocol):
         """The one that has ended, once; never waits.
 
         Raises:
-            Exception: what the inference raised.
+            BaseException: what the inference raised.
         """
         ...
 
@@ -151,7 +151,7 @@ class InferenceThread:
         self.source, self.busy = source, False
         self._requests: SimpleQueue[tuple[Window, StepAddress, Inpainting | None] | None] = SimpleQueue()
         self._finished = threading.Event()
-        self._result: Finished | Exception | None = None
+        self._result: Finished | BaseException | None = None
         # A daemon: a policy that never answers must not block the process's exit.
         self._thread = threading.Thread(target=self._infer, name="specact inference", daemon=True)
         self._thread.start()
@@ -181,7 +181,7 @@ class InferenceThread:
         found, self._result = self._result, None
         self._finished.clear()
         self.busy = False
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found
 
@@ -195,6 +195,6 @@ class InferenceThread:
             try:
                 answer = self.source.ask(*asked)
                 self._result = Finished(asked[1], answer, time.perf_counter() - began)
-            except Exception as error:  # noqa: BLE001 - raised again where the answer is taken
+            except BaseException as error:  # noqa: BLE001 - raised again where the answer is taken
                 self._result = error
             self._finished.set()

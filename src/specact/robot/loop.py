@@ -222,21 +222,20 @@ def run_loop(
         except BaseException as error:
             interrupts.held = True
             try:
-                stop(robot, policy)
+                stop(robot, policy.stop_action)
             except BaseException as second:  # noqa: BLE001 - the first error is raised
                 error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
             raise
         interrupts.held = True
-        stop(robot, policy)
+        stop(robot, policy.stop_action)
     interrupts.raise_received()
 
 
-def stop(robot: Robot, policy: Acting) -> None:
-    """Stops a robot by its own ``stop()``, or otherwise by the policy's stop action if there is one.
+def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
+    """Stops a robot by its own ``stop()``, or otherwise by the stop action ``[A]`` if there is one.
 
     If ``stop()`` fails, the stop action is sent before its error is raised.
     """
-    stop_action = policy.stop_action
     stopped = False
     try:
         own = getattr(robot, "stop", None)
