@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -45,6 +47,10 @@ class Verifier(Protocol):
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """Requests the verification of a step; reuses a request that was prefetched for this address."""
+        ...
+
+    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome] | None:
+        """As :meth:`submit`, but None if the request cannot be sent without blocking."""
         ...
 
 
@@ -127,6 +133,10 @@ class TargetVerifier(ABC, Generic[A]):
         """See :class:`Verifier`."""
         return _PendingOutcome(self, self._target.submit(proposal.window, address), proposal, address)
 
+    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome] | None:
+        """See :class:`Verifier`."""
+        return self.submit(proposal, address) if self.prefetch(proposal.window, address) else None
+
     @abstractmethod
     def judge(self, answer: Answer[A], proposal: Proposal, address: StepAddress) -> Outcome:
         """The outcome of a proposal, given the target's answer."""
@@ -146,13 +156,20 @@ class _PendingOutcome(Generic[A]):
         answer = self.pending.result()
         if isinstance(answer, Miss):
             return answer
-        outcome = self._judge(answer)
+        outcome = with_kept(self._judge(answer), self.proposal)
         return outcome if is_valid(outcome.actions) else Miss("invalid", answer.times)
 
     # Finite numbers can still overflow on their way to an action.
     @np.errstate(over="ignore", invalid="ignore")
     def _judge(self, answer: Answer[A]) -> Outcome:
         return self.verifier.judge(answer, self.proposal, self.address)
+
+
+def with_kept(outcome: Outcome, proposal: Proposal) -> Outcome:
+    """The outcome; in families without a probability of ``kept``, 1 if its actions are the proposed ones, else 0."""
+    if not math.isnan(outcome.kept):
+        return outcome
+    return replace(outcome, kept=float(np.array_equal(outcome.actions, proposal.actions[: len(outcome.actions)])))
 
 
 def is_valid(actions: Chunk) -> bool:

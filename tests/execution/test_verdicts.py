@@ -34,12 +34,15 @@ class Scripted:
     read: int = 0
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        self.calls.append(("prefetch", address))
-        return self.leaves
+        raise AssertionError("nobody asks for it")
 
     def submit(self, proposal: Proposal, address: StepAddress) -> "Scripted":
         self.calls.append(("submit", address))
         return self
+
+    def submit_now(self, proposal: Proposal, address: StepAddress) -> "Scripted | None":
+        self.calls.append(("submit_now", address))
+        return self if self.leaves else None
 
     def done(self) -> bool:
         return self.there
@@ -73,7 +76,7 @@ def test_verdicts_that_could_never_be_used_are_refused(for_s: float) -> None:
 
 def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
     verdicts, verifier = asked()
-    assert verifier.calls == [("prefetch", HERE), ("submit", HERE)]
+    assert verifier.calls == [("submit_now", HERE)]
     assert verdicts.arrived(9.0, HERE) is None and not verdicts.free and verifier.read == 0
     verifier.there = True
     assert verdicts.arrived(9.0, HERE) == LateVerdict(OUTCOME)
@@ -106,7 +109,7 @@ def test_an_episode_does_not_hear_of_the_one_before() -> None:
 def test_a_request_that_cannot_leave_is_a_miss_at_once() -> None:
     verdicts, verifier = LateVerdicts(1.0), Scripted(leaves=False, there=True)
     assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0) == Miss("disconnected", OffloadTimes(), sent=False)
-    assert verifier.calls == [("prefetch", HERE)] and verdicts.free and verdicts.arrived(0.0, HERE) is None
+    assert verifier.calls == [("submit_now", HERE)] and verdicts.free and verdicts.arrived(0.0, HERE) is None
 
 
 @dataclass

@@ -81,7 +81,7 @@ class _InFlight:
 class LateVerdicts:
     """Executes the draft's chunk without waiting; a verdict that arrives meanwhile replaces its remaining actions.
 
-    At most one verification is in flight. Needs a verifier that can prefetch, that is, one that samples on the device.
+    At most one verification is in flight.
 
     Args:
         for_s: a verdict is not used later than this after its observation [s]; infinite for no limit.
@@ -109,9 +109,10 @@ class LateVerdicts:
 
     def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Miss | None:
         """See :class:`Verdicts`; a miss if the request cannot be sent without blocking."""
-        if not verifier.prefetch(proposal.window, address):
+        pending = verifier.submit_now(proposal, address)
+        if pending is None:
             return Miss("disconnected", OffloadTimes(), sent=False)
-        self._in_flight = _InFlight(verifier.submit(proposal, address), address, seen_s)
+        self._in_flight = _InFlight(pending, address, seen_s)
         return None
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:

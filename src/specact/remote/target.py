@@ -14,7 +14,7 @@ from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, Pending, Verifier, is_valid
+from specact.verification import Answer, Pending, Verifier, is_valid, with_kept
 from specact.wire.dialect import Arrays, Codec, VerifyingCodec
 from specact.wire.messages import MAX_DEADLINE_MS, Request
 
@@ -84,16 +84,25 @@ class RemoteVerifier:
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
+        return self._send(proposal, address, wait_if_busy=True)
+
+    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome] | None:
+        """See :class:`~specact.verification.Verifier`."""
+        reply = self._send(proposal, address, wait_if_busy=False)
+        return reply if reply.pending.sent else None
+
+    def _send(self, proposal: Proposal, address: StepAddress, wait_if_busy: bool) -> _PendingReply[Outcome]:
         asked, client, question = time.monotonic(), self._client, self._codec.request_arrays(proposal)
 
         def request(identity: int) -> Request:
             return Request("verify", identity, self._deadline_ms, proposal.window, address, question, client.report)
 
         def outcome(arrays: Arrays, times: OffloadTimes) -> Outcome | Miss:
-            found = self._codec.outcome(arrays, times)
+            found = with_kept(self._codec.outcome(arrays, times), proposal)
             return found if is_valid(found.actions) else Miss("invalid", times)
 
-        return _PendingReply(PendingRequest(client, "verify", request, self._deadline_ms / 1e3), asked, outcome)
+        pending = PendingRequest(client, "verify", request, self._deadline_ms / 1e3, wait_if_busy)
+        return _PendingReply(pending, asked, outcome)
 
 
 @dataclass(frozen=True, slots=True)

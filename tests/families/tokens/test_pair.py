@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +156,31 @@ def test_over_a_server_it_is_the_same(pair: TokenPair, server: tuple[Endpoint, C
     told, known = _decoded(records[3]), _decoded(played(composed, 4, seed=5)[1][3])
     assert (told.accepted, told.read, told.rejected) == (known.accepted, known.read, known.rejected)
     np.testing.assert_allclose(told.feature, known.feature, atol=1e-2)
+    # Audits take its mean: whether what was proposed is what would have been executed.
+    kept = [record.outcome.kept for record in records if record.outcome is not None]
+    same = [float(np.array_equal(record.actions, record.proposal.actions)) for record in records]
+    assert kept == same
+
+
+def test_a_late_verdict_of_a_server_replaces_the_rest_of_a_chunk(
+    pair: TokenPair, server: tuple[Endpoint, Client]
+) -> None:
+    """The request holds what was drafted, and leaves at once all the same."""
+    composed, verdicts = replace(pair, decoding=DECODINGS["strict_last"]), LateVerdicts(math.inf)
+    policy = SpeculativePolicy(
+        composed, Always(), verifier=remote_verifier(server[1], composed, PATIENT_MS), verdicts=verdicts
+    )
+    waited = SpeculativePolicy(composed, Always())
+    for number, window in enumerate(SEEN[:12], 1):
+        executed = [policy.act_on(window)]
+        until = time.monotonic() + 30.0
+        while not verdicts.free and not verdicts._in_flight.pending.done():  # type: ignore[union-attr]
+            assert time.monotonic() < until, "the server's answer did not come"
+            time.sleep(0.001)
+        executed += [policy.act_on(None) for _ in range(pair.execute - 1)]
+        np.testing.assert_array_equal(executed[1:], [waited.act_on(window) for _ in range(pair.execute)][1:])
+        assert policy.counts["in_time"] == number and policy.counts["missed"] == 0
+    assert policy.record is not None and policy.record.outcome is not None and policy.record.outcome.kept in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("decoding", [DECODINGS["strict_last"], COMPENSATING])

@@ -13,7 +13,7 @@ from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.verification import Pending, is_valid
+from specact.verification import Pending, is_valid, with_kept
 
 
 class SharedClock(RealClock):
@@ -71,7 +71,7 @@ class TokenBatch:
             if sum(one.read) == len(one.read)
         }
         for request, one in zip(requests, decoded, strict=True):
-            outcome = token_outcome(one, prefilled.policy, self._units, times)
+            outcome = with_kept(token_outcome(one, prefilled.policy, self._units, times), request.proposal)
             request.outcome = outcome if is_valid(outcome.actions) else Miss("invalid", times)
 
 
@@ -95,6 +95,10 @@ class BatchVerifier:
         request = _Request(self._batch, self._clock, proposal, address)
         self._batch.add(request)
         return request
+
+    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        """See :class:`~specact.verification.Verifier`."""
+        return self.submit(proposal, address)
 
 
 @dataclass
