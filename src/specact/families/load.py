@@ -84,29 +84,35 @@ def load_pair(
     own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
     kind = None if own else kind_of(path)
-    decoded = kind == "flash" or (kind in ("tokens", "flow") and target is None)
+    decoded = kind in ("flash", "tokens", "flow")
     if decoding and not decoded:
         raise ConfigError(
             f"{name_or_path} is no token policy and no flow policy, and only these have decodings; leave out the "
             f"decoding {decoding!r}"
         )
+    if target is not None and kind not in ("flash", "chunks"):
+        raise BundleError(
+            f"{name_or_path} is a target, or has its own; --target {target} is for FLASH's block and for a pair of "
+            "chunk policies, leave it out"
+        )
     if kind == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
     if decoded:
         small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
-        if kind != "tokens":
-            flow = (
-                block_pair(path, target, small, draft, provider=provider, threads=threads)
-                if kind == "flash"
-                else flash_pair(load_flow(path, provider=provider, threads=threads), small, draft)
-            )
-            return replace(flow, rounds=load_rounds(decoding or "full"))
-        tokens = token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
-        return replace(tokens, decoding=load_decoding(decoding or "ar"))
-    if draft is not None or target is not None:
+        if kind == "tokens":
+            tokens = load_tokens(path, provider=provider, threads=threads)
+            pair = token_pair(tokens, small, draft, provider=provider, threads=threads)
+            return replace(pair, decoding=load_decoding(decoding or "ar"))
+        if kind == "flow":
+            flow = load_flow(path, provider=provider, threads=threads)
+            rounds = flash_pair(flow, small, draft, provider=provider, threads=threads)
+        else:
+            rounds = block_pair(path, target, small, draft, provider=provider, threads=threads)
+        return replace(rounds, rounds=load_rounds(decoding or "full"))
+    if draft is not None:
         raise BundleError(
-            f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target, and a "
-            "token policy or a flow policy a draft"
+            f"{name_or_path} is no pair of chunk policies, no token policy and no flow policy, and only these can have "
+            f"another draft; leave out --draft {draft}"
         )
     return load_own_pair(str(name_or_path)) if own else load_bundle(path, provider=provider, threads=threads)
 
@@ -160,7 +166,8 @@ def load_responder(
     if holds == "flow":
         flow = load_flow(source, provider=provider, threads=threads)
         # The fingerprint is the flow policy's, whatever drafts for it.
-        return replace(flash_pair(flow), policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
+        pair = flash_pair(flow, provider=provider, threads=threads)
+        return replace(pair, policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
     if holds is not None and holds != "regression":
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:

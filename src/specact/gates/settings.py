@@ -81,6 +81,8 @@ def _is_gate(found: Any) -> bool:
 
 # The gates whose head has to be trained first.
 LEARNED = ("learned", "learned_action")
+# They know the target before they decide: bounds of what a gate can reach.
+ORACLES = ("oracle", "oracle_action")
 
 # The built-in gates that need a threshold, and so a calibration.
 CALIBRATED = tuple(name for name in GATES if load_gate(name).calibrated)
@@ -280,7 +282,7 @@ class GateSettings:
             ConfigError: if the bundle has no learned gate, or a user-defined gate cannot be created.
         """
         options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
-        if self.name.startswith("oracle"):
+        if self.name in ORACLES:
             options["target"] = target
         kind = gate_for(self.name, bundle)
         if not is_plugin(self.name):

@@ -193,9 +193,9 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
     pair = loaded(block, None, "flash")
     assert pair.fingerprint == load_pair(block, target="my_flow:padded").fingerprint
     for rounds in ("flash_device", "block"):
-        with pytest.raises(ConfigError, match=r"small drafts for is not here; name it with --target"):
+        with pytest.raises(BundleError, match=r"small drafts for is not here; name it with --target"):
             _ = replace(pair, rounds=ROUNDS[rounds]).drafter
-    with pytest.raises(ConfigError, match=r"small drafts for is not here"):
+    with pytest.raises(BundleError, match=r"small drafts for is not here"):
         _ = pair.target
     with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
         load_responder(str(block))

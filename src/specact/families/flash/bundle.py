@@ -192,7 +192,7 @@ class RemoteParts:
 
     def __getattr__(self, part: str) -> Any:
         """Refuses any use, before anything is drafted or checked."""
-        raise ConfigError(
+        raise BundleError(
             f"the flow policy that {self._name} drafts for is not here; name it with --target, such as "
             "lerobot:PATH@HZ, or leave drafting and checks to a server that has it"
         )

@@ -98,7 +98,7 @@ class FlashDrafter:
         """See :class:`~specact.pair.FollowingDrafter`."""
         if record.outcome is None:
             self._chunk, self._played = record.proposal.actions, 0
-            self._full_due, self._rounds_since_full = False, self._rounds_since_full + 1
+            self._rounds_since_full += 1
             return
         found: Round = record.outcome.evidence
         late = record.proposal.actions is self._chunk

@@ -110,7 +110,14 @@ class FlashPair(TargetPair[FlowPolicy]):
         return FlashResponder(self.target, self.name, self.fingerprint)
 
 
-def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name: str | None = None) -> FlashPair:
+def flash_pair(
+    bundle: FlowBundle,
+    draft: LoadedPolicy | None = None,
+    draft_name: str | None = None,
+    *,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> FlashPair:
     """A flow policy's bundle as a pair, with the block and the refresh in its folder.
 
     Without a block the whole chunk is executed, and no dimension is a gripper.
@@ -119,6 +126,7 @@ def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name
         bundle: the target.
         draft: a policy on the device.
         draft_name: its name as given by the user.
+        provider, threads: of block and refresh, see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
         BundleError: if the block or the refresh is incompatible with the target, or damaged.
@@ -126,8 +134,8 @@ def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name
     """
     target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
     folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
-    made = load_flash(folder, target) if folder.exists() else None
-    refresh = load_refresh(again, bundle) if again.exists() else None
+    made = load_flash(folder, target, provider=provider, threads=threads) if folder.exists() else None
+    refresh = load_refresh(again, bundle, provider=provider, threads=threads) if again.exists() else None
     return replace(_pair(target, made, draft, draft_name, bundle.path), refresh=refresh)
 
 

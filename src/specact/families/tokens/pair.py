@@ -86,20 +86,28 @@ class TokenPair(TargetPair[TokenPolicy]):
         return TokenResponder(self.target, self.policy, self.name, self.fingerprint)
 
 
-def token_pair(bundle: TokenBundle, draft: LoadedPolicy | None = None, draft_name: str | None = None) -> TokenPair:
+def token_pair(
+    bundle: TokenBundle,
+    draft: LoadedPolicy | None = None,
+    draft_name: str | None = None,
+    *,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> TokenPair:
     """A token policy's bundle as a pair, with the drafters in its folder.
 
     Args:
         bundle: the target.
         draft: a policy on the device.
         draft_name: its name as given by the user.
+        provider, threads: of the drafters, see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
         BundleError: if the drafters are damaged or incompatible with the target.
         ConfigError: if the draft is incompatible with the target.
     """
     folder = bundle.path / DRAFTERS
-    drafters = load_drafters(folder, bundle) if folder.exists() else None
+    drafters = load_drafters(folder, bundle, provider=provider, threads=threads) if folder.exists() else None
     parts = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
     return TokenPair(
         name=bundle.name, policy=bundle.policy(), drafters=drafters, draft=None if draft is None else draft.policy,

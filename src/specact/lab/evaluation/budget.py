@@ -18,9 +18,10 @@ from specact.families.codes.head import HeadDraft, load_head
 from specact.families.head import has_fitting_head
 from specact.families.load import AnyPair
 from specact.gates.settings import LEARNED, GateChoices
+from specact.lab.evaluation.cost import verification
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
-from specact.rng import Role, StepAddress, stream
+from specact.rng import Role, stream
 from specact.wire import msgpack
 from specact.wire.messages import read_reply, reply_fields, request_fields
 from specact.wire.sizes import example_exchange
@@ -259,8 +260,7 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
     else:
         calls = {"draft": lambda: drafter.propose(window, rng)}
         with suppress(BundleError):  # it is only on a server
-            answers = pair.target
-            calls["target"] = lambda: answers.answer(window, StepAddress(0, 0, 0, 0))
+            calls["target"] = verification(pair)
     calls["ask"] = _asking(pair)
     has_head = has_fitting_head(pair)
     if isinstance(pair, Bundle) and has_head:

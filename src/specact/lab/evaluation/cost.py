@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from specact.lab.rollout.families import decoded_by
 from specact.lab.rollout.methods import load_method
 from specact.rng import Role, StepAddress, stream
 from specact.runtime.parameters import count_parameters
+from specact.verification import LocalTarget
 
 # Gates without a decision, and oracles, which query the target: their time is not meaningful.
 _WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
@@ -107,8 +109,21 @@ def measure_answer(pair: AnyPair) -> float:
     """Median seconds of one inference of the target on this machine."""
     if isinstance(pair, Bundle):
         return measure_inference(pair.target, pair.spec.target)
-    target, address = pair.target, StepAddress(0, 0, 0, 0)
-    return measure_call(lambda window: target.answer(window, address), pair.observation.zeros())
+    verify = verification(pair)
+    return measure_call(lambda _: verify(), pair.observation.zeros())
+
+
+def verification(pair: AnyPair) -> Callable[[], object]:
+    """The verification of one proposal by the target in this process, on an observation of zeros.
+
+    The targets of some families only prepare when they answer, and compute when the proposal is judged.
+
+    Raises:
+        BundleError: if the pair's target is only on a server.
+    """
+    proposal = pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0))
+    verifier, address = pair.verifier(LocalTarget(pair.target)), StepAddress(0, 0, 0, 0)
+    return lambda: verifier.submit(proposal, address).result()
 
 
 def read_timing(manifest: dict[str, Any]) -> Timing:

@@ -10,7 +10,7 @@ import tyro
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
 from specact.families.load import check_decoding
-from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
+from specact.gates.settings import BUNDLE_DEFAULTS, ORACLES, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.links.link import load_link
 from specact.pair import Named
@@ -108,9 +108,10 @@ class Evaluation:
         if not self.methods or len(set(self.methods)) != len(self.methods):
             raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
         check_ranges(self, dict.fromkeys(("episodes", "shard", "calibration_episodes", "demonstrations"), COUNT))
-        check_ranges(self, {"seed": SEED, "draft_ms": NOT_NEGATIVE, "target_ms": NOT_NEGATIVE})
+        check_ranges(self, dict.fromkeys(("draft_ms", "head_ms", "target_ms", "gate_ms"), NOT_NEGATIVE))
+        check_ranges(self, {"seed": SEED})
         check_ranges(self, {"kappa": POSITIVE, "deadline_ms": POSITIVE})
-        if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
+        if self.realtime and any(load_method(method).gate in ORACLES for method in self.methods):
             raise ConfigError(
                 "the latency of an oracle gate is not meaningful, because it queries the target before it decides; "
                 "remove it from --methods"

@@ -12,7 +12,7 @@ from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.spec import CodePolicy
 from specact.families.flash.rounds import ROUNDS
 from specact.families.tokens.decoding import DECODINGS
-from specact.gates.settings import CALIBRATED, load_gate
+from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.plugins import is_plugin
 
 
@@ -46,12 +46,12 @@ class Method:
     @property
     def uses_head(self) -> bool:
         """Whether it evaluates the target head."""
-        return self.proposes == "head" or self.gate.startswith("learned")
+        return self.proposes == "head" or self.gate in LEARNED
 
     @property
     def needs_codes(self) -> bool:
         """Whether its gate reads the distributions over codes."""
-        return self.gate.startswith(("uncertainty", "oracle"))
+        return self.gate in ("uncertainty", *ORACLES)
 
     @property
     def needs_head(self) -> bool:
