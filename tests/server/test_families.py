@@ -170,6 +170,7 @@ SEEN: dict[str, tuple[str, Any, str]] = {
     "a JPEG of another size": (FRONT, [jpeg((6, 4)), jpeg((4, 6))], "must be a JPEG of (6, 4) pixels, got (4, 6)"),
     "a PNG": (FRONT, [jpeg((6, 4), "PNG")] * 2, "image.front is not a readable JPEG"),
     "half a JPEG": (WRIST, [jpeg((2, 2))[:200]], "image.wrist is not a readable JPEG"),
+    "a JPEG of 65 scans": (FRONT, [jpeg((6, 4)) + b"\xff\xda" * 64] * 2, "must be a JPEG of at most 64 scans, got 65"),
     "no instruction": ("instruction", None, "instruction must be text of at most 1000 characters"),
     "a long instruction": ("instruction", "x" * 1001, "instruction must be text of at most 1000 characters"),
     "an instruction of bytes": ("instruction", b"go", "instruction must be text of at most 1000 characters"),

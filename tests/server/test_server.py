@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -283,6 +284,24 @@ def test_a_connection_has_so_many_requests_under_way_and_the_rest_wait(
     assert {reply["id"] for reply in replies} == set(range(50))
     assert all(reply["type"] == "distribution" for reply in replies)
     assert most == 4
+
+
+def test_who_hangs_up_over_http_uses_no_turn(launch: Start, windows: list[Window]) -> None:
+    """A batch is begun when four are queued, and has the three that somebody waits for."""
+    server = launch("--max-batch", "4", "--max-wait-ms", "60000")
+    body = wire_json.encode(infer(windows[0], deadline_ms=60_000.0))
+    with server.raw() as leaving:
+        leaving.sendall(head("/v1/infer", len(body)) + body)
+        server.until(lambda: server.http("GET", "/v1/status").fields["queued"] == 1, "its request is queued")
+        leaving.shutdown(socket.SHUT_WR)
+        assert everything(leaving) == b""
+    # Answered after the server has seen the end of that connection.
+    assert server.http("GET", "/healthz").status == 200
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(server.http, "POST", "/v1/infer", json_infer(windows[0], deadline_ms=6e4)) for _ in "abc"]
+        assert [answer.result().fields["times"]["batch"] for answer in asked] == [3, 3, 3]
+    assert server.counts("specact_requests_total") == {("infer", "ok"): 3.0}
+    assert no_traceback(server)
 
 
 def test_a_robot_is_in_the_first_batch_whatever_its_neighbours_have_sent(

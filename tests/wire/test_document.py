@@ -14,6 +14,7 @@ from tests.wire.dialects import CHUNKS, CODES, PLAIN, SPEC, dialect_of, of_chunk
 
 import specact.observation as observations
 from specact.errors import SpecactError
+from specact.families.chunks import wire as chunks
 from specact.families.codes.spec import PolicySpec
 from specact.families.load import load_pair
 from specact.families.staged.stages import SplitSpec
@@ -25,7 +26,7 @@ from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream
 from specact.server.openapi import route_schema
 from specact.server.settings import ServerSettings
-from specact.wire import checks, msgpack
+from specact.wire import checks, images, msgpack
 from specact.wire import json as wire_json
 from specact.wire.checks import PROTOCOL, ErrorCode
 from specact.wire.dialect import ArraySpec
@@ -232,6 +233,12 @@ def test_it_names_every_limit_with_its_value() -> None:
         "nesting of `spec`": 6,
         "entries of a msgpack map or list": msgpack._MAX_ENTRIES,
         "nesting of an array field in JSON": checks.MAX_DIMENSIONS,
+        "scans of a JPEG": images.MAX_SCANS,
+        "bytes of a JPEG until its first scan has begun": images.MAX_HEADER_BYTES,
+        "longest history of a spec that a device takes over": chunks.MAX_HISTORY,
+        "bytes of observations and of a chunk of such a spec": chunks.MAX_BYTES,
+        "control rate of such a spec [Hz], at least": chunks.MIN_RATE_HZ,
+        "control rate of such a spec [Hz], at most": chunks.MAX_RATE_HZ,
         "characters of `robot`": 64,
         "characters of a token, at least": 16,
         "requests under way per robot; the server then stops reading it; unless set otherwise": defaults.max_under_way,

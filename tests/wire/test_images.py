@@ -18,7 +18,7 @@ from tests.wire.dialects import CODES, SPEC, of_codes
 from specact.errors import MissingExtraError, WireError
 from specact.observation import Field, ObservationSpec
 from specact.wire import json, msgpack
-from specact.wire.images import read_image, to_jpeg
+from specact.wire.images import MAX_HEADER_BYTES, MAX_SCANS, read_image, to_jpeg
 from specact.wire.messages import read_request
 from specact.wire.sizes import max_message_bytes
 
@@ -94,6 +94,36 @@ def test_other_formats_are_refused(file: bytes) -> None:
 def test_a_size_is_refused_by_its_header(size: tuple[int, int]) -> None:
     with pytest.raises(WireError, match=r"must be a JPEG of \(16, 12\) pixels, got \(\d+, \d+\)"):
         read_image([claiming(*size)] * 2, "image", SHAPE)
+
+
+def progressive(scans: int) -> bytes:
+    """A JPEG whose last scan, which changes nothing, is repeated until there are so many."""
+    made = io.BytesIO()
+    Image.new("RGB", (16, 12)).save(made, "JPEG", progressive=True)
+    file, end = made.getvalue()[:-2], made.getvalue()[-2:]
+    return file + file[file.rindex(b"\xff\xda") :] * (scans - file.count(b"\xff\xda")) + end
+
+
+def test_a_jpeg_has_so_many_scans_and_no_more() -> None:
+    """Each is a pass over the whole frame and takes twelve bytes: a message has room for ten seconds of them."""
+    for scans in (10, MAX_SCANS):
+        assert not read_image([progressive(scans)] * 2, "image", SHAPE).any()
+    for scans in (MAX_SCANS + 1, 10_000):
+        with pytest.raises(WireError, match=f"a JPEG of at most 64 scans, got {scans}; send a baseline") as refused:
+            read_image([progressive(scans)] * 2, "image", SHAPE)
+        assert refused.value.code == "bad_message"
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xe0\x00\x02", b"\xff\xfe\x10\x00" + bytes(4094)])
+def test_a_jpeg_has_a_header_of_so_many_bytes_and_no_more(filler: bytes) -> None:
+    """Pillow reads it in Python: without a limit, three seconds for a message of the largest size."""
+    for size, fits in ((MAX_HEADER_BYTES - 8192, True), (MAX_HEADER_BYTES + 8192, False)):
+        file = WHOLE[:2] + filler * (size // len(filler)) + WHOLE[2:]
+        if fits:
+            assert read_image([file], "image", (1, *SHAPE[1:])).any()
+        else:
+            with pytest.raises(WireError, match="with a header of at most 65536 bytes"):
+                read_image([file], "image", (1, *SHAPE[1:]))
 
 
 def test_the_usual_way_to_open_a_file_would_raise_an_error_of_its_own() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -81,9 +82,10 @@ class SampledHistory:
         Raises:
             ObservationError: if the model of the robot returns an unusable observation.
         """
-        newest = self._samples[-1]
+        samples = list(self._samples)
+        newest, times = samples[-1], [sample.at for sample in samples]
         moments = (newest.at - back * self._period_s for back in reversed(range(self._spec.history)))
-        picked = [min(reversed(self._samples), key=lambda sample: abs(sample.at - at)) for at in moments]
+        picked = [samples[_nearest(times, at)] for at in moments]
         rows = [sample.arrays if ahead is None else self._rolled_forward(sample, ahead) for sample in picked]
         arrays = {
             name: np.stack([row[name] for row in rows[-field.history :]]) if field.history else rows[-1][name]
@@ -98,3 +100,10 @@ class SampledHistory:
         if not following:
             return sample.arrays
         return read_observation(self._roll_forward(sample.raw, np.stack(following)), self._spec)[0]
+
+
+def _nearest(times: Sequence[float], at: float) -> int:
+    """Index of the time nearest to ``at``, the last one of several; ``times`` ascend to ``at`` or beyond."""
+    later = bisect_left(times, at)
+    earlier, later = later - 1, bisect_right(times, times[later]) - 1
+    return earlier if earlier >= 0 and at - times[earlier] < times[later] - at else later

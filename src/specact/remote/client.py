@@ -370,7 +370,7 @@ def open_transport(endpoint: Endpoint, hello: Hello, timeout: float, limit: int)
         welcome = read_welcome(transport.decode(payload))
     except (TransportClosedError, WireError) as error:
         transport.close()
-        raise RemoteError(f"{endpoint} refuses this device: {error}") from None
+        raise RemoteError(f"{endpoint} refuses this device: {printable(str(error))}") from None
     texts = (welcome.bundle, welcome.target, welcome.version, welcome.family)
     bundle, target, version, family = (printable(text, 64) for text in texts)
     return transport, replace(welcome, bundle=bundle, target=target, version=version, family=family)

@@ -96,7 +96,7 @@ class OpenpiTransport:
             self.metadata = self._read_metadata(until)
         except (TransportClosedError, WireError) as error:
             self.close()
-            raise RemoteError(f"{endpoint} does not speak openpi's protocol: {error}") from None
+            raise RemoteError(f"{endpoint} does not speak openpi's protocol: {printable(str(error))}") from None
 
     def encode(self, fields: Fields) -> bytes:
         self._request_id = fields.get("id", 0)
@@ -147,7 +147,7 @@ class OpenpiTransport:
         if message is None:
             raise TransportClosedError("it did not say its metadata in time")
         if message.text:
-            raise bad(printable(message.payload.decode(errors="replace")))
+            raise bad(message.payload.decode(errors="replace"))
         return openpi.decode(message.payload)
 
     def _welcome(self) -> Fields:

@@ -16,6 +16,7 @@ from websockets.uri import parse_uri
 from specact.errors import RemoteError, WireError
 from specact.remote.transport import Endpoint, Fields, TransportClosedError, receive_some, send_all
 from specact.wire import json, msgpack
+from specact.wire.checks import printable
 from specact.wire.messages import read_error
 
 _PATH = "/v1/stream"
@@ -77,7 +78,8 @@ class WebSocketTransport:
         except (TransportClosedError, InvalidHandshake) as error:
             self.close()
             hint = "" if endpoint.encrypted else "; for a server with TLS use wss://"
-            raise RemoteError(f"{endpoint} does not accept a WebSocket connection: {error}{hint}") from None
+            why = printable(str(error))
+            raise RemoteError(f"{endpoint} does not accept a WebSocket connection: {why}{hint}") from None
         except RemoteError:
             self.close()
             raise
@@ -246,6 +248,6 @@ def _frame_size(data: bytearray) -> int:
 def _refusal(response: Response) -> str:
     """The server's error message, or the HTTP status if it is no specact server."""
     try:
-        return read_error(json.decode(bytes(response.body or b""))).message
+        return printable(read_error(json.decode(bytes(response.body or b""))).message)
     except WireError:
         return f"HTTP status {response.status_code}"

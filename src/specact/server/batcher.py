@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -19,6 +20,8 @@ from specact.wire.messages import Request, Responder, ServerTimes
 
 _log = logging.getLogger("specact.server")
 _WARM_UP_RUNS = 20
+# How long a stop waits for the target, which may never return.
+_STOP_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Batcher:
         self._max_batch, self._max_queue = settings.max_batch, settings.max_queue
         self._max_wait_s, self._inline_below_s = settings.max_wait_ms / 1e3, settings.inline_below_ms / 1e3
         self._queue = FairQueue[Job](settings.max_queue, settings.max_under_way)
+        # Queued or being computed, and wanted.
+        self._jobs = set[Job]()
         self._changed = threading.Condition()
         self._closing = False
         self._inline = self._scheduled = self._warm = False
@@ -111,12 +116,15 @@ class Batcher:
         self.ready = True
 
     def stop(self) -> None:
-        """Answers the queued requests and ends the thread, if there is one."""
+        """Answers the queued requests and ends the thread, if there is one.
+
+        A target that takes more than a second is not waited for: its thread ends with the process.
+        """
         with self._changed:
             self._closing, self.ready = True, False
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_TIMEOUT_S)
         while self._inline and self._queue:
             self._serve()
 
@@ -124,6 +132,11 @@ class Batcher:
     def queued(self) -> int:
         """Number of queued requests."""
         return len(self._queue)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that are queued or being computed, without cancelled ones."""
+        return len(self._jobs)
 
     def lane(self) -> Lane[Job]:
         """A new queue for the requests of one robot; robots are served in turn."""
@@ -148,14 +161,32 @@ class Batcher:
             if self._closing:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
             displaced = self._queue.put(lane, job)
+            self._jobs.add(job)
             self._loop = asyncio.get_running_loop()
             if not self._inline:
                 self._changed.notify()
             elif not self._scheduled:
                 self._schedule()
         if displaced is not None:
-            self._loop.call_soon(_finish, [(displaced, queue_full(self._max_queue))])
+            self._loop.call_soon(self._finish, [(displaced, queue_full(self._max_queue))])
         return job
+
+    def cancel(self, job: Job) -> None:
+        """Cancels a request that nobody waits for any more; call it on the event loop."""
+        job.wanted = False
+        self._jobs.discard(job)
+
+    def abandon(self) -> int:
+        """Answers every request in flight with ``shutting_down``; call it on the event loop.
+
+        Returns:
+            Their number.
+        """
+        jobs = list(self._jobs)
+        for job in jobs:
+            self.cancel(job)
+            job.finish(WireError(ErrorCode.SHUTTING_DOWN, "the server stopped before the target had answered"))
+        return len(jobs)
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -165,14 +196,17 @@ class Batcher:
         """Computes one batch on the event loop; connections are read before the next one."""
         self._scheduled = False
         now = time.monotonic()
-        _finish(self._outcomes(*self._queue.take(self._max_batch, lambda job: job.alive(now))))
+        self._finish(self._outcomes(*self._queue.take(self._max_batch, lambda job: job.alive(now))))
         if self._queue and not self._closing and not self._scheduled:
             self._schedule()
 
     def _run(self) -> None:
         while batch := self._take():
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(_finish, self._outcomes(*batch))
+            outcomes = self._outcomes(*batch)
+            # The loop is closed if the target took longer than a stop waits.
+            with contextlib.suppress(RuntimeError):
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._finish, outcomes)
 
     def _outcomes(self, jobs: list[Job], late: list[Job]) -> list[tuple[Job, Outcome]]:
         outcomes: list[tuple[Job, Outcome]] = [
@@ -211,8 +245,8 @@ class Batcher:
             for job, answer in found
         ]
 
-
-def _finish(outcomes: Sequence[tuple[Job, Outcome]]) -> None:
-    for job, outcome in outcomes:
-        if job.wanted:
-            job.finish(outcome)
+    def _finish(self, outcomes: Sequence[tuple[Job, Outcome]]) -> None:
+        for job, outcome in outcomes:
+            self._jobs.discard(job)
+            if job.wanted:
+                job.finish(outcome)

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import Receive
 
 from specact.errors import WireError
 from specact.server.access import Caller, unauthorized
@@ -50,7 +51,8 @@ def message_routes(service: Service) -> APIRouter:
                 if kind == "hello":
                     reply = service.hello(fields)[1]
                 else:
-                    reply = await _answer(service, fields, arrived, Sender(service.lane(caller), peer(request.scope)))
+                    sender = Sender(service.lane(caller), peer(request.scope))
+                    reply = await _answer(service, fields, arrived, sender, request.receive)
             except WireError as error:
                 service.record_error(kind, error, peer(request.scope))
                 reply = refusal(error)
@@ -75,15 +77,31 @@ def message_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(service: Service, fields: Fields, arrived: float, sender: Sender) -> Fields:
+async def _answer(service: Service, fields: Fields, arrived: float, sender: Sender, receive: Receive) -> Fields:
+    """The reply to a request.
+
+    Args:
+        service, fields, arrived, sender: see :meth:`~specact.server.service.Service.answer`.
+        receive: of the ASGI request, whose body was read completely.
+
+    Raises:
+        ClientDisconnect: if the client disconnects first; the request is cancelled.
+    """
     replied: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
     job = service.answer(fields, arrived, sender, replied.set_result)
+    if job is None:
+        return replied.result()
+    # After the body, the only message is the one that the client has disconnected.
+    disconnected = asyncio.ensure_future(receive())
     try:
-        return await replied
-    except asyncio.CancelledError:
-        if job is not None:
+        await asyncio.wait((replied, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not replied.done():
+            raise ClientDisconnect
+        return replied.result()
+    finally:
+        disconnected.cancel()
+        if not replied.done():
             service.cancel(job)
-        raise
 
 
 def authenticate(request: HTTPConnection, service: Service) -> Caller:

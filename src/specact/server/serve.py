@@ -155,12 +155,14 @@ class _DrainingServer(uvicorn.Server):
         self._service.connections.abort_all()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is None or self._service.draining:
-            self._service.abandon()
+        if self._loop is None or self.should_exit:
             super().handle_exit(sig, frame)
-            return
-        self._service.draining = True
-        self._loop.call_soon_threadsafe(self._start_draining)
+        elif self._service.draining:
+            # On the event loop: a signal's handler runs in the middle of anything.
+            self._loop.call_soon_threadsafe(self._service.abandon)
+        else:
+            self._service.draining = True
+            self._loop.call_soon_threadsafe(self._start_draining)
 
     def _start_draining(self) -> None:
         self._draining = asyncio.get_running_loop().create_task(self._drain())

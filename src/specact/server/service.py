@@ -56,7 +56,7 @@ class Service:
         settings: limits of the server.
 
     Attributes:
-        abandoned: number of requests in flight when the server stopped waiting for them.
+        abandoned: number of requests that were in flight when the server stopped waiting for them.
     """
 
     def __init__(self, responder: Responder, settings: ServerSettings) -> None:
@@ -74,7 +74,7 @@ class Service:
         )
         self.max_robots = settings.max_robots
         self.draining = False
-        self._in_flight = self.abandoned = 0
+        self.abandoned = 0
         self._lanes: dict[str, Lane[Job]] = {}
         self._streams: dict[int, tuple[Caller, Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._disconnecting: set[asyncio.Task[None]] = set()
@@ -162,7 +162,6 @@ class Service:
         kind = named if isinstance(named, str) and named in self.dialect.exchanges else "other"
 
         def finish(outcome: Outcome) -> None:
-            self._in_flight -= 1
             try:
                 if isinstance(outcome, WireError):
                     raise outcome
@@ -180,18 +179,15 @@ class Service:
                 sender.robot.report = request.report
             if self.draining:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            job = self.batcher.submit(sender.lane, request, arrived, finish)
+            return self.batcher.submit(sender.lane, request, arrived, finish)
         # Process boundary: any failure becomes an error reply.
         except Exception as error:  # noqa: BLE001
             reply(self.error_reply(kind, error, fields, sender))
             return None
-        self._in_flight += 1
-        return job
 
     def cancel(self, job: Job) -> None:
         """Cancels a request, after its sender has disconnected."""
-        job.wanted = False
-        self._in_flight -= 1
+        self.batcher.cancel(job)
 
     def _record_reply(self, kind: str, times: ServerTimes, sender: Sender) -> None:
         self.telemetry.record_reply(kind, times, sender.robot)
@@ -216,16 +212,16 @@ class Service:
         self.log.write_refusal("connection", "dropped", connection.peer, why)
 
     async def drain(self) -> None:
-        """Refuses new requests and waits for those in flight, for at most ``drain_s`` seconds."""
+        """Refuses new requests and waits for those in flight, for at most ``drain_s`` seconds; then abandons them."""
         self.draining = True
         until = time.monotonic() + self.settings.drain_s
-        while self._in_flight and time.monotonic() < until:
+        while self.batcher.in_flight and time.monotonic() < until:
             await asyncio.sleep(0.005)
         self.abandon()
 
     def abandon(self) -> None:
-        """Records the number of requests still in flight as abandoned."""
-        self.abandoned = self._in_flight
+        """Answers the requests still in flight with ``shutting_down``; so there is nothing left to drain."""
+        self.abandoned += self.batcher.abandon()
 
 
 def refusal(error: WireError) -> Fields:

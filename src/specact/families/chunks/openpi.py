@@ -15,7 +15,7 @@ import numpy as np
 from specact.errors import BundleError, ConfigError, MissError, SpecactError
 from specact.families.chunks.adapters import Entry, FunctionPolicy, Inputs, units_of
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.wire import FAMILY, ChunkCodec
+from specact.families.chunks.wire import FAMILY, ChunkCodec, check_served
 from specact.observation import ObservationSpec, Window, read_spec
 from specact.remote.client import Client
 from specact.remote.openpi import Key, OpenpiEndpoint, OpenpiTransport
@@ -231,9 +231,10 @@ def _parse(
 def _spec_of(said: Mapping[str, Any], source: str) -> ChunkSpec:
     try:
         observation = read_spec({"fields": said["observation"], "instruction": said["instruction"]})
-        return ChunkSpec(observation, said["action_horizon"], said["action_dim"], said["rate_hz"])
+        spec = ChunkSpec(observation, said["action_horizon"], said["action_dim"], said["rate_hz"])
     except (KeyError, BundleError) as error:
         raise BundleError(
-            f"the server at {source} does not say what its policy takes and gives ({error}); describe it in a TOML "
-            f"file and name that as well: {source}#FILE.toml"
+            f"the server at {source} does not say what its policy takes and gives ({printable(str(error))}); describe "
+            f"it in a TOML file and name that as well: {source}#FILE.toml"
         ) from None
+    return check_served(spec)

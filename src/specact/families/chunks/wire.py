@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,15 @@ from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
 from specact.observation import read_spec
 from specact.rng import Role, streams
-from specact.wire.checks import bad
+from specact.wire.checks import bad, printable
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
 from specact.wire.messages import Request
 
 FAMILY = "chunks"
 _NOT_FINITE = "the target has no finite answer to this observation"
+# Limits of a spec that a device takes over from a server: the longest history, the bytes of as many observations and of
+# a chunk, and the control rate [Hz]. Policies need far less.
+MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 26, 1, 1000
 
 
 class ChunkCodec:
@@ -92,10 +96,35 @@ def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
     """The target's spec from a server's welcome.
 
     Raises:
-        BundleError: if it is none.
+        BundleError: if it is none, or beyond the limits of :func:`check_served`.
     """
     try:
         raw = dict(agreed)
-        return ChunkSpec(read_spec(raw.pop("observation")), **raw)
+        spec = ChunkSpec(read_spec(raw.pop("observation")), **raw)
     except (TypeError, KeyError, ValueError) as error:
-        raise BundleError(f"the server's spec is not one of a chunk policy ({error})") from None
+        raise BundleError(f"the server's spec is not one of a chunk policy ({printable(str(error))})") from None
+    return check_served(spec)
+
+
+def check_served(spec: ChunkSpec) -> ChunkSpec:
+    """A spec from a server, checked: a mistaken or hostile one could exhaust the device's memory, or stop its robot.
+
+    Raises:
+        BundleError: for a history above 1024, more than 64 MiB of observations and actions, or a control rate outside
+            1 to 1000 Hz.
+    """
+    fields, history = spec.observation.fields.values(), spec.observation.history
+    # Python integers, which cannot overflow. The control loop keeps every array as long as the longest history.
+    observation = sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields)
+    size = history * observation + 4 * spec.chunk * spec.actions
+    for what, low, asked, high in (
+        ("longest history", 1, history, MAX_HISTORY),
+        ("bytes of observations and actions", 1, size, MAX_BYTES),
+        ("control rate [Hz]", MIN_RATE_HZ, spec.rate_hz, MAX_RATE_HZ),
+    ):
+        if not low <= asked <= high:
+            raise BundleError(
+                f"the {what} of a server's policy must be {low} to {high} for this device, got {asked}; serve a policy "
+                "within these limits"
+            )
+    return spec
