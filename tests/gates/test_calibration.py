@@ -164,6 +164,28 @@ def test_a_calibration_with_values_of_other_types_is_a_sentence(bundle_copy: Pat
         calibrated_gate(bundle, "deviation", 0.6)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": None},
+        {"rate": "0.60"},
+        {"rate": 10**400},
+        {"settings": None},
+        {"settings": 5},
+        {"settings": {"name": None, "options": []}},
+        {"settings": {"name": 5, "options": []}},
+    ],
+    ids=lambda changes: f"{changes!r:.30}",
+)
+def test_a_calibration_whose_name_cannot_be_checked_is_a_sentence(bundle_copy: Path, changes: dict[str, Any]) -> None:
+    """Its gate and rate are compared with the file's name; they may be of any type."""
+    bundle = load_bundle(bundle_copy)
+    path = calibration(bundle.fingerprint).save(bundle_copy / "calibration")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(BundleError, match=r"deviation-0\.60\.json is not a calibration .*make it again"):
+        calibrated_gate(bundle, "deviation", 0.6)
+
+
 # --- the rejection model ---
 
 

@@ -96,10 +96,11 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
         if not isinstance(calibration.model, dict):
             raise TypeError("its model must be an object")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        name = file_name(calibration.settings.name, calibration.rate, calibration.decoding)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _damaged(path, error) from None
     # The file's gate must be the requested one: a bundle must not substitute other code (a plug-in) for it.
-    if file_name(calibration.settings.name, calibration.rate, calibration.decoding) != path.name:
+    if name != path.name:
         under = f" under the decoding {calibration.decoding!r:.40}" if calibration.decoding else ""
         raise BundleError(
             f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}{under}, "

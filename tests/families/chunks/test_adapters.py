@@ -158,6 +158,19 @@ def test_a_graph_that_does_not_do_what_is_said_is_refused(change: str, graph: by
         try_out(load_policy(str(tmp_path / "policy.toml")))
 
 
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"provider": "CUDAExecutionProviders"}, "'CUDAExecutionProviders' is not part of this ONNX Runtime; it has"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+    ],
+)
+def test_what_it_cannot_run_on_is_refused(option: dict[str, Any], says: str, graph: bytes, tmp_path: Path) -> None:
+    """ONNX Runtime itself would take the CPU, and any number of threads."""
+    with pytest.raises(ConfigError, match=says):
+        onnx_policy(described(tmp_path, graph), **option)
+
+
 def test_a_function_that_fails_is_said_to(tmp_path: Path) -> None:
     @chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=10.0)
     def fails(inputs: Inputs) -> Any:

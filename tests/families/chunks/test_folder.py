@@ -96,6 +96,15 @@ def test_a_manifest_of_another_kind_of_value_is_refused(keys: tuple[str, ...], v
         _ = load_pair(made, draft="still_life:still", target="still_life:still").target
 
 
+@pytest.mark.parametrize(
+    ("keys", "value"), [(("chunk",), "x"), (("chunk",), KeyError), (("colour",), 3), (("observation",), 5)]
+)
+def test_a_damaged_spec_of_the_target_is_said_to_be_the_folders(keys: tuple[str], value: Any, made: Path) -> None:
+    change(made, "spec", "target", *keys, to=value)
+    with pytest.raises(BundleError, match=r"the manifest of .*/pair has no usable spec .*; make the pair again"):
+        load_pair(made, draft="still_life:still", target="still_life:still")
+
+
 @pytest.mark.parametrize("name", ["my pair", "pair:1", "-pair"])
 def test_a_folder_that_could_not_be_loaded_is_not_made(name: str, here: Path) -> None:
     with pytest.raises(ConfigError, match="named"):

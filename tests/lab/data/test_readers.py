@@ -405,6 +405,7 @@ def test_lerobot_versions(tmp_path: Path) -> None:
         ({"codebase_version": "v1.6"}, r"'v1\.6'; supported: v2\.0, v2\.1, v3\.0"),
         ({"data_path": "../{episode_index}.parquet"}, "outside the dataset"),
         ({"data_path": "{nothing}.parquet"}, "cannot be filled in"),
+        ({"data_path": "{episode_index[0]}.parquet"}, "cannot be filled in"),
         ({"chunks_size": 0}, "chunks_size"),
         ({"fps": "fast"}, "rate"),
         ({"total_episodes": 9}, "declares 9 episodes, but 3"),
@@ -433,6 +434,17 @@ def test_lerobot_counts_and_columns(tmp_path: Path) -> None:
             read(path)
     file.unlink()
     with pytest.raises(DataError, match=r"file-001\.parquet is damaged or missing"):
+        read(path)
+
+
+@pytest.mark.parametrize("column", ["episode_index", "frame_index", "action", "observation.state", "disturbed"])
+def test_lerobot_columns_of_empty_lists_are_refused(tmp_path: Path, column: str) -> None:
+    path = write_lerobot_v3(tmp_path)
+    empty = pa.array([[]] * 12, type=pa.list_(pa.float32()))
+    for name, rows in (("file-000", np.arange(7)), ("file-001", np.arange(7, STEPS))):
+        table = frame_table(rows, **{column: empty[: len(rows)]})
+        pq.write_table(table, path / f"data/chunk-000/{name}.parquet")
+    with pytest.raises(DataError, match=rf"{column} in data/.*\.parquet has no numbers in any row"):
         read(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.data.recordings import Converted, read_recording, to_dataset
+from specact.robot import ros
 from specact.robot.recording import Recorder
 from specact.robot.recording_file import JPEG_QUALITY
 from specact.wire.images import read_image, to_jpeg
@@ -155,6 +156,77 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_recording(tmp_path / "nothing.mcap")
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         read_recording(tmp_path)
+
+
+Written = tuple[str, ros.MessageType, Mapping[str, Any]]
+SPEC = {"fields": {"state": {"shape": [2], "dtype": "float32", "history": 1}}, "instruction": False}
+STATE: Written = ("/observation/state", ros.ARRAY, {"shape": np.array([2]), "values": np.zeros(2)})
+CONTROL: Written = (
+    "/control", ros.CONTROL, {"episode": 0, "late_s": 0.0, "stall_s": 0.0, "acted": True, "unusable": ""}
+)  # fmt: skip
+FRAME = {"sec": 0, "nanosec": 0, "frame_id": "", "format": "jpeg", "data": b"\xff"}
+
+
+def action(*values: float) -> Written:
+    return "/action", ros.ACTION, {"values": np.array(values), "origin": "drafted"}
+
+
+def written(path: Path, *steps: Sequence[Written], **about: Any) -> Path:
+    """A recording of these messages, whose metadata say something else."""
+    with path.open("wb") as file:
+        writer: Any = Writer(file)
+        writer.start(profile="ros2", library="a test")
+        metadata = {"version": 1, "rate_hz": 10.0, "policy": "hand", "observation": SPEC} | about
+        writer.add_metadata("specact", {name: json.dumps(value) for name, value in metadata.items()})
+        for number, step in enumerate(steps):
+            for topic, kind, values in step:
+                schema = writer.register_schema(kind.name, "ros2msg", kind.definition.encode())
+                channel = writer.register_channel(topic, "cdr", schema)
+                writer.add_message(channel, number, kind.encode(values), number, number)
+        writer.finish()
+    return path
+
+
+def test_messages_of_another_type_than_their_topics_are_ignored(tmp_path: Path) -> None:
+    good = [STATE, action(0.0, 1.0), CONTROL]
+    for topic in ("/control", "/inference", "/chunk", "/action", "/episode"):
+        odd = written(tmp_path / "odd.mcap", good, [(topic, ros.TEXT, {"data": "x"})])
+        recorded = read_recording(odd)
+        assert recorded.whole and len(recorded.steps) == 1 and recorded.dropped == 0 and recorded.inferences == []
+    # An array where a frame belongs, and the other way round, is no observation.
+    image = {"fields": {"image": {"shape": [8, 8, 3], "dtype": "uint8", "history": 1}}, "instruction": False}
+    array = ("/observation/image", ros.ARRAY, {"shape": np.array([8, 8, 3]), "values": np.zeros((8, 8, 3))})
+    frame = ("/observation/state", ros.IMAGE, FRAME)
+    for odd in (
+        written(tmp_path / "array.mcap", [array, *good[1:]], observation=image),
+        written(tmp_path / "frame.mcap", [frame, *good[1:]]),
+    ):
+        (step,) = read_recording(odd).steps
+        assert step.observation == {} and not step.usable
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        *(({"rate_hz": rate}, "rate_hz must be at least 0.001 and at most") for rate in (0, -1.0, 1e308, float("nan"))),
+        ({"rate_hz": 10**400}, "too large"),
+        ({"rate_hz": None}, "NoneType"),
+        ({"env": ["ball"]}, r"env must be a text or null, got \['ball'\]"),
+        ({"policy": 5}, "policy must be a text or null, got 5"),
+        ({"gate": {"name": "shape"}}, "gate must be a text or null"),
+    ],
+    ids=lambda value: f"{value!r:.24}",
+)
+def test_metadata_of_other_types_are_refused(tmp_path: Path, about: dict[str, Any], says: str) -> None:
+    path = written(tmp_path / "odd.mcap", [STATE, action(0.0), CONTROL], **about)
+    with pytest.raises(DataError, match=rf"odd\.mcap: the recording's metadata are damaged .*{says}"):
+        read_recording(path)
+
+
+def test_actions_of_several_widths_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "odd.mcap", [STATE, action(0.0, 1.0), CONTROL], [STATE, action(0.0, 1.0, 2.0), CONTROL])
+    with pytest.raises(DataError, match=r"odd\.mcap holds actions of 2 and of 3 numbers; all must be equal"):
+        read_recording(path)
 
 
 def test_recordings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

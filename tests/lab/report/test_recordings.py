@@ -10,14 +10,17 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from tests.browser import Browser
-from tests.lab.recorded import record
+from tests.lab import toys
+from tests.lab.recorded import ABOUT, drive, record
 
 from specact.errors import ConfigError
 from specact.lab.report.report import Report, write_report
+from specact.robot.recording import Recorder
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -76,6 +79,27 @@ def test_recordings_stand_beside_runs_and_other_files_are_skipped(tmp_path: Path
     assert (tmp_path / "files/ball-methods.csv").exists() and (tmp_path / "files/ball--steps.csv").exists()
     (skipped,) = written.skipped
     assert skipped.folder == tmp_path / "notes.txt" and skipped.reason.startswith("is no recording of a run")
+
+
+def test_a_recording_whose_actions_are_of_several_widths_is_skipped(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "odd.mcap", toys.pair.observation, ABOUT) as recorder:
+        put, count = recorder._put, 0
+
+        def widened() -> None:
+            nonlocal count
+            count += 1
+            for message in recorder._pending.messages if count == 3 else ():
+                if message.topic == "/action":
+                    cast(Any, message.values)["values"] = np.zeros(9, np.float32)
+            put()
+
+        recorder._put = widened  # type: ignore[method-assign]
+        drive(recorder, 1)
+    record(tmp_path / "run.mcap", 1)
+    written = report(tmp_path, tmp_path / "odd.mcap", tmp_path / "run.mcap")
+    (skipped,) = written.skipped
+    assert written.recordings == 1 and skipped.folder == tmp_path / "odd.mcap"
+    assert "numbers; all must be equal: record it again" in skipped.reason
 
 
 def test_nothing_but_other_files_makes_no_report(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import onnxruntime
 
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
+from specact.families.codes.network import session_options
 from specact.observation import Field, ObservationSpec, Window
 from specact.toml import build, read_toml
 from specact.units import ActionUnits
@@ -215,9 +216,11 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        ConfigError: if the description cannot be read or is incomplete.
+        ConfigError: if the description cannot be read or is incomplete, if this installation of ONNX Runtime has no
+            such provider, or for less than one thread.
         BundleError: if the graph's inputs or outputs do not match it.
     """
+    options = session_options(provider, threads)
     try:
         parsed = build(_Description, read_toml(description, "description of an ONNX file"), "description")
         fields = {name: entry.field for name, entry in parsed.observation.items()}
@@ -231,8 +234,6 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         raise ConfigError(f"{description}: cannot read onnx = {parsed.onnx!r:.80}: {error}") from None
     inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
     first = {name for name, entry in parsed.observation.items() if entry.channels_first}
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     try:
         session = onnxruntime.InferenceSession(content, options, providers=[provider])
     except Exception as error:  # noqa: BLE001 - its exceptions have no base class of their own

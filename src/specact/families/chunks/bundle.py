@@ -120,8 +120,13 @@ def load_regression(
     return RegressionBundle(path, manifest, policy, units)
 
 
-def read_chunk_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
+def read_chunk_spec(path: Path, manifest: Mapping[str, Any], repair: str = "export the bundle again") -> ChunkSpec:
     """The spec in a manifest.
+
+    Args:
+        path: the folder of the manifest, for the message.
+        manifest: its content, with a ``spec``.
+        repair: what to do about a damaged one, for the message.
 
     Raises:
         BundleError: if it is invalid.
@@ -129,8 +134,8 @@ def read_chunk_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
     try:
         raw = dict(manifest["spec"])
         return ChunkSpec(read_spec(raw.pop("observation")), **raw)
-    except (TypeError, KeyError, BundleError) as error:
-        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
+    except (TypeError, KeyError, ValueError, BundleError) as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); {repair}") from None
 
 
 def read_flow_units(file: Path, spec: ChunkSpec) -> FlowUnits:

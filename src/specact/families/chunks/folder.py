@@ -18,11 +18,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from specact.errors import BundleError, ConfigError
+from specact.families.chunks.bundle import read_chunk_spec
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
-from specact.families.chunks.wire import ChunkResponder, spec_of
+from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import find_bundle
 from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
@@ -211,7 +212,7 @@ def _read(path: Path) -> _Manifest:
         steps = {part: manifest["steps"][part] for part in _PARTS}
         units = ActionUnits(*(np.asarray(manifest["units"][name], np.float32) for name in ("centre", "scale")))
         sources = {part: _check_source(path, part, manifest["sources"][part]) for part in _PARTS}
-        spec, execute = spec_of(said["target"]), said["execute"]
+        spec, execute = read_chunk_spec(path, {"spec": said["target"]}, "make the pair again"), said["execute"]
         within, overlap = said["accept_within"], said["overlap"]
         number = isinstance(within, int | float) and not isinstance(within, bool) and float(within) >= 0.0
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -125,16 +125,9 @@ def open_session(path: Path, provider: str, threads: int) -> onnxruntime.Inferen
 
     Arguments and errors as for :class:`OnnxPolicy`.
     """
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
-    available = onnxruntime.get_available_providers()
-    if provider not in available:
-        raise ConfigError(
-            f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
-        )
+    options, unoptimised = session_options(provider, threads), session_options(provider, threads)
     content = read_part(path)
-    outline, options = outline_of(path, content), _options(threads)
-    unoptimised = _options(threads)
+    outline = outline_of(path, content)
     unoptimised.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     for name in outline.free:
         unoptimised.add_free_dimension_override_by_name(name, ROWS)
@@ -146,7 +139,21 @@ def open_session(path: Path, provider: str, threads: int) -> onnxruntime.Inferen
         raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
 
 
-def _options(threads: int) -> onnxruntime.SessionOptions:
+def session_options(provider: str, threads: int) -> onnxruntime.SessionOptions:
+    """Options of a session with this execution provider, which ONNX Runtime itself would replace if it lacks it.
+
+    Arguments as for :class:`OnnxPolicy`.
+
+    Raises:
+        ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
+    """
+    if threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise ConfigError(
+            f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
+        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3

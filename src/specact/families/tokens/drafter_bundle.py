@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +12,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, ConfigError
+from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import find_bundle
+from specact.families.tokens.acceptance import grouped
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.drafters import Bigram, TreeDrafter
 from specact.families.tokens.head import HeadDrafter, TokenHead
-from specact.families.tokens.kalman import Kalman
+from specact.families.tokens.kalman import Kalman, Motion
 from specact.families.tokens.kinematics import KinematicMetric
 from specact.families.tokens.retrieval import Index, SkipRule, load_entries
+from specact.ranges import Range, check_ranges
+from specact.runtime.limits import MOST
 from specact.runtime.manifest import BundleFolder, read_manifest
 from specact.toml import build
 
 DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
+# A tree may be about ten times as large as those of the papers, so that a manifest cannot ask for any amount of memory.
+_RANGES = {"scale": Range(1e-6), "top": Range(1, 64), "depth": Range(1, 64), "nodes": Range(1, 512)}
 
 
 @dataclass(frozen=True)
@@ -33,14 +39,18 @@ class DrafterSettings:
     Attributes:
         strict: dimensions of an action without tolerance, such as a gripper.
         groups: the group of each dimension, see :func:`~specact.families.tokens.acceptance.grouped`.
-        path: indices into the observation ``state`` of the point whose path HeiSD's metric uses.
+        path: at least 2 indices into the observation ``state`` of the point whose path HeiSD's metric uses.
         filters: by motion model, ``velocity`` and ``walk``.
         scale: K_S of KERV's threshold, see :func:`~specact.families.tokens.threshold.typical_change`.
         metric: of a path with a point for every inference.
         fast: smallest F at which the memory proposes.
         skip: rule for skipping verification.
-        top, depth, nodes: size of the head's tree, see :class:`~specact.families.tokens.head.HeadDrafter`.
+        top, depth, nodes: size of the head's tree, see :class:`~specact.families.tokens.head.HeadDrafter`; 1 to 64, 1
+            to 64 and 1 to 512.
         graph: whether the memory is searched in a graph, see :class:`~specact.families.tokens.retrieval.Index`.
+
+    Raises:
+        ConfigError: for a number out of range, or filters other than these two.
     """
 
     strict: tuple[int, ...]
@@ -55,6 +65,34 @@ class DrafterSettings:
     depth: int = 4
     nodes: int = 50
     graph: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self, _RANGES)
+        check_ranges(self.metric, {"window": Range(3, MOST)})
+        motions = sorted(get_args(Motion))
+        if sorted(self.filters) != motions or any(one.motion != name for name, one in self.filters.items()):
+            found = {name: one.motion for name, one in self.filters.items()}
+            raise ConfigError(
+                f"filters must have exactly one of each motion, under its name: {' and '.join(motions)}; got {found}"
+            )
+
+    def check(self, spec: ChunkSpec) -> None:
+        """Refuses settings that do not fit a target's actions and observation.
+
+        Raises:
+            ConfigError: for such settings; the message names the field and what is allowed.
+        """
+        grouped(0, 0, spec.chunk * spec.actions, spec.actions, self.groups, self.strict)
+        sizes = {name: len(one.q) for name, one in self.filters.items()}
+        if set(sizes.values()) != {spec.actions}:
+            raise ConfigError(f"filters must be of the {spec.actions} dimensions of an action, got {sizes}")
+        state = spec.observation.fields.get("state")
+        width = state.shape[0] if state is not None and state.history and len(state.shape) == 1 else 0
+        if len(set(self.path)) < 2 or not all(0 <= index < width for index in self.path):
+            allowed = f"from 0 to {width - 1}" if width else "but the target sees no vector of that name with a history"
+            raise ConfigError(
+                f"path must be at least 2 different indices into the state, {allowed}; got {list(self.path)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -127,7 +165,7 @@ def load_drafters(
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, if it is no
-            bundle of drafters, or if they were trained for another target.
+            bundle of drafters, if they were trained for another target, or if their settings do not fit it.
         ConfigError: if there is no bundle of that name, or no such execution provider.
         MissingExtraError: if its memory is searched in a graph, without the package voyager.
     """
@@ -144,6 +182,13 @@ def load_drafters(
             f"{target.fingerprint}; take that target, or train drafters for this one with specact train and a recipe "
             'of kind = "drafters"'
         )
+    try:
+        made_for.settings.check(target.spec)
+    except ConfigError as error:
+        raise BundleError(
+            f"the settings in the manifest of {path} do not fit the target {target.name}: {error}; train the drafters "
+            "again"
+        ) from None
     head = TokenHead(path / DRAFTER_PARTS["head"], length, target.networks.width, provider=provider, threads=threads)
     bigram = _read_bigram(path / DRAFTER_PARTS["bigram"], length)
     memory = load_entries(path / DRAFTER_PARTS["memory"])

@@ -210,7 +210,7 @@ def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) 
 def _name(what: str, template: Any, **values: int | str) -> str:
     try:
         name = str(template).format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{what} {template!r} in meta/info.json cannot be filled in ({error})") from error
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataError(f"{what} {template!r} in meta/info.json points outside the dataset")
@@ -255,6 +255,8 @@ def _array(name: str, column: Any) -> NDArray[Any]:
         if len(widths) > 1:
             raise DataError(f"{name} has between {widths[0]} and {widths[-1]} numbers in a row; all must be equal")
         width = int(widths[0]) if len(widths) else 0
+        if len(column) and not width:
+            raise DataError(f"{name} has no numbers in any row; each row needs at least one")
         kind, column = kind.value_type, pc.list_flatten(column)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise DataError(f"{name} has the type {kind}; numbers, or flat lists of them, are needed")

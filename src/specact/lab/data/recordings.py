@@ -21,12 +21,17 @@ from specact.observation import ObservationSpec, read_spec
 from specact.robot import ros
 from specact.robot.recording import topic_of
 from specact.robot.recording_file import METADATA, VERSION
+from specact.runtime.limits import RATES_HZ
 from specact.wire.images import read_image
 
-_TYPES = {
-    kind.name: kind
-    for kind in (ros.ARRAY, ros.IMAGE, ros.TEXT, ros.ACTION, ros.INFERENCE, ros.CHUNK, ros.CONTROL, ros.EPISODE)
-}
+# Message types of the topics, except for those of observations, which are of two types.
+_TOPICS = {
+    "/instruction": ros.TEXT, "/action": ros.ACTION, "/inference": ros.INFERENCE, "/chunk": ros.CHUNK,
+    "/control": ros.CONTROL, "/episode": ros.EPISODE,
+}  # fmt: skip
+_OBSERVATIONS = {kind.name: kind for kind in (ros.ARRAY, ros.IMAGE)}
+# Metadata that are text or null.
+_TEXTS = ("policy", "fingerprint", "gate", "robot", "env", "command", "began")
 _LARGEST_RECORD = 1 << 30
 
 
@@ -110,8 +115,10 @@ class Recorded:
 def read_recording(path: Path) -> Recorded:
     """Reads a recording; of a truncated one, the intact part.
 
+    Messages of a type that is not their topic's are ignored.
+
     Raises:
-        DataError: if it is no recording.
+        DataError: if it is no recording, its metadata are damaged, or its actions are of several widths.
         MissingExtraError: if mcap is not installed.
     """
     try:
@@ -134,8 +141,10 @@ def read_recording(path: Path) -> Recorded:
                         about = _about(record.metadata)
                     elif isinstance(record, Schema):
                         schemas[record.id] = record.name
-                    elif isinstance(record, Channel) and schemas.get(record.schema_id) in _TYPES:
-                        channels[record.id] = record.topic, _TYPES[schemas[record.schema_id]]
+                    elif isinstance(record, Channel):
+                        own = _type_of(record.topic, schemas.get(record.schema_id, ""))
+                        if own is not None:
+                            channels[record.id] = record.topic, own
                     elif isinstance(record, Message) and record.channel_id in channels:
                         topic, kind = channels[record.channel_id]
                         _store_message(
@@ -154,12 +163,22 @@ def read_recording(path: Path) -> Recorded:
         raise DataError(f"{path}: {error}") from None
     if about is None:
         raise DataError(f"{path} is no recording of a run: {reason}; specact run --record FILE makes one")
-    names = {topic_of(name): name for name in about["observation"]["fields"]}
+    fields = read_spec(about["observation"]).fields
+    names = {topic_of(name): name for name in fields}
     for step in steps.values():
-        step.observation = {names[topic]: seen for topic, seen in step.observation.items() if topic in names}
-        if step.observation.keys() != set(names.values()):
+        step.observation = {
+            names[topic]: seen
+            for topic, seen in step.observation.items()
+            if topic in names and isinstance(seen, bytes) == fields[names[topic]].is_image
+        }
+        if step.observation.keys() != fields.keys():
             step.observation = {}
     ordered = sorted((step for step in steps.values() if step.control), key=lambda step: step.number)
+    widths = sorted({len(step.action) for step in ordered if step.action is not None})
+    if len(widths) > 1:
+        raise DataError(
+            f"{path} holds actions of {widths[0]} and of {widths[-1]} numbers; all must be equal: record it again"
+        )
     return Recorded(path, about, ordered, judged, whole)
 
 
@@ -172,9 +191,22 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
         about = {name: json.loads(text) for name, text in metadata.items()}
         read_spec(about["observation"])
         about["rate_hz"] = float(about["rate_hz"])
-    except (ValueError, KeyError, TypeError, BundleError) as error:
+        if about["rate_hz"] not in RATES_HZ:
+            raise ValueError(f"rate_hz must be {RATES_HZ}, got {about['rate_hz']:g}")
+        for name in _TEXTS:
+            if not isinstance(about.get(name), str | None):
+                raise TypeError(f"{name} must be a text or null, got {about[name]!r:.60}")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, BundleError) as error:
         raise DataError(f"the recording's metadata are damaged ({type(error).__name__}: {error})") from None
     return about
+
+
+def _type_of(topic: str, schema: str) -> ros.MessageType | None:
+    """The type of a channel's messages; None if it is not the topic's own."""
+    if topic not in _TOPICS:
+        return _OBSERVATIONS.get(schema)
+    own = _TOPICS[topic]
+    return own if own.name == schema else None
 
 
 def _store_message(
