@@ -30,7 +30,7 @@ from specact.gates.calibration import find_calibration
 from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
+from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, write_shard
 from specact.lab.rollout import rollout
@@ -96,7 +96,7 @@ def shard_of(bundle: Bundle, name: str) -> Shard:
     if stored is not None:
         gate = stored.settings
     elif method.rate_of is not None:
-        gate = random_gate_at_rate(gate, 0.6, None)
+        gate = gate_at_rate_of_rival(name, gate, 0.6, {})
     return Shard(
         bundle.source, bundle.fingerprint, bundle.env, name, gate, tuple(range(EPISODES)), 1, "wifi-paper",
         2e-4, 5e-4, gate_s=5e-5,

@@ -17,6 +17,8 @@ pytest.importorskip("mujoco")
 from specact import load_bundle
 from specact.cli.advise import AdviseOptions, _answer, _runs_of, advise
 from specact.errors import ConfigError
+from specact.families.load import load_pair
+from specact.lab.evaluation.budget import measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.pool import Pool
@@ -118,6 +120,22 @@ def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_pa
     runs, left_out = _runs_of(pair, [tmp_path])
     assert runs == [] and len(left_out) == 2
     assert left_out[tmp_path / "other"] == "it is of other weights (ball)"
+
+
+def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole_round(tmp_path: Path) -> None:
+    pair = load_pair("ball-chase-flow")
+    evaluate(
+        Evaluation(pair.source, None, ("full", "flash"), 2, shard=2), tmp_path / "run", lambda *told: None, Pool(1)
+    )
+    runs, left_out = _runs_of(pair, (tmp_path / "run",))
+    assert len(runs) == 1 and not left_out
+    parts = measure_parts(pair, rounds=20)
+    assert parts["target"] > 10.0 * parts["gate random"]  # ten steps of a network, and no network at all
+    asked = AdviseOptions(pair.source, 100.0 * parts["target"], runs=(tmp_path / "run",))
+    found = _answer(asked, pair, runs, None, parts, round_trip_ms=12.0)
+    assert {way["method"] for way in found["ways"]} == {"full", "flash"}
+    (missing,) = [line for line in found["missing"] if line.startswith("success of")]
+    assert "hybrid" in missing and "target" not in missing.split(":")[0]
 
 
 def test_the_same_episodes_twice_count_once(run: Path) -> None:

@@ -201,12 +201,15 @@ def _missing(
 ) -> Iterator[str]:
     """Missing measurements, each with the command that makes it."""
     from specact.families.codes.bundle import Bundle
-    from specact.families.head import HEAD
+    from specact.families.head import has_fitting_head
+    from specact.lab.rollout.families import depends_on_content
     from specact.lab.rollout.methods import METHODS
+    from specact.pair import Named
 
-    of_codes, has_head = isinstance(pair, Bundle), pair.path is not None and (pair.path / HEAD).is_file()
+    of_codes, has_head = isinstance(pair, Bundle), has_fitting_head(pair)
+    source = f"{options.bundle}{Named.of(pair).words}"
     if pair.path is not None and not has_head:
-        yield f"a learned gate: specact calibrate --bundle {options.bundle} --gate learned, then evaluate it"
+        yield f"a learned gate: specact calibrate --bundle {source} --gate learned, then evaluate it"
     if "target" not in here_ms:
         yield "the time of the target, which this bundle was exported without: give the complete one"
     known = {way.method for way in ways}
@@ -215,11 +218,12 @@ def _missing(
         for name in _METHODS
         if name not in known
         and (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
+        and (METHODS[name].verifier == "speculative" or not depends_on_content(pair))
         and (has_head or not METHODS[name].needs_head)
     ]
     if wanted:
         yield (
-            f"success of {', '.join(wanted)}: specact eval --bundle {options.bundle} --methods {','.join(wanted)} "
+            f"success of {', '.join(wanted)}: specact eval --bundle {source} --methods {','.join(wanted)} "
             f"--rate 0.4 --out runs/{pair.name}-advice, then --runs runs/{pair.name}-advice"
         )
     if options.kappa != 1.0:

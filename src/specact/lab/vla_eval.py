@@ -25,7 +25,7 @@ from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLE_DEFAULTS, load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
+from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
@@ -112,7 +112,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
             return calibrated_gate(self._pair, method.gate, self._rate)
         settings = uncalibrated_gate(self._method, BUNDLE_DEFAULTS, self._pair)
         if method.rate_of is not None:
-            settings = random_gate_at_rate(settings, self._rate, None)
+            settings = gate_at_rate_of_rival(self._method, settings, self._rate, {})
         return settings.build(self._pair)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from specact import Bundle, load_bundle
 from specact.errors import ConfigError, DataError
+from specact.families.load import AnyPair, load_pair
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
@@ -64,6 +65,39 @@ def test_a_calibration_is_checked_on_other_demonstrations(ball: Bundle, shown: E
     assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0
     checked = run_open_loop(OpenLoopJob("ball", shown.select(np.arange(1, 9, 2)), "hybrid", made.settings, 0))
     assert made.held_out["rate"] == checked.steps["transmitted"].mean()
+
+
+def made_up(pair: AnyPair, episodes: int, steps: int) -> Episodes:
+    """Random walks within the range of the policy's actions, which it has not seen."""
+    rng = np.random.default_rng(0)
+    seen = {
+        name: rng.normal(size=(episodes * steps, *field.shape)).astype(np.float32)
+        for name, field in pair.observation.fields.items()
+    }
+    actions = rng.uniform(-1.0, 1.0, (episodes * steps, len(pair.units.centre))).astype(np.float32)
+    return Episodes(seen, actions, steps * np.arange(1, episodes + 1))
+
+
+def test_methods_that_decode_otherwise_have_their_own_gates(tmp_path: Path) -> None:
+    """As in a simulator: a gate of the memory on a policy that is stored without, and one without a rate."""
+    tokens = load_pair("relocate-tokens")
+    with Pool(1) as pool:
+        found = evaluate_offline(
+            tokens, ("ar", "heisd_fixed", "heisd_similar"), made_up(tokens, 6, 9), 0.5, tmp_path / "run", pool, quiet
+        )
+    rates = {name: row["transmission_rate"] for name, row in found["methods"].items()}
+    assert rates["ar"] == 1.0 and rates["heisd_fixed"] == pytest.approx(1.0 / 3.0)
+    assert 0.0 < rates["heisd_similar"] < 1.0
+    assert found["gates"]["heisd_fixed"]["threshold"] == 0.0  # never calibrated
+
+
+def test_unchecked_drafts_make_as_many_full_rounds_as_checked_ones(tmp_path: Path) -> None:
+    flow = load_pair("ball-chase-flow")
+    with Pool(1) as pool:
+        found = evaluate_offline(flow, ("unchecked", "flash"), made_up(flow, 6, 40), 0.5, tmp_path / "run", pool, quiet)
+    flash, chance = found["methods"]["flash"], found["gates"]["unchecked"]["threshold"]
+    assert 0.0 < flash["full"] < 1.0 and flash["transmission_rate"] == 1.0
+    assert chance == pytest.approx(flash["full"], abs=0.15)  # the first round of an episode is forced
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_written(

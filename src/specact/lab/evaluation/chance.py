@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from specact.families.flash.rounds import ROUNDS
 from specact.families.load import AnyPair
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.rollout.methods import load_method
@@ -32,20 +33,24 @@ def uncalibrated_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSet
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 
-def random_gate_at_rate(
-    settings: GateSettings, rate: float, rival: Mapping[str, NDArray[Any]] | None, sent: str = "transmitted"
+def gate_at_rate_of_rival(
+    name: str, settings: GateSettings, rate: float, steps: Mapping[str, Mapping[str, NDArray[Any]]]
 ) -> GateSettings:
-    """The random gate at its rival's rate, over episodes as long as the rival's.
+    """The gate of a random baseline at its rival's rate, over episodes as long as the rival's.
 
     Args:
-        settings: of the random gate, without its probability.
+        name: of the method.
+        settings: of its gate, without the probability.
         rate: where the rival did not run.
-        rival: the rival's step table.
-        sent: its column of sent inferences; for a random gate that requests only full rounds, that of full rounds.
+        steps: step tables of the methods that ran.
     """
+    method = load_method(name)
     force_first, lengths = dict(settings.options).get("force_first", False), _DEFAULT_LENGTHS
+    rival = None if method.rate_of is None else steps.get(method.rate_of)
     if rival is not None:
-        rate = float(rival[sent].mean())
+        # A baseline that requests only full rounds makes as many as its rival, not as many requests.
+        only_full = method.decoding in ROUNDS and ROUNDS[method.decoding].full
+        rate = float(rival["full" if only_full else "transmitted"].mean())
         lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
     free = free_probability(rate, settings.max_skips, force_first=force_first, lengths=lengths)
     return replace(settings, threshold=free)

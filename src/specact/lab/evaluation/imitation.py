@@ -19,7 +19,7 @@ from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
 from specact.lab.data.sources import read_sources
 from specact.lab.envs import env_of, load_task
-from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Robot, run_together
 from specact.lab.rollout.steps import Table
@@ -128,8 +128,9 @@ def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
 
     Chunks are executed as on the robot.
     """
-    pair, episodes = load_named(job.bundle, job.named), job.episodes
-    family = rollout_of(pair, load_method(job.method))
+    method, episodes = load_method(job.method), job.episodes
+    pair = decoded_by(method, load_named(job.bundle, job.named))
+    family = rollout_of(pair, method)
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
     policy = SpeculativePolicy(pair, job.gate.build(pair), drafter=drafter, verifier=verifier, seed=job.seed)
     normalised, raw, audit = [], [], family.audit()

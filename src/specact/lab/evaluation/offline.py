@@ -17,13 +17,13 @@ from specact.errors import ConfigError, DataError
 from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.gates.calibration import Calibration
-from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings
+from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings, load_gate
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.calibrate import find_threshold
-from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
+from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.imitation import OpenLoopJob, OpenLoopResult, run_open_loop
 from specact.lab.evaluation.metrics import contrasts, step_metrics
-from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION
@@ -177,11 +177,13 @@ def _gate(
     progress: Progress,
     seed: int,
 ) -> GateSettings:
-    method, initial = load_method(name), uncalibrated_gate(name, gates, pair)
+    method = load_method(name)
+    pair = decoded_by(method, pair)
+    initial = uncalibrated_gate(name, gates, pair)
     if method.rate_of is not None:
-        rival_run = results.get(method.rate_of)
-        return random_gate_at_rate(initial, rate, None if rival_run is None else rival_run.steps)
-    if method.gate in ("always", "never"):
+        steps = {ran: result.steps for ran, result in results.items()}
+        return gate_at_rate_of_rival(name, initial, rate, steps)
+    if not load_gate(method.gate).calibrated:
         return initial
     return calibrate_offline(pair, initial, rate, calibration_set, pool, progress, seed=seed).settings
 

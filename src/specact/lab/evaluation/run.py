@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from specact.errors import ConfigError, DataError
 from specact.families.codes.bundle import Bundle
-from specact.families.flash.rounds import ROUNDS
 from specact.families.load import AnyPair, load_named
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
@@ -25,7 +24,7 @@ from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.fit import check_fit
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
-from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
+from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.cost import method_cost, read_timing
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import OpenLoopJob, demonstration_files, held_out_demonstrations, imitation_error
@@ -104,9 +103,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
                     calibrations[key] = _calibration(pair, env, method.gate, evaluation, out, pool, progress)
                 settings = calibrations[key].settings
             elif method.rate_of is not None:
-                asks_full = method.decoding in ROUNDS and ROUNDS[method.decoding].full
-                sent = "full" if asks_full else "transmitted"
-                settings = random_gate_at_rate(settings, evaluation.rate, steps.get(method.rate_of), sent)
+                settings = gate_at_rate_of_rival(name, settings, evaluation.rate, steps)
             gates[name] = settings
             outcomes[name], steps[name] = _run_method(
                 name, settings, evaluation, env, manifest, bundle, out, runner, progress

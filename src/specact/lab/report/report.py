@@ -75,7 +75,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     runs: list[Run] = []
     folders = [path for path in paths if not path.is_file()]
     if folders or not recorded:
-        runs, skipped = find_runs(folders, skipped)
+        runs, skipped = find_runs(folders, skipped, of_codes=True)
     studies, output = group(runs), _OutputFiles(out, files)
     sections = []
     # Films are rendered in child processes, one per bundle, while this one draws the figures.

@@ -22,6 +22,7 @@ _OF_EVALUATION = (
 )  # fmt: skip
 _OF_SUMMARY = ("bundle", "episodes", "rate", "link", "realtime", "score", "methods", "contrasts", "calibration")
 _OF_CALIBRATION = {"settings", "held_out"}
+_OF_ANY_METHOD = ("success", "score", "transmission_rate")
 _OF_METHOD = (
     "success", "score", "inferences", "transmission_rate", "true_skip_ratio", "acceptance", "gated_loss",
     "gate_efficiency", "choice_efficiency", "action_change_loss", "latency",
@@ -58,6 +59,11 @@ class Run:
         known = list(METHODS)
         place = {name: known.index(name) if name in known else len(known) for name in self.summary["methods"]}
         return {name: self.summary["methods"][name] for name in sorted(place, key=lambda name: place[name])}
+
+    @property
+    def of_codes(self) -> bool:
+        """Whether it is of a pair of action codes."""
+        return all(map(_has_codes, self.summary["methods"].values()))
 
     @property
     def binary(self) -> bool:
@@ -114,12 +120,15 @@ class Skipped:
     reason: str
 
 
-def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[list[Run], list[Skipped]]:
+def find_runs(
+    paths: Iterable[Path], skipped: Sequence[Skipped] = (), *, of_codes: bool = False
+) -> tuple[list[Run], list[Skipped]]:
     """Every finished run at or below these folders, each once, in the order of their paths.
 
     Args:
         paths: the folders.
         skipped: previously skipped ones.
+        of_codes: whether runs of policies other than pairs of action codes are skipped.
 
     Raises:
         ConfigError: if there is none; the message lists the skipped ones.
@@ -129,6 +138,11 @@ def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[l
     where = ", ".join(map(str, [*paths, *(one.folder for one in skipped)])) or "no folder"
     for folder in _candidates(paths, skipped):
         result = _read(folder)
+        if isinstance(result, Run) and of_codes and not result.of_codes:
+            result = Skipped(
+                folder, "it is of a policy that answers with chunks or tokens, and this page is about action codes; "
+                "its tables are in summary.json, and specact reproduce tokens or flow draws such policies"
+            )  # fmt: skip
         if isinstance(result, Run):
             runs.append(result)
         elif result is not None:
@@ -175,18 +189,19 @@ def _read(folder: Path) -> Run | Skipped | None:
         return Skipped(folder, f"summary.json is damaged ({summary}); {rerun}")
     error = _missing_keys("summary.json", summary, _OF_SUMMARY) or _missing_keys("summary.json", summary["methods"], ())
     if error is None:
-        if any("distance" in metrics for metrics in summary["methods"].values() if isinstance(metrics, dict)):
-            return Skipped(
-                folder, "it is of a policy that answers with chunks or tokens, and this page is about action codes; "
-                "its tables are in summary.json, and specact reproduce tokens or flow draws such policies"
-            )  # fmt: skip
         for metrics in summary["methods"].values():
-            error = error or _missing_keys("summary.json", metrics, _OF_METHOD)
+            needed = _OF_METHOD if _has_codes(metrics) else _OF_ANY_METHOD
+            error = error or _missing_keys("summary.json", metrics, needed)
         for row in summary["contrasts"]:
             error = error or _missing_keys("summary.json", row.get("success"), ("p_holm",))
     if error is not None:
         return Skipped(folder, f"{error}; {rerun}")
     return Run(folder, manifest, summary)
+
+
+def _has_codes(metrics: Any) -> bool:
+    """Whether a method's metrics are of a pair of action codes: of others distances are measured."""
+    return not (isinstance(metrics, dict) and "distance" in metrics)
 
 
 def _read_json(path: Path) -> dict[str, Any] | str | None:
