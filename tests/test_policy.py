@@ -722,6 +722,28 @@ def test_an_answer_too_late_is_missed_and_never_executed(for_s: float, tick: flo
     assert policy.record.origins.tolist() == [Origin.DRAFTED] * 3
 
 
+@pytest.mark.parametrize("tick", [0.015, 0.003])
+def test_a_gate_learns_of_every_verdict_that_is_used_once_at_once_or_late(tick: float) -> None:
+    class Told(Always):
+        def __init__(self) -> None:
+            super().__init__()
+            self.told: list[Proposal] = []
+
+        def verified(self, proposal: Proposal) -> None:
+            self.told.append(proposal)
+
+    for verdicts in (LateVerdicts(math.inf), WAIT):
+        clock, gate = VirtualClock(), Told()
+        bundle = pair(replace(SPEC, execute=3), clock=clock)
+        verifier = SpeculativeVerifier(Far(bundle, clock, [None, "overloaded"]), bundle.tokenizer)
+        policy = SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=verdicts, clock=clock)
+        for i in range(12):
+            policy.act(at(i))
+            clock.sleep(tick)
+        used = policy.counts["in_time"] if verdicts.late else policy.counts["transmitted"] - policy.counts["missed"]
+        assert len(gate.told) == used and (used > 0) == (tick > 0.01 or not verdicts.late)
+
+
 @pytest.mark.parametrize("cause", [None, "overloaded"])
 def test_what_was_played_before_a_late_verdict_is_the_drafts_in_the_record_too(cause: str | None) -> None:
     policy, actions = late([cause] * 4, math.inf, 0.015)

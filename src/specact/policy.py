@@ -230,6 +230,8 @@ class SpeculativePolicy:
             asked, self._asked = self._asked, None
             self.record = self._conclude(asked)
             self.gate.learn(self.record)
+            if self.record.outcome is not None:
+                self.gate.verified(self.record.proposal)
             if self._follower is not None:
                 self._follower.learn(self.record)
             self._player.put(self.record.proposal.actions, self.record.actions)
@@ -343,6 +345,7 @@ class SpeculativePolicy:
         )
         if isinstance(found, Outcome):
             self.counts.update(in_time=1, replaced=left)
+            self.gate.verified(record.proposal)
             if self._follower is not None:
                 self._follower.learn(self.record)
 

@@ -176,6 +176,9 @@ class Controller(Gate):
     def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         self._inner.update(drafted, executed)
 
+    def verified(self, proposal: Proposal) -> None:
+        self._inner.verified(proposal)
+
     def learn(self, record: StepRecord) -> None:
         self._inner.learn(record)
         decision = record.decision

@@ -38,7 +38,7 @@ class Gate(ABC):
     """Whether its threshold comes from a calibration for a transmission rate."""
 
     family: ClassVar[str | None] = None
-    """The family whose evidence it reads; None for a gate that looks at actions alone and serves every family."""
+    """The family of the pairs it is for, as on the wire; None for every pair, or if :meth:`for_pair` decides."""
 
     def __init__(
         self,
@@ -86,7 +86,10 @@ class Gate(ABC):
         """Records the drafted and the executed action of a control step, both ``[A]``, normalised."""
 
     def learn(self, record: StepRecord) -> None:
-        """Records the inference that it decided on, with its outcome and times."""
+        """Records the inference that it decided on, once, with its outcome and times; late ones are not known yet."""
+
+    def verified(self, proposal: Proposal) -> None:
+        """Records a proposal whose verification has arrived, at once or late."""
 
     @property
     def audit_rate(self) -> float:

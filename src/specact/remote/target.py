@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+
 from specact.errors import ConfigError, unknown_name
 from specact.observation import Window
 from specact.pair import Pair
@@ -135,7 +137,8 @@ def remote_verifier(
             policies always decode on the server.
 
     Raises:
-        ConfigError: for an unknown place, one that the family does not support, or a deadline that is not positive.
+        ConfigError: for an unknown place, one that the family does not support, a deadline that is not positive, or a
+            decoding that only a target in this process can do.
     """
     if sampling not in ("device", "server"):
         raise unknown_name("place of sampling", sampling, ("device", "server"))
@@ -147,6 +150,8 @@ def remote_verifier(
             f"the server cannot verify for the family {codec.dialect.family!r}: its target only answers; choose "
             "sampling on the device"
         )
+    # What a server cannot do is refused here, where no robot moves yet.
+    codec.request_arrays(pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0)))
     return RemoteVerifier(client, codec, deadline_ms)
 
 

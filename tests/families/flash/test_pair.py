@@ -306,10 +306,26 @@ def test_over_a_server_it_is_the_same(pair: FlashPair, server: Client, rounds: s
         assert (told.accepted, told.checked, told.switches) == (kept.accepted, kept.checked, kept.switches)
 
 
+def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: FlashPair) -> None:
+    """A skipped step shows the target nothing: neither an episode's start nor a gripper's change is over."""
+    skipped = played(pair, 1, gate=Never())[1][0]
+    switching = played(composed(pair, replace(ROUNDS["flash"], within=1e6)), 2)[1][1]
+    assert switching.outcome is not None and round_of(switching).checked
+    switched = replace(switching.outcome, evidence=replace(round_of(switching), switches=True))
+    drafter, rng = composed(pair, "flash", period=0).drafter, np.random.default_rng(0)
+    for known in ((), (replace(switching, outcome=switched),)):
+        drafter.reset()
+        for record in (*known, skipped):
+            drafter.learn(record)
+        assert drafter.propose(SEEN[0], rng).evidence.question.full
+    drafter.learn(switching)
+    assert not drafter.propose(SEEN[0], rng).evidence.question.full
+
+
 def test_a_cache_cannot_leave_the_process(pair: FlashPair, server: Client) -> None:
     stale = composed(pair, "flash_stale")
     with pytest.raises(ConfigError, match="keeps no cache"):
-        played(stale, 2, verifier=remote_verifier(server, stale, PATIENT_MS))
+        remote_verifier(server, stale, PATIENT_MS)
 
 
 def test_a_robot_that_only_wants_chunks_is_served_by_the_same(pair: FlashPair, server: Client) -> None:

@@ -120,6 +120,23 @@ def _decoded(record: StepRecord) -> Decoded:
     return found
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("decoding", ["ar", "strict_draft"])
+def test_a_draft_may_have_shorter_or_longer_chunks(pair: TokenPair, steps: int, decoding: str) -> None:
+    """A short one's last action is repeated, proposed as it is and as candidate tokens."""
+    drafted = np.linspace(-0.5, 0.5, 2 * steps, dtype=np.float32).reshape(steps, 2)
+
+    class Draft:
+        spec = replace(pair.policy.spec, chunk=steps)
+
+        def infer(self, window: Window, rng: Any, inpainting: Any = None) -> np.ndarray:
+            return pair.units.to_environment(drafted)
+
+    composed = replace(pair, decoding=DECODINGS[decoding], draft=Draft())  # type: ignore[arg-type]
+    found = composed.drafter.propose(SEEN[0], rngs(1)[0]).actions
+    np.testing.assert_allclose(found, drafted[np.minimum(np.arange(3), steps - 1)], atol=1.01 / 255.0)
+
+
 def test_an_episode_begins_without_memory(pair: TokenPair) -> None:
     drafter = replace(pair, decoding=COMPENSATING).drafter
     drafter.update(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))

@@ -143,7 +143,7 @@ def test_a_smooth_expert_is_told_by_its_slope() -> None:
     found = measured("smooth").describe()["levels"]
     slopes = [level["slope"] for level in found.values()]
     assert slopes == sorted(slopes) and slopes[0] < 0.15
-    # What the paper's shares of noise accept of chunks for other windows.
+    # What the paper's noise levels accept of chunks for other windows.
     assert found["0.05"]["accepted_wrong"] > 0.8 and found["1"]["accepted_wrong"] < 0.2
 
 

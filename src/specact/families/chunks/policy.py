@@ -47,6 +47,12 @@ class ChunkSpec:
         return vars(self) | {"observation": self.observation.describe()}
 
 
+def resized(chunk: Chunk, length: int) -> Chunk:
+    """A chunk ``[n, A]`` cut to ``[length, A]``, or extended by repeating its last action."""
+    missing = max(0, length - len(chunk))
+    return np.concatenate([chunk[:length], np.repeat(chunk[-1:], missing, axis=0)])
+
+
 @dataclass(frozen=True)
 class Inpainting:
     """Real-time chunking: the last chunk's actions as a constraint on the new chunk.

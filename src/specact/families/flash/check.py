@@ -39,7 +39,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if not self.levels or not all(0.0 < level <= 1.0 for level in self.levels):
-            raise ConfigError(f"levels must be one or more shares of noise above 0 and at most 1, got {self.levels}")
+            raise ConfigError(f"levels must be one or more noise levels above 0 and at most 1, got {self.levels}")
         if not self.within >= 0.0:
             raise ConfigError(f"within must be at least 0, got {self.within}")
 

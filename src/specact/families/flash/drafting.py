@@ -6,7 +6,7 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.policy import ChunkPolicy, resized
 from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, Check
 from specact.families.flash.rounds import Rounds
@@ -136,17 +136,11 @@ class FlashDrafter:
             return policy.to_environment(self._block.chunks(tokens)[0])
         if rounds.proposes == "policy":
             assert self._draft is not None, "rounds that need a draft have one"
-            return self._padded(self._draft.infer(self._draft.spec.observation.select(window), rng))
+            return resized(self._draft.infer(self._draft.spec.observation.select(window), rng), policy.spec.chunk)
         return None
 
     def _remaining(self) -> Chunk:
         spec = self._policy.spec
         if self._chunk is None:
             return np.zeros((spec.chunk, spec.actions), np.float32)
-        return self._padded(self._chunk[min(self._played, len(self._chunk) - 1) :])
-
-    def _padded(self, chunk: Chunk) -> Chunk:
-        """The chunk truncated, or padded with its last action, to the length of the target's."""
-        count = self._policy.spec.chunk
-        missing = max(0, count - len(chunk))
-        return np.concatenate([chunk[:count], np.repeat(chunk[-1:], missing, axis=0)])
+        return resized(self._chunk[min(self._played, len(self._chunk) - 1) :], spec.chunk)

@@ -60,12 +60,12 @@ ROUNDS: dict[str, Rounds] = {
     "full_2": Rounds("every chunk in 2 steps: the control at FLASH's cost", steps=2),
     "full_1": Rounds("every chunk in 1 step", steps=1),
     "flash": Rounds("FLASH: a block drafts, the flow checks at 5 and 10 % of noise within .15", "block"),
-    "flash_fitted": Rounds("FLASH with fitted shares of noise and delta", "block", levels=None, within=None),
+    "flash_fitted": Rounds("FLASH with fitted noise levels and delta", "block", levels=None, within=None),
     "flash_shuffled": Rounds(
         "FLASH with the verdict of another of its rounds, drawn at random: the control", "block", shuffled=True
     ),
     "flash_fitted_shuffled": Rounds(
-        "FLASH with fitted shares of noise and delta, and the verdict of another of its rounds: the control",
+        "FLASH with fitted noise levels and delta, and the verdict of another of its rounds: the control",
         "block", levels=None, within=None, shuffled=True,
     ),
     "flash_unguarded": Rounds("FLASH without guards and periodic full rounds", "block", guarded=False, periodic=False),

@@ -57,7 +57,7 @@ class FlashCodec:
         spec, levels = self._spec, np.zeros(MAX_LEVELS, np.float32)
         if asked.stale or asked.shuffled or asked.parts is not None or len(asked.check.levels) > MAX_LEVELS:
             raise ConfigError(
-                f"a server keeps no cache of a robot and checks at {MAX_LEVELS} shares of noise at most; choose other "
+                f"a server keeps no cache of a robot and checks at {MAX_LEVELS} noise levels at most; choose other "
                 "rounds than flash_stale, flash_shuffled and freqcache, or a target in this process"
             )
         levels[: len(asked.check.levels)] = asked.check.levels

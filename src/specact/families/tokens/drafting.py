@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.policy import ChunkPolicy, resized
 from specact.families.tokens.acceptance import Acceptance, grouped, relaxed
 from specact.families.tokens.bins import BINS, to_actions, to_tokens
 from specact.families.tokens.decoding import Decoding
@@ -190,7 +190,7 @@ class TokenDrafter:
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk:
         assert self._draft is not None
         chunk = self._draft.infer(self._draft.spec.observation.select(window), rng)
-        return self._units.from_environment(chunk[: self._policy.spec.chunk])
+        return self._units.from_environment(resized(chunk, self._policy.spec.chunk))
 
     def _acceptance(self, retrieved: bool) -> Acceptance:
         spec, settings = self._policy.spec, None if self._drafters is None else self._drafters.settings
@@ -226,11 +226,8 @@ class TokenDrafter:
         return self._drafters.memory.nearest(feature, NEIGHBOURS).tokens
 
     def _tokens(self, actions: Chunk) -> Tokens:
-        """The tokens ``[1, T]`` of a normalised chunk ``[H, A]``, truncated or padded to the target's length."""
-        spec = self._policy.spec
-        short = spec.chunk - len(actions)
-        whole = np.concatenate([actions, np.repeat(actions[-1:], short, axis=0)]) if short > 0 else actions
-        return to_tokens(whole[: spec.chunk]).reshape(1, -1)
+        """The tokens ``[1, T]`` of a normalised chunk ``[H, A]``."""
+        return to_tokens(actions).reshape(1, -1)
 
 
 def pooled_features(policy: TokenPolicy, window: Window) -> Array:

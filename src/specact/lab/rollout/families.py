@@ -117,8 +117,7 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> Fami
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
         raise ConfigError(
             f"{pair.name} is no pair of action codes: it has no head that proposes, no codes and no offsets; choose "
-            "among draft, target, target_on_device, hybrid, random, plain_random, random_learned, adahi, gated_target "
-            "and learned"
+            f"among {_choices(pair)}"
         )
     if isinstance(pair, TokenPair) and method.verifier == "speculative":
         return _TokensRollout(pair)
@@ -127,12 +126,16 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> Fami
     if isinstance(pair, ChunkPair):
         return _ChunksRollout(pair, method)
     if method.verifier == "target" or method.needs_head:
-        learned = "random_learned, learned, " if isinstance(pair, TokenPair | FlashPair) else ""
-        raise ConfigError(
-            f"{pair.name} has one way to verify{'' if learned else ' and no learned gate'}; choose among draft, "
-            f"hybrid, random, plain_random, {learned}adahi and gates of your own"
-        )
+        without = "" if isinstance(pair, TokenPair | FlashPair) else " and no learned gate"
+        raise ConfigError(f"{pair.name} has one way to verify{without}; choose among {_choices(pair)}")
     return _OwnRollout(pair)
+
+
+def _choices(pair: AnyPair) -> str:
+    """The methods that a pair other than one of action codes has."""
+    target = "target, target_on_device, gated_target, " if isinstance(pair, ChunkPair) else ""
+    learned = "random_learned, learned, " if isinstance(pair, ChunkPair | TokenPair | FlashPair) else ""
+    return f"draft, {target}hybrid, random, plain_random, {learned}adahi and gates of your own"
 
 
 def depends_on_content(pair: AnyPair) -> bool:
