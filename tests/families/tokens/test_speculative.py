@@ -12,6 +12,7 @@ from tests.families.tokens.dots import rngs, windows
 from specact.errors import ConfigError
 from specact.families.tokens import speculative
 from specact.families.tokens.acceptance import Acceptance, grouped, relaxed
+from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.drafters import (
     NO_CANDIDATES,
@@ -19,7 +20,6 @@ from specact.families.tokens.drafters import (
     Candidates,
     Decided,
     GroupCandidates,
-    RandomTokens,
     TreeDrafter,
 )
 from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
@@ -73,6 +73,22 @@ def clear(wild: TokenBundle, greedy: np.ndarray) -> np.ndarray:
         found.append((logits[:, -1] - logits[:, -2] > CLEAR).all())
     assert np.mean(found) > 0.9
     return np.array(found)
+
+
+class RandomTokens:
+    """Proposes random tokens.
+
+    Args:
+        rng: source of randomness.
+        chains: number of chains, each to the end of the chunk.
+    """
+
+    def __init__(self, rng: np.random.Generator, chains: int = 1) -> None:
+        self._rng, self._chains = rng, chains
+
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
+        """See :class:`TreeDrafter`."""
+        return [tree_of(self._rng.integers(BINS, size=(self._chains, one.max_depth)).tolist()) for one in decided]
 
 
 def drafters(tokens: np.ndarray, row: Any) -> Iterator[tuple[TreeDrafter, ...]]:

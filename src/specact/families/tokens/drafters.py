@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.tokens.bins import BINS
 from specact.families.tokens.network import Array, Tokens
 from specact.families.tokens.tree import EMPTY, Tree, tree_of
 from specact.types import value
@@ -145,19 +144,3 @@ class Bigram:
             width = self._widths[min(depth, len(self._widths) - 1)]
             paths = [[*path, int(t)] for path in paths for t in self._followers[place + depth, path[-1], :width]]
         return tree_of(path[1:] for path in paths)
-
-
-class RandomTokens:
-    """Proposes random tokens: a baseline.
-
-    Args:
-        rng: source of randomness.
-        chains: number of chains, each to the end of the chunk.
-    """
-
-    def __init__(self, rng: np.random.Generator, chains: int = 1) -> None:
-        self._rng, self._chains = rng, chains
-
-    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
-        """See :class:`TreeDrafter`."""
-        return [tree_of(self._rng.integers(BINS, size=(self._chains, one.max_depth)).tolist()) for one in decided]

@@ -14,7 +14,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.tokens.bins import to_actions
 from specact.ranges import NOT_NEGATIVE, Range, check_ranges
 
-Rule = Literal["printed", "repaired", "level"]
+Rule = Literal["printed", "repaired"]
 _RANGES = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE, "scale": Range(1e-6), "power": Range(0, 10, open_low=True)}
 
 
@@ -31,18 +31,16 @@ def variability(verified: NDArray[np.int64], drafted: NDArray[np.int64]) -> floa
     return float(np.abs(to_actions(verified).astype(np.float64) - to_actions(drafted)).sum())
 
 
-def typical_change(episodes: Sequence[Sequence[float]], rule: Rule = "repaired") -> float:
+def typical_change(episodes: Sequence[Sequence[float]]) -> float:
     """The scale of a rule: the median of the ``|dK|`` that are not 0, over the steps of some episodes.
 
     Args:
         episodes: the variability of every step.
-        rule: for ``level`` the median is that of K itself.
 
     Raises:
         ConfigError: if the variability never changes.
     """
-    seen = [np.asarray(one, np.float64) for one in episodes]
-    found = np.concatenate([np.zeros(0), *(one if rule == "level" else np.abs(np.diff(one)) for one in seen)])
+    found = np.concatenate([np.zeros(0), *(np.abs(np.diff(np.asarray(one, np.float64))) for one in episodes)])
     if not (found > 0.0).any():
         raise ConfigError("the variability of these steps does not change; calibrate with a tolerance above 0")
     return float(np.median(found[found > 0.0]))
@@ -56,14 +54,13 @@ class Threshold:
 
     * ``printed``: ``r + g(dK)``, clipped to the bounds. As g is positive, r only grows, and soon stays at ``high``.
     * ``repaired``: ``low + g(dK)``: strict when the variability changes, tolerant when it is steady.
-    * ``level``: ``low + g(K)``: strict when the accepted tokens had a large bias.
 
     The first step of an episode has r = ``low``; the first variability has no dK and leaves r unchanged. Deviation: the
     paper has no ``|x|``, without which an odd power makes the exponential exceed 1. A fixed r is ``low == high``.
 
     Args:
         low, high: bounds of r in bins, at least 0.
-        rule: which of the three.
+        rule: which of the two.
         scale: K_S of the paper, in normalised actions; see :func:`typical_change`.
         power: phi of the paper.
 
@@ -114,8 +111,6 @@ class AdaptiveThreshold:
         """Updates r with the variability of a step, see :func:`variability`."""
         settings, last = self.settings, self._last
         self._last = variability
-        if settings.rule == "level":
-            last = 0.0
         if last is None:
             return
         share = math.exp(-((abs(variability - last) / settings.scale) ** settings.power))
@@ -127,30 +122,30 @@ class Spacing:
     """Minimum distance of compensated steps: none in the n steps after one, so that errors do not accumulate.
 
     Args:
-        plain: n, at least 0; infinite disables compensation.
+        plain: n, at least 0.
 
     Attributes:
         plain: as given.
 
     Raises:
-        ConfigError: if n is negative or not an integer.
+        ConfigError: if n is negative.
     """
 
-    def __init__(self, plain: float = 4) -> None:
-        if not plain >= 0.0 or (plain != math.inf and plain != int(plain)):
-            raise ConfigError(f"steps between two compensations must be a whole number of at least 0, got {plain}")
+    def __init__(self, plain: int = 4) -> None:
+        if plain < 0:
+            raise ConfigError(f"steps between two compensations must be at least 0, got {plain}")
         self.plain = plain
         self.reset()
 
     def reset(self) -> None:
-        """Starts an episode: armed, unless n is infinite."""
-        self._left = self.plain if self.plain == math.inf else 0.0
+        """Starts an episode: armed."""
+        self._left = 0
 
     @property
     def armed(self) -> bool:
         """Whether the next step may be compensated."""
-        return self._left == 0.0
+        return self._left == 0
 
     def update(self, compensated: bool) -> None:
         """Records whether a step was compensated."""
-        self._left = self.plain if compensated else max(0.0, self._left - 1.0)
+        self._left = self.plain if compensated else max(0, self._left - 1)

@@ -53,7 +53,6 @@ _DEADLINE_MS, _CONNECT_S, _RATE, _PROBES = 5_000.0, 60.0, 0.6, 20
 GATED = ("hybrid", "adahi", "late", "adahi_placed")
 # The fourth link, on which an inference takes a second, is simulated in virtual time only.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
-_COUNTED = ("steps", "wanted", "transmitted", "missed", "in_time", "replaced")
 
 
 # An episode's number and an observation.
@@ -220,7 +219,6 @@ class _Cell:
         learned = RecurrentForecast(self.out / f"forecast-{self.link.name}.onnx")
         before, _ = bandwidths_of(self.link, self.staged)
         with ExitStack() as stack:
-            began = time.monotonic()
             relay = linked(servers["placed" if placed else "gated"], self.link.at(self.link.trained_s), self.seed)
             port = stack.enter_context(relay).port
             began = time.monotonic()
