@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,8 +95,3 @@ def name_in(known: Mapping[str, C], composition: C, default: str) -> str:
         "a decoding of your own has no name by which a calibration or another process finds it; choose one of "
         f"{', '.join(known)}"
     )
-
-
-def joint_fingerprint(*fingerprints: str) -> str:
-    """The joint fingerprint of several parts."""
-    return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:16]

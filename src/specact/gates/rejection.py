@@ -60,13 +60,13 @@ class RejectionGate(Gate):
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
-        target = self.target(proposal)
-        p, q = _rows(target, proposal), _rows(proposal.evidence.draft, proposal)
-        rejection = np.array(list(map(code_rejection, p.tolist(), q.tolist(), proposal.evidence.codes.tolist())))
+        target, codes = self.target(proposal), proposal.evidence.codes
+        p, q = target.rows_given(codes), proposal.evidence.draft.rows_given(codes)
+        rejection = np.array(list(map(code_rejection, p.tolist(), q.tolist(), codes.tolist())))
         if self.on == "rejection":
             return float(1.0 - math.prod((1.0 - rejection).tolist()))
         distribution = residual(p, q) * rejection[:, None]
-        distribution[np.arange(len(distribution)), proposal.evidence.codes] += 1.0 - rejection
+        distribution[np.arange(len(distribution)), codes] += 1.0 - rejection
         return self._expected_change(_joint(distribution, target, proposal), target, proposal.actions)
 
     def _expected_change(
@@ -93,13 +93,6 @@ def _joint(distribution: NDArray[np.float64], target: CodeDistribution, proposal
     joint = distribution[0][:, None] * target.conditional
     joint[primary] = distribution[0][primary] * distribution[1]
     return joint
-
-
-def _rows(distribution: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
-    """The rows ``[G, K]`` that verification would compare."""
-    if distribution.conditional is None:
-        return distribution.probs
-    return np.stack([distribution.probs[0], distribution.conditional[proposal.evidence.codes[0]]])
 
 
 class Oracle(RejectionGate):

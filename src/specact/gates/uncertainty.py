@@ -59,9 +59,7 @@ class Uncertainty(Gate):
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """In [0, 1], but for ``entropy``: 0 to G log K."""
-        rows = proposal.evidence.draft.probs
-        if proposal.evidence.draft.conditional is not None:
-            rows = np.stack([rows[0], proposal.evidence.draft.conditional[proposal.evidence.codes[0]]])
+        rows = proposal.evidence.draft.rows_given(proposal.evidence.codes)
         if self.kind == "one_minus_q":
             return float(1.0 - np.prod(rows[np.arange(len(rows)), proposal.evidence.codes]))
         logs = np.log(np.maximum(rows, 1e-300))

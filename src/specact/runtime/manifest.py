@@ -86,7 +86,7 @@ class BundleFolder:
     @property
     def fingerprint(self) -> str:
         """Joint fingerprint of all parts; a calibration is valid for this fingerprint alone."""
-        return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]
+        return joint_fingerprint(*self.manifest["fingerprints"].values())
 
 
 def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str, Any]:
@@ -167,6 +167,11 @@ def fingerprint_of(path: Path) -> str:
         BundleError: if it cannot be read, or is too large.
     """
     return hashlib.sha256(read_part(path)).hexdigest()[:16]
+
+
+def joint_fingerprint(*fingerprints: str) -> str:
+    """The joint fingerprint of several parts, in this order."""
+    return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:16]
 
 
 def read_part(path: Path, most: int = MAX_PART_BYTES) -> bytes:

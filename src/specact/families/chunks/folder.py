@@ -6,7 +6,6 @@ graphs are not checked, and servers have to be named again when the pair is load
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
 from specact.pair import Named
 from specact.runtime.limits import check_integer
-from specact.runtime.manifest import FORMAT, read_manifest
+from specact.runtime.manifest import FORMAT, joint_fingerprint, read_manifest
 from specact.units import ActionUnits
 
 # Folder of a pair's draft, within the pair's.
@@ -198,8 +197,7 @@ class _Manifest(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """Of both policies together."""
-        both = self.fingerprints["draft"] + self.fingerprints["target"]
-        return hashlib.sha256(both.encode()).hexdigest()[:16]
+        return joint_fingerprint(self.fingerprints["draft"], self.fingerprints["target"])
 
 
 def _read(path: Path) -> _Manifest:

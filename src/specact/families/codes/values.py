@@ -26,6 +26,12 @@ class CodeDistribution:
     offsets: NDArray[np.float32]
     conditional: Floats | None = None
 
+    def rows_given(self, codes: Codes) -> Floats:
+        """The rows ``[G, K]`` that verification compares: a sequential secondary's is the one given the first code."""
+        if self.conditional is None:
+            return self.probs
+        return np.stack([self.probs[0], self.conditional[codes[0]]])
+
 
 @value
 class Verdict:

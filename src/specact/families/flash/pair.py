@@ -25,8 +25,9 @@ from specact.families.flash.verify import FlashTarget, FlashVerifier, PendingRou
 from specact.families.flash.wire import FlashCodec, FlashResponder
 from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
 from specact.families.freqcache.cached import FreqCached
-from specact.families.target_pair import TargetPair, joint_fingerprint, name_in
+from specact.families.target_pair import TargetPair, name_in
 from specact.pair import Named
+from specact.runtime.manifest import joint_fingerprint
 from specact.units import ActionUnits
 from specact.verification import Target
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from specact.families.codes.network import open_session
 from specact.families.words import NetworkInputs, read_words
 from specact.observation import ObservationSpec, Window, read_spec
 from specact.runtime.limits import check_integer
-from specact.runtime.manifest import BundleFolder, Kind, read_manifest
+from specact.runtime.manifest import BundleFolder, Kind, joint_fingerprint, read_manifest
 
 KIND: Kind = "split"
 MAX_STAGES = 64
@@ -34,7 +33,7 @@ _Shapes = dict[str, list[int]] | list[int]  # by name, or of one tensor
 def split_fingerprint(manifest: Mapping[str, Any], kind: str) -> str:
     """Fingerprint of the networks that are split of a bundle of this kind."""
     prints = [str(manifest["fingerprints"][network]) for network in SPLIT_NETWORKS[kind]]
-    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
+    return prints[0] if len(prints) == 1 else joint_fingerprint(*prints)
 
 
 @dataclass(frozen=True)

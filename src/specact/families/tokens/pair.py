@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.target_pair import TargetPair, joint_fingerprint, name_in
+from specact.families.target_pair import TargetPair, name_in
 from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.drafter_bundle import DrafterBundle, load_drafters
@@ -17,6 +17,7 @@ from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.verify import Prefilled, TokenTarget, TokenVerifier
 from specact.families.tokens.wire import TokenCodec, TokenResponder
 from specact.pair import Named
+from specact.runtime.manifest import joint_fingerprint
 from specact.units import ActionUnits
 from specact.verification import Target
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
-from specact.families.load import AnyPair, load_named
+from specact.families.load import AnyPair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -72,7 +72,7 @@ class RealTime:
 
     def _run(self, shard: Shard) -> Result:
         method = load_method(shard.method)
-        pair = decoded_by(method, load_named(shard.bundle, shard.named))
+        pair = decoded_by(method, self._pair)
         task = load_task(shard.env, pair.observation)
         gate = shard.gate.build(pair)
         family = rollout_of(pair, method, shard.offset)

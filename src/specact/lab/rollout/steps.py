@@ -118,7 +118,7 @@ class CodeAudit(Audit):
         if outcome is None:
             verdict = verify(target, draft, codes, self._streams(Role.VERIFY, record.address))
             change = distance(self._tokenizer.decode(verdict.codes, target.offsets), record.actions)
-        return codes, executed_codes(record), _rows(draft, codes), _rows(target, codes), accepted, change
+        return codes, executed_codes(record), draft.rows_given(codes), target.rows_given(codes), accepted, change
 
     def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`Audit`."""
@@ -167,13 +167,6 @@ def observation_columns(learner: ObservationSpec | NetworkInputs | None, windows
 def distance(verified: Chunk, executed: Chunk) -> float:
     """Mean distance over a chunk between verified and executed actions, ``[n, A]``."""
     return float(np.linalg.norm(verified - executed, axis=-1).mean())
-
-
-def _rows(distribution: CodeDistribution, codes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rows ``[G, K]`` that verification compares; a sequential secondary's is the one given the drafted primary."""
-    if distribution.conditional is None:
-        return distribution.probs
-    return np.stack([distribution.probs[0], distribution.conditional[codes[0]]])
 
 
 def _entropy(rows: NDArray[np.float64]) -> NDArray[np.float64]:
