@@ -41,7 +41,7 @@ KEPT = Path(__file__).parent / "results" / "tokens.json"
 
 FLOWS = {f"flow, {steps} steps": ("metaworld-flow", f"full_{steps}") for steps in (1, 2)}
 # Policies that decodings are compared to: run folder and method, by label. And the decodings.
-OTHERS = {"metaworld-tokens": FLOWS} | {
+OTHERS = {"metaworld-tokens": FLOWS | {"one layer": ("metaworld-tokens-small", "ar")}} | {
     f"{name}-tokens": {
         "one layer": (f"{name}-tokens-small", "ar"),
         "regression": (f"{name}-regression", "target_on_device"),
