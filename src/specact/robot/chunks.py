@@ -18,7 +18,7 @@ from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.observation import Observation
 from specact.rng import StepAddress
 from specact.robot.inference import Finished, Inference
-from specact.robot.loop import quantiles_ms
+from specact.robot.loop import quantiles_ms, recent_times
 from specact.types import Miss, OffloadTimes, Origin, StepRecord
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
@@ -90,8 +90,7 @@ class ChunkRunner:
             raise ConfigError(f"deadline_s and max_chunk_age_s must be above 0, got {deadline_s} and {max_chunk_age_s}")
         self.clock = RealClock() if clock is None else clock
         self.counts: Counter[str] = Counter()
-        self._latencies: list[float] = []
-        self._ages: list[float] = []
+        self._latencies_s, self._ages_s = recent_times(), 0.0
         self._inference, self._fallback, self._stop_action, self._idle = inference, fallback, still, idle
         self._deadline_s, self._max_chunk_age_s = deadline_s, max_chunk_age_s
         period_s = 1.0 / spec.rate_hz if period_s is None else period_s
@@ -163,7 +162,7 @@ class ChunkRunner:
             return self.stop_action if self._idle == "stop_action" or self._last is None else self._last
         if played.first:
             self.counts["chunks"] += 1
-            self._ages.append(now - played.seen_s)
+            self._ages_s += now - played.seen_s
         self._last, self._observed_s = played.action, played.seen_s
         self._history.play(played.action)
         return played.action
@@ -193,14 +192,14 @@ class ChunkRunner:
 
         Returns:
             ``inferences``, ``chunks`` and ``idle``, see :attr:`counts`; ``misses`` by cause; ``inference_ms``,
-            quantiles of the inference latency, the link included; and ``observation_age_ms``, the mean age of the
-            observation when the first action of its chunk is played.
+            quantiles of the latency of the last 100,000 inferences, the link included; and ``observation_age_ms``, the
+            mean age of the observation when the first action of its chunk is played.
         """
         counted = ("inferences", "chunks", "idle")
         return {name: self.counts[name] for name in counted} | {
             "misses": {name: count for name, count in self.counts.items() if name not in counted},
-            "inference_ms": quantiles_ms(self._latencies),
-            "observation_age_ms": 1e3 * float(np.mean(self._ages)) if self._ages else None,
+            "inference_ms": quantiles_ms(self._latencies_s),
+            "observation_age_ms": 1e3 * self._ages_s / self.counts["chunks"] if self.counts["chunks"] else None,
         }
 
     def _start_inference(self, now: float) -> None:
@@ -230,7 +229,7 @@ class ChunkRunner:
             return False
         self._misses = 0
         self.counts["inferences"] += 1
-        self._latencies.append(found.took_s)
+        self._latencies_s.append(found.took_s)
         self._schedule.arrive(found.answer, found.took_s)
         return True
 

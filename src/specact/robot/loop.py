@@ -5,8 +5,8 @@ The robot is stopped at the end, also after an error.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,22 +118,24 @@ class Journal:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._stalls: list[float] = []
-        self._lateness: list[float] = []
-        self._inferences: list[float] = []
-        self._transmitted = self._sent_ahead = self._outdated = 0
+        self._ticks = self._inferences = self._transmitted = self._sent_ahead = self._outdated = 0
+        self._late_s = self._longest_late_s = self._longest_stall_s = 0.0
+        self._inference_s = recent_times()
         self._misses: Counter[str] = Counter()
         self._unusable: Counter[str] = Counter()
 
     def note(self, tick: Tick) -> None:
         """Records one tick."""
-        self._stalls.append(tick.stall_s)
-        self._lateness.append(tick.late_s)
+        self._ticks += 1
+        self._late_s += tick.late_s
+        self._longest_late_s = max(self._longest_late_s, tick.late_s)
+        self._longest_stall_s = max(self._longest_stall_s, tick.stall_s)
         self._outdated += not tick.acted
         if tick.unusable is not None:
             self._unusable[tick.unusable.cause] += 1
         if tick.record is not None:
-            self._inferences.append(tick.stall_s)
+            self._inferences += 1
+            self._inference_s.append(tick.stall_s)
             self._transmitted += tick.record.decision.transmit
             self._sent_ahead += tick.record.sent_ahead
             if tick.record.miss is not None:
@@ -148,11 +150,11 @@ class Journal:
             cause; and ``outdated``: ticks whose action was too late to be sent.
         """
         return {
-            "ticks": len(self._stalls),
+            "ticks": self._ticks,
             # A late tick shifts all later ones.
-            "overruns": int(sum(self._lateness) / self._period_s + 1e-9),
-            "longest_lateness_ms": 1e3 * max(self._lateness, default=0.0),
-            "longest_stall_ms": 1e3 * max(self._stalls, default=0.0),
+            "overruns": int(self._late_s / self._period_s + 1e-9),
+            "longest_lateness_ms": 1e3 * self._longest_late_s,
+            "longest_stall_ms": 1e3 * self._longest_stall_s,
             "unusable": dict(self._unusable),
             "outdated": self._outdated,
         }
@@ -162,21 +164,26 @@ class Journal:
 
         Returns:
             Also ``inferences``, ``transmission_rate``, ``sent_ahead``; ``misses`` by cause; and ``inference_ms``,
-            quantiles of the duration of a tick with an inference.
+            quantiles of the duration of a tick with an inference, of the last 100,000.
         """
-        count = len(self._inferences)
+        count = self._inferences
         return self.control() | {
             "inferences": count,
             "transmission_rate": self._transmitted / count if count else None,
             "sent_ahead": self._sent_ahead / count if count else None,
             "misses": dict(self._misses),
-            "inference_ms": quantiles_ms(self._inferences),
+            "inference_ms": quantiles_ms(self._inference_s),
         }
 
 
-def quantiles_ms(seconds: list[float]) -> dict[str, float | None]:
-    """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None for an empty list."""
-    found = np.quantile(seconds, (0.5, 0.95, 0.99)).tolist() if seconds else (None, None, None)
+def recent_times() -> deque[float]:
+    """An empty list of times that keeps the last 100,000: a robot may run for weeks."""
+    return deque(maxlen=100_000)
+
+
+def quantiles_ms(seconds: Collection[float]) -> dict[str, float | None]:
+    """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None for no times."""
+    found = np.quantile(list(seconds), (0.5, 0.95, 0.99)).tolist() if seconds else (None, None, None)
     return {
         name: None if value is None else 1e3 * value for name, value in zip(("p50", "p95", "p99"), found, strict=True)
     }
