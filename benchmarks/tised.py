@@ -298,7 +298,7 @@ def draw_decoded(decoded: dict[str, Outcomes]) -> Figure:
     """Success over restricted mean time of every decoding and lever, a panel for each link."""
     links = sorted({link for runs in decoded.values() for _, _, link in runs}, key=_order)
     figure = Figure(figsize=(11.0, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(links), sharex=True, sharey=True)
+    (panels,) = figure.subplots(1, len(links), sharex=True, sharey=True, squeeze=False)
     for axes, link in zip(panels, links, strict=True):
         for number, (system, runs) in enumerate(decoded.items()):
             for (lever, strength, over), run in runs.items():

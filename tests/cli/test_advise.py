@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("mujoco")
 
 from specact import load_bundle
-from specact.cli.advise import AdviseOptions, _answer, _runs_of, advise
+from specact.cli.advise import AdviseOptions, _answer, _decoded_parts, _runs_of, advise
 from specact.errors import ConfigError
 from specact.families.load import load_pair
 from specact.lab.evaluation.budget import measure_parts
@@ -124,16 +124,19 @@ def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_pa
 
 def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole_round(tmp_path: Path) -> None:
     pair = load_pair("ball-chase-flow")
-    evaluate(
-        Evaluation(pair.source, None, ("full", "flash"), 2, shard=2), tmp_path / "run", lambda *told: None, Pool(1)
-    )
+    what = Evaluation(pair.source, None, ("full", "flash", "block"), 2, shard=2)
+    evaluate(what, tmp_path / "run", lambda *told: None, Pool(1))
     runs, left_out = _runs_of(pair, (tmp_path / "run",))
     assert len(runs) == 1 and not left_out
     parts = measure_parts(pair, rounds=20)
     assert parts["target"] > 10.0 * parts["gate random"]  # ten steps of a network, and no network at all
     asked = AdviseOptions(pair.source, 100.0 * parts["target"], runs=(tmp_path / "run",))
-    found = _answer(asked, pair, runs, None, parts, round_trip_ms=12.0)
-    assert {way["method"] for way in found["ways"]} == {"full", "flash"}
+    decoded = _decoded_parts(pair, runs)
+    assert decoded.keys() == {"full", "flash", "block"}
+    found = _answer(asked, pair, runs, None, parts, 12.0, decoded)
+    costs = {way["method"]: way["device_ms"] for way in found["ways"]}
+    # Of the three the block alone runs on the device.
+    assert costs.keys() == decoded.keys() and costs["block"] > 3.0 * parts["draft"]
     (missing,) = [line for line in found["missing"] if line.startswith("success of")]
     assert "hybrid" in missing and "target" not in missing.split(":")[0]
 

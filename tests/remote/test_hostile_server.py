@@ -112,8 +112,8 @@ GREEDY: dict[str, tuple[Fields, str]] = {
         r"bytes of .*, got \d{22,};",
     ),
     "beside a history": (
-        chunk_spec(ObservationSpec({"state": Field((2,), history=1024), "image": Field((200, 200, 3), "uint8", 0)})),
-        "bytes of observations and actions .*, got 122888224;",
+        chunk_spec(ObservationSpec({"state": Field((2,), history=1024), "image": Field((400, 400, 3), "uint8", 0)})),
+        "bytes of observations and actions .*, got 491528224;",
     ),
     "chunk": (chunk_spec(chunk=1 << 20, actions=1 << 20), "bytes of .*, got 4398046511136;"),
     "slow": (chunk_spec(rate_hz=0.001), "control rate .*, got 0.001;"),
@@ -136,11 +136,11 @@ def test_a_server_s_spec_that_asks_for_too_much_is_refused(spec: Fields, why: st
 
 
 def test_a_server_s_spec_within_the_limits_is_accepted(listening: Listening) -> None:
-    # 64 MiB, with a chunk of 4 KiB.
-    large = ObservationSpec({"state": Field((16383,), history=1024)})
+    # 256 MiB, with a chunk of 4 KiB.
+    large = ObservationSpec({"state": Field((65535,), history=1024)})
     for spec in (
         chunk_spec(large, chunk=512, actions=2) | {"rate_hz": 1000},
-        chunk_spec(rate_hz=1.0),
+        chunk_spec(rate_hz=0.1),
     ):
         with (
             listening(over_http("200 OK", welcome(spec))) as port,

@@ -237,7 +237,7 @@ def test_it_names_every_limit_with_its_value() -> None:
         "bytes of a JPEG until its first scan has begun": images.MAX_HEADER_BYTES,
         "longest history of a spec that a device takes over": chunks.MAX_HISTORY,
         "bytes of observations and of a chunk of such a spec": chunks.MAX_BYTES,
-        "control rate of such a spec [Hz], at least": chunks.MIN_RATE_HZ,
+        "seconds of a control period of such a spec, at most": round(1 / chunks.MIN_RATE_HZ),
         "control rate of such a spec [Hz], at most": chunks.MAX_RATE_HZ,
         "characters of `robot`": 64,
         "characters of a token, at least": 16,

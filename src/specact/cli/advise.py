@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specact.cli.output import Flat, print_json, remarks, results
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Methods that have to be evaluated for a recommendation, if the pair can run them.
 _METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
 _ON_DEVICE = "target_on_device"
+_GATES_OF_TOKENS = {"periodic", "verify_skip", "similarity"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,27 @@ def advise(options: Flat[AdviseOptions]) -> None:
     pair = load_pair(options.bundle, draft=options.draft, target=options.target)
     round_trip_ms = _round_trip_ms(pair, options.link)
     runs, left_out = _runs_of(pair, options.runs)
-    answer = _answer(options, pair, runs, study, measure_parts(pair), round_trip_ms)
+    answer = _answer(options, pair, runs, study, measure_parts(pair), round_trip_ms, _decoded_parts(pair, runs))
     if options.json:
         print_json(answer)
         return
     for folder, reason in left_out.items():
         remarks.print(f"left out {folder}: {reason}", style="yellow", highlight=False, soft_wrap=True)
     _print(answer)
+
+
+def _decoded_parts(pair: AnyPair, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """The parts of the pair as the methods of the runs decode it, timed here, by the name of the decoding."""
+    from specact.lab.evaluation.budget import measure_parts
+    from specact.lab.rollout.families import decoded_by
+    from specact.lab.rollout.methods import METHODS
+
+    evaluated = [METHODS[name] for run in runs for name in METHODS.keys() & run.methods.keys()]
+    by_decoding = {method.decoding: method for method in evaluated if method.decoding}
+    return {
+        decoding: measure_parts(decoded_by(method, pair), 50, sorted({method.gate} & _GATES_OF_TOKENS))
+        for decoding, method in sorted(by_decoding.items())
+    }
 
 
 def _answer(
@@ -81,11 +97,15 @@ def _answer(
     study: Mapping[str, Any] | None,
     here_ms: Mapping[str, float],
     round_trip_ms: float,
+    decoded_ms: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     from specact.lab.evaluation.budget import choose, describe, without_server
 
-    device_ms = {part: options.kappa * ms for part, ms in here_ms.items()}
-    ways, target_ms = _ways(runs, device_ms), device_ms.get("target")
+    device_ms = {
+        decoding: {part: options.kappa * ms for part, ms in parts.items()}
+        for decoding, parts in {"": here_ms, **decoded_ms}.items()
+    }
+    ways, target_ms = _ways(runs, device_ms), device_ms[""].get("target")
     fits = target_ms is not None and target_ms <= options.budget_ms
     found, free = choose(ways, options.budget_ms), without_server(ways)
     if fits:
@@ -96,7 +116,9 @@ def _answer(
         advice = "nothing that was evaluated fits; the target on a server takes nothing of the device"
     else:
         advice = "which draft or gate is enough cannot be said before they are evaluated"
-    verified_ms = round_trip_ms + here_ms.get("target", 0.0)
+    verified_ms = {
+        decoding: round_trip_ms + parts.get("target", 0.0) for decoding, parts in {"": here_ms, **decoded_ms}.items()
+    }
     answer = {
         "bundle": pair.name,
         "budget_ms": options.budget_ms,
@@ -105,19 +127,25 @@ def _answer(
         "kappa": options.kappa,
         "link": options.link,
         "modelled_round_trip_ms": round_trip_ms,
-        "verified_ms": verified_ms,
+        "verified_ms": verified_ms[""],
         "runs": [str(run.folder) for run in runs],
         "ways": [_row(way, ways, verified_ms) for way in ways],
         "target_fits": fits if target_ms is not None else None,
         "advice": advice,
         "no_server_from_ms": min((ms for ms in (target_ms, free) if ms is not None), default=None),
-        "missing": list(_missing(options, pair, ways, here_ms, verified_ms)),
+        "missing": list(_missing(options, pair, ways, here_ms, verified_ms[""])),
     }
     return answer if study is None else answer | {"study": _of_study(study, pair, options.budget_ms, target_ms)}
 
 
-def _row(way: Way, ways: Sequence[Way], verified_ms: float) -> dict[str, Any]:
-    """A way as plain values, with its difference from the random gate with forced steps at the same rate."""
+def _row(way: Way, ways: Sequence[Way], verified_ms: Mapping[str, float]) -> dict[str, Any]:
+    """A way as plain values, with its difference from the random gate with forced steps at the same rate.
+
+    Args:
+        way: the way.
+        ways: all of them.
+        verified_ms: time of a verified inference by decoding, the round trip included.
+    """
     from specact.lab.evaluation.budget import behind
     from specact.lab.rollout.methods import METHODS
 
@@ -129,7 +157,7 @@ def _row(way: Way, ways: Sequence[Way], verified_ms: float) -> dict[str, Any]:
         "asked": way.asked,
         "rate": way.rate,
         "device_ms": way.cost,
-        "mean_ms": way.cost + way.rate * verified_ms,
+        "mean_ms": way.cost + way.rate * verified_ms[METHODS[way.method].decoding],
         "episodes": way.episodes,
         "success": vars(way.success),
         "over_chance": None if gained is None else vars(gained),
@@ -152,8 +180,10 @@ def _runs_of(pair: AnyPair, folders: Sequence[Path]) -> tuple[list[Run], dict[Pa
     return [run for run in runs if run.folder not in left_out], left_out
 
 
-def _ways(runs: Sequence[Run], device_ms: Mapping[str, float]) -> list[Way]:
+def _ways(runs: Sequence[Run], device_ms: Mapping[str, Mapping[str, float]]) -> list[Way]:
     """The methods that were evaluated and can be timed, with the episodes of all their runs.
+
+    The times of the parts are given by decoding.
 
     The accounted times of a run are not used, because they may have been set by options.
     """
@@ -178,9 +208,9 @@ def _ways(runs: Sequence[Run], device_ms: Mapping[str, float]) -> list[Way]:
     for (method, asked), successes in sorted(won.items(), key=lambda item: (item[0][1], item[0][0])):
         mean = sum(rates[method, asked]) / len(rates[method, asked])
         try:
-            cost = device_cost(method, device_ms, mean)
+            cost = device_cost(method, device_ms[METHODS[method].decoding], mean)
         except KeyError:
-            continue  # an oracle, or a method whose head or target is missing
+            continue  # an oracle, or a method whose head, target or decoding is missing
         ways.append(Way("", method, asked, mean, cost, {0: successes}))
     return ways
 

@@ -132,10 +132,13 @@ def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
 
     try:
         return plan.make(robot)
-    except BaseException:
+    except BaseException as error:
         interrupts.held = True
-        # Not by the stop action, which may be what does not fit.
-        stop(robot, None)
+        try:
+            # Not by the stop action, which may be what does not fit.
+            stop(robot, None)
+        except BaseException as second:  # noqa: BLE001 - the first error is raised
+            error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
         raise
 
 

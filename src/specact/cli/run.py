@@ -287,10 +287,8 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "--link-share-kbit needs ws:// or wss:// and sampling on the device; leave out http:// and "
             "--sampling server"
         )
-    if late and (pair.sampling != "device" or pair.audit_rate):
-        raise ConfigError(
-            "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
-        )
+    if late and pair.audit_rate:
+        raise ConfigError("--execution late cannot be combined with --audit-rate; leave one of them out")
     budget = budget_of(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
     gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options)
     gate.audit_rate = pair.audit_rate

@@ -17,8 +17,9 @@ class Gate(ABC):
     """Decides, before anything is sent, whether a step is transmitted to the target.
 
     A subclass computes the score; this class makes the decision. Each robot needs its own gate: call :meth:`reset` when
-    an episode starts, :meth:`decide` before and :meth:`learn` after every inference, and :meth:`update` once per
-    executed action. :func:`specact.contracts.check_gate` checks a subclass.
+    an episode starts, :meth:`decide` before and :meth:`learn` after every inference, :meth:`verified` when a
+    verification arrives, and :meth:`update` once per executed action. :func:`specact.contracts.check_gate` checks a
+    subclass.
 
     Args:
         threshold: a step is transmitted if its score is above this.

@@ -139,6 +139,7 @@ def remote_verifier(
     Raises:
         ConfigError: for an unknown place, one that the family does not support, a deadline that is not positive, or a
             decoding that only a target in this process can do.
+        BundleError: if the draft needs a network that is only on the server.
     """
     if sampling not in ("device", "server"):
         raise unknown_name("place of sampling", sampling, ("device", "server"))
@@ -150,9 +151,18 @@ def remote_verifier(
             f"the server cannot verify for the family {codec.dialect.family!r}: its target only answers; choose "
             "sampling on the device"
         )
-    # What a server cannot do is refused here, where no robot moves yet.
-    codec.request_arrays(pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0)))
+    check_requests(pair, codec)
     return RemoteVerifier(client, codec, deadline_ms)
+
+
+def check_requests(pair: Pair[Any], codec: VerifyingCodec[Any]) -> None:
+    """Refuses a pair whose proposals a server cannot verify, before a robot moves; drafts once.
+
+    Raises:
+        ConfigError: for a decoding that only a target in this process can do, or lacks a part.
+        BundleError: if the draft needs a network that is only on the server.
+    """
+    codec.request_arrays(pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0)))
 
 
 def positive_deadline(deadline_ms: float) -> float:

@@ -108,7 +108,7 @@ class ChunkRunner:
         # Address of the inference whose result will be used, and start of the current one's deadline.
         self._expected: StepAddress | None = None
         self._started_s = self._observed_s = self.clock.now()
-        # Consecutive failed inferences, and consecutive control steps without a usable observation.
+        # Consecutive failed inferences, and control steps in a row without a usable observation or model of the robot.
         self._misses = self._unusable = 0
         self._last: NDArray[np.float32] | None = None
         self._idling = self.stopped = False

@@ -99,7 +99,7 @@ class Inference(Protocol):
         """The one that has ended, once; never waits.
 
         Raises:
-            BaseException: what the inference raised.
+            Exception: what the inference raised; RuntimeError for what is no Exception.
         """
         ...
 
@@ -181,8 +181,11 @@ class InferenceThread:
         found, self._result = self._result, None
         self._finished.clear()
         self.busy = False
-        if isinstance(found, BaseException):
+        if isinstance(found, Exception):
             raise found
+        if isinstance(found, BaseException):
+            # A policy that calls sys.exit would end the run as if it had succeeded.
+            raise RuntimeError(f"the inference thread ended with {type(found).__name__}: {found}") from found
         return found
 
     def wait(self, seconds: float) -> bool:

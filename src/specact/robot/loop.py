@@ -177,7 +177,7 @@ class Journal:
 
 
 def recent_times() -> deque[float]:
-    """An empty list of times that keeps the last 100,000: a robot may run for weeks."""
+    """An empty queue of times that keeps the last 100,000: a robot may run for weeks."""
     return deque(maxlen=100_000)
 
 

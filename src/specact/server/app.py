@@ -38,6 +38,8 @@ def create_app(service: Service) -> FastAPI:
         service.batcher.start()
         yield
         service.batcher.stop()
+        # Those whose target did not answer in time; none if the server was drained before.
+        service.abandon()
         service.log.close()
 
     described = service.access.dependencies

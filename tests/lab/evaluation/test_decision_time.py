@@ -10,6 +10,8 @@ from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.cost import measure_decision
 from specact.lab.rollout.timed import TimedGate
+from specact.policy import SpeculativePolicy
+from specact.types import Proposal
 
 
 @pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
@@ -42,3 +44,19 @@ def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:
     assert timed == plain
     assert {"first", "max_skips", "score"} <= {reason for _, _, reason in plain}, "one of them is not tested"
     assert clock.now() == pytest.approx(21 * 0.003)
+
+
+def test_a_gate_that_takes_time_hears_of_verifications() -> None:
+    """Virtual time and the robot drive a gate in the same way."""
+
+    class Told(ActionDeviation):
+        told = 0
+
+        def verified(self, proposal: Proposal) -> None:
+            self.told += 1
+
+    bundle, clock, gate = load_bundle("ball"), VirtualClock(), Told(0.0)
+    policy = SpeculativePolicy(bundle, TimedGate(gate, clock, 0.003), clock=clock)
+    for _ in range(3 * bundle.spec.execute):
+        policy.act_on(bundle.spec.observation.zeros())
+    assert gate.told == policy.counts["transmitted"] > 0

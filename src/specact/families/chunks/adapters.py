@@ -13,7 +13,7 @@ import onnxruntime
 
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
-from specact.families.codes.network import session_options
+from specact.families.codes.network import check_provider, session_options
 from specact.observation import Field, ObservationSpec, Window
 from specact.toml import build, read_toml
 from specact.units import ActionUnits
@@ -220,7 +220,8 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
             such provider, or for less than one thread.
         BundleError: if the graph's inputs or outputs do not match it.
     """
-    options = session_options(provider, threads)
+    check_provider(provider, threads)
+    options = session_options(threads)
     try:
         parsed = build(_Description, read_toml(description, "description of an ONNX file"), "description")
         fields = {name: entry.field for name, entry in parsed.observation.items()}

@@ -20,7 +20,7 @@ FAMILY = "chunks"
 _NOT_FINITE = "the target has no finite answer to this observation"
 # Limits of a spec that a device takes over from a server: the longest history, the bytes of as many observations and of
 # a chunk, and the control rate [Hz]. Policies need far less.
-MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 26, 1, 1000
+MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 28, 0.1, 1000
 
 
 class ChunkCodec:
@@ -110,8 +110,8 @@ def check_served(spec: ChunkSpec) -> ChunkSpec:
     """A spec from a server, checked: a mistaken or hostile one could exhaust the device's memory, or stop its robot.
 
     Raises:
-        BundleError: for a history above 1024, more than 64 MiB of observations and actions, or a control rate outside
-            1 to 1000 Hz.
+        BundleError: for a history above 1024, more than 256 MiB of observations and actions, or a control rate
+            outside .1 to 1000 Hz.
     """
     fields, history = spec.observation.fields.values(), spec.observation.history
     # Python integers, which cannot overflow. The control loop keeps every array as long as the longest history.

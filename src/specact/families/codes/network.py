@@ -125,7 +125,8 @@ def open_session(path: Path, provider: str, threads: int) -> onnxruntime.Inferen
 
     Arguments and errors as for :class:`OnnxPolicy`.
     """
-    options, unoptimised = session_options(provider, threads), session_options(provider, threads)
+    check_provider(provider, threads)
+    options, unoptimised = session_options(threads), session_options(threads)
     content = read_part(path)
     outline = outline_of(path, content)
     unoptimised.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -139,8 +140,8 @@ def open_session(path: Path, provider: str, threads: int) -> onnxruntime.Inferen
         raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
 
 
-def session_options(provider: str, threads: int) -> onnxruntime.SessionOptions:
-    """Options of a session with this execution provider, which ONNX Runtime itself would replace if it lacks it.
+def check_provider(provider: str, threads: int) -> None:
+    """Refuses an execution provider that ONNX Runtime itself would replace by another one.
 
     Arguments as for :class:`OnnxPolicy`.
 
@@ -154,6 +155,10 @@ def session_options(provider: str, threads: int) -> onnxruntime.SessionOptions:
         raise ConfigError(
             f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
         )
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options of a session with so many threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3

@@ -47,7 +47,8 @@ class FlashDrafter:
         parts: stateful networks that hold this robot's prefix cache.
 
     Raises:
-        ConfigError: if the rounds need a block, an encoder or a draft that is missing.
+        ConfigError: if the rounds need a block or a draft that is missing.
+        BundleError: if they need the target's encoder, and the target is only on a server.
     """
 
     def __init__(

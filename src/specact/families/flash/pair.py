@@ -80,6 +80,7 @@ class FlashPair(TargetPair[FlowPolicy]):
 
         Raises:
             ConfigError: if they need a block, a draft or a refresh that is missing.
+            BundleError: if they need the target's encoder, and the target is only on a server.
         """
         parts = None
         if rounds.reuse is not None:

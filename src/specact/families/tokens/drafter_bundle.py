@@ -29,7 +29,7 @@ from specact.toml import build
 
 DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
 # A tree may be about ten times as large as those of the papers, so that a manifest cannot ask for any amount of memory.
-_RANGES = {"scale": Range(1e-6), "top": Range(1, 64), "depth": Range(1, 64), "nodes": Range(1, 512)}
+TREE_RANGES = {"top": Range(1, 64), "depth": Range(1, 64), "nodes": Range(1, 512)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class DrafterSettings:
     graph: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, _RANGES)
+        check_ranges(self, TREE_RANGES | {"scale": Range(1e-6)})
         check_ranges(self.metric, {"window": Range(3, MOST)})
         motions = sorted(get_args(Motion))
         if sorted(self.filters) != motions or any(one.motion != name for name, one in self.filters.items()):

@@ -239,10 +239,15 @@ def device_cost(method: str, parts: Mapping[str, float], rate: float) -> float:
     return asking + decision + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
 
 
-def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
+def measure_parts(pair: AnyPair, rounds: int = 400, gates: Sequence[str] = ()) -> dict[str, float]:
     """Median milliseconds of a pair's parts on one core of this machine, called alternately.
 
     ONNX Runtime, one thread, batch 1, observations of zeros.
+
+    Args:
+        pair: decoded as the method that is timed.
+        rounds: number of timed calls.
+        gates: further ones to time.
 
     Returns:
         ``draft``, ``target`` (where the pair has it), ``head_draft`` (draft and head, where the pair has one), ``ask``:
@@ -266,8 +271,9 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
     if isinstance(pair, Bundle) and has_head:
         proposer = HeadDraft(pair.draft, load_head(pair))
         calls[HEAD_DRAFT] = lambda: proposer.infer(window)
-    gates = ["random", "deviation"] + ["uncertainty"] * isinstance(pair, Bundle) + list(LEARNED) * has_head
-    for name in gates if isinstance(pair, Bundle) else [gate for gate in gates if gate != "learned_action"]:
+    of_codes = isinstance(pair, Bundle)
+    learned = (LEARNED if of_codes else LEARNED[:1]) if has_head else ()
+    for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
         gate = GateChoices().settings(name, pair).build(pair)
         gate.reset()
         gate.update(proposal.actions[0], proposal.actions[0])

@@ -21,7 +21,7 @@ _FAMILIES = (
 
 
 def check_table(check: Mapping[str, Any]) -> str:
-    """How well the deviation predicts the true error at each share of noise, as Markdown."""
+    """How well the deviation predicts the true error at each noise level, as Markdown."""
     rows = [
         "| noise | slope | correlation | AUROC | passes .15: the target's own | the block's | another scene's |",
         "|---|---|---|---|---|---|---|",

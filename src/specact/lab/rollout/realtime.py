@@ -19,7 +19,7 @@ from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run
 from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
-from specact.remote.target import RemoteTarget, RemoteVerifier
+from specact.remote.target import RemoteTarget, RemoteVerifier, check_requests
 from specact.remote.transport import Endpoint
 from specact.verification import LocalTarget, Verifier
 from specact.wire.dialect import VerifyingCodec
@@ -105,5 +105,6 @@ class RealTime:
         # A sampling server knows the bundle's draft, but no head.
         sampled_at_server = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
         if (sampled_at_server or codec.dialect.asks == "verify") and isinstance(codec, VerifyingCodec):
+            check_requests(pair, codec)
             return RemoteVerifier(self._client, codec, self._deadline_ms)
         return family.verifier(RemoteTarget(self._client, codec, self._deadline_ms))

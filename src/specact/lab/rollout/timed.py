@@ -144,6 +144,9 @@ class TimedGate(Gate):
     def learn(self, record: StepRecord) -> None:
         self._gate.learn(record)
 
+    def verified(self, proposal: Proposal) -> None:
+        self._gate.verified(proposal)
+
 
 class Prepared(Generic[A]):
     """A policy's output for the current step, which was computed before, in a batch with others."""

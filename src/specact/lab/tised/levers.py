@@ -226,7 +226,7 @@ def _windows(subject: Subject) -> tuple[float, ...]:
 LEVERS = {
     "steps": Lever("Euler steps of a flow policy", "flow", _fixed(10.0, 5.0, 3.0, 2.0, 1.0), _steps),
     "flash": Lever(
-        "distance within which FLASH's check accepts what its block drafts, at the fitted share of noise; 0 denoises "
+        "distance within which FLASH's check accepts what its block drafts, at the fitted noise level; 0 denoises "
         "every chunk", "flow", _fixed(0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
     ),
     "reuse": Lever(

@@ -17,7 +17,7 @@ from specact import __version__
 from specact.errors import BundleError, ConfigError
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import NETWORKS, TOKEN_PARTS, TokenBundle, load_tokens
-from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, BigramTable, DraftedFor, DrafterSettings
+from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, TREE_RANGES, BigramTable, DraftedFor, DrafterSettings
 from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
 from specact.lab.envs import env_of
@@ -106,7 +106,8 @@ class DrafterRecipe:
 
     def __post_init__(self) -> None:
         check_name("a bundle", self.bundle)
-        check_ranges(self, dict.fromkeys(("heads", "ahead", "steps", "batch", "top", "tree", "nodes"), COUNT))
+        check_ranges(self, dict.fromkeys(("heads", "ahead", "steps", "batch"), COUNT))
+        check_ranges(self, {"top": TREE_RANGES["top"], "tree": TREE_RANGES["depth"], "nodes": TREE_RANGES["nodes"]})
         rates = ("feature_weight", "token_weight", "feature_noise", "weight_decay", "warmup")
         check_ranges(self, dict.fromkeys(rates, NOT_NEGATIVE))
         others = {
@@ -172,6 +173,7 @@ def train_drafters(
             train, held_out, target.spec.actions, strict=recipe.strict, groups=recipe.groups, path=recipe.path,
             window=recipe.window,
         )  # fmt: skip
+        settings.check(target.spec)
         settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes, graph=recipe.graph)
         stage = _stage(recipe, target, train, held_out)
         stage.module.load_state_dict(

@@ -168,7 +168,7 @@ def train_flash(
 ) -> TrainingResult:
     """Makes the block of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
-    The manifest's ``check`` says what the check tells of this target at each share of noise, see
+    The manifest's ``check`` says what the check tells of this target at each noise level, see
     :meth:`CheckMeasured.describe <specact.lab.train.flash_check.CheckMeasured.describe>`.
     """
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""What FLASH's check tells of a flow policy at each share of noise, and which one tells a wrong chunk from a right one.
+"""What FLASH's check tells of a flow policy at each noise level, and which one tells a wrong chunk from a right one.
 
 A check whose deviation does not grow with the draft's true error accepts anything. So the deviation is measured for
 chunks whose error is known: the target's own samples, the block's drafts, and the target's chunks for other windows.
@@ -44,7 +44,7 @@ class CheckMeasured:
     most: NDArray[np.float64]
 
     def describe(self) -> dict[str, Any]:
-        """By share of noise: slope and correlation of deviation and error, and what is accepted within .15.
+        """By noise level: slope and correlation of deviation and error, and what is accepted within .15.
 
         ``auroc``: how well the deviation tells the target's own samples from its chunks for another window.
         """
@@ -119,7 +119,7 @@ def measure_check(
 
 
 def fit_check(measured: CheckMeasured) -> tuple[float, float]:
-    """The share of noise that best tells the target's own samples from chunks for other windows, and its delta.
+    """The noise level that best tells the target's own samples from chunks for other windows, and its delta.
 
     Delta is such that nine of ten of the target's own samples pass whole.
     """
