@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from pages import fill
 
@@ -57,7 +58,12 @@ TOKENS = [
 
 # The systems of docs/tokens.md, by the decoding that verifies.
 DECODED = {"specvla": "Spec-VLA", "kerv": "KERV", "heisd_fixed": "HeiSD"}
-MARKERS = {"verification": "o", "chance": "X", "late": "s"}
+# Marker, whether it is filled, and label of the levers at their strengths.
+MARKERS = {
+    ("verification", 1.0): ("o", True, "hybrid"), ("verification", 0.6): ("o", False, "ADAHI"),
+    ("chance", 0.6): ("X", False, "random"), ("late", 1.0): ("s", True, "late"),
+    ("late", 0.6): ("s", False, "late ADAHI"), ("verification", 0.0): ("v", True, "nothing verified"),
+}  # fmt: skip
 # End points of every episode, by lever, strength and link.
 Outcomes = dict[tuple[str, float, str], dict[str, NDArray[np.float64]]]
 
@@ -274,7 +280,10 @@ def kept_outcomes(name: str) -> Outcomes:
 def between(decoded: dict[str, Outcomes]) -> str:
     """Every two decodings under the same lever over the same link, paired; Holm over the table for each end point."""
     pairs = list(combinations(decoded, 2))
-    settings = sorted(set.intersection(*map(set, decoded.values())), key=lambda at: (at[0], -at[1], _order(at[2])))
+    common = set.intersection(*map(set, decoded.values()))
+    # Without a verification a link has no effect, so that one of them is enough.
+    distinct = [at for at in common if at[1] > 0.0 or at[2] == STEADY[0]]
+    settings = sorted(distinct, key=lambda at: (at[0], -at[1], _order(at[2])))
     found: dict[str, list[Contrast]] = {
         point: [contrast(decoded[one][at][point], decoded[two][at][point]) for at in settings for one, two in pairs]
         for point in ("success", "restricted_s")
@@ -284,7 +293,8 @@ def between(decoded: dict[str, Outcomes]) -> str:
                   for both in zip(found["success"], found["restricted_s"], strict=True)])  # fmt: skip
     lines = ["| lever | link | " + " | ".join(f"{one} - {two}" for one, two in pairs) + " |", "|---" * 5 + "|"]
     for lever, strength, link in settings:
-        lines.append(f"| {lever} {strength:g} | {_title(link)} | {' | '.join(next(cells) for _ in pairs)} |")
+        over, row = _title(link) if strength else "any", " | ".join(next(cells) for _ in pairs)
+        lines.append(f"| {lever} {strength:g} | {over} | {row} |")
     return "\n".join(lines)
 
 
@@ -297,22 +307,26 @@ def _differences(won: Contrast, took: Contrast, *p: float) -> str:
 def draw_decoded(decoded: dict[str, Outcomes]) -> Figure:
     """Success over restricted mean time of every decoding and lever, a panel for each link."""
     links = sorted({link for runs in decoded.values() for _, _, link in runs}, key=_order)
-    figure = Figure(figsize=(11.0, 3.6), layout="constrained")
+    figure = Figure(figsize=(11.0, 3.8), layout="constrained")
     (panels,) = figure.subplots(1, len(links), sharex=True, sharey=True, squeeze=False)
     for axes, link in zip(panels, links, strict=True):
-        for number, (system, runs) in enumerate(decoded.items()):
+        for number, runs in enumerate(decoded.values()):
             for (lever, strength, over), run in runs.items():
                 if over == link:
+                    marker, filled, _ = MARKERS[lever, strength]
                     axes.plot(
-                        run["restricted_s"].mean(), run["success"].mean(), MARKERS[lever] if strength else "v",
-                        color=f"C{number}", markersize=7 if strength in (0.0, 1.0) else 5,
-                        markerfacecolor="none" if strength == 0.6 else f"C{number}", label=system,
+                        run["restricted_s"].mean(), run["success"].mean(), marker, color=f"C{number}", markersize=6,
+                        markerfacecolor=f"C{number}" if filled else "none",
                     )  # fmt: skip
         axes.set_title(_title(link), fontsize=10, color=INK.light)
     panels[0].set(ylabel="success", ylim=(0.5, 1.0))
     panels[len(links) // 2].set(xlabel="restricted mean time [s]")
-    named = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named))
+    handles = [Line2D([], [], marker="o", ls="", color=f"C{number}", label=name) for number, name in enumerate(decoded)]
+    handles += [
+        Line2D([], [], marker=marker, ls="", color=INK.light, mfc=INK.light if filled else "none", label=label)
+        for marker, filled, label in MARKERS.values()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=0.9, handletextpad=0.2)
     return figure
 
 
