@@ -85,7 +85,6 @@ def test_late_verdicts_are_counted(specact_run: Run, server: ServerProcess) -> N
         (("--latency-budget-ms", "0"), "must be positive"),
         (("--audit-rate", "1"), "[0, 1)"),
         (("--execution", "late", "--audit-rate", "0.1"), "--execution late cannot be combined"),
-        (("--execution", "late", "--sampling", "server"), "--execution late cannot be combined"),
     ],
 )
 def test_what_cannot_be_held_is_refused_before_anything_moves(

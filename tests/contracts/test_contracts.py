@@ -528,7 +528,7 @@ class Foreign(my_family.AdviceResponder):
 
 class Unkept(my_family.BoundVerifier):
     def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
-        return replace(super().judge(answer, proposal, address), kept=float("nan"))
+        return replace(super().judge(answer, proposal, address), kept=1.5)
 
 
 class Curt(my_family.BoundVerifier):

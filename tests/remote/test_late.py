@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,20 +30,20 @@ PATIENT_MS = 20_000.0
 SEEN = {"state": np.full(8, 0.1, np.float32), "goal": np.array([0.3, -0.2], np.float32)}
 
 
-def late_policy(ball: Bundle, client: Client) -> SpeculativePolicy:
-    return SpeculativePolicy(
-        ball, Always(), verifier=remote_verifier(client, ball, PATIENT_MS), verdicts=LateVerdicts(math.inf), seed=3
-    )
+def late_policy(ball: Bundle, client: Client, sampling: Literal["device", "server"] = "device") -> SpeculativePolicy:
+    verifier = remote_verifier(client, ball, PATIENT_MS, sampling)
+    return SpeculativePolicy(ball, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), seed=3)
 
 
+@pytest.mark.parametrize("sampling", ["device", "server"])
 @pytest.mark.parametrize("scheme", ["ws", "http"])
 def test_a_verdict_replaces_the_rest_of_its_chunk(
-    ball: Bundle, server: ServerProcess, wait_for: WaitFor, scheme: str
+    ball: Bundle, server: ServerProcess, wait_for: WaitFor, scheme: str, sampling: Literal["device", "server"]
 ) -> None:
     waiting, drafting = (SpeculativePolicy(ball, gate, seed=3) for gate in (Always(), Never()))
     with Client(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as client:
         client.connect(10.0)
-        policy = late_policy(ball, client)
+        policy = late_policy(ball, client, sampling)
         client.report = policy.counts
         replaced = 0
         for chunk in range(12):
