@@ -94,7 +94,7 @@ class LocalTarget(Generic[A]):
         self._policy, self._clock = policy, RealClock() if clock is None else clock
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Sends nothing: draft and target would share the processor."""
+        """True, and nothing is sent: draft and target would share the processor."""
         return True
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:

@@ -235,14 +235,16 @@ def test_later_ones_stop_the_robot_where_the_fallback_says_so(rule: Fallback, st
     assert policy.stopped == (still_from is not None)
 
 
+class Overflowing(Slow):
+    """A draft whose action is not finite where the state is above 4."""
+
+    def infer(self, window: Window) -> CodeDistribution:
+        found = super().infer(window)
+        return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
+
+
 def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used() -> None:
     clock = VirtualClock()
-
-    class Overflowing(Slow):
-        def infer(self, window: Window) -> CodeDistribution:
-            found = super().infer(window)
-            return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
-
     drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
     policy = policy_of(clock, [QUICK], drafter=drafter)
     arm = Seeing(clock, GOOD, GOOD, np.array([5.0]), GOOD)
@@ -256,12 +258,6 @@ def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used()
 def test_observations_that_lead_to_no_action_stop_the_robot_like_unusable_ones() -> None:
     """Every observation is finite, and what the draft makes of it from the third on is not."""
     clock = VirtualClock()
-
-    class Overflowing(Slow):
-        def infer(self, window: Window) -> CodeDistribution:
-            found = super().infer(window)
-            return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
-
     drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
     fallback = Fallback(max_consecutive_misses=3, stop_action=np.zeros(1, np.float32))
     policy = policy_of(clock, [QUICK], drafter=drafter, fallback=fallback)

@@ -128,17 +128,14 @@ def drive(
 
 def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
     """The source of actions for a real robot, which is stopped if there is none: once made, it may hold torque."""
-    from specact.robot.loop import stop
+    from specact.robot.loop import stop_after
 
     try:
         return plan.make(robot)
     except BaseException as error:
         interrupts.held = True
-        try:
-            # Not by the stop action, which may be what does not fit.
-            stop(robot, None)
-        except BaseException as second:  # noqa: BLE001 - the first error is raised
-            error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
+        # Not by the stop action, which may be what does not fit.
+        stop_after(error, robot, None)
         raise
 
 

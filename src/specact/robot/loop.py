@@ -228,10 +228,7 @@ def run_loop(
             _tick(robot, policy, period_s, clock, lambda: interrupts.received is None and proceed(), note)
         except BaseException as error:
             interrupts.held = True
-            try:
-                stop(robot, policy.stop_action)
-            except BaseException as second:  # noqa: BLE001 - the first error is raised
-                error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
+            stop_after(error, robot, policy.stop_action)
             raise
         interrupts.held = True
         stop(robot, policy.stop_action)
@@ -252,6 +249,14 @@ def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
     finally:
         if not stopped and stop_action is not None:
             robot.act(stop_action)
+
+
+def stop_after(error: BaseException, robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
+    """As :func:`stop`, because of an error, which keeps a note if the robot cannot be stopped."""
+    try:
+        stop(robot, stop_action)
+    except BaseException as second:  # noqa: BLE001 - the first error is raised
+        error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
 
 
 def _tick(

@@ -87,7 +87,7 @@ class BatchVerifier:
         self._batch, self._clock = batch, clock
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Sends nothing: draft and target share the processor."""
+        """True, and nothing is sent: draft and target share the processor."""
         return True
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
