@@ -40,6 +40,10 @@ class Modelled(Arm):
 
     def stop(self):
         LOG.write(json.dumps({"rolled": self.rolled}) + "\\n")
+
+class Jammed(Arm):
+    def stop(self):
+        raise OSError("the brake is stuck")
 """
 BROKEN = """
 import numpy as np, specact
@@ -134,6 +138,12 @@ def test_a_robot_that_was_made_is_stopped_where_the_policy_does_not_fit_it(speca
     )
     assert done.returncode == 2 and "99" in done.stderr
     assert life(folder) == [{"rolled": 0}]
+    # A stop that fails does not hide why there was one.
+    jammed = specact_run(
+        "run", "--policy", "ball-chase-flow", "--robot", "toy:Jammed", "--execute-actions", "99", cwd=folder
+    )
+    assert jammed.returncode == 2 and "99" in jammed.stderr
+    assert "the robot could not be stopped after this: OSError: the brake is stuck" in jammed.stderr
 
 
 def test_a_signal_ends_in_the_stop_action_and_a_summary(
