@@ -15,7 +15,7 @@ from tests.lab.train.test_drafters import SPEC, quiet, recipe_for, train_drafter
 
 from specact.families.load import load_pair
 from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import DECODINGS
+from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.drafting import TokenDrafter
 from specact.families.tokens.kalman import Persistence
 from specact.families.tokens.network import causal
@@ -222,6 +222,8 @@ def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: TokenPai
     assert len(found.candidates) == 5 and found.combined and asked.origin == Origin.RETRIEVED
     nearest = hand.drafters.memory.nearest(asked.evidence.feature, 5).tokens
     np.testing.assert_array_equal(found.candidates, nearest)
+    alone = replace(hand, decoding=Decoding("", "retrieval", bins=9)).drafter.propose(states(hand, 1)[0], rngs(1)[0])
+    assert not alone.evidence.question.combined, "only groups are combined, not single tokens"
 
 
 def test_every_action_says_where_its_tokens_come_from(arm: TokenPair) -> None:

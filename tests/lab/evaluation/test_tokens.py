@@ -21,7 +21,7 @@ from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.retrieval import SkipRule
 from specact.gates.verify_skip import Similarity, VerifySkip
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.gain import measure_gain
+from specact.lab.evaluation.gain import TOLERANCES, measure_drafters, measure_gain
 from specact.lab.evaluation.run import evaluate, read_table
 from specact.lab.evaluation.token_study import TokenStudy, plan_tokens, write_gain
 from specact.lab.report.drawing import style
@@ -201,6 +201,24 @@ def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) ->
     assert found["kerv"]["compensated"] > 0.0
 
 
+def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(folder: Path) -> None:
+    pair = load_pair(str(folder), draft=str(folder))
+    assert isinstance(pair, TokenPair)
+    found = measure_drafters(pair, "ball", 1)
+    decodings = measure_gain(pair, "ball", ("strict", "specvla_20", "last", "filter", "strict_bigram", "draft_9"), 1)
+    for name, drafter, bins in (
+        ("strict", "the head", 0), ("specvla_20", "the head", 20), ("last", "the last action", 9),
+        ("filter", "the filter", 9), ("strict_bigram", "the bigram table", 0), ("draft_9", "the draft policy", 9),
+    ):  # fmt: skip
+        for key in ("passes", "accepted", "accepted_free"):
+            assert found[drafter][key][TOLERANCES.index(bins)] == pytest.approx(decodings[name][key])
+    assert found["the target's own tokens"]["passes"] == [2.0] * len(TOLERANCES)
+    assert found["random tokens"]["passes"][0] > found["random tokens"]["passes"][-1]
+    assert "the draft policy" not in measure_drafters(replace(pair, draft=None), "ball", 1)
+    with pytest.raises(ConfigError, match="needs drafters"):
+        measure_drafters(replace(pair, drafters=None), "ball", 1)
+
+
 def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out: Path, tmp_path: Path) -> None:
     planned = {chapter.folder for chapter in plan_tokens(seed=1, quick=True)}
     assert planned == {"relocate-tokens", "kitchen-tokens", "metaworld-tokens"}
@@ -219,6 +237,9 @@ def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out:
         for trips, plain in ((1.0, 1.0), (passes, LENGTH))
     )
     assert told[0][-2:] == [f"{once:.2f}", f"{each:.2f} |"], "modelled with a round trip, and with one for each pass"
+    line = next(line for line in page.splitlines() if line.startswith("| the last action |"))
+    passes = gain["drafters"]["the last action"]["passes"]
+    assert [cell.split(" [")[0] for cell in line.split(" | ")[1:]] == [f"{one:.2f}" for one in passes]
     kerv = summary["methods"]["kerv"]
     assert told[1][-2] == f"{kerv['tolerance']:.1f}"
     assert told[1][-1] == " / ".join(f"{error:.2f}" for error in kerv["tail_error"]) + " |"

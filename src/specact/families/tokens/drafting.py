@@ -151,8 +151,9 @@ class TokenDrafter:
             candidates = rows_of(tree, int(self._last_verified.tokens[0]), self._last_verified.length)
         elif self._decoding.proposes in ("last", "filter", "random", "draft", "perfect"):
             candidates = self._candidates(window, rng)
+        combined = use_memory and self._decoding.total is not None
         question = DecodingRequest(
-            candidates, self._decoding.then, use_memory, self._acceptance(use_memory), self._tail()
+            candidates, self._decoding.then, combined, self._acceptance(use_memory), self._tail()
         )
         origin = Origin.RETRIEVED if use_memory else Origin.DRAFTED
         actions = self._actions(candidates, window, rng)

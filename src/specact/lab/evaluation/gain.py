@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from specact.families.tokens.acceptance import relaxed
-from specact.families.tokens.decoding import load_decoding
+from specact.families.tokens.decoding import Decoding, load_decoding
 from specact.families.tokens.drafting import TokenDrafter
+from specact.families.tokens.network import Tokens
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.lab.envs import load_task
@@ -20,10 +22,26 @@ from specact.lab.rollout.rollout import episode_seed
 from specact.lab.statistics import mean_interval
 from specact.observation import ObservationHistory, Window
 from specact.rng import Role, StepAddress, stream
-from specact.verification import LocalTarget, Target
+from specact.verification import LocalTarget
 
 # Episodes that are used for neither training, calibration nor evaluation.
 _FIRST_EPISODE = 30_000_000
+# Greedy decoding draws nothing.
+_ADDRESS = StepAddress(0, 0, 0, 0)
+
+# Bins.
+TOLERANCES = (0, 5, 9, 15, 20)
+# Drafters by themselves; each is measured at every tolerance.
+_DRAFTERS = {
+    "the head": Decoding("", then="head"),
+    "the memory": Decoding("", "retrieval"),
+    "the last action": Decoding("", "last"),
+    "the filter": Decoding("", "filter"),
+    "the bigram table": Decoding("", then="bigram"),
+    "the draft policy": Decoding("", "draft"),
+    "random tokens": Decoding("", "random"),
+    "the target's own tokens": Decoding("", "perfect"),
+}
 
 
 def measure_gain(
@@ -57,50 +75,110 @@ def measure_gain(
         ``proposal``, the same ratio of the proposal alone, which is the time of an inference that is not verified;
         ``inferences``, their number. Every inference is verified here.
     """
-    pair_target: Target[Any] = LocalTarget(pair.target)
     drafters = {name: pair.drafter_of(load_decoding(name)) for name in names}
-    robot = SimulatedRobot(load_task(env, pair.observation))
-    history = ObservationHistory(pair.observation)
-    order, address = stream(seed, Role.GATE), StepAddress(seed, 0, 0, 0)
+    order = stream(seed, Role.GATE)
     rows: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     # Of each episode's inferences: the proposal's time, and the whole.
-    seconds: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in names}
-    for episode in range(_FIRST_EPISODE, _FIRST_EPISODE + episodes):
-        history.reset()
-        robot.start(episode_seed(seed, episode, robot.task))
-        for name, drafter in drafters.items():
-            drafter.reset()
-            seconds[name].append([])
-        while not robot.done:
-            window = history.push(robot.observe())
-            greedy = pair.policy.decode([pair.policy.spec.observation.select(window)], [order])[0]
-            for name in order.permutation(list(names)).tolist():
-                decoded, *spent = _decode(pair, pair_target, drafters[name], window, address, order)
-                seconds[name][-1].append((spent[0], spent[1]))
-                rows[name].append(_row(decoded, greedy[0], _free(pair)))
-            for number, action in enumerate(pair.policy.to_environment(greedy)[0]):
-                if number:
-                    history.push(robot.observe())
-                robot.act(action)
-                for drafter in drafters.values():
-                    drafter.update(action, pair.units.from_environment(action))
-                if robot.done:
-                    break
-        progress(episode + 1 - _FIRST_EPISODE, episodes)
+    seconds: dict[str, list[list[tuple[float, float]]]] = {name: [[] for _ in range(episodes)] for name in names}
+    for episode, window, greedy in _target_path(pair, env, list(drafters.values()), episodes, seed, progress):
+        for name in order.permutation(list(names)).tolist():
+            decoded, *spent = _decode(pair, drafters[name], window, order)
+            seconds[name][episode].append((spent[0], spent[1]))
+            rows[name].append(_row(decoded, greedy, _free(pair)))
     totals = {name: np.array([np.sum(one, axis=0) for one in seconds[name]]) for name in names}
     greedy_s = totals["ar"][:, 1] if "ar" in totals else None
     return {name: _summary(rows[name], seconds[name], totals[name], greedy_s) for name in names}
 
 
+def measure_drafters(
+    pair: TokenPair,
+    env: str,
+    episodes: int,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, dict[str, list[float]]]:
+    """Passes of the target with every drafter by itself at every tolerance, on the target's own rollouts.
+
+    Args:
+        pair: the target and its drafters, with a draft policy or none.
+        env, episodes, seed, progress: as for :func:`measure_gain`.
+
+    Returns:
+        For each drafter a list over :data:`TOLERANCES` of each of: ``passes`` of the target's decoder for a chunk, the
+        mean over episodes, with its interval ``passes_low``, ``passes_high``; ``accepted`` tokens of a chunk, and
+        ``accepted_free`` of those that are not a gripper's.
+
+    Raises:
+        ConfigError: if the pair has no trained drafters.
+    """
+    grids = {
+        name: [pair.drafter_of(replace(decoding, bins=bins)) for bins in TOLERANCES]
+        for name, decoding in _DRAFTERS.items()
+        if decoding.proposes != "draft" or pair.draft is not None
+    }
+    rng = stream(seed, Role.GATE)
+    rows: dict[str, list[list[list[tuple[float, ...]]]]] = {
+        name: [[[] for _ in range(episodes)] for _ in grid] for name, grid in grids.items()
+    }
+    every = [drafter for grid in grids.values() for drafter in grid]
+    for episode, window, greedy in _target_path(pair, env, every, episodes, seed, progress):
+        for name, grid in grids.items():
+            for at, drafter in enumerate(grid):
+                rows[name][at][episode].append(_row(_decode(pair, drafter, window, rng)[0], greedy, _free(pair)))
+    return {name: _by_tolerance(grid) for name, grid in rows.items()}
+
+
+def _by_tolerance(grid: list[list[list[tuple[float, ...]]]]) -> dict[str, list[float]]:
+    """The lists of one drafter, of its rows by tolerance, episode and inference."""
+    means = np.array([[np.mean(episode, axis=0) for episode in episodes] for episodes in grid])
+    passes = [mean_interval(row) for row in means[:, :, _COLUMNS.index("passes")]]
+    found = {"passes": [one.mean for one in passes]}
+    found |= {"passes_low": [one.low for one in passes], "passes_high": [one.high for one in passes]}
+    for name in ("accepted", "accepted_free"):
+        found[name] = means[:, :, _COLUMNS.index(name)].mean(axis=1).tolist()
+    return found
+
+
+def _target_path(
+    pair: TokenPair, env: str, drafters: Sequence[TokenDrafter], episodes: int, seed: int,
+    progress: Callable[[int, int], None],
+) -> Iterator[tuple[int, Window, Tokens]]:  # fmt: skip
+    """Every inference of the target's own rollouts: number of the episode, observation, and greedy decoding's chunk.
+
+    The drafters are told the executed actions.
+    """
+    robot = SimulatedRobot(load_task(env, pair.observation))
+    history, unused = ObservationHistory(pair.observation), np.random.default_rng(0)
+    for number in range(episodes):
+        history.reset()
+        robot.start(episode_seed(seed, _FIRST_EPISODE + number, robot.task))
+        for drafter in drafters:
+            drafter.reset()
+        while not robot.done:
+            window = history.push(robot.observe())
+            greedy = pair.policy.decode([pair.policy.spec.observation.select(window)], [unused])[0]
+            yield number, window, greedy[0]
+            for step, action in enumerate(pair.policy.to_environment(greedy)[0]):
+                if step:
+                    history.push(robot.observe())
+                robot.act(action)
+                for drafter in drafters:
+                    drafter.update(action, pair.units.from_environment(action))
+                if robot.done:
+                    break
+        progress(number + 1, episodes)
+
+
 def _decode(
-    pair: TokenPair, target: Target[Any], drafter: TokenDrafter, window: Window, address: StepAddress,
-    rng: np.random.Generator,
-) -> tuple[Decoded, float, float]:  # fmt: skip
+    pair: TokenPair, drafter: TokenDrafter, window: Window, rng: np.random.Generator
+) -> tuple[Decoded, float, float]:
     """The chunk, and the seconds that the proposal and the whole inference took."""
+    verifier = pair.verifier(LocalTarget(pair.target))
     started = time.perf_counter()
     proposal = drafter.propose(window, rng)
     proposed = time.perf_counter()
-    outcome: Any = pair.verifier(target).submit(proposal, address).result()
+    outcome: Any = verifier.submit(proposal, _ADDRESS).result()
     decoded: Decoded = outcome.evidence
     drafter.verified(decoded)
     return decoded, proposed - started, time.perf_counter() - started

@@ -12,7 +12,7 @@ from specact.families.load import load_pair
 from specact.families.tokens.pair import TokenPair
 from specact.files import write_json
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.gain import measure_gain
+from specact.lab.evaluation.gain import TOLERANCES, measure_drafters, measure_gain
 
 _SYSTEMS = (
     "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
@@ -77,24 +77,27 @@ def plan_tokens(*, seed: int, quick: bool) -> list[TokenStudy]:
 
 
 def write_gain(study: TokenStudy, out: Path, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
-    """Compares the decodings open loop and writes the result to ``out``.
+    """Compares decodings and drafters on the target's own rollouts, and writes the result to ``out``.
 
     Raises:
-        ConfigError: if the policy is no token policy.
+        ConfigError: if the policy is no token policy, or has no drafters.
     """
     evaluation = study.evaluation
     pair = load_pair(evaluation.bundle, draft=evaluation.draft)
     if not isinstance(pair, TokenPair):
         raise ConfigError(f"{evaluation.bundle} is no token policy")
-    decodings = measure_gain(
-        pair, evaluation.env or pair.env, study.gain, study.on_path, seed=evaluation.seed,
-        progress=lambda done, total: progress(f"gain on {study.folder}", done, total),
-    )  # fmt: skip
+    env, seed, episodes = evaluation.env or pair.env, evaluation.seed, study.on_path
+
+    def told(what: str) -> Callable[[int, int], None]:
+        return lambda done, total: progress(f"{what} on {study.folder}", done, total)
+
     spec = pair.policy.spec
     summary = {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": study.on_path, "seed": evaluation.seed,
+        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": seed,
         "tokens": spec.chunk * spec.actions, "strict": list(pair.drafters.settings.strict) if pair.drafters else [],
-        "decodings": decodings,
+        "decodings": measure_gain(pair, env, study.gain, episodes, seed=seed, progress=told("gain")),
+        "tolerances": list(TOLERANCES),
+        "drafters": measure_drafters(pair, env, episodes, seed=seed, progress=told("passes")),
     }  # fmt: skip
     write_json(out, summary)
     return summary

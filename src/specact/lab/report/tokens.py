@@ -53,6 +53,22 @@ def gain_table(gain: Mapping[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def drafters_table(gain: Mapping[str, Any]) -> str:
+    """Passes for a chunk with every drafter by itself at every tolerance, as Markdown."""
+    tolerances = ["exact", *(f"{bins} bins" for bins in gain["tolerances"][1:])]
+    rows = [f"| drafter | {' | '.join(tolerances)} |", "|---" * (len(tolerances) + 1) + "|"]
+    for name, found in gain["drafters"].items():
+        cells = zip(
+            *(found[key] for key in ("passes", "passes_low", "passes_high", "accepted", "accepted_free")), strict=True
+        )
+        told = [
+            f"{passes:.2f} [{low:.2f}, {high:.2f}]; {accepted:.1f}" + f", {free:.1f}" * bool(gain["strict"])
+            for passes, low, high, accepted, free in cells
+        ]
+        rows.append(f"| {name} | {' | '.join(told)} |")
+    return "\n".join(rows)
+
+
 def _over_link(row: Mapping[str, float], greedy: Mapping[str, float], *, each_pass: bool) -> float:
     """Time of a decoding over that of greedy decoding, both with round trips."""
     times = [
@@ -103,6 +119,9 @@ def report_markdown(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iter
     yield f"### {summary['bundle']}: {gain['tokens']} tokens for a chunk\n"
     yield f"On the target's own path, {inferences} inferences in {gain['episodes']} episodes (seed {gain['seed']}):\n"
     yield gain_table(gain) + "\n"
+    without = " and accepted tokens other than the gripper's" if gain["strict"] else ""
+    yield f"There, every drafter by itself at every tolerance: passes for a chunk; accepted tokens{without}:\n"
+    yield drafters_table(gain) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
     yield closed_loop_table(summary) + "\n"
     yield contrast_table(summary, ("success", "score") if _has_score(summary) else ("success",)) + "\n"
