@@ -153,7 +153,7 @@ def run(
     parameters, weights = list(stage.module.parameters()), stage.module.state_dict()
     started = time.perf_counter()
     for step in range(first, stage.steps):
-        torch.manual_seed(int(stream(stage.seed, Role.DATA, episode=1, step=step).integers(2**62)))
+        _seed(device, int(stream(stage.seed, Role.DATA, episode=1, step=step).integers(2**62)))
         for group in stage.optimizer.param_groups:
             group["lr"] = stage.learning_rate(step)
         stage.module.train()
@@ -182,6 +182,16 @@ def run(
     checkpoint.write(result, averaged, {})
     running.unlink(missing_ok=True)
     return {name: value.cpu() for name, value in averaged.items()}
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seeds the generators that a step draws from.
+
+    ``torch.manual_seed`` also seeds those of all other kinds of devices, which takes a tenth of a small network's step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 @contextmanager
