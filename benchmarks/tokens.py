@@ -10,6 +10,8 @@ target_on_device ... --out OTHERS/relocate-regression): ... STUDY --others OTHER
 Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was. Methods of the
 same policy on the same episodes may come from several runs (specact eval --bundle NAME --methods ... --episodes 200
 --seed 1 --shard 10 --out OTHER/NAME): ... STUDY OTHER. Contrasts and their correction are over all of them.
+With gates before a decoding (specact eval --bundle metaworld-tokens --draft metaworld-draft --decoding specvla --methods
+draft,hybrid,random,adahi,random_learned,learned ... --out GATED/metaworld-tokens): ... STUDY --gated GATED.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from specact.families.tokens.decoding import DECODINGS
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
 from specact.lab.report.drawing import style
+from specact.lab.report.tables import contrast_table, success_text
 from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
@@ -61,6 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("studies", type=Path, nargs="+")
     parser.add_argument("--others", type=Path)
+    parser.add_argument("--gated", type=Path)
     given = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for folder in (folder for study in given.studies for folder in sorted(study.iterdir()) if folder.is_dir()):
@@ -71,10 +75,13 @@ def main() -> None:
             found["summary"] = merge(found.get("summary", {}), summary_of(folder))
         if given.others is not None and can_compare(folder, given.others):
             found["others"] = compare_others(folder, given.others)
+        if given.gated is not None and (given.gated / folder.name / "summary.json").exists():
+            found["gated"] = summary_of(given.gated / folder.name)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     fill(PAGE, "decodings", methods_table())
     for name, found in kept.items():
         fill(PAGE, f"others {name}", others_table(found["others"]) if "others" in found else "Not run yet.")
+        fill(PAGE, f"gated {name}", gated_table(found["gated"]) if "gated" in found else "Not run yet.")
         fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["gain"])))
         with style():
             draw_tokens(found["summary"]).savefig(PAGE.parent / f"tokens-{found['summary']['env']}.png", dpi=110)
@@ -171,6 +178,20 @@ def inference(bundle: str, steps: int = 10) -> Callable[[], Any]:
     policy = load_policy(bundle, steps=steps).policy
     rng, window = np.random.default_rng(0), policy.spec.observation.zeros()
     return lambda: policy.infer(window, rng)
+
+
+def gated_table(summary: dict[str, Any]) -> str:
+    """Success and transmission rate of every gate before one decoding."""
+    tables = {
+        method: {point: np.array(values) for point, values in found.items()}
+        for method, found in summary["outcomes"].items()
+    }
+    lines = ["| method | success | verified | passes per inference |", "|---|---|---|---|"]
+    for name, metrics in summary["methods"].items():
+        sent = metrics["transmission_rate"]
+        lines.append(f"| `{name}` | {success_text(metrics)} | {sent:.2f} | {metrics['passes']:.2f} |")
+    compared = contrast_table({"contrasts": contrasts(tables)}, ("success",))
+    return "\n".join(lines) + f"\n\n{compared}"
 
 
 def others_table(found: dict[str, Any]) -> str:

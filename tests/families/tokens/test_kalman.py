@@ -168,11 +168,17 @@ def test_a_fit_reads_every_episode_by_itself() -> None:
     ("motion", "q", "r", "copied"),
     [("jump", (1.0,), (1.0,), ()), ("walk", (-1.0,), (1.0,), ()), ("walk", (1.0,), (0.0,), ()),
      ("walk", (np.inf,), (1.0,), ()), ("walk", (1.0,), (1.0, 1.0), ()), ("walk", (), (), ()),
-     ("walk", (1.0,), (1.0,), (1,))],
+     ("walk", (1.0,), (1.0,), (1,)), ("velocity", (1e308,), (1.0,), ()), ("walk", (1.0,), (1e-300,), ())],
 )  # fmt: skip
 def test_settings_that_are_none_are_refused(motion: str, q: tuple, r: tuple, copied: tuple) -> None:  # type: ignore[type-arg]
     with pytest.raises(ConfigError):
         Kalman(motion, q, r, copied)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("q", "r"), [(0.0, 1e-12), (0.0, 1e12), (1e12, 1e-12), (1e12, 1e12)])
+def test_the_extremes_of_the_settings_give_finite_actions(q: float, r: float) -> None:
+    history = np.array([[-1.0], [np.nan], [1.0]] * 4)
+    assert np.isfinite(Kalman("velocity", (q,), (r,)).predict(history, 50)).all()
 
 
 def test_histories_that_say_nothing_are_refused() -> None:

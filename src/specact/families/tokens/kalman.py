@@ -7,7 +7,6 @@ velocity, fitted by maximum likelihood; random walk and persistence are availabl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
@@ -28,8 +27,9 @@ _MOTIONS: dict[Motion, tuple[_Floats, _Floats]] = {
 }
 # Variance of an uninformative prior, in units of the measurement noise.
 _PRIOR_VARIANCE = 1e9
-# Initial grid of ratios q / r of a fit, and the minimum of r, for constant actions.
-_RATIOS, _MIN_VARIANCE = np.geomspace(1e-6, 1e6, 49), 1e-12
+# Initial grid of ratios q / r of a fit; the minimum of r, for constant actions; and the maximum of both, with which
+# covariances stay finite.
+_RATIOS, _MIN_VARIANCE, _MAX_VARIANCE = np.geomspace(1e-6, 1e6, 49), 1e-12, 1e12
 
 
 class Extrapolation(Protocol):
@@ -68,7 +68,8 @@ class Kalman:
 
     Args:
         motion: which of the two.
-        q, r: variances of every dimension, in squared normalised actions and control steps; q at least 0, r above 0.
+        q, r: variances of every dimension, in squared normalised actions and control steps; q 0 to 1e12, r 1e-12 to
+            1e12.
         copied: dimensions whose last value is repeated instead, such as a binary gripper.
 
     Raises:
@@ -81,11 +82,11 @@ class Kalman:
     copied: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        fine = len(self.q) == len(self.r) > 0 and all(0.0 <= q < math.inf for q in self.q)
-        if self.motion not in _MOTIONS or not fine or not all(0.0 < r < math.inf for r in self.r):
+        fine = len(self.q) == len(self.r) > 0 and all(0.0 <= q <= _MAX_VARIANCE for q in self.q)
+        if self.motion not in _MOTIONS or not fine or not all(_MIN_VARIANCE <= r <= _MAX_VARIANCE for r in self.r):
             raise ConfigError(
-                "a filter needs the motion velocity or walk, and of each dimension a q of at least 0 and an r above 0, "
-                f"got {self.motion!r}, q = {self.q} and r = {self.r}"
+                "a filter needs the motion velocity or walk, and of each dimension a q from 0 to 1e12 and an r from "
+                f"1e-12 to 1e12, got {self.motion!r}, q = {self.q} and r = {self.r}"
             )
         if not set(self.copied) <= set(range(len(self.q))):
             raise ConfigError(f"copied dimensions must lie between 0 and {len(self.q) - 1}, got {self.copied}")
