@@ -10,8 +10,8 @@ target_on_device ... --out OTHERS/relocate-regression): ... STUDY --others OTHER
 Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was. Methods of the
 same policy on the same episodes may come from several runs (specact eval --bundle NAME --methods ... --episodes 200
 --seed 1 --shard 10 --out OTHER/NAME): ... STUDY OTHER. Contrasts and their correction are over all of them.
-With gates before a decoding (specact eval --bundle metaworld-tokens --draft metaworld-draft --decoding specvla --methods
-draft,hybrid,random,adahi,random_learned,learned ... --out GATED/metaworld-tokens): ... STUDY --gated GATED.
+With gates before a decoding (specact eval --bundle metaworld-tokens --draft metaworld-draft --decoding specvla
+--methods draft,hybrid,random,adahi,random_learned,learned ... --out GATED/metaworld-tokens): ... STUDY --gated GATED.
 """
 
 from __future__ import annotations
