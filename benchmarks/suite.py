@@ -1,14 +1,16 @@
 """What it costs to look through cameras, how often metaworld's experts succeed, and how often the policies do.
 
-Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies|gates|seeds|curve --pairs PAIR ...]
+Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts]
+     MUJOCO_GL=egl python benchmarks/suite.py policies|gates|seeds|curve|replanning --pairs PAIR ...
 
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
 records 50 episodes of each task without frames. ``policies`` evaluates pairs on 20 episodes of each task, the same for
 all of them, and again on 5 of each with every camera blank; ``gates`` compares every gate of pairs whose bundles have
 a learned gate's head (``specact calibrate --gate learned``); ``seeds`` puts together such evaluations of one recipe's
 pairs, trained with several seeds; ``curve`` evaluates the bundles that one training of a flow policy made on its way
-(``snapshots``), and the last one. The runs lie in runs/metaworld, and resume. The summary is kept in
-benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
+(``snapshots``), and the last one; ``replanning`` evaluates policies with fewer actions of a chunk executed. The runs
+lie in runs/metaworld, and resume. The summary is kept in benchmarks/results/metaworld.json, and the tables of
+docs/metaworld.md are written from it.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ NOISE = (0.0, 0.4)
 RUNS = ROOT / "runs" / "metaworld"
 # Episodes of the evaluation: none of the demonstrations and calibrations begins like one of them.
 SEED, EACH, BLANKED, RATE = 1, 20, 5, 0.4
+# Actions executed of a chunk, and the seed of the episodes that one of them is selected on.
+EXECUTED, CHOSEN_SEED = (4, 2, 1), 2
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")
 TARGET = "target_on_device"
@@ -79,7 +83,7 @@ def main() -> None:
     parts = {
         "rendering": (rendering, rendering_table), "experts": (experts, experts_table),
         "policies": (policies, policies_table), "gates": (gates, gates_table), "seeds": (seeds, seeds_table),
-        "curve": (curve, curve_table),
+        "curve": (curve, curve_table), "replanning": (replanning, replanning_table),
     }  # fmt: skip
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=list(parts))
@@ -90,7 +94,7 @@ def main() -> None:
         measure, table = parts[name]
         if name == "policies":
             kept[name] = kept.get(name, {}) | policies(asked.pairs)
-        elif name in ("gates", "seeds", "curve"):
+        elif name in ("gates", "seeds", "curve", "replanning"):
             kept[name] = measure(asked.pairs)
         else:
             kept[name] = measure()
@@ -174,9 +178,11 @@ def policies(pairs: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
-def evaluated(pair: str, out: Path, methods: Sequence[str], each: int, *options: str) -> dict[str, Any]:
+def evaluated(
+    pair: str, out: Path, methods: Sequence[str], each: int, *options: str, seed: int = SEED
+) -> dict[str, Any]:
     words = [
-        "--bundle", pair, "--methods", ",".join(methods), "--episodes", str(each * 10), "--seed", str(SEED), "--rate",
+        "--bundle", pair, "--methods", ",".join(methods), "--episodes", str(each * 10), "--seed", str(seed), "--rate",
         str(RATE), "--out", str(out), "--json", *options,
     ]  # fmt: skip
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -287,10 +293,7 @@ def curve(bundles: Sequence[str] = ()) -> list[dict[str, Any]]:
     for bundle in bundles:
         flow, (name, _, step) = load_flow(bundle), Path(bundle).name.rpartition("-")
         recipe, run = flow.manifest["recipe"], RUNS / f"{Path(bundle).name}-curve"
-        pair = RUNS / "pairs" / Path(bundle).name
-        if not pair.exists():
-            make_pair(pair, bundle, bundle, PairSettings(execute=flow.spec.chunk // 2))
-        evaluated(str(pair), run, (TARGET,), EACH)
+        evaluated(alone(bundle, flow.spec.chunk // 2), run, (TARGET,), EACH)
         won.append(successes(run, TARGET))
         method = json.loads((run / "summary.json").read_text())["methods"][TARGET]
         steps = int(step) if name == recipe["bundle"] else recipe["steps"]
@@ -323,6 +326,74 @@ def curve_table(found: list[dict[str, Any]]) -> str:
             f"{more} | {weak} |"
         )
     return "\n".join(lines)
+
+
+def replanning(bundles: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Of every policy, how often it succeeds with fewer actions of a chunk executed.
+
+    The number is selected on other episodes than those that it is judged on.
+    """
+    found = []
+    for bundle in bundles:
+        name = Path(bundle).name
+        tried = {
+            number: evaluated(
+                alone(bundle, number), RUNS / f"{name}-execute-{number}-chosen", (TARGET,), EACH // 2, seed=CHOSEN_SEED
+            )["methods"][TARGET]["success"]
+            for number in EXECUTED
+        }
+        best = max(EXECUTED, key=lambda number: tried[number]["rate"])
+        runs = {number: RUNS / f"{name}-execute-{number}" for number in {EXECUTED[0], best}}
+        judged = {
+            number: evaluated(alone(bundle, number), run, (TARGET,), EACH)["methods"][TARGET]
+            for number, run in runs.items()
+        }
+        won = {number: successes(run, TARGET) for number, run in runs.items()}
+        found.append(
+            {
+                "policy": name,
+                "tried": {str(number): success for number, success in tried.items()},
+                "best": best,
+                "judged": {
+                    str(number): {
+                        "success": method["success"],
+                        "ms": method["latency"]["per_action_ms"],
+                        "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
+                    }
+                    for number, method in judged.items()
+                },
+                "gained": asdict(contrast(won[best], won[EXECUTED[0]])),
+            }
+        )
+    return found
+
+
+def replanning_table(found: list[dict[str, Any]]) -> str:
+    """Success by the number of executed actions: on the episodes of the choice, and on the others."""
+    first, ps = EXECUTED[0], holm([row["gained"]["p"] for row in found])
+    lines = [
+        f"| policy | {' | '.join(f'{number} executed, for the choice' for number in EXECUTED)} | {first} executed | "
+        "the best choice | more | p (Holm) | tasks below .8 |",
+        "|---" * (len(EXECUTED) + 6) + "|",
+    ]
+    for row, p in zip(found, ps, strict=True):
+        best, gained = row["judged"][str(row["best"])], row["gained"]["difference"]
+        weak = ", ".join(f"{task} {rate:.2f}" for task, rate in best["tasks"].items() if rate < 0.8)
+        tried = " | ".join(f"{row['tried'][str(number)]['rate']:.2f}" for number in EXECUTED)
+        lines.append(
+            f"| `{row['policy']}` | {tried} | {interval(row['judged'][str(first)]['success'])} | {row['best']}: "
+            f"{interval(best['success'])} | {gained['mean']:+.3f} [{gained['low']:+.3f}, {gained['high']:+.3f}] | "
+            f"{p:.2g} | {weak} |"
+        )
+    return "\n".join(lines)
+
+
+def alone(bundle: str, execute: int) -> str:
+    """A pair of a policy with itself that executes so many actions of a chunk."""
+    pair = RUNS / "pairs" / f"{Path(bundle).name}-{execute}"
+    if not pair.exists():
+        make_pair(pair, bundle, bundle, PairSettings(execute=execute))
+    return str(pair)
 
 
 def successes(run: Path, method: str) -> np.ndarray:
