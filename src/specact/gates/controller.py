@@ -21,8 +21,6 @@ from specact.errors import ConfigError
 from specact.gates.gate import Gate
 from specact.types import Proposal, StepRecord
 
-_FORCED_REASONS = ("first", "max_skips")
-
 
 class Budget(Protocol):
     """A mean budget per inference.
@@ -183,7 +181,7 @@ class Controller(Gate):
         self._inner.learn(record)
         decision = record.decision
         # The score of a forced step had no effect, and that of an episode's first step is undefined.
-        if decision.reason not in _FORCED_REASONS and not math.isnan(decision.score):
+        if not decision.forced and not math.isnan(decision.score):
             self._add_score(decision.score)
         limit = self.horizon + 1.0
         self._debt = min(limit, max(-limit, self._debt + self._budget.overspent(record)))

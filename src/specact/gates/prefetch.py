@@ -49,7 +49,7 @@ class PrefetchPredictor:
 
     def learn(self, decision: Decision) -> None:
         """Updates the rate of the last score's bin with the gate's decision."""
-        if self._last is not None and decision.reason not in ("first", "max_skips"):
+        if self._last is not None and not decision.forced:
             self._rates[self._last] += _LEARNING_RATE * (decision.transmit - self._rates[self._last])
         self._last = _bin_of(decision)
 

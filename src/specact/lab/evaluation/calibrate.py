@@ -20,7 +20,7 @@ from specact.lab.envs import env_of
 from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
-from specact.lab.rollout.steps import REASONS
+from specact.lab.rollout.steps import free_steps
 from specact.pair import Named
 from specact.ranges import COUNT, SEED, check_ranges
 
@@ -217,9 +217,3 @@ def _wanted_of_free(table: dict[str, np.ndarray], rate: float) -> float:
     """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
     free = free_steps(table)
     return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
-
-
-def free_steps(table: dict[str, np.ndarray]) -> np.ndarray:
-    """Steps whose score decided; the first step's score knows nothing."""
-    forced = [REASONS.index("first"), REASONS.index("max_skips")]
-    return ~np.isin(table["reason"], forced)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.steps import REASONS, STAGES
+from specact.lab.rollout.steps import STAGES, free_steps
 from specact.lab.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
 
 Table = dict[str, NDArray[Any]]
@@ -185,7 +185,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
         # The oracle has the forced steps as well.
-        free = np.sort(oracle["rejection"][oracle["reason"] <= REASONS.index("tie")])
+        free = np.sort(oracle["rejection"][free_steps(oracle)])
         skipped = min(round(len(oracle["rejection"]) * (1.0 - rate)), len(free))
         best = float(free[:skipped].sum() / len(oracle["rejection"]))
         if chance - best >= LEAST_GAIN:

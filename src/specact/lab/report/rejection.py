@@ -17,9 +17,8 @@ from specact.lab.evaluation.rejection import Fit, RejectionModel, fit_rejection
 from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
 from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.methods import METHODS
-from specact.lab.rollout.steps import REASONS
+from specact.lab.rollout.steps import free_steps
 
-_FREE = (REASONS.index("score"), REASONS.index("tie"))
 _LEAST = 40  # steps, to fill 20 bins
 _WIDE = 20.0  # ratio of the largest score to the median above which the axis is logarithmic
 
@@ -88,7 +87,7 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
 
 def _free(steps: Table) -> Table:
     """The steps that the score decided, without forced ones."""
-    free = np.isin(steps["reason"], _FREE)
+    free = free_steps(steps)
     return {name: steps[name][free] for name in ("score", "rejection", "rejection_0")}
 
 

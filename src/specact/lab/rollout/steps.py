@@ -19,8 +19,7 @@ from specact.types import Chunk, Proposal, StepRecord
 
 STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips", "audit")
-
-
+_FREE = (REASONS.index("score"), REASONS.index("tie"))
 # Prefix of the columns with a learner's observations.
 OBSERVATION = "observation."
 
@@ -157,6 +156,11 @@ def code_lessons(
         "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
         "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),
     }
+
+
+def free_steps(table: Table) -> NDArray[np.bool_]:
+    """Which rows of a table of steps a score decided: those neither forced nor an audit."""
+    return np.isin(table["reason"], _FREE)
 
 
 def observation_columns(learner: ObservationSpec | NetworkInputs | None, windows: Sequence[Window]) -> Table:
