@@ -204,15 +204,20 @@ def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) ->
 def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
     assert isinstance(pair, TokenPair)
-    found = measure_drafters(pair, "ball", 1)
-    decodings = measure_gain(pair, "ball", ("strict", "specvla_20", "last", "filter", "strict_bigram", "draft_9"), 1)
+    found = measure_drafters(pair, "ball", 2)
+    decodings = measure_gain(pair, "ball", ("strict", "specvla_20", "last", "filter", "strict_bigram", "draft_9"), 2)
     for name, drafter, bins in (
         ("strict", "the head", 0), ("specvla_20", "the head", 20), ("last", "the last action", 9),
         ("filter", "the filter", 9), ("strict_bigram", "the bigram table", 0), ("draft_9", "the draft policy", 9),
     ):  # fmt: skip
         for key in ("passes", "accepted", "accepted_free"):
             assert found[drafter][key][TOLERANCES.index(bins)] == pytest.approx(decodings[name][key])
-    assert found["the target's own tokens"]["passes"] == [2.0] * len(TOLERANCES)
+    assert found["the target's own tokens"]["passes"] == pytest.approx([2.0] * len(TOLERANCES))
+    last = found["the last action"]
+    assert all(
+        low <= mean <= high
+        for low, mean, high in zip(*(last[f"passes{end}"] for end in ("_low", "", "_high")), strict=True)
+    )
     assert found["random tokens"]["passes"][0] > found["random tokens"]["passes"][-1]
     assert "the draft policy" not in measure_drafters(replace(pair, draft=None), "ball", 1)
     with pytest.raises(ConfigError, match="needs drafters"):

@@ -105,9 +105,9 @@ def measure_drafters(
         env, episodes, seed, progress: as for :func:`measure_gain`.
 
     Returns:
-        For each drafter a list over :data:`TOLERANCES` of each of: ``passes`` of the target's decoder for a chunk, the
-        mean over episodes, with its interval ``passes_low``, ``passes_high``; ``accepted`` tokens of a chunk, and
-        ``accepted_free`` of those that are not a gripper's.
+        For each drafter a list over :data:`TOLERANCES` of each of these means over all inferences: ``passes`` of the
+        target's decoder for a chunk, with the interval over episodes ``passes_low``, ``passes_high``; ``accepted``
+        tokens of a chunk, and ``accepted_free`` of those that are not a gripper's.
 
     Raises:
         ConfigError: if the pair has no trained drafters.
@@ -131,13 +131,17 @@ def measure_drafters(
 
 def _by_tolerance(grid: list[list[list[tuple[float, ...]]]]) -> dict[str, list[float]]:
     """The lists of one drafter, of its rows by tolerance, episode and inference."""
-    means = np.array([[np.mean(episode, axis=0) for episode in episodes] for episodes in grid])
-    passes = [mean_interval(row) for row in means[:, :, _COLUMNS.index("passes")]]
+    counts = np.array([len(episode) for episode in grid[0]])
+    sums = np.array([[np.sum(episode, axis=0) for episode in episodes] for episodes in grid])
+    means, at = sums.sum(axis=1) / counts.sum(), _COLUMNS.index("passes")
+    # A ratio of sums, linearised: its value, and an interval over episodes of different lengths.
+    passes = [
+        mean_interval(mean + (total - mean * counts) / counts.mean())
+        for mean, total in zip(means[:, at], sums[:, :, at], strict=True)
+    ]
     found = {"passes": [one.mean for one in passes]}
     found |= {"passes_low": [one.low for one in passes], "passes_high": [one.high for one in passes]}
-    for name in ("accepted", "accepted_free"):
-        found[name] = means[:, :, _COLUMNS.index(name)].mean(axis=1).tolist()
-    return found
+    return found | {name: means[:, _COLUMNS.index(name)].tolist() for name in ("accepted", "accepted_free")}
 
 
 def _target_path(
