@@ -196,14 +196,16 @@ def label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None
     """Labels points; overlapping labels move down, with a line to their point.
 
     Args:
-        axes: its vertical axis reaches from 0 to about 1.
+        axes: with the limits of the vertical axis set.
         points: x, y and the name.
     """
     width, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
+    bottom, top = axes.get_ylim()
+    line_height = _LINE * (top - bottom)
     for x, y, name in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
         label_y = y
-        while any(abs(x - other) < width and abs(label_y - level) < _LINE for other, level in placed):
-            label_y -= _LINE / 4
+        while any(abs(x - other) < width and abs(label_y - level) < line_height for other, level in placed):
+            label_y -= line_height / 4
         placed.append((x, label_y))
         line = {"arrowstyle": "-", "color": RULE.light, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(

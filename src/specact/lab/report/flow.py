@@ -120,8 +120,8 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
                 elinewidth=0.7, label=label,
             )  # fmt: skip
         labelled += zip(cost, [point["rate"] for point in points], present, strict=True)
-    label_points(axes, labelled)
     axes.set(xlabel="ms per executed action (one core, one machine)", ylabel="success", ylim=(-0.02, 1.04))
+    label_points(axes, labelled)
     axes.margins(x=0.12)
     axes.set_xlim(left=0.0)
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)

@@ -146,8 +146,11 @@ def draw_tokens(summary: Mapping[str, Any]) -> Figure:
                 passes, rates, error_bars, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=label
             )
         labelled += zip(passes, rates, present, strict=True)
+    lowest = min(method["success"]["low"] for method in summary["methods"].values())
+    axes.set(xlabel="passes of the target's decoder per inference", ylabel="success")
+    # Labels need the space where all methods succeed often.
+    axes.set_ylim(bottom=max(-0.02, lowest - 0.1), top=1.04)
     label_points(axes, labelled)
-    axes.set(xlabel="passes of the target's decoder per inference", ylabel="success", ylim=(-0.02, 1.04))
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
     axes.legend(fontsize=8, loc="lower right")
     return figure
