@@ -54,14 +54,17 @@ WHAT = Evaluation(
 def cluster() -> Iterator[Cluster]:
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
-    made.add_node(**NODE)
-    made.wait_for_nodes()
-    # Once for all pools of this process, so that workers are kept.
-    assert join(f"ray:{made.address}")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # On a busy machine Ray Serve's proxy takes longer to start than its default of 5 s, and is killed.
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(PATIENCE_S / 5.0))
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
+        made.add_node(**NODE)
+        made.wait_for_nodes()
+        # Once for all pools of this process, so that workers are kept.
+        assert join(f"ray:{made.address}")
+        yield made
+        ray.shutdown()
+        made.shutdown()
 
 
 @pytest.fixture
