@@ -245,6 +245,8 @@ def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out:
     line = next(line for line in page.splitlines() if line.startswith("| the last action |"))
     passes = gain["drafters"]["the last action"]["passes"]
     assert [cell.split(" [")[0] for cell in line.split(" | ")[1:]] == [f"{one:.2f}" for one in passes]
+    with pytest.raises(DataError, match="of an earlier version, without drafters; remove it and run again"):
+        list(report_markdown(summary, {name: part for name, part in gain.items() if name != "drafters"}))
     kerv = summary["methods"]["kerv"]
     assert told[1][-2] == f"{kerv['tolerance']:.1f}"
     assert told[1][-1] == " / ".join(f"{error:.2f}" for error in kerv["tail_error"]) + " |"

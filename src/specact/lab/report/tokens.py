@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from specact.errors import DataError
 from specact.families.tokens.decoding import DECODINGS
 from specact.lab.report.drawing import INK, label_points
 from specact.lab.report.tables import contrast_table, relative_text, success_text
@@ -54,7 +55,15 @@ def gain_table(gain: Mapping[str, Any]) -> str:
 
 
 def drafters_table(gain: Mapping[str, Any]) -> str:
-    """Passes for a chunk with every drafter by itself at every tolerance, as Markdown."""
+    """Passes for a chunk with every drafter by itself at every tolerance, as Markdown.
+
+    Raises:
+        DataError: if they were not measured, as by earlier versions.
+    """
+    if "drafters" not in gain:
+        raise DataError(
+            f"the gain.json of {gain['bundle']} is of an earlier version, without drafters; remove it and run again"
+        )
     tolerances = ["exact", *(f"{bins} bins" for bins in gain["tolerances"][1:])]
     rows = [f"| drafter | {' | '.join(tolerances)} |", "|---" * (len(tolerances) + 1) + "|"]
     for name, found in gain["drafters"].items():
