@@ -29,6 +29,7 @@ import numpy as np
 from pages import fill
 
 from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.load import load_pair
 from specact.files import file_stem, write_json
 from specact.lab.processes import linked, serving
 from specact.lab.statistics import contrast, holm, wilson
@@ -106,9 +107,12 @@ def run_all(arguments: argparse.Namespace) -> None:
     methods = [method for method in METHODS if "FEWER" not in method.options or arguments.fewer]
     with ExitStack() as stack:
         stands = {"PAIR": arguments.pair, "TARGET": arguments.target}
-        stands["ALONE"] = alone(arguments.out / "alone", arguments.target, PairSettings(draft_steps=10))
+        # As many actions of a chunk as in the pair: executing more of them is a different policy.
+        execute = load_pair(arguments.pair).execute
+        settings = PairSettings(execute=execute, draft_steps=10)
+        stands["ALONE"] = alone(arguments.out / "alone", arguments.target, settings)
         if arguments.fewer:
-            fewer = PairSettings(draft_steps=arguments.fewer)
+            fewer = PairSettings(execute=execute, draft_steps=arguments.fewer)
             stands["FEWER"] = alone(arguments.out / "fewer", arguments.target, fewer)
         servers = {
             source: stack.enter_context(serving(source)) for source in dict.fromkeys([arguments.pair, arguments.target])
