@@ -5,11 +5,12 @@ A simulated robot whose world does not wait (``specact run --live``), a device t
 world, the server or the link counts against the device.
 
 Run: python benchmarks/device.py --pair PAIR --target BUNDLE --out DIR [--shares 1,.5,...] [--links NAME,...]
-     python benchmarks/device.py --target BUNDLE --out DIR --table
+     python benchmarks/device.py --target BUNDLE [--out DIR] --table
 
-Every cell of the table is a run of its own, kept in DIR as it ends; run again after a stop, what is there is not run
-again. Run it on a machine with nothing else to do. With ``--links ""`` only what needs no server is run. ``--table``
-keeps the cells in benchmarks/results/device.json, by target, and writes the target's table of docs/metaworld.md.
+Every cell of the table is a run of its own, kept in DIR as it ends; run again after a stop with the same settings, what
+is there is not run again. Run it on a machine with nothing else to do. With ``--links ""`` only what needs no server is
+run. ``--table`` keeps the cells in benchmarks/results/device.json, by target, and writes the target's table of
+docs/metaworld.md; without ``--out`` it writes the table of the kept cells again.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ from specact.lab.statistics import contrast, holm, wilson
 COMMAND = [sys.executable, "-c", "from specact.cli.main import main; main()"]
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "results" / "device.json"
-# A pair's deadline, and the deadline of late verdicts [ms].
-WAITED_MS, LATE_MS = 50.0, 1000.0
+# In a folder of cells.
+SETTINGS = "settings.json"
+# Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
+# asynchronous remote target [ms]. Late verdicts have that of specact run, the latter of the former two.
+PERIOD_MS, CHUNK_MS, REMOTE_MS = 50.0, 200.0, 1000.0
 
 
 @dataclass(frozen=True)
@@ -68,16 +72,18 @@ METHODS = (
     Method("target, asynchronous", False, ("--policy", "TARGET", *ASYNCHRONOUS)),
     Method("target, fewer steps", False, ("--bundle", "FEWER", *WAITING)),
     Method("draft", False, ("--bundle", "PAIR", "--gate", "never")),
-    Method("ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--deadline-ms", str(WAITED_MS))),
-    Method("hybrid", True, ("--bundle", "PAIR", "--gate", "always", "--deadline-ms", str(WAITED_MS))),
+    Method("ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--deadline-ms", str(PERIOD_MS))),
+    Method("hybrid", True, ("--bundle", "PAIR", "--gate", "always", "--deadline-ms", str(PERIOD_MS))),
+    Method("ADAHI, 200 ms", True, ("--bundle", "PAIR", "--gate", "deviation", "--deadline-ms", str(CHUNK_MS))),
+    Method("hybrid, 200 ms", True, ("--bundle", "PAIR", "--gate", "always", "--deadline-ms", str(CHUNK_MS))),
     Method("late ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--execution", "late")),
-    Method("remote target, asynchronous", True, ("--policy", "SERVER", *ASYNCHRONOUS, "--deadline-ms", str(LATE_MS))),
+    Method("remote target, asynchronous", True, ("--policy", "SERVER", *ASYNCHRONOUS, "--deadline-ms", str(REMOTE_MS))),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--pair", help="a pair of chunk policies, calibrated; the server serves its target")
     parser.add_argument("--target", required=True, help="the same target alone, as specact run --policy takes it")
     parser.add_argument("--shares", default="1,0.5,0.25,0.1,0.05")
@@ -90,29 +96,34 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="keep and show what is there, and run nothing")
     arguments = parser.parse_args()
+    results, name = json.loads(KEPT.read_text()), Path(arguments.target).name
     if not arguments.table:
+        if arguments.pair is None or arguments.out is None:
+            parser.error("a run needs --pair and --out")
         run_all(arguments)
-    cells = list(kept(arguments.out))
-    print(table(cells))
-    if arguments.table:
-        name = Path(arguments.target).name
-        results = json.loads(KEPT.read_text())
+    elif arguments.out is not None:
+        cells = list(kept(arguments.out))
         results[name] = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
-        KEPT.write_text(json.dumps(results, indent=1) + "\n")
-        fill(ROOT / "docs" / "metaworld.md", f"device {name}", table(cells))
+        write_json(KEPT, results)
+    if not arguments.table:
+        print(table([summary(cell) for cell in kept(arguments.out)]))
+    else:
+        print(found := table(results[name]["cells"]))
+        fill(ROOT / "docs" / "metaworld.md", f"device {name}", found)
 
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Runs the cells that are not there yet: those without a server once, the others over every link."""
+    pair = load_pair(arguments.pair)
+    check_same(arguments.out, pair.fingerprint, arguments)
     methods = [method for method in METHODS if "FEWER" not in method.options or arguments.fewer]
     with ExitStack() as stack:
         stands = {"PAIR": arguments.pair, "TARGET": arguments.target}
         # As many actions of a chunk as in the pair: executing more of them is a different policy.
-        execute = load_pair(arguments.pair).execute
-        settings = PairSettings(execute=execute, draft_steps=10)
+        settings = PairSettings(execute=pair.execute, draft_steps=10)
         stands["ALONE"] = alone(arguments.out / "alone", arguments.target, settings)
         if arguments.fewer:
-            fewer = PairSettings(execute=execute, draft_steps=arguments.fewer)
+            fewer = PairSettings(execute=pair.execute, draft_steps=arguments.fewer)
             stands["FEWER"] = alone(arguments.out / "fewer", arguments.target, fewer)
         servers = {
             source: stack.enter_context(serving(source)) for source in dict.fromkeys([arguments.pair, arguments.target])
@@ -129,6 +140,17 @@ def run_all(arguments: argparse.Namespace) -> None:
                     run_cells(method, link_name(link), stands, pair_server, arguments)
 
 
+def check_same(out: Path, fingerprint: str, arguments: argparse.Namespace) -> None:
+    """Refuses a folder with cells of another pair or of other settings: they would be compared as if paired."""
+    settings = {name: getattr(arguments, name) for name in ("target", "episodes", "rate", "fewer", "seed")}
+    settings["fingerprint"] = fingerprint
+    path = out / SETTINGS
+    if not path.exists():
+        write_json(path, settings)
+    elif (stored := json.loads(path.read_text())) != settings:
+        raise SystemExit(f"{out} holds cells of other settings: {stored}, not {settings}; choose another --out")
+
+
 def run_cells(method: Method, link: str, stands: dict[str, str], server: str, arguments: argparse.Namespace) -> None:
     """A method's cells for every share of a core."""
     for share in map(float, arguments.shares.split(",")):
@@ -136,7 +158,8 @@ def run_cells(method: Method, link: str, stands: dict[str, str], server: str, ar
         path = arguments.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
         if not path.exists():
             write_json(path, result := cell | run_one(method, stands, server, share, arguments))
-            print(line(result), flush=True)
+            where = " · ".join(filter(None, (method.name, link, f"{share:g} of a core")))
+            print(f"{where}: {entry(summary(result))}", flush=True)
 
 
 def link_name(link: str) -> str:
@@ -174,15 +197,15 @@ def run_one(
 
 
 def kept(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(set(folder.glob("*.json")) - {folder / SETTINGS}):
         yield json.loads(path.read_text())
 
 
 def summary(cell: dict[str, Any]) -> dict[str, Any]:
     """The published part of a cell, without episodes and local paths."""
     episodes = cell["episodes"]
-    # What runs a policy alone has no gate.
-    numbers = {key: cell.get(key) for key in ("method", "link", "share", "inferences", "transmission_rate", "misses")}
+    keys = ("method", "link", "share", "inferences", "transmission_rate", "misses", "late")
+    numbers = {key: cell.get(key) for key in keys}
     return numbers | {
         "episodes": len(episodes),
         "successes": sum(episode["success"] for episode in episodes),
@@ -196,7 +219,9 @@ def summary(cell: dict[str, Any]) -> dict[str, Any]:
 # Paired contrasts of methods, at the same share, on the same episodes.
 COMPARED = (
     ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
-    ("target, asynchronous", "draft"), ("late ADAHI", "target, waited for"), ("late ADAHI", "target, asynchronous"),
+    ("target, asynchronous", "draft"), ("target, waited for", "remote target, asynchronous"),
+    ("target, asynchronous", "remote target, asynchronous"), ("ADAHI, 200 ms", "draft"), ("hybrid, 200 ms", "draft"),
+    ("ADAHI, 200 ms", "late ADAHI"), ("late ADAHI", "target, waited for"), ("late ADAHI", "target, asynchronous"),
     ("late ADAHI", "remote target, asynchronous"), ("target, fewer steps", "target, waited for"),
     ("target, fewer steps", "draft"), ("target, fewer steps", "remote target, asynchronous"),
 )  # fmt: skip
@@ -211,28 +236,16 @@ def contrasts(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     tests = []
     for (method, link, share), first in won.items():
         for one, other in COMPARED:
-            second = won.get((other, link, share), won.get((other, "", share)))
-            if one == method and second is not None:
-                tests.append(({"first": one, "second": other, "link": link, "share": share}, contrast(first, second)))
+            # Over every link against one that needs none, and the other way round.
+            for over in sorted({where for which, where, _ in won if which == other and "" in (where, link)} | {link}):
+                second = won.get((other, over, share))
+                if one == method and second is not None:
+                    names = {"first": one, "second": other, "link": link or over, "share": share}
+                    tests.append((names, contrast(first, second)))
     return [
         {**names, "difference": asdict(one.difference), "p": p}
         for (names, one), p in zip(tests, holm([one.p for _, one in tests]), strict=True)
     ]
-
-
-def line(cell: dict[str, Any]) -> str:
-    """The result of a cell in one line."""
-    episodes = cell["episodes"]
-    won = wilson(sum(episode["success"] for episode in episodes), len(episodes))
-    steps = sum(episode["steps"] for episode in episodes)
-    held = sum(episode["held"] for episode in episodes) / max(1, steps)
-    late = max(episode["world_late_ms"] for episode in episodes)
-    misses = sum(cell["misses"].values()) / max(1, cell["inferences"])
-    where = " · ".join(part for part in (cell["method"], cell["link"], f"{cell['share']:g} of a core") if part)
-    return (
-        f"{where}: success {won.mean:.2f} [{won.low:.2f}, {won.high:.2f}] of {len(episodes)}, held {held:.0%} of "
-        f"{steps} periods, missed {misses:.0%}, world at most {late:.0f} ms late"
-    )
 
 
 def table(cells: list[dict[str, Any]]) -> str:
@@ -251,13 +264,26 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 
 def entry(cell: dict[str, Any] | None) -> str:
+    """Success with its interval, the share of periods in which the robot held, and of requests that were missed."""
     if cell is None:
         return ""
-    episodes = cell["episodes"]
-    won = wilson(sum(episode["success"] for episode in episodes), len(episodes))
-    held = sum(e["held"] for e in episodes) / max(1, sum(e["steps"] for e in episodes))
-    missed = sum(cell["misses"].values()) / max(1, cell["inferences"])
-    return f"{won.mean:.2f} [{won.low:.2f}, {won.high:.2f}], held {held:.0%}, missed {missed:.0%}"
+    won = wilson(cell["successes"], cell["episodes"])
+    found = f"{won.mean:.2f} [{won.low:.2f}, {won.high:.2f}], held {cell['held'] / max(1, cell['steps']):.0%}"
+    missed = missed_share(cell)
+    return found if missed is None else f"{found}, missed {missed:.0%}"
+
+
+def missed_share(cell: dict[str, Any]) -> float | None:
+    """The share of the requests without an answer in time; None where nothing is requested, or where it is unknown."""
+    if cell["method"] == "late ADAHI":
+        # A verdict's miss comes after its inference's tick, so it is counted apart.
+        late = cell.get("late")
+        return None if late is None else late["missed"] / max(1, late["transmitted"])
+    if not cell["link"]:
+        return None
+    # What runs a policy alone has no gate.
+    rate = 1.0 if cell["transmission_rate"] is None else cell["transmission_rate"]
+    return sum(cell["misses"].values()) / max(1.0, rate * cell["inferences"])
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specact.cli.output import Flat, print_json, remarks, results
-from specact.errors import ConfigError
+from specact.errors import ConfigError, SpecactError
 from specact.ranges import NOT_NEGATIVE, POSITIVE, check_ranges
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Methods that have to be evaluated for a recommendation, if the pair can run them.
 _METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
+# Likewise, of a token policy or a flow policy with a draft, with its own drafters, and alone.
+_DECODED = ("ar", "full", "full_2", "full_1", "specvla", "last", "flash", "block")
 _ON_DEVICE = "target_on_device"
 _GATES_OF_TOKENS = {"periodic", "verify_skip", "similarity"}
 
@@ -154,6 +157,7 @@ def _row(way: Way, ways: Sequence[Way], verified_ms: Mapping[str, float]) -> dic
     gained = None if rival is None else behind(rival, way)
     return {
         "method": way.method,
+        "on_device": way.on_device,
         "asked": way.asked,
         "rate": way.rate,
         "device_ms": way.cost,
@@ -190,29 +194,42 @@ def _ways(runs: Sequence[Run], device_ms: Mapping[str, Mapping[str, float]]) -> 
     from specact.lab.evaluation.budget import Way, device_cost
     from specact.lab.rollout.methods import METHODS
 
-    won: dict[tuple[str, float], dict[str, bool]] = {}
-    rates: dict[tuple[str, float], list[float]] = {}
+    won: dict[tuple[float, str, bool], dict[str, bool]] = {}
+    rates: dict[tuple[float, str, bool], list[float]] = {}
     for run in runs:
-        for method in METHODS.keys() & run.methods.keys():
-            outcomes, seed = run.outcomes(method), run.evaluation["seed"]
+        for evaluated in METHODS.keys() & run.methods.keys():
+            outcomes, seed = run.outcomes(evaluated), run.evaluation["seed"]
             episodes = zip(outcomes["episode"].tolist(), outcomes["success"].tolist(), strict=True)
             successes = {f"{seed}/{number}": success for number, success in episodes}
-            # The target succeeds as often wherever it runs.
-            for name in ("target", _ON_DEVICE) if method in ("target", _ON_DEVICE) else (method,):
-                asked = 0.0 if name == _ON_DEVICE else {"never": 0.0, "always": 1.0}.get(METHODS[name].gate)
-                rate = run.methods[method]["transmission_rate"] if asked is None else asked
-                key = name, run.summary["rate"] if asked is None else asked
+            for method, on_device in _where(evaluated):
+                asked = 0.0 if on_device else {"never": 0.0, "always": 1.0}.get(METHODS[method].gate)
+                rate = run.methods[evaluated]["transmission_rate"] if asked is None else asked
+                key = run.summary["rate"] if asked is None else asked, method, on_device
                 won.setdefault(key, {}).update(successes)
                 rates.setdefault(key, []).append(rate)
     ways = []
-    for (method, asked), successes in sorted(won.items(), key=lambda item: (item[0][1], item[0][0])):
-        mean = sum(rates[method, asked]) / len(rates[method, asked])
+    for key, successes in sorted(won.items()):
+        asked, method, on_device = key
+        mean = sum(rates[key]) / len(rates[key])
         try:
-            cost = device_cost(method, device_ms[METHODS[method].decoding], mean)
+            cost = device_cost(method, device_ms[METHODS[method].decoding], mean, on_device=on_device)
         except KeyError:
             continue  # an oracle, or a method whose head, target or decoding is missing
-        ways.append(Way("", method, asked, mean, cost, {0: successes}))
+        decoded_on_device = on_device and method != _ON_DEVICE
+        ways.append(Way("", method, asked, mean, cost, {0: successes}, decoded_on_device))
     return ways
+
+
+def _where(method: str) -> list[tuple[str, bool]]:
+    """The methods that an evaluated one stands for, and whether the target is on the device.
+
+    The target succeeds as often wherever it runs.
+    """
+    from specact.lab.evaluation.budget import runs_alone
+
+    if method in ("target", _ON_DEVICE):
+        return [("target", False), (_ON_DEVICE, True)]
+    return [(method, False), (method, True)] if runs_alone(method) else [(method, False)]
 
 
 def _round_trip_ms(pair: AnyPair, name: str) -> float:
@@ -232,6 +249,7 @@ def _missing(
     """Missing measurements, each with the command that makes it."""
     from specact.families.codes.bundle import Bundle
     from specact.families.head import has_fitting_head
+    from specact.families.target_pair import TargetPair
     from specact.lab.rollout.families import depends_on_content
     from specact.lab.rollout.methods import METHODS
     from specact.pair import Named
@@ -243,14 +261,17 @@ def _missing(
     if "target" not in here_ms:
         yield "the time of the target, which this bundle was exported without: give the complete one"
     known = {way.method for way in ways}
-    wanted = [
+    possible = [
         name
         for name in _METHODS
-        if name not in known
-        and (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
+        if (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
         and (METHODS[name].verifier == "speculative" or not depends_on_content(pair))
         and (has_head or not METHODS[name].needs_head)
     ]
+    if isinstance(pair, TargetPair):
+        # Without a draft policy nothing acts where a gate does not ask.
+        possible = [*filter(partial(_can_decode, pair), _DECODED), *(possible if pair.draft is not None else [])]
+    wanted = [name for name in possible if name not in known]
     if wanted:
         yield (
             f"success of {', '.join(wanted)}: specact eval --bundle {source} --methods {','.join(wanted)} "
@@ -264,6 +285,17 @@ def _missing(
             f"success where a verified inference takes {verified_ms:.0f} ms, longer than a control step: in these runs "
             f"the world waited for the server; specact eval --realtime --link {options.link}"
         )
+
+
+def _can_decode(pair: AnyPair, method: str) -> bool:
+    """Whether a pair can be decoded as a method does, and has the drafter for it."""
+    from specact.lab.rollout.families import decoded_by
+    from specact.lab.rollout.methods import METHODS
+
+    try:
+        return decoded_by(METHODS[method], pair).drafter is not None
+    except SpecactError:
+        return False
 
 
 def _read_study(path: Path) -> dict[str, Any]:
@@ -292,6 +324,12 @@ def _of_study(study: Mapping[str, Any], pair: AnyPair, budget_ms: float, target_
     )
 
 
+def _label(way: Mapping[str, Any]) -> str:
+    """The name of a method's line."""
+    where = ", on the device" if way["on_device"] and way["method"] != _ON_DEVICE else ""
+    return f"{way['method']}{where}" + (f" {way['asked']:g}" if 0.0 < way["asked"] < 1.0 else "")
+
+
 def _print(answer: Mapping[str, Any]) -> None:
     from rich.table import Table
 
@@ -315,7 +353,7 @@ def _print(answer: Mapping[str, Any]) -> None:
         for way in answer["ways"]:
             success, over = way["success"], way["over_chance"]
             table.add_row(
-                way["method"] + (f" {way['asked']:g}" if 0.0 < way["asked"] < 1.0 else ""), f"{way['rate']:.2f}",
+                _label(way), f"{way['rate']:.2f}",
                 f"{way['device_ms']:.3g}", f"{way['mean_ms']:.3g}", f"{success['mean']:.3f}",
                 f"{success['low']:.2f}-{success['high']:.2f}",
                 "-" if over is None else f"{over['mean']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]",

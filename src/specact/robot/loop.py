@@ -96,7 +96,7 @@ class Tick:
 
     Attributes:
         late_s: delay of its start [s].
-        stall_s: time that the policy took to choose the action [s].
+        stall_s: time that the policy took to choose the action, from the observation on [s].
         record: of the inference in it, or None if there was none.
         acted: False if the action was not sent because its observation had become too old.
         unusable: why the observation could not be used, or None. The fallback's action is sent then.
@@ -164,7 +164,7 @@ class Journal:
 
         Returns:
             Also ``inferences``, ``transmission_rate``, ``sent_ahead``; ``misses`` by cause; and ``inference_ms``,
-            quantiles of the duration of a tick with an inference, of the last 100,000.
+            quantiles of the policy's time in a tick with an inference, of the last 100,000.
         """
         count = self._inferences
         return self.control() | {
@@ -271,12 +271,15 @@ def _tick(
     outdated = False
     while proceed():
         began, before = clock.now(), policy.record
-        unusable = None
+        unusable, observed = None, began
         try:
-            action = policy.act(robot.observe())
+            observation = robot.observe()
+            # A camera that waits for its next frame is no time of the policy's.
+            observed = clock.now()
+            action = policy.act(observation)
         except ObservationError as error:
             unusable, action = error, policy.act_without_observation(error)
-        stall = clock.now() - began
+        stall = clock.now() - observed
         # At most one tick in a row, since late actions must be sent if every inference takes that long.
         outdated = unusable is None and not policy.stopped and not outdated and policy.expired
         if action is not None and not outdated:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from specact.errors import BundleError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
+from specact.families.flash.rounds import ROUNDS
 from specact.families.head import has_fitting_head
 from specact.families.load import AnyPair
+from specact.families.tokens.decoding import DECODINGS
 from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.evaluation.cost import verification
 from specact.lab.rollout.methods import load_method
@@ -31,6 +33,12 @@ MARGIN = 0.05
 TARGET, HEAD_DRAFT = "target", "head_draft"
 # Gates by complexity: random needs no score, deviation and uncertainty no head.
 _GATES = ("never", "random", "deviation", "uncertainty", "learned", "learned_action", "always")
+# Decodings without a drafter.
+_UNDRAFTED = {
+    name
+    for name, decoding in DECODINGS.items()
+    if (decoding.proposes, decoding.then, decoding.gate) == ("nothing", "none", "always")
+} | {name for name, rounds in ROUNDS.items() if (rounds.proposes, rounds.reuse) == ("nothing", None)}
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Way:
         rate: achieved one.
         cost: time of an inference on the device, decision of the gate included: [ms], or as a share of the target's.
         successes: by training seed, the success of each episode by its name; names are common to all ways.
+        decoded_on_device: whether the target of :func:`runs_alone` runs on the device.
     """
 
     draft: str
@@ -52,6 +61,7 @@ class Way:
     rate: float
     cost: float
     successes: Mapping[int, Mapping[str, bool]]
+    decoded_on_device: bool = False
 
     @cached_property
     def success(self) -> Interval:
@@ -75,21 +85,27 @@ class Way:
         """Whether any request is sent."""
         return self.asked > 0.0
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the target runs on the device, without a draft and a server."""
+        return self.decoded_on_device or load_method(self.method).on_device
+
     def __str__(self) -> str:
         """A description."""
-        if self.method == "target_on_device":
-            return "the target on the device"
-        if self.method == TARGET:
-            return "the target on a server at every inference, without a draft"
+        method = load_method(self.method)
+        decoded = f" ({self.method})" if method.decoding else ""
+        if self.on_device:
+            return f"the target on the device{decoded}"
+        if self.method == TARGET or runs_alone(self.method):
+            return f"the target on a server at every inference{decoded}, without a draft"
         of = f"the {self.draft}" if self.draft else "the draft"
-        if self.method == "draft":
-            return f"{of} alone"
-        if self.method == HEAD_DRAFT:
-            return f"the learned gate's head on {of} as the draft, alone"
-        if self.method == "hybrid":
-            return f"{of}, every inference verified"
-        how = "at random" if load_method(self.method).gate == "random" else f"by the gate {self.method}"
-        return f"{of}, {self.asked:.0%} verified {how}"
+        if method.gate == "never":
+            head = f"the learned gate's head on {of} as the draft" if method.proposes == "head" else of
+            return f"{head}{decoded}{',' * (method.proposes == 'head')} alone"
+        if method.gate == "always":
+            return f"{of}{decoded}, every inference verified"
+        how = "at random" if method.gate == "random" else f"by the gate {method.gate if decoded else self.method}"
+        return f"{of}{decoded}, {self.asked:.0%} verified {how}"
 
 
 @dataclass(frozen=True)
@@ -218,22 +234,31 @@ def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) ->
     return ways
 
 
-def device_cost(method: str, parts: Mapping[str, float], rate: float) -> float:
+def runs_alone(method: str) -> bool:
+    """Whether a method decodes the target's chunks without a drafter, and so runs on a server or on the device alone.
+
+    These are a token policy's greedy decoding, and full rounds of a flow policy in any number of steps.
+    """
+    return load_method(method).decoding in _UNDRAFTED
+
+
+def device_cost(method: str, parts: Mapping[str, float], rate: float, *, on_device: bool = False) -> float:
     """Time of a method's inference on the device, in the unit of ``parts``.
 
     Args:
         method: its name.
         parts: see :func:`measure_parts`; without ``ask``, as in older results, asking takes no time.
         rate: share of the inferences that are transmitted, in [0, 1].
+        on_device: whether a target that :func:`runs_alone` does so there.
 
     Raises:
         KeyError: for a part that was not measured.
     """
     method_ = load_method(method)
-    if method_.on_device:
+    if on_device or method_.on_device:
         return parts["target"]
     asking = rate * parts.get("ask", 0.0)
-    if not method_.waits_for_draft:
+    if runs_alone(method) or not method_.waits_for_draft:
         return asking
     decision = 0.0 if method_.gate in ("never", "always") else parts[f"gate {method_.gate}"]
     return asking + decision + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
@@ -303,7 +328,7 @@ def _asking(pair: AnyPair) -> Callable[[], object]:
 def _simplicity(way: Way) -> tuple[bool, bool, float, int, float]:
     method = load_method(way.method)
     gate = _GATES.index(method.gate) if method.gate in _GATES else len(_GATES)
-    return not method.on_device, way.needs_server, way.asked, gate, way.cost
+    return not way.on_device, way.needs_server, way.asked, gate, way.cost
 
 
 def _as_floats(values: Iterable[bool]) -> NDArray[np.float64]:
