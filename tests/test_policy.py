@@ -722,6 +722,36 @@ def test_an_answer_too_late_is_missed_and_never_executed(for_s: float, tick: flo
     assert policy.record.origins.tolist() == [Origin.DRAFTED] * 3
 
 
+@pytest.mark.parametrize(
+    ("misses", "tick"),
+    [
+        (["deadline"] * 9, 0.003),  # misses of chunks that are over
+        (["deadline"] * 9, 0.015),  # misses of the chunk that is executed
+        ([], 0.003),  # answers after their chunk
+    ],
+)
+@pytest.mark.parametrize(("rule", "most"), [("execute_draft", 1), ("stop", None)])
+def test_late_verdicts_that_never_serve_stop_the_robot(
+    misses: list[str], tick: float, rule: Any, most: int | None
+) -> None:
+    clock = VirtualClock()
+    bundle = pair(replace(SPEC, execute=3), clock=clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    fallback = Fallback(rule, most, STILL)
+    policy = SpeculativePolicy(
+        bundle, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), fallback=fallback, clock=clock
+    )
+    actions = []
+    for i in range(24):
+        actions.append(policy.act(at(i)))
+        clock.sleep(tick)
+    missed = 1 if most is None else most + 1
+    assert policy.stopped and policy.counts["missed"] == missed
+    first = next(i for i, action in enumerate(actions) if np.array_equal(action, STILL))
+    np.testing.assert_array_equal(actions[first:], np.broadcast_to(STILL, (24 - first, len(STILL))))
+    assert policy.origin is Origin.FALLBACK
+
+
 @pytest.mark.parametrize("tick", [0.015, 0.003])
 def test_a_gate_learns_of_every_verdict_that_is_used_once_at_once_or_late(tick: float) -> None:
     class Told(Always):

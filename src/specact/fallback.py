@@ -21,7 +21,8 @@ class Fallback:
         on_miss: ``execute_draft``: the drafted chunk; ``hold_last``: the last executed action again; ``stop``: the
             stop action, and nothing else until the next episode.
         max_consecutive_misses: after more consecutive misses than this the robot stops, whatever ``on_miss`` is; None
-            for no limit. A control step without a usable observation, or for which the policy has no action, is one.
+            for no limit. A control step without a usable observation, or for which the policy has no action, is one,
+            and so is a late verdict of which nothing can be executed any more.
         stop_action: the action that makes this robot stand still, ``[A]``, in the environment's units: for example
             zeros for velocities and torques, the current pose for positions. Required if the rule can stop or hold.
 

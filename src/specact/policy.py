@@ -329,8 +329,11 @@ class SpeculativePolicy:
         if arrived is None:
             return
         found = arrived.result
-        if record is None or found is None:
+        if record is None or not arrived.in_time:
+            # Its chunk was executed unverified, as after a miss, whatever the verdict would have been.
             self.counts["missed"] += 1
+            self._misses += 1
+            self._stop_if_due()
             return
         outcome, miss, unsent, actions, origins = self._record_fields(record.actions, found)
         played, left = self._player.played, self._player.replace(actions)

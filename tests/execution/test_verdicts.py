@@ -79,7 +79,7 @@ def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
     assert verifier.calls == [("submit_now", HERE)]
     assert verdicts.arrived(9.0, HERE) is None and not verdicts.free and verifier.read == 0
     verifier.there = True
-    assert verdicts.arrived(9.0, HERE) == LateVerdict(OUTCOME)
+    assert verdicts.arrived(9.0, HERE) == LateVerdict(OUTCOME, in_time=True)
     assert verdicts.free and verdicts.arrived(9.0, HERE) is None and verifier.read == 1
 
 
@@ -87,16 +87,16 @@ def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
 def test_it_is_of_use_until_its_observation_is_older_than_that(now: float, used: bool) -> None:
     verdicts, verifier = asked(for_s=0.5, seen_s=1.0)
     verifier.there = True
-    assert verdicts.arrived(now, HERE) == LateVerdict(OUTCOME if used else None)
-    assert verifier.read == used and verdicts.free
+    assert verdicts.arrived(now, HERE) == LateVerdict(OUTCOME, in_time=used)
+    assert verifier.read == 1 and verdicts.free
 
 
 @pytest.mark.parametrize("wanted", [None, *(HERE._replace(**{name: 9}) for name in StepAddress._fields)])
 def test_it_is_of_use_for_its_own_step_alone(wanted: StepAddress | None) -> None:
     verdicts, verifier = asked()
     verifier.there = True
-    assert verdicts.arrived(1.0, wanted) == LateVerdict(None)
-    assert verifier.read == 0 and verdicts.free
+    assert verdicts.arrived(1.0, wanted) == LateVerdict(OUTCOME, in_time=False)
+    assert verifier.read == 1 and verdicts.free
 
 
 def test_an_episode_does_not_hear_of_the_one_before() -> None:

@@ -16,10 +16,12 @@ class LateVerdict:
     """A verdict that arrived after its chunk started.
 
     Attributes:
-        result: None if it arrived too late to be used.
+        result: the verdict.
+        in_time: whether it can still be used: its chunk is being executed, and its observation is not too old.
     """
 
-    result: Outcome | Miss | None
+    result: Outcome | Miss
+    in_time: bool
 
 
 class Verdicts(Protocol):
@@ -47,7 +49,7 @@ class Verdicts(Protocol):
         ...
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
-        """A late verdict that has arrived by ``now`` [s], or None; its result is used for the step ``wanted`` only."""
+        """A late verdict that has arrived by ``now`` [s], or None; it can be used for the step ``wanted`` only."""
         ...
 
 
@@ -121,5 +123,6 @@ class LateVerdicts:
         if sent is None or not sent.pending.done():
             return None
         self._in_flight = None
-        useful = sent.address == wanted and now - sent.seen_s <= self._max_age_s
-        return LateVerdict(sent.pending.result() if useful else None)
+        in_time = sent.address == wanted and now - sent.seen_s <= self._max_age_s
+        # Taken in any case: the client counts its misses when they are taken.
+        return LateVerdict(sent.pending.result(), in_time)
