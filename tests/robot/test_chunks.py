@@ -281,6 +281,42 @@ def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
         assert [action for _, action in arm.moved] == [10.0, 11.0, then]
 
 
+@pytest.mark.parametrize("fallback", [Fallback(), Fallback(stop_action=STILL)])
+def test_an_action_is_held_no_longer_than_a_chunk_may_be_old(fallback: Fallback) -> None:
+    arm, options = Arm(VirtualClock()), {"max_chunk_age_s": 4 * PERIOD, "fallback": fallback}
+    drive(arm, Answers(), Execution("synchronous", 2), 12, 0.0, 60.0, **options)
+    held = [(k * PERIOD, 11.0) for k in range(1, 6)]
+    still = [(k * PERIOD, IDLE) for k in range(6, 13)] if fallback.stop_action is not None else []
+    assert arm.moved == [(0.0, 10.0), *held, *still]
+
+
+def test_chunks_too_late_for_any_of_their_actions_are_misses() -> None:
+    for execution, options in (
+        (Execution("aligned", 4, 3), {}), (Execution("naive", 4, 3), {"max_chunk_age_s": 5 * PERIOD}),
+    ):  # fmt: skip
+        arm, fallback = Arm(VirtualClock()), Fallback(max_consecutive_misses=1, stop_action=STILL)
+        runner, _ = drive(arm, Answers(), execution, 30, 0.0, 6 * PERIOD, fallback=fallback, **options)
+        assert runner.stopped and runner.summary()["misses"] == {"deadline": 2}
+        assert arm.moved[-1][1] == IDLE and runner.counts["chunks"] == 1
+        # One that is of use in between begins the count anew.
+        arm = Arm(VirtualClock())
+        late_and_soon = (0.0, 6 * PERIOD, 0.0, 6 * PERIOD, 0.0)
+        runner, _ = drive(arm, Answers(), execution, 30, *late_and_soon, fallback=fallback, **options)
+        assert not runner.stopped and runner.summary()["misses"] == {"deadline": 2}
+
+
+def test_a_robot_may_change_the_action_that_it_is_given() -> None:
+    class InPlace(Arm):
+        def act(self, action: NDArray[np.float32]) -> None:
+            action *= 2.0
+            super().act(action)
+
+    plain, doubling = Arm(VirtualClock(), frozenset({3})), InPlace(VirtualClock(), frozenset({3}))
+    for arm in (plain, doubling):
+        drive(arm, Answers(), Execution("synchronous", 2), 8, PERIOD / 4)
+    assert doubling.moved == [(at, 2.0 * action) for at, action in plain.moved]
+
+
 def test_a_chunk_that_came_while_the_process_was_suspended_is_not_played() -> None:
     arm = Arm(VirtualClock())
     noted = list[Tick]()

@@ -110,25 +110,37 @@ class Schedule:
         self._latencies.append(took_s)
         self._arrived, self._requested_s = _Arrived(chunk, self._requested_s), None
 
-    def advance(self, now: float) -> None:
-        """Skips actions whose time has passed, and switches to the chunk that has arrived when it is due."""
+    def advance(self, now: float) -> bool:
+        """Skips actions whose time has passed, and switches to the chunk that has arrived when it is due.
+
+        Returns:
+            Whether that one arrived too late for any of its actions.
+        """
         if self._execution.by_time and self.left:
             # Control steps may have been skipped.
             self._next = max(self._next, self._first + round((now - self._started_s) / self._period_s))
         new = self._arrived
         if new is None or (self.left and not self._execution.by_time):
-            return
+            return False
         past = round((now - new.seen_s) / self._period_s) if self._execution.by_time else 0
         self._chunk, self._next, self._end = new.chunk, past, self._execution.execute
         self._seen_s, self._any_played, self._arrived = new.seen_s, False, None
         self._started_s, self._first = now, past
+        return not self.left
 
-    def drop_older(self, seen_s: float) -> None:
-        """Drops chunks whose observation was made before a time [s]."""
-        if self._arrived is not None and self._arrived.seen_s < seen_s:
+    def drop_older(self, seen_s: float) -> bool:
+        """Drops chunks whose observation was made before a time [s].
+
+        Returns:
+            Whether one of them had just arrived, and no action of it was played.
+        """
+        arrived = self._arrived
+        unplayed = arrived is not None and arrived.seen_s < seen_s
+        if unplayed:
             self._arrived = None
         if self._seen_s < seen_s:
             self._next = self._end = len(self._chunk)
+        return unplayed
 
     def play(self) -> Played | None:
         """The action to execute now, or None where there is none."""

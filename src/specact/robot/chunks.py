@@ -37,12 +37,14 @@ class ChunkRunner:
         roll_forward: a model of the robot, needed for ``roll_forward`` execution: predicts the observation after the
             actions ``[r, A]`` from the current one.
         idle: what an idle control step sends: the last action again, the fallback's stop action, or nothing, for a
-            robot that holds its position by itself. Before the first action the stop action takes the place of the
-            last one, if there is one.
+            robot that holds its position by itself. Before the first action, and after ``max_chunk_age_s`` of holding,
+            the stop action takes the place of the last one; nothing is sent if there is none.
         fallback: ``stop`` stops the robot at the first failed inference, ``max_consecutive_misses`` after more than so
-            many; control steps without a usable observation count as misses. Otherwise the chunk is played on.
+            many; control steps without a usable observation count as misses, and so do chunks that arrive too late for
+            any of their actions. Otherwise the chunk is played on.
         deadline_s: a longer inference is a miss, and its chunk is dropped [s].
-        max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this [s].
+        max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this, and an
+            action is held no longer than this [s].
         seed, robot: address of the random streams.
         clock: source of the time.
 
@@ -110,7 +112,9 @@ class ChunkRunner:
         self._started_s = self._observed_s = self.clock.now()
         # Consecutive failed inferences, and control steps in a row without a usable observation or model of the robot.
         self._misses = self._unusable = 0
+        # The last action, and when it was due.
         self._last: NDArray[np.float32] | None = None
+        self._played_s = self._started_s
         self._idling = self.stopped = False
         self.ended: Finished | None = None
 
@@ -143,12 +147,11 @@ class ChunkRunner:
         now, schedule = self.clock.now(), self._schedule
         self._history.sample(now, observation)
         self._collect()
-        schedule.drop_older(now - self._max_chunk_age_s)
-        schedule.advance(now)
+        self._advance(now)
         if not self.stopped and schedule.wants and not self._inference.busy:
             self._start_inference(now)
             self._collect()
-            schedule.advance(now)
+            self._advance(now)
         # Here, because a robot's model may make of a usable observation one that is not.
         self._unusable = 0
         if self.stopped:
@@ -159,13 +162,15 @@ class ChunkRunner:
             self.counts["idle"] += 1
             if self._idle == "nothing":
                 return None
-            return self.stop_action if self._idle == "stop_action" or self._last is None else self._last
+            holds = self._idle == "hold_last" and now - self._played_s <= self._max_chunk_age_s
+            return self._held() if holds and self._last is not None else self.stop_action
         if played.first:
+            self._misses = 0
             self.counts["chunks"] += 1
             self._ages_s += now - played.seen_s
-        self._last, self._observed_s = played.action, played.seen_s
+        self._last, self._played_s, self._observed_s = played.action, now, played.seen_s
         self._history.play(played.action)
-        return played.action
+        return self._held()
 
     def act_without_observation(self, error: ObservationError) -> NDArray[np.float32] | None:
         """One control step without a usable observation, in place of :meth:`act`: the last action is held.
@@ -181,7 +186,7 @@ class ChunkRunner:
         self._unusable += 1
         self._idling = False
         self._stop_if_due()
-        return self.stop_action if self.stopped else self._last
+        return self.stop_action if self.stopped else self._held()
 
     def wait(self, seconds: float) -> bool:
         """If idle, waits for the current inference for at most ``seconds``; returns whether a chunk has arrived."""
@@ -210,6 +215,16 @@ class ChunkRunner:
         schedule.ask(now)
         self._address = self._address.following
 
+    def _held(self) -> NDArray[np.float32]:
+        """The last action; a copy, because robots may convert its units in place."""
+        return np.array(self._last, np.float32)
+
+    def _advance(self, now: float) -> None:
+        """Plays on, and counts a chunk that arrived too late for any of its actions as a miss."""
+        dropped = self._schedule.drop_older(now - self._max_chunk_age_s)
+        if self._schedule.advance(now) or dropped:
+            self._miss("deadline")
+
     def _collect(self) -> bool:
         """Handles an inference that has ended or missed its deadline; whether it gave a usable chunk."""
         found = self._inference.take()
@@ -227,7 +242,6 @@ class ChunkRunner:
         if isinstance(found.answer, Miss):
             self._miss(found.answer.cause)
             return False
-        self._misses = 0
         self.counts["inferences"] += 1
         self._latencies_s.append(found.took_s)
         self._schedule.arrive(found.answer, found.took_s)
