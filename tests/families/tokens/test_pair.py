@@ -28,7 +28,7 @@ from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.drafters import Bigram, Decided
 from specact.families.tokens.head import HeadDrafter
 from specact.families.tokens.pair import TokenPair, token_pair
-from specact.families.tokens.speculative import TAIL, Decoded
+from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.families.tokens.tree import EMPTY, Tree
 from specact.families.tokens.verify import DecodingRequest, TokenTarget
 from specact.families.tokens.wire import TokenResponder
@@ -44,7 +44,8 @@ from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
-from specact.types import Origin, Proposal, StepRecord
+from specact.types import OffloadTimes, Origin, Proposal, StepRecord
+from specact.verification import is_valid
 from specact.wire.messages import Request
 
 PATIENT_MS = 30_000.0
@@ -503,6 +504,33 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: TokenPair) -> Non
             for name, spec in pair.codec.dialect.exchanges["verify"].reply.items():
                 spec.read({name: found[name]}, name)
     assert answered > 50
+
+
+@pytest.mark.parametrize("decoding", ["kerv", "specvla_device"])
+def test_no_answer_within_the_dialect_hurts_the_robot(drafted: TokenPair, decoding: str) -> None:
+    """300 replies of numbers that are allowed and make no sense; each is a miss, or the drafter lives with it."""
+    pair = replace(drafted, decoding=DECODINGS[decoding])
+    rng, specs = np.random.default_rng(0), pair.codec.dialect.exchanges["verify"].reply
+    drafter, invalid = pair.drafter, 0
+    for _ in range(300):
+        arrays = {
+            name: rng.integers(
+                int(max(spec.low, 0 if spec.dtype is np.uint8 else -255)), 1 + int(min(spec.high, 255)), spec.shape
+            ).astype(spec.dtype)
+            for name, spec in specs.items()
+        }
+        arrays["feature"] = rng.choice(np.array([0.0, 1.0, 6e4, -6e4], np.float16), specs["feature"].shape)
+        arrays["bias"] //= rng.choice([1, 50, 510])
+        outcome = pair.codec.outcome(arrays, OffloadTimes())
+        if not is_valid(outcome.actions):
+            invalid += 1
+            continue
+        drafter.verified(outcome.evidence)
+        drafter.propose(SEEN[0], rng)
+    assert 20 < invalid < 280
+    # A token of 255 that the target would have wanted to be 510.
+    arrays["tokens"][:], arrays["bias"][:], arrays["sources"][:] = 255, -255, DRAFT
+    assert not is_valid(pair.codec.outcome(arrays, OffloadTimes()).actions)
 
 
 def test_the_draft_alone_needs_no_target(pair: TokenPair) -> None:

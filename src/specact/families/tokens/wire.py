@@ -66,15 +66,18 @@ class TokenCodec:
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         """See :class:`~specact.wire.dialect.VerifyingCodec`."""
         passes = arrays["accepted"] != _NONE
+        tokens, bias = arrays["tokens"].astype(np.int64), arrays["bias"].astype(np.int64)
+        # Each is within its own range; what the target wanted instead has to be a token, too.
+        wanted = tokens - bias
         decoded = Decoded(
-            arrays["tokens"].astype(np.int64),
+            tokens,
             arrays["sources"],
-            arrays["bias"].astype(np.int64),
+            bias,
             tuple(arrays["accepted"][passes].tolist()),
             tuple(arrays["read"][passes].tolist()),
             int(arrays["rejected"][0]),
             arrays["feature"].astype(np.float32),
-            True,
+            bool((wanted >= 0).all() and (wanted < BINS).all()),
         )
         return token_outcome(decoded, self._policy, self._units, times)
 
