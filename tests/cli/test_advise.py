@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("mujoco")
 
 from specact import load_bundle
-from specact.cli.advise import AdviseOptions, _answer, _decoded_parts, _runs_of, advise
+from specact.cli.advise import AdviseOptions, _answer, _decoded_parts, _runs_of, _ways, advise
 from specact.errors import ConfigError
 from specact.families.load import load_pair
 from specact.lab.evaluation.budget import measure_parts
@@ -112,13 +114,16 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
 
 def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_path: Path) -> None:
     pair = load_bundle("ball")
-    for name, key, value in (("other", "fingerprint", "0" * 12), ("stale", "offset", "draft")):
+    for name, key, value in (
+        ("other", "fingerprint", "0" * 12), ("stale", "offset", "draft"), ("elsewhere", "env", "pusht"),
+        ("decoded", "decoding", "specvla"),
+    ):  # fmt: skip
         folder = Path(shutil.copytree(run, tmp_path / name))
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["evaluation"][key] = value
         (folder / "manifest.json").write_text(json.dumps(manifest))
     runs, left_out = _runs_of(pair, [tmp_path])
-    assert runs == [] and len(left_out) == 2
+    assert runs == [] and len(left_out) == 4
     assert left_out[tmp_path / "other"] == "it is of other weights (ball)"
 
 
@@ -134,11 +139,54 @@ def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole
     decoded = _decoded_parts(pair, runs)
     assert decoded.keys() == {"full", "flash", "block"}
     found = _answer(asked, pair, runs, None, parts, 12.0, decoded)
-    costs = {way["method"]: way["device_ms"] for way in found["ways"]}
-    # Of the three the block alone runs on the device.
-    assert costs.keys() == decoded.keys() and costs["block"] > 3.0 * parts["draft"]
+    costs = {(way["method"], way["on_device"]): way["device_ms"] for way in found["ways"]}
+    # The block alone runs on the device, and so can full rounds; their success is the same there.
+    assert costs.keys() == {("full", False), ("full", True), ("flash", False), ("block", False)}
+    assert costs["block", False] > 3.0 * parts["draft"]
+    assert costs["full", True] == decoded["full"]["target"] > 10.0 * costs["full", False]
     (missing,) = [line for line in found["missing"] if line.startswith("success of")]
-    assert "hybrid" in missing and "target" not in missing.split(":")[0]
+    assert missing.startswith("success of full_2, full_1: specact eval")
+
+
+def test_fewer_steps_of_a_flow_policy_on_the_device_are_advised(tmp_path: Path) -> None:
+    pair = load_pair("ball-chase-flow")
+    evaluate(Evaluation(pair.source, None, ("full", "full_1"), 4, shard=4), tmp_path / "run", lambda *_: None, Pool(1))
+    runs, _ = _runs_of(pair, (tmp_path / "run",))
+    decoded = {"full": {"target": 9.0, "ask": 0.1}, "full_1": {"target": 1.0, "ask": 0.1}}
+    for budget_ms, wanted in ((0.5, "the target on a server"), (2.0, "the target on the device (full_1)")):
+        asked = AdviseOptions(pair.source, budget_ms, runs=(tmp_path / "run",))
+        found = _answer(asked, pair, runs, None, {"target": 9.0, "ask": 0.1}, 12.0, decoded)
+        assert found["advice"].startswith(wanted)
+    assert found["no_server_from_ms"] == 1.0
+
+
+def test_a_target_that_fits_and_fails_is_not_advised(run: Path) -> None:
+    """The target of this run fits, and a tenth of the draft's successes are its own."""
+    pair = load_bundle("ball")
+    runs, _ = _runs_of(pair, (run,))
+    ways = _ways(runs, {"": PARTS})
+    bad = {"0/" + str(k): k % 10 == 0 for k in range(40)}
+    worse = [replace(way, successes={0: bad}) if way.method in ("target", "target_on_device") else way for way in ways]
+    for given, wanted in (
+        (ways, "the target fits on the device: run it there"),
+        (worse, "the target fits on the device, but more succeeds with"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("specact.cli.advise._ways", lambda *_, given=given: given)
+            told = _answer(AdviseOptions("ball", 8.0, runs=(run,)), pair, runs, None, PARTS, 12.0)["advice"]
+        assert told.startswith(wanted)
+
+
+def test_two_endings_of_an_episode_are_refused(run: Path, tmp_path: Path) -> None:
+    other, pair = Path(shutil.copytree(run, tmp_path / "other")), load_bundle("ball")
+    assert _ways(_runs_of(pair, (run, other))[0], {"": PARTS}), "the same endings twice are none"
+    (path,) = (other / "episodes" / "draft").glob("*.parquet")
+    table = pq.read_table(path)
+    index = table.schema.get_field_index("success")
+    pq.write_table(table.set_column(index, "success", pc.invert(table["success"])), path)
+    runs, _ = _runs_of(pair, (run, other))
+    with pytest.raises(ConfigError, match=r"episode 5/0 .* of draft in .*other ended otherwise"):
+        _ways(runs, {"": PARTS})
 
 
 def test_the_same_episodes_twice_count_once(run: Path) -> None:

@@ -111,12 +111,14 @@ def _answer(
     ways, target_ms = _ways(runs, device_ms), device_ms[""].get("target")
     fits = target_ms is not None and target_ms <= options.budget_ms
     found, free = choose(ways, options.budget_ms), without_server(ways)
-    if fits:
+    if fits and found is not None and not found.way.on_device and any(way.on_device for way in ways):
+        advice = f"the target fits on the device, but more succeeds with {describe(found)}"
+    elif fits:
         advice = "the target fits on the device: run it there, without a draft, a gate or a server"
     elif found is not None:
         advice = describe(found)
     elif ways:
-        advice = "nothing that was evaluated fits; the target on a server takes nothing of the device"
+        advice = "nothing that was evaluated fits; the target on a server takes the device only the time of asking"
     else:
         advice = "which draft or gate is enough cannot be said before they are evaluated"
     verified_ms = {
@@ -181,6 +183,10 @@ def _runs_of(pair: AnyPair, folders: Sequence[Path]) -> tuple[list[Run], dict[Pa
             left_out[run.folder] = f"it is of other weights ({run.evaluation['bundle']})"
         elif run.summary["realtime"] or run.evaluation["offset"] != "target":
             left_out[run.folder] = "its success depends on a deadline or on another offset"
+        elif pair.env and run.evaluation["env"] != pair.env:
+            left_out[run.folder] = f"it is of another environment ({run.evaluation['env']})"
+        elif run.evaluation.get("decoding"):
+            left_out[run.folder] = f"its draft and gates work with the decoding {run.evaluation['decoding']}"
     return [run for run in runs if run.folder not in left_out], left_out
 
 
@@ -195,7 +201,7 @@ def _ways(runs: Sequence[Run], device_ms: Mapping[str, Mapping[str, float]]) -> 
     from specact.lab.rollout.methods import METHODS
 
     won: dict[tuple[float, str, bool], dict[str, bool]] = {}
-    rates: dict[tuple[float, str, bool], list[float]] = {}
+    rates: dict[tuple[float, str, bool], list[tuple[float, int]]] = {}
     for run in runs:
         for evaluated in METHODS.keys() & run.methods.keys():
             outcomes, seed = run.outcomes(evaluated), run.evaluation["seed"]
@@ -205,12 +211,18 @@ def _ways(runs: Sequence[Run], device_ms: Mapping[str, Mapping[str, float]]) -> 
                 asked = 0.0 if on_device else {"never": 0.0, "always": 1.0}.get(METHODS[method].gate)
                 rate = run.methods[evaluated]["transmission_rate"] if asked is None else asked
                 key = run.summary["rate"] if asked is None else asked, method, on_device
-                won.setdefault(key, {}).update(successes)
-                rates.setdefault(key, []).append(rate)
+                known = won.setdefault(key, {})
+                if differing := [name for name, success in successes.items() if known.get(name, success) != success]:
+                    raise ConfigError(
+                        f"episode {differing[0]} (seed/number) of {evaluated} in {run.folder} ended otherwise in "
+                        "another of these runs; name only one of them with --runs"
+                    )
+                known.update(successes)
+                rates.setdefault(key, []).append((rate, len(successes)))
     ways = []
     for key, successes in sorted(won.items()):
         asked, method, on_device = key
-        mean = sum(rates[key]) / len(rates[key])
+        mean = sum(rate * count for rate, count in rates[key]) / sum(count for _, count in rates[key])
         try:
             cost = device_cost(method, device_ms[METHODS[method].decoding], mean, on_device=on_device)
         except KeyError:
@@ -250,6 +262,7 @@ def _missing(
     from specact.families.codes.bundle import Bundle
     from specact.families.head import has_fitting_head
     from specact.families.target_pair import TargetPair
+    from specact.lab.evaluation.budget import ENOUGH
     from specact.lab.rollout.families import depends_on_content
     from specact.lab.rollout.methods import METHODS
     from specact.pair import Named
@@ -277,6 +290,9 @@ def _missing(
             f"success of {', '.join(wanted)}: specact eval --bundle {source} --methods {','.join(wanted)} "
             f"--rate 0.4 --out runs/{pair.name}-advice, then --runs runs/{pair.name}-advice"
         )
+    most = max((way.episodes for way in ways), default=0)
+    if few := sorted({way.method for way in ways if way.episodes < ENOUGH * most}):
+        yield f"enough episodes of {', '.join(few)}, which have less than half of the {most} of others and are left out"
     if options.kappa != 1.0:
         yield "times on the device: run this command there, without --kappa"
     yield "the link, which is a model: specact doctor --server URL"
@@ -299,11 +315,15 @@ def _can_decode(pair: AnyPair, method: str) -> bool:
 
 
 def _read_study(path: Path) -> dict[str, Any]:
+    from specact.lab.evaluation.budget import study_ways
+
     try:
         found = json.loads(path.read_text())
         if not isinstance(found["rows"], list):
             raise TypeError("its rows must be a list")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for task in {row["task"] for row in found["rows"]}:
+            study_ways(found, task)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a table of python benchmarks/budget.py ({error}); leave out --study, or name one"
         ) from None
@@ -316,12 +336,13 @@ def _of_study(study: Mapping[str, Any], pair: AnyPair, budget_ms: float, target_
 
     if target_ms is None:
         return "it cannot be compared with, as the target's time is not known"
-    found = choose(study_ways(study, pair.env or "", alike=True), budget_ms / target_ms)
-    if found is None:
+    ways, share = study_ways(study, pair.env or "", alike=True), budget_ms / target_ms
+    if not ways:
         return f"it holds nothing of the task {pair.env!r}"
-    return (
-        f"for other policies of {pair.env}, with {budget_ms / target_ms:.2g} of their target's time: {describe(found)}"
-    )
+    found = choose(ways, share)
+    if found is None:
+        return f"none of its ways fits into {share:.2g} of the target's time"
+    return f"for other policies of {pair.env}, with {share:.2g} of their target's time: {describe(found)}"
 
 
 def _label(way: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from specact.lab.evaluation.budget import (
     describe,
     device_cost,
     measure_parts,
+    runs_alone,
     study_ways,
     without_server,
 )
@@ -185,8 +186,38 @@ def test_costs_are_those_of_the_parts_that_a_method_evaluates() -> None:
         dict.fromkeys(free, 2.0) | {"target_on_device": 0.0}
     )
     assert device_cost("draft", asking, 0.0) == 1.0
+    # What decodes alone asks a server, or takes the target's time.
+    assert device_cost("full_1", asking, 1.0) == 4.0 and device_cost("full_1", asking, 0.0, on_device=True) == 9.0
     with pytest.raises(KeyError):
         device_cost("adahi", parts, 0.5)
+
+
+def test_a_way_with_few_episodes_is_neither_chosen_nor_compared_with() -> None:
+    lucky = replace(HYBRID, successes={0: dict.fromkeys(("0", "1"), True)})
+    without, found = choose((DRAFT, CHANCE), 0.5), choose((DRAFT, CHANCE, lucky), 0.5)
+    assert found == without and found is not None and found.best is CHANCE
+    assert "no way" not in advice((DRAFT, CHANCE, lucky), (0.5,), "ms")
+    assert advice((), (0.5,), "ms") == "not every method was evaluated at a common training seed"
+
+
+def test_descriptions_name_how_chunks_are_decoded() -> None:
+    told = {
+        name: str(way(name, asked, 1.0, [0]))
+        for name, asked in (
+            ("full_1", 1.0), ("ar", 1.0), ("block", 0.0), ("specvla", 1.0), ("heisd_fixed", 0.3), ("unchecked", 0.5),
+        )
+    }  # fmt: skip
+    assert told == {
+        "full_1": "the target on a server at every inference (full_1), without a draft",
+        "ar": "the target on a server at every inference (ar), without a draft",
+        "block": "the draft (block) alone",
+        "specvla": "the draft (specvla), every inference verified",
+        "heisd_fixed": "the draft (heisd_fixed), 30% verified by the gate periodic",
+        "unchecked": "the draft (unchecked), 50% verified at random",
+    }
+    here = replace(way("full_1", 0.0, 1.0, [0]), decoded_on_device=True)
+    assert str(here) == "the target on the device (full_1)" and here.on_device and not here.needs_server
+    assert {name for name in METHODS if runs_alone(name)} == {"ar", "full", "full_5", "full_3", "full_2", "full_1"}
 
 
 def test_the_parts_of_real_pairs_are_timed(tiny_bundle: Path) -> None:

@@ -30,6 +30,9 @@ from specact.wire.sizes import example_exchange
 
 # A way that loses more success than this on average is never accepted, however wide its interval is.
 MARGIN = 0.05
+# A way with a smaller share of the episodes of the one with most is not chosen, nor compared with: one that wins two of
+# two would be the best.
+ENOUGH = 0.5
 TARGET, HEAD_DRAFT = "target", "head_draft"
 # Gates by complexity: random needs no score, deviation and uncertainty no head.
 _GATES = ("never", "random", "deviation", "uncertainty", "learned", "learned_action", "always")
@@ -138,14 +141,19 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
 
     A way is acceptable if the 95 % interval of its deficit :func:`behind` the best contains 0, and the mean is at most
     :data:`MARGIN`. Ways are ordered by simplicity: the target on the device, then ways without a server, then by
-    requested rate, complexity of the gate, and cost.
+    requested rate, complexity of the gate, and cost. Ways with few episodes are left out, see :data:`ENOUGH`.
 
     Args:
         ways: to choose from.
         budget: maximum cost of an inference on the device, in the unit of the ways' costs.
         most_rate: maximum requested rate.
     """
-    affordable = sorted((way for way in ways if way.cost <= budget and way.asked <= most_rate), key=_simplicity)
+    ways = list(ways)
+    enough = ENOUGH * max((way.episodes for way in ways), default=0)
+    affordable = sorted(
+        (way for way in ways if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough),
+        key=_simplicity,
+    )
     if not affordable:
         return None
     best = max(affordable, key=lambda way: way.success.mean)
@@ -161,21 +169,22 @@ def without_server(ways: Sequence[Way]) -> float | None:
     least = None
     for budget in sorted({way.cost for way in ways}, reverse=True):
         choice = choose(ways, budget)
-        assert choice is not None, "a way fits into its own cost"
-        if choice.way.needs_server:
+        if choice is None or choice.way.needs_server:
             break
         least = budget
     return least
 
 
 def advice(ways: Sequence[Way], budgets: Sequence[float], unit: str) -> str:
-    """The recommendations for a range of budgets, as a sentence.
+    """The recommendations for a range of budgets, as a sentence; says so if there are no ways.
 
     Args:
         ways: to choose from.
         budgets: ascending; successive ones with the same recommendation are merged.
         unit: of the budgets: ``ms``, ``of the target's time``.
     """
+    if not ways:
+        return "not every method was evaluated at a common training seed"
     parts: list[str] = []
     previous: Way | None = None
     for budget in budgets:
