@@ -89,6 +89,9 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=list(parts))
     parser.add_argument("--pairs", nargs="*", default=[], help="of policies: names or folders of pairs")
     asked = parser.parse_args()
+    of_pairs = [name for name in asked.what if name in ("policies", "gates", "seeds", "curve", "replanning")]
+    if of_pairs and not asked.pairs:
+        parser.error(f"{' and '.join(of_pairs)}: name the policies with --pairs")
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in asked.what:
         measure, table = parts[name]

@@ -97,3 +97,14 @@ def test_what_cannot_be_made_is_one_sentence(here: Path, name: str, said: str) -
     with pytest.raises(ConfigError) as raised:
         make_object(f"plug_mine:{name}", "robot", ("observe", "act"))
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("stop", "notes"), [("stopped.append(1)", 0), ("raise OSError('no bus')", 1)])
+def test_a_robot_that_is_refused_does_not_keep_its_torque(here: Path, stop: str, notes: int) -> None:
+    (here / f"plug_torque{notes}.py").write_text(
+        f"stopped = []\nclass Mute:\n    def observe(self): pass\n    def stop(self): {stop}\n"
+    )
+    with pytest.raises(ConfigError, match="has no method 'act'") as raised:
+        make_object(f"plug_torque{notes}:Mute", "robot", ("observe", "act"))
+    assert len(getattr(raised.value, "__notes__", ())) == notes
+    assert len(sys.modules[f"plug_torque{notes}"].stopped) == 1 - notes

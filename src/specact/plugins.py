@@ -95,5 +95,18 @@ def make_object(name: str, kind: str, methods: Sequence[str]) -> Any:
         ) from error
     missing = [method for method in methods if not callable(getattr(made, method, None))]
     if missing:
-        raise ConfigError(f"the {kind} {name!r} has no method {missing[0]!r}; it must have {' and '.join(methods)}")
+        refused = ConfigError(f"the {kind} {name!r} has no method {missing[0]!r}; it must have {' and '.join(methods)}")
+        _release(made, refused)
+        raise refused
     return made
+
+
+def _release(made: object, refused: ConfigError) -> None:
+    """Stops what is refused: a robot may hold torque once it is made."""
+    stop = getattr(made, "stop", None)
+    if not callable(stop):
+        return
+    try:
+        stop()
+    except Exception as error:  # noqa: BLE001 - a robot's own code can raise anything
+        refused.add_note(f"it could not be stopped either: {type(error).__name__}: {error}")

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, cast, dataclass_transform, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.errors import MissError
 from specact.observation import Window
 from specact.rng import StepAddress
 
@@ -153,6 +154,11 @@ class Miss:
     cause: Cause
     times: OffloadTimes
     sent: bool = True
+
+    @classmethod
+    def of(cls, error: MissError, times: OffloadTimes) -> Miss:
+        """The miss that a policy raised, whose server did not answer; ``invalid`` for a cause that does not exist."""
+        return cls(cast(Cause, error.cause) if error.cause in get_args(Cause) else "invalid", times)
 
 
 @value

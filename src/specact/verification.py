@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from specact.clock import Clock, RealClock
+from specact.errors import MissError
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal, value
@@ -98,7 +99,7 @@ class LocalTarget(Generic[A]):
         return True
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """See :class:`Target`; never misses."""
+        """See :class:`Target`; misses only where the policy asks a server of its own, and that misses."""
         return _PendingAnswer(self._policy, self._clock, window, address)
 
 
@@ -112,9 +113,12 @@ class _PendingAnswer(Generic[A]):
     def done(self) -> bool:
         return True
 
-    def result(self) -> Answer[A]:
+    def result(self) -> Answer[A] | Miss:
         start = self.clock.now()
-        value = self.policy.answer(self.window, self.address)
+        try:
+            value = self.policy.answer(self.window, self.address)
+        except MissError as error:
+            return Miss.of(error, OffloadTimes(target=self.clock.now() - start))
         return Answer(value, OffloadTimes(target=self.clock.now() - start))
 
 

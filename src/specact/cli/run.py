@@ -20,7 +20,7 @@ from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
 from specact.plugins import load_maker
-from specact.ranges import POSITIVE_SHARE
+from specact.ranges import POSITIVE_SHARE, SEED
 from specact.runtime.limits import RATES_HZ
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def run(options: Flat[RunOptions]) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} must be positive and finite, got {value}")
     if options.rate_hz is not None and options.rate_hz not in RATES_HZ:
         raise ConfigError(f"--rate-hz must be {RATES_HZ}, got {options.rate_hz}")
+    if options.seed not in SEED:
+        raise ConfigError(f"--seed must be {SEED}, got {options.seed}")
     if (options.bundle is None) == (options.policy is None):
         raise ConfigError("give either --bundle, a pair of policies, or --policy, a chunk policy alone")
     _refuse_unfit(options)

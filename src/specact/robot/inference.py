@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specact.errors import BundleError, ObservationError
+from specact.errors import BundleError, MissError, ObservationError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
 from specact.observation import Window
 from specact.rng import Role, StepAddress, StepStreams
@@ -57,6 +57,8 @@ class LocalSource:
             chunk = self._policy.infer(window, self._streams(Role.VERIFY, address), inpainting)
         except ObservationError:
             return Miss("invalid", OffloadTimes(), sent=False)
+        except MissError as error:
+            return Miss.of(error, OffloadTimes())
         shape = (self.spec.chunk, self.spec.actions)
         if np.shape(chunk) != shape:
             raise BundleError(f"the policy must answer with a chunk of shape {shape}, it gave {np.shape(chunk)}")

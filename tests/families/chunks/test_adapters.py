@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import BundleError, ConfigError, MissError
 from specact.families.chunks.adapters import Inputs, chunk_policy, onnx_policy
+from specact.families.chunks.pair import ChunkAnswers
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import load_policy, try_out
 from specact.observation import Field, ObservationSpec, Window
+from specact.rng import StepAddress
+from specact.robot.inference import LocalSource
+from specact.types import Miss, OffloadTimes
+from specact.verification import LocalTarget
 
 DESCRIPTION = """
 onnx = "policy.onnx"
@@ -178,6 +183,22 @@ def test_a_function_that_fails_is_said_to(tmp_path: Path) -> None:
 
     with pytest.raises(BundleError, match="cannot answer a batch of 1: KeyError: 'no weights'"):
         fails.infer(WINDOW, np.random.default_rng(0))
+
+
+def test_a_function_whose_server_does_not_answer_is_a_miss() -> None:
+    """Of the control loop, which goes on; not an error that ends it."""
+
+    @chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=10.0)
+    def asks(inputs: Inputs) -> Any:
+        raise MissError("no answer within 200 ms", "deadline")
+
+    with pytest.raises(MissError):
+        asks.infer(WINDOW, np.random.default_rng(0))
+    missed = LocalSource(asks).ask(WINDOW, StepAddress(0, 0, 0, 0))
+    assert isinstance(missed, Miss) and missed.cause == "deadline"
+    found = LocalTarget(ChunkAnswers(asks)).submit(WINDOW, StepAddress(0, 0, 0, 0)).result()
+    assert isinstance(found, Miss) and found.cause == "deadline"
+    assert Miss.of(MissError("what is this", "fog"), OffloadTimes()).cause == "invalid"
 
 
 def test_actions_do_not_leave_the_range_that_was_given() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specact.errors import BundleError, ConfigError
@@ -149,6 +150,7 @@ def test_a_policy_that_does_not_answer_makes_no_pair(answer: str, here: Path) ->
     [
         ("def __init__(self): raise ValueError('no device')", "no device"),
         ("spec = 'a spec'", "must be a ChunkSpec"),
+        ("del inpaints", "must say whether it can continue a chunk"),
         ("infer_batch = lambda self, windows, rngs: None", "cannot answer"),
         ("infer_batch = lambda self, windows, rngs: [np.zeros((4, 2))]", "2 windows with 2 chunks"),
         ("infer_batch = lambda self, windows, rngs: exit(3)", "SystemExit"),
@@ -178,6 +180,16 @@ def test_a_range_that_is_none_is_refused(low: str, high: str, here: Path) -> Non
     (here / "still_life.py").write_text(text)
     with pytest.raises(ConfigError, match="low and high must each be 2 finite numbers"):
         make_pair(here / "pair", "still_life:still", "still_life:still")
+
+
+def test_no_action_of_the_target_is_cut_to_the_range_of_the_draft(here: Path) -> None:
+    """Both say a range; the draft's is half as wide, and shifted."""
+    narrow = "low=[-0.5, -0.5], high=[0.5, 1.5]"
+    other = MODULE.replace("def still", "def narrow").replace("low=[-1.0, -1.0], high=[1.0, 1.0]", narrow)
+    (here / "still_life.py").write_text(MODULE + other)
+    units = make_pair(here / "pair", "still_life:narrow", "still_life:still").units
+    np.testing.assert_allclose(units.centre - units.scale, [-1.0, -1.0])
+    np.testing.assert_allclose(units.centre + units.scale, [1.0, 1.5])
 
 
 def test_a_pair_is_for_the_environment_of_its_policies(here: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime
 
-from specact.errors import BundleError, ConfigError, SpecactError
+from specact.errors import BundleError, ConfigError, MissError, SpecactError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.codes.network import check_provider, session_options
 from specact.observation import Field, ObservationSpec, Window
@@ -60,6 +60,7 @@ class FunctionPolicy:
 
         Raises:
             BundleError: if the function fails, or its result does not match the spec.
+            MissError: if the function raises it: its server did not answer.
         """
         more: dict[str, Any] = {}
         if self.spec.observation.instruction:
@@ -71,6 +72,9 @@ class FunctionPolicy:
         own = {name: array if array.flags.owndata else array.copy() for name, array in inputs.items()}
         try:
             found = np.asarray(self._function(own, **more))
+        # Of a policy that asks a server of its own.
+        except MissError:
+            raise
         # A third-party policy can raise anything.
         except (Exception, SystemExit) as error:
             raise BundleError(

@@ -85,7 +85,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
         if getattr(settings, field) != getattr(_DEFAULTS, field) and not isinstance(loaded.policy, FlowPolicy):
             raise ConfigError(f"{field} is for a flow policy, and {source} is none; leave it out")
         try_out(loaded)
-    units = small.units or large.units
+    units = _joint_units(small.units, large.units)
     if units is None:
         raise ConfigError(
             "neither policy says the range of its actions, in which distances are measured and which actions cannot "
@@ -124,6 +124,14 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)  # has been renamed if all went well
     return load_chunk_pair(out, draft=draft, target=target)
+
+
+def _joint_units(draft: ActionUnits | None, target: ActionUnits | None) -> ActionUnits | None:
+    """Units whose range holds the actions of both policies: no action of the target may be cut to the draft's range."""
+    if draft is None or target is None or draft.centre.shape != target.centre.shape:
+        return draft or target
+    low = np.minimum(draft.centre - draft.scale, target.centre - target.scale)
+    return ActionUnits.of_range(low, np.maximum(draft.centre + draft.scale, target.centre + target.scale))
 
 
 def load_chunk_pair(

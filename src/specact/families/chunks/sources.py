@@ -133,6 +133,11 @@ def _plugin(source: str) -> LoadedPolicy:
     policy: ChunkPolicy = make_object(source, "policy", ("infer", "infer_batch")) if isinstance(found, type) else found
     if not isinstance(policy.spec, ChunkSpec):
         raise ConfigError(f"the spec of {source!r} must be a ChunkSpec, got {policy.spec!r:.60}")
+    if not isinstance(getattr(policy, "inpaints", None), bool):
+        raise ConfigError(
+            f"{source!r} must say whether it can continue a chunk that is being executed: give it an attribute "
+            "inpaints, False if infer ignores its argument inpainting"
+        )
     units = getattr(policy, "units", None)
     fingerprint = str(getattr(policy, "fingerprint", ""))
     return LoadedPolicy(
