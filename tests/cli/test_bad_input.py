@@ -27,6 +27,8 @@ SERVER = "bench server --out OUT "
         ("demo --episodes 1 --workers 1 --out FILE", "is a file, but"),
         ("data generate --env ball --out OUT.npz --noise nan", "noise at least 0 and finite, got 200 and nan"),
         ("data generate --env ball --out OUT.npz --seed -1", "seed must be at least 0, got -1"),
+        ("data generate --env metaworld --out OUT.npz", "have instructions, which an .npz file does not hold; name a"),
+        ("run --env ball --policy ball-chase-flow --seed -1", "--seed must be at least 0"),
         ("data generate --env ball --out OUT.txt --episodes 1", "--out must be a .npz file, or a folder"),
         ("data generate --env ball --out FILE/made.npz --episodes 1", "is a file, but"),
         ("report --out OUT", "give at least one run folder, as in: specact report runs/ball"),

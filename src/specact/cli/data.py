@@ -114,6 +114,11 @@ class Generate:
         from specact.lab.envs import load_task
 
         task = load_task(self.env)
+        if task.tasks:
+            raise ConfigError(
+                f"demonstrations of {task.name} have instructions, which an .npz file does not hold; name a folder, "
+                f"such as --out {self.out.with_suffix('')}"
+            )
         with progress_bars() as update:
             made = generate(
                 task, self.episodes, self.seed, self.noise, lambda done: update("demonstrations", done, self.episodes)

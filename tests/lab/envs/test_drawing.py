@@ -45,6 +45,14 @@ def test_a_renderer_that_mujoco_cannot_load() -> None:
     assert f"; {ADVICE}, or unset it if nothing is rendered" in done.stdout
 
 
+@pytest.mark.parametrize("task", ["ball", "metaworld"])
+def test_a_renderer_that_fails_says_so_once(task: str) -> None:
+    """Its destructor, which frees what the constructor did not make, prints nothing."""
+    done = without_display(DRAW, task, MUJOCO_GL="disabled")
+    assert done.stdout.startswith("MuJoCo cannot draw with MUJOCO_GL='disabled'"), done
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")
 def test_frames_are_not_recorded_without_a_display(tmp_path: Path) -> None:
     out = str(tmp_path / "out")

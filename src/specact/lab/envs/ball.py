@@ -21,6 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
+from specact.lab.envs.cameras import Renderer
 from specact.lab.envs.drawing import drawing
 from specact.lab.envs.task import Seen, Task
 
@@ -168,7 +169,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.model = mujoco.MjModel.from_xml_string(_XML)
         self.data = mujoco.MjData(self.model)
         self.goal = self.goal_velocity = np.zeros(2)
-        self._renderer: mujoco.Renderer | None = None
+        self._renderer: Renderer | None = None
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -234,7 +235,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             return None
         if self._renderer is None:
             with drawing():
-                self._renderer = mujoco.Renderer(self.model, 480, 480)
+                self._renderer = Renderer(self.model, 480, 480)
         self.model.site("goal").pos[:2] = self.goal
         mujoco.mj_kinematics(self.model, self.data)  # not mj_forward: that would change the next step's last bits
         mujoco.mj_camlight(self.model, self.data)

@@ -18,6 +18,12 @@ from specact.lab.envs.drawing import drawing
 Sizes = Mapping[str, tuple[int, int]]
 
 
+class Renderer(mujoco.Renderer):  # type: ignore[misc, unused-ignore]
+    """MuJoCo's renderer, whose destructor raises no second error where the constructor failed."""
+
+    _gl_context = _mjr_context = None
+
+
 @dataclass(frozen=True)
 class Camera:
     """A camera of a model.
@@ -80,7 +86,7 @@ class Cameras:
         render_size = (2 * size[0], 2 * size[1]) if double else size
         with drawing():
             if render_size not in self._renderers:
-                self._renderers[render_size] = mujoco.Renderer(self._model, *render_size)
+                self._renderers[render_size] = Renderer(self._model, *render_size)
                 # At exit MuJoCo terminates EGL, after which renderers cannot be freed.
                 atexit.register(_close, weakref.ref(self))
             renderer = self._renderers[render_size]
