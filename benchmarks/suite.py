@@ -198,14 +198,15 @@ def evaluated(
 
 
 def policies_table(kept: dict[str, Any]) -> str:
-    """For every pair: success of each task, then of all with its interval, and what was sent."""
+    """For every pair: success of each task and of all with its interval, and what was sent."""
     lines = []
     for name, runs in kept.items():
         seen, blank = runs["seen"]["methods"], runs["blank"]["methods"]
         shown = [method for method in METHODS if method in seen]
         lines += ["", f"`{name}`", "", f"| task | {' | '.join(shown)} |", f"|---|{'---|' * len(shown)}"]
         for task in seen[shown[0]]["tasks"]:
-            rates = (f"{seen[method]['tasks'][task]['rate']:.2f}" for method in shown)
+            of_task = (seen[method]["tasks"][task] for method in shown)
+            rates = (f"{one['rate']:.2f} [{one['low']:.2f}, {one['high']:.2f}]" for one in of_task)
             lines.append(f"| {task} | {' | '.join(rates)} |")
         lines.append(f"| **all** | {' | '.join(interval(seen[method]['success']) for method in shown)} |")
         lines.append(f"| all, cameras blank | {' | '.join(blanked(blank.get(method)) for method in shown)} |")
@@ -420,7 +421,14 @@ def seeds_table(found: dict[str, Any]) -> str:
             values = found["more"][method][key]
             if None not in values:
                 each = " | ".join(f"{value:.2f}" for value in values)
-                lines.append(f"| {method}: {key.replace('_', ' ')} | {each} | {np.mean(values):.2f} |")
+                # Milliseconds of several runs on a shared machine have no mean, only their ratios do.
+                mean = "" if key == "ms an action" else f"{np.mean(values):.2f}"
+                lines.append(f"| {method}: {key.replace('_', ' ')} | {each} | {mean} |")
+    for method in ("random", "adahi"):
+        times = (found["more"][one]["ms an action"] for one in (method, "hybrid"))
+        shares = [mine / whole for mine, whole in zip(*times, strict=True)]
+        each = " | ".join(f"{share:.2f}" for share in shares)
+        lines.append(f"| {method}: time an action, of hybrid's | {each} | {np.mean(shares):.2f} |")
     return "\n".join(lines)
 
 

@@ -83,19 +83,38 @@ def test_without_a_device_the_command_says_so() -> None:
         accelerator("cuda")
 
 
+def stop_after_two(done: int) -> None:
+    if done == 2:
+        raise KeyboardInterrupt
+
+
+def distance(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    return float(sum((weights[name].double() - others[name].double()).square().sum() for name in weights) ** 0.5)
+
+
+def same_training(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    """Whether weights differ by a small part of what training changed; rounding after two steps makes 2e-4 of it."""
+    return distance(found, wanted) < 0.02 * distance(wanted, chunks().module.state_dict())
+
+
+def test_less_training_would_be_seen(tmp_path: Path) -> None:
+    whole = loop.run(chunks(), tmp_path / "whole", lambda done: None, every=1)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(chunks(), tmp_path, stop_after_two, every=1)
+    kept, _ = checkpoint.read(tmp_path / "flow.checkpoint")
+    half = {name: kept[f"average.{name}"] for name in whole}
+    assert not same_training(half, whole) and not same_training(chunks().module.state_dict(), whole)
+    assert same_training(loop.run(chunks(), tmp_path, lambda done: None, every=1), whole)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_run_moves_between_both(tmp_path: Path) -> None:
-    def stopped(done: int) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        loop.run(chunks(), tmp_path, stopped, every=1, device=torch.device("cuda"))
+        loop.run(chunks(), tmp_path, stop_after_two, every=1, device=torch.device("cuda"))
     kept, _ = checkpoint.read(tmp_path / "flow.checkpoint")
     assert {value.device.type for value in kept.values()} == {"cpu"}, "a checkpoint does not say where it was made"
     there = loop.run(chunks(), tmp_path / "there", lambda done: None, device=torch.device("cuda"))
     assert {value.device.type for value in there.values()} == {"cpu"}
     halfway = loop.run(chunks(), tmp_path, lambda done: None, every=1)
     never = loop.run(chunks(), tmp_path / "never", lambda done: None, every=1)
-    for name, value in never.items():
-        torch.testing.assert_close(halfway[name], value, atol=1e-2, rtol=0.1)
+    assert same_training(halfway, never)
