@@ -155,7 +155,7 @@ class SpeculativePolicy:
         if self._prefetch is not None:
             self._prefetch.reset()
         # hold_last repeats this; before the first action it is the stop action.
-        self._last = self._stop_normalised
+        self._last = self._before_last = self._stop_normalised
         self.record, self.stopped = None, False
         self._asked: _Asked | None = None
 
@@ -243,7 +243,7 @@ class SpeculativePolicy:
         if not all(map(math.isfinite, action.tolist())):
             raise ObservationError(_NOT_FINITE)
         self._unusable = 0
-        self._last = executed
+        self._before_last, self._last = self._last, executed
         self.gate.update(drafted, executed)
         if self._follower is not None:
             self._follower.update(drafted, executed)
@@ -269,6 +269,10 @@ class SpeculativePolicy:
         self._unusable += 1
         self._stop_if_due()
         return self._stop_action() if self.stopped else self._units.to_environment(self._last)
+
+    def withdraw(self) -> None:
+        """The last action was not sent, and ``hold_last`` does not repeat it."""
+        self._last = self._before_last
 
     def wait(self, seconds: float) -> bool:
         """False: every control step of this policy has an action, see :class:`~specact.robot.loop.Acting`."""

@@ -447,6 +447,15 @@ def test_an_action_that_took_too_long_to_choose_is_not_sent_but_the_next_one_is(
     assert journal.summary()["outdated"] == 1
 
 
+def test_an_action_that_was_not_sent_is_not_held() -> None:
+    """The third inference takes so long that its action is dropped; then the sensor fails."""
+    clock = VirtualClock()
+    arm = Seeing(clock, *(np.array([value]) for value in (1.0, 2.0, 3.0, np.nan)))
+    ticks, _ = drive(arm, policy_of(clock, [QUICK, 20 * PERIOD], max_chunk_age_s=3 * PERIOD), 4, clock)
+    assert [tick.acted for tick in ticks] == [True, True, False, True]
+    assert ticks[3].unusable is not None and arm.actions[2] == arm.actions[1] != 0.0
+
+
 def test_where_every_inference_takes_that_long_every_second_action_is_sent() -> None:
     clock = VirtualClock()
     arm = Seeing(clock, GOOD)

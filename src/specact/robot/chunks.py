@@ -114,6 +114,7 @@ class ChunkRunner:
         self._misses = self._unusable = 0
         # The last action, and when it was due.
         self._last: NDArray[np.float32] | None = None
+        self._before_last: NDArray[np.float32] | None = None
         self._played_s = self._started_s
         self._idling = self.stopped = False
         self.ended: Finished | None = None
@@ -168,7 +169,8 @@ class ChunkRunner:
             self._misses = 0
             self.counts["chunks"] += 1
             self._ages_s += now - played.seen_s
-        self._last, self._played_s, self._observed_s = played.action, now, played.seen_s
+        self._before_last, self._last = self._last, played.action
+        self._played_s, self._observed_s = now, played.seen_s
         self._history.play(played.action)
         return self._held()
 
@@ -187,6 +189,10 @@ class ChunkRunner:
         self._idling = False
         self._stop_if_due()
         return self.stop_action if self.stopped else self._held()
+
+    def withdraw(self) -> None:
+        """The last action was not sent, and is not held."""
+        self._last = self._before_last
 
     def wait(self, seconds: float) -> bool:
         """If idle, waits for the current inference for at most ``seconds``; returns whether a chunk has arrived."""

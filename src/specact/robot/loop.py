@@ -81,6 +81,10 @@ class Acting(Protocol):
         """
         ...
 
+    def withdraw(self) -> None:
+        """The last action was not sent, and is not held later."""
+        ...
+
     def wait(self, seconds: float) -> bool:
         """If there is no action to play, waits for one for at most ``seconds``.
 
@@ -282,7 +286,9 @@ def _tick(
         stall = clock.now() - observed
         # At most one tick in a row, since late actions must be sent if every inference takes that long.
         outdated = unusable is None and not policy.stopped and not outdated and policy.expired
-        if action is not None and not outdated:
+        if outdated:
+            policy.withdraw()
+        elif action is not None:
             robot.act(action)
         note(Tick(began - planned, stall, _inference(before, policy.record), not outdated, unusable))
         planned = due = due + period_s
