@@ -2,18 +2,23 @@
 
 Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
      OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
+     OMP_NUM_THREADS=1 python benchmarks/budget.py time --out FOLDER --data path/to/demonstrations
+     OMP_NUM_THREADS=1 python benchmarks/budget.py targets
      python benchmarks/budget.py table FOLDER ...
 
 `run` trains a target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for
-every training seed, distils each draft from its target, trains a learned gate's head for each pair, measures every part
-on one core, and evaluates every method at every rate on the same episodes. It is one process, which resumes after a
+every training seed, distils each draft from its target, trains a learned gate's head for each pair, and evaluates every
+method at every rate on the same episodes. It is one process, which resumes after a
 stop: training from its checkpoints, evaluations from their shards. Cells that benchmarks/results/budget.json already
 has are left out (`--again`: run them again). The camera pair is evaluated at a rate of .4 alone. With `--published` it
 evaluates the pairs of these tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is
 trained.
+`time` measures every part of every size on one core, all sizes of a task alternately: costs of two cells can only be
+compared if they were measured in one run. It takes minutes: how long a network takes depends on its shape alone, so the
+networks are hardly trained. Run it with nothing else on the machine.
+`targets` measures target and draft of every pair that comes with the package, alternately.
 `table` adds the finished cells of the folders to benchmarks/results/budget.json, and writes docs/budget-TASK.png and
-the marked parts of docs/budget.md from it. Results from before asking the server was timed get the time of the
-published pair, measured then.
+the marked parts of docs/budget.md from it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +40,7 @@ from pages import fill
 from specact.cli.output import progress_bars
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.families.head import HEAD
+from specact.families.load import load_pair
 from specact.files import write_json
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.budget import (
@@ -44,7 +50,7 @@ from specact.lab.evaluation.budget import (
     advice,
     choose,
     device_cost,
-    measure_parts,
+    measure_together,
     study_ways,
 )  # fmt: skip
 from specact.lab.evaluation.evaluation import Evaluation
@@ -58,7 +64,7 @@ from specact.locks import locked
 from specact.runtime.parameters import count_parameters
 
 if TYPE_CHECKING:
-    from specact.lab.train.recipe import PolicyRecipe
+    from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "budget.json"
@@ -128,14 +134,12 @@ class Scale:
         calibration: episodes in each of six rounds, separate from those of the evaluation.
         lessons: inferences in each of two rounds, for a head and for a distilled draft.
         head_steps: training steps in each of the head's rounds.
-        rounds: of timing.
     """
 
     episodes: int = 50
     calibration: int = 15
     lessons: int = 15_000
     head_steps: int = 4000
-    rounds: int = 400
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,12 @@ def plan(tasks: Sequence[str], seeds: Sequence[int] | None = None) -> list[Cell]
     ]
 
 
+# The pairs that come with the package whose targets differ, with the drafts of those that have none of their own.
+TARGETS = {
+    "ball": None, "swarm": None, "pusht": None, "pusht-camera": None, "peg": None, "kitchen": None, "relocate": None,
+    "metaworld": None, "ball-chase-flow": None, "pusht-flow": None, "kitchen-tokens": None, "relocate-tokens": None,
+    "metaworld-flow": None, "metaworld-tokens": "metaworld-draft",
+}  # fmt: skip
 PUBLISHED = [
     Cell(task, 0, SIZES.index("1"), distilled) for task in ("ball", "peg", "pusht") for distilled in (False, True)
 ]
@@ -215,26 +225,22 @@ def run(out: Path, data: Path, cells: Sequence[Cell], scale: Scale, recipes: Pat
 
 
 def finish(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, update: Progress) -> None:
-    """Trains, measures and evaluates a cell; resumable."""
+    """Trains and evaluates a cell; resumable."""
     cpu = time.process_time()
     with Pool(1) as pool:
         bundle = get_bundle(cell, out, data, scale, recipes, pool, update)
         bundle = with_head(bundle, scale, cell, pool, update)
         folder = cell.folder(out)
-        costs = folder / "parts.json"
-        if not costs.exists():
-            write_json(costs, measure_parts(bundle, scale.rounds))
         for name, evaluation in evaluations(cell, bundle, scale):
             if not finished(evaluation, folder / name):
                 evaluate(evaluation, folder / name, update, pool, command="python benchmarks/budget.py run")
     write_json(
         folder / "cell.json",
         {
-            "parts": json.loads(costs.read_text()),
             "parameters": {part: count_parameters(bundle.path / PARTS[part]) for part in ("draft", "target")}
             | {"head": count_parameters(bundle.path / HEAD)},
             "cpu_seconds": round(time.process_time() - cpu),
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+            "machine": machine(),
         },
     )
 
@@ -280,14 +286,59 @@ def get_bundle(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, p
         return load_bundle(path)
     # The draft of the recipe's size first, for early results; more policies may be added to a training run later.
     sizes = range(len(drafts.widths)) if cell.size != FIRST[0] else (cell.size,)
-    recipe = replace(
-        recipe, seed=cell.seed,
-        policies={TARGET: recipe.policies[TARGET]}
-        | {f"draft_{NAMES[size]}": drafts.settings(size, recipe.policies[drafts.of]) for size in sizes},
-        bundles={f"{cell.task}-{NAMES[size]}": (TARGET, f"draft_{NAMES[size]}") for size in sizes},
-    )  # fmt: skip
-    train(recipe, data, cell.training(out), update)
+    train(with_drafts(recipe, cell.task, sizes, cell.seed), data, cell.training(out), update)
     return load_bundle(path)
+
+
+def with_drafts(recipe: Recipe, task: str, sizes: Iterable[int], seed: int) -> Recipe:
+    """A task's recipe with its target and drafts of these sizes, in a bundle each."""
+    drafts = DRAFTS[task]
+    policies = {f"draft_{NAMES[size]}": drafts.settings(size, recipe.policies[drafts.of]) for size in sizes}
+    return replace(
+        recipe, seed=seed, policies={TARGET: recipe.policies[TARGET], **policies},
+        bundles={f"{task}-{NAMES[size]}": (TARGET, f"draft_{NAMES[size]}") for size in sizes},
+    )  # fmt: skip
+
+
+def measured(task: str, out: Path, data: Path, recipes: Path, rounds: int, update: Progress) -> dict[str, Any]:
+    """Milliseconds of all parts of every size of a task, of networks that are hardly trained, and their machine.
+
+    Returns:
+        ``machine``, ``rounds``, and ``parts``: by size, see :func:`~specact.lab.evaluation.budget.measure_parts`; the
+        target's time is the median over the sizes, as its network is the same for all of them.
+    """
+    from specact.lab.train.recipe import load_recipe
+    from specact.lab.train.train import train
+
+    recipe, sizes = load_recipe(recipes / f"{task}.toml"), range(len(DRAFTS[task].widths))
+    recipe = with_drafts(recipe, task, sizes, 0)
+    # Some steps: a parameter that is still 1 everywhere is a constant of the exported network.
+    short = {
+        name: replace(one, steps=50, warmup=1, encoder=_short(one.encoder)) for name, one in recipe.policies.items()
+    }
+    tokenizer = replace(recipe.tokenizer, steps=2)
+    recipe = replace(recipe, policies=short, tokenizer=tokenizer, generate_episodes=min(20, recipe.generate_episodes))
+    train(recipe, data, out / task, update)
+    pairs, scale = {}, Scale(lessons=200, head_steps=2)
+    with Pool(1) as pool:
+        for size in sizes:
+            bundle = load_bundle(out / task / "bundles" / f"{task}-{NAMES[size]}")
+            pairs[SIZES[size]] = with_head(bundle, scale, Cell(task, 1, size, False), pool, update)
+    parts = measure_together(pairs, rounds)
+    target_ms = sorted(found["target"] for found in parts.values())[len(parts) // 2]
+    return {
+        "machine": machine(), "rounds": rounds,
+        "parts": {size: found | {"target": target_ms} for size, found in parts.items()},
+    }  # fmt: skip
+
+
+def _short(encoder: EncoderRecipe) -> EncoderRecipe:
+    return replace(encoder, steps=2, scenes=min(64, encoder.scenes))
+
+
+def machine() -> dict[str, Any]:
+    """This machine."""
+    return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
 
 
 def with_head(bundle: Bundle, scale: Scale, cell: Cell, pool: Pool, update: Progress) -> Bundle:
@@ -315,7 +366,7 @@ def collect(out: Path, cells: Sequence[Cell]) -> dict[str, Any]:
 def results_of(cell: Cell, folder: Path) -> dict[str, Any]:
     """The results of a finished cell."""
     result = json.loads((folder / "cell.json").read_text())
-    parts, rows = result["parts"], []
+    rows = []
     for evaluation in sorted(path.parent for path in folder.glob("*/summary.json")):
         summary = json.loads((evaluation / "summary.json").read_text())
         for method, metrics in summary["methods"].items():
@@ -324,22 +375,13 @@ def results_of(cell: Cell, folder: Path) -> dict[str, Any]:
             for as_method in (method, *["target_on_device"] * (method == TARGET)):
                 on_device = as_method == "target_on_device"
                 rate = 0.0 if on_device else metrics["transmission_rate"]
-                cost = device_cost(as_method, parts, rate)
                 rows.append(
                     {
                         "task": cell.task,
                         "draft": "" if method == TARGET else cell.draft,
                         "method": as_method,
                         "asked": 0.0 if on_device else asked,
-                        "seeds": {
-                            str(cell.seed): {
-                                "rate": rate,
-                                "cost": cost / parts["target"],
-                                "ms": cost,
-                                "ask_ms": parts.get("ask"),
-                                "successes": won,
-                            }
-                        },
+                        "seeds": {str(cell.seed): {"rate": rate, "successes": won}},
                     }
                 )
     parameters = {cell.task: {cell.draft: result["parameters"]}}
@@ -367,17 +409,48 @@ def merge(results: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def charge_asking(results: dict[str, Any]) -> None:
-    """Adds the time of asking the server to results that were measured without it: of the published pair, now."""
-    measured: dict[str, dict[str, float]] = {}
+def charge(results: dict[str, Any], times: Mapping[str, Any]) -> None:
+    """Adds the device time of an inference to all results: ``ms``, and ``cost`` as a share of the target's.
+
+    A distilled draft takes the time of the plain one, whose network has the same shape.
+    """
     for row in results["rows"]:
+        if row["task"] not in times:
+            raise SystemExit(f"the parts of {row['task']} have not been timed: python benchmarks/budget.py time")
+        parts = times[row["task"]]["parts"][row["draft"].rpartition("x")[2] or SIZES[FIRST[0]]]
         for of_seed in row["seeds"].values():
-            if of_seed.get("ask_ms") is None:
-                task = row["task"]
-                parts = measured[task] = measured.get(task) or measure_parts(load_bundle(task))
-                of_seed["ask_ms"] = parts["ask"]
-                of_seed["ms"] += of_seed["rate"] * parts["ask"]
-                of_seed["cost"] += of_seed["rate"] * parts["ask"] / parts["target"]
+            of_seed["ms"] = device_cost(row["method"], parts, of_seed["rate"])
+            of_seed["cost"] = of_seed["ms"] / parts["target"]
+
+
+def measured_targets(rounds: int) -> dict[str, Any]:
+    """Milliseconds of draft and target of the packaged pairs, how long the actions of a chunk last, and the machine."""
+    pairs = {name: load_pair(name, draft=draft) for name, draft in TARGETS.items()}
+    parts = measure_together(pairs, rounds)
+    found = {
+        name: {
+            "target_ms": parts[name]["target"],
+            "draft_ms": parts[name]["draft"] if isinstance(pair, Bundle) or TARGETS[name] else None,
+            "chunk_ms": 1e3 * pair.execute / pair.rate_hz,
+        }
+        for name, pair in pairs.items()
+    }
+    return {"machine": machine(), "rounds": rounds, "pairs": found}
+
+
+def targets_table(targets: Mapping[str, Any]) -> str:
+    """Times of target and draft, and the share of this core below which the target cannot keep up."""
+    lines = [
+        "| pair | target, ms | draft, ms | of the target's | a chunk lasts, ms | the target does not fit below |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, of in sorted(targets["pairs"].items(), key=lambda item: item[1]["target_ms"] / item[1]["chunk_ms"]):
+        draft = "- | -" if of["draft_ms"] is None else f"{of['draft_ms']:.2f} | {of['draft_ms'] / of['target_ms']:.3f}"
+        lines.append(
+            f"| `{name}` | {of['target_ms']:.2f} | {draft} | {of['chunk_ms']:g} | "
+            f"{of['target_ms'] / of['chunk_ms']:.1%} of this core |"
+        )
+    return "\n".join(lines)
 
 
 def missing_from(results: dict[str, Any], cells: Sequence[Cell]) -> list[Cell]:
@@ -390,18 +463,19 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     """Writes the marked parts of the page, and a figure of each task."""
     tasks = tasks_of(results)
     fill(page, "advice", sentences(results))
+    fill(page, "targets", targets_table(results["targets"]))
     fill(page, "published", sentences(results["published"]))
     fill(
         page, "published choices", "\n\n".join(choices(results["published"], t) for t in tasks_of(results["published"]))
     )
-    fill(page, "published costs", costs_table(results["published"]))
+    fill(page, "published costs", costs_table(results["published"], results["times"]))
     fill(
         page,
         "published results",
         "\n\n".join(results_table(results["published"], t) for t in tasks_of(results["published"])),
     )
     fill(page, "choices", "\n\n".join(choices(results, task) for task in tasks))
-    fill(page, "costs", costs_table(results))
+    fill(page, "costs", costs_table(results, results["times"]))
     fill(page, "results", "\n\n".join(results_table(results, task) for task in tasks))
     fill(page, "missing", missing(results))
     figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
@@ -451,20 +525,27 @@ def choices(results: dict[str, Any], task: str) -> str:
     return "\n".join(lines)
 
 
-def costs_table(results: dict[str, Any]) -> str:
-    """Parameters, and time as a share of the target's."""
+def costs_table(results: dict[str, Any], times: Mapping[str, Any]) -> str:
+    """Parameters, milliseconds of an inference, and time as a share of the target's."""
     lines = [
-        "| task | draft | parameters | of the target's | alone | random | adahi | uncertainty | learned | head alone |",
-        "|" + "---|" * 10,
+        "| task | policy | parameters | of the target's | ms | alone | random | adahi | uncertainty | learned "
+        "| head alone |",
+        "|" + "---|" * 11,
     ]
     methods = ("draft", "random_learned", "adahi", "uncertainty", "learned", HEAD_DRAFT)
     for task, drafts in results["parameters"].items():
-        ways = study_ways(results, task)
+        ways, parts = study_ways(results, task), times[task]["parts"]
+        target = next(iter(drafts.values()))["target"]
+        lines.append(
+            f"| {task} | target | {target:,} | 100% | {parts['1']['target']:.3f} | 1 |" + " - |" * (len(methods) - 1)
+        )
         for draft, counts in drafts.items():
             cost = {way.method: way.cost for way in ways if way.draft == draft}
             cells = [f"{cost[method]:.2f}" if method in cost else "-" for method in methods]
-            share = counts["draft"] / counts["target"]
-            lines.append(f"| {task} | {draft} | {counts['draft']:,} | {share:.2%} | " + " | ".join(cells) + " |")
+            share, ms = counts["draft"] / counts["target"], parts[draft.rpartition("x")[2]]["draft"]
+            lines.append(
+                f"| {task} | {draft} | {counts['draft']:,} | {share:.2%} | {ms:.3f} | " + " | ".join(cells) + " |"
+            )
     return "\n".join(lines)
 
 
@@ -526,9 +607,17 @@ def main() -> None:
     running.add_argument("--published", action="store_true")
     running.add_argument("--again", action="store_true")
     running.add_argument("--recipes", type=Path, default=ROOT / "recipes")
+    timing = verbs.add_parser("time")
+    timing.add_argument("--out", type=Path, required=True)
+    timing.add_argument("--data", type=Path, default=Path())
+    timing.add_argument("--tasks", default=",".join(DRAFTS))
+    timing.add_argument("--recipes", type=Path, default=ROOT / "recipes")
+    verbs.add_parser("targets")
     table = verbs.add_parser("table")
     table.add_argument("outs", type=Path, nargs="*")
     arguments = parser.parse_args()
+    if unknown := sorted(set(getattr(arguments, "tasks", "ball").split(",")) - set(DRAFTS)):
+        parser.error(f"there is no task {unknown[0]!r} in the study; there are {', '.join(DRAFTS)}")
     results = json.loads(RESULTS.read_text())
     if arguments.verb == "run":
         seeds = None if arguments.seeds is None else [int(seed) for seed in arguments.seeds.split(",")]
@@ -537,13 +626,23 @@ def main() -> None:
         with locked(arguments.out / ("published" if arguments.published else "trained")), progress_bars() as update:
             run(arguments.out, arguments.data, cells, Scale(), arguments.recipes, update)
         return
-    published = results["published"]
+    published, times, targets = results["published"], results.get("times", {}), results.get("targets")
+    if arguments.verb == "time":
+        with progress_bars() as update:
+            for task in arguments.tasks.split(","):
+                times[task] = measured(task, arguments.out, arguments.data, arguments.recipes, 400, update)
+        write_json(RESULTS, results | {"times": times})
+        return
+    if arguments.verb == "targets":
+        write_json(RESULTS, results | {"targets": measured_targets(100)})
+        return
     for out in arguments.outs:
         results = merge(results, collect(out, plan(list(DRAFTS))))
         published = merge(published, collect(out, PUBLISHED))
     for each in (results, published):
-        charge_asking(each)
-    results |= {"command": "python benchmarks/budget.py run, then table", "published": published}
+        charge(each, times)
+    command = "python benchmarks/budget.py run and time, then table"
+    results |= {"command": command, "times": times, "targets": targets, "published": published}
     write_json(RESULTS, results)
     write_pages(results, PAGE, ROOT / "docs")
 

@@ -97,8 +97,8 @@ def drive(
             run(real, acting, 0, lambda: time.monotonic() < until)
         else:
             simulated, episode_seed, limited = _simulated(env, plan, live, device_share)
-            acting = plan.make(simulated)
-            with limited, progress_bars() as update:
+            with closing(simulated), limited, progress_bars() as update:
+                acting = plan.make(simulated)
                 for episode in range(episodes):
                     update("episodes", episode, episodes)
                     simulated.start(episode_seed(seed, episode, simulated.task))
@@ -108,7 +108,6 @@ def drive(
                     if recorder is not None:
                         recorder.end(simulated.outcome)
                 update("episodes", episodes, episodes)
-            simulated.close()
     finally:
         # The robot has stopped. A second signal must not suppress the summary.
         interrupts.held = True

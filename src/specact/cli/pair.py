@@ -30,7 +30,7 @@ def pair(
         draft: the small policy, on the robot.
         target: the large policy.
         out: folder to create.
-        json: print the manifest as JSON.
+        json: print name, fingerprint and executed actions as JSON.
     """
     from specact.families.chunks.folder import make_pair
 

@@ -176,6 +176,11 @@ def test_what_it_cannot_run_on_is_refused(option: dict[str, Any], says: str, gra
         onnx_policy(described(tmp_path, graph), **option)
 
 
+def test_a_number_is_no_shape() -> None:
+    with pytest.raises(ConfigError, match=r"the observation 'state' must be a shape such as \(8,\) or a Field, got 8"):
+        chunk_policy(observation={"state": 8}, chunk=3, actions=2, rate_hz=10.0)  # type: ignore[dict-item]
+
+
 def test_a_function_that_fails_is_said_to(tmp_path: Path) -> None:
     @chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=10.0)
     def fails(inputs: Inputs) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks import folder
 from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.codes.bundle import find_bundle
 from specact.families.load import load_pair, load_responder
 
 FLOW = "pusht-flow"
@@ -190,6 +191,14 @@ def test_no_action_of_the_target_is_cut_to_the_range_of_the_draft(here: Path) ->
     units = make_pair(here / "pair", "still_life:narrow", "still_life:still").units
     np.testing.assert_allclose(units.centre - units.scale, [-1.0, -1.0])
     np.testing.assert_allclose(units.centre + units.scale, [1.0, 1.5])
+
+
+def test_a_folder_may_have_a_hash_in_its_path(here: Path) -> None:
+    inner = here / "exp#1"
+    inner.mkdir()
+    bundle = shutil.copytree(find_bundle("ball-chase-flow"), inner / "ball-chase-flow")
+    made = make_pair(here / "pair", str(bundle), str(bundle))
+    assert load_pair(here / "pair").fingerprint == made.fingerprint
 
 
 def test_a_pair_is_for_the_environment_of_its_policies(here: Path) -> None:

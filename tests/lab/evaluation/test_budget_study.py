@@ -73,6 +73,14 @@ def budget() -> Iterator[ModuleType]:
     del sys.modules["budget"]
 
 
+# Stated, so that no answer depends on a clock.
+PARTS = {
+    "draft": 1.0, "head_draft": 2.0, "target": 8.0, "ask": 0.5, "gate random": 0.1, "gate deviation": 0.2,
+    "gate uncertainty": 0.5, "gate learned": 1.2,
+}  # fmt: skip
+TIMES = {"ball": {"parts": {size: PARTS | {"draft": ms} for size, ms in (("1/4", 0.9), ("1", 1.0), ("16", 4.0))}}}
+
+
 class StoppedError(Exception):
     """As by a signal."""
 
@@ -83,7 +91,7 @@ def study(budget: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
     folder = tmp_path_factory.mktemp("study")
     (folder / "ball.toml").write_text(RECIPE)
     cells = [budget.Cell("ball", 1, 1, False), budget.Cell("ball", 1, 1, True)]
-    scale = budget.Scale(episodes=3, calibration=2, lessons=50, head_steps=10, rounds=3)
+    scale = budget.Scale(episodes=3, calibration=2, lessons=50, head_steps=10)
     out = folder / "out"
 
     def stop(what: str, done: int, total: int) -> None:
@@ -95,15 +103,17 @@ def study(budget: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
     first = cells[0].folder(out)
     assert not (first / "cell.json").exists()
     assert budget.collect(out, cells)["rows"] == []
-    kept = {path: path.stat().st_mtime_ns for path in (first / "ends" / "summary.json", first / "parts.json")}
+    kept = (first / "ends" / "summary.json").stat().st_mtime_ns
     told: list[str] = []
     budget.run(out, Path(), cells, scale, folder, lambda what, done, total: told.append(what))
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert (first / "ends" / "summary.json").stat().st_mtime_ns == kept
     assert "target" not in told or told.index("distilled draft") < told.index("target"), "it was not trained again"
     before = (first / "cell.json").stat().st_mtime_ns
     budget.run(out, Path(), cells, scale, folder, lambda what, done, total: None)
     assert (first / "cell.json").stat().st_mtime_ns == before
-    return out, budget.collect(out, budget.plan(["ball"], (1, 2)))
+    results = budget.collect(out, budget.plan(["ball"], (1, 2)))
+    budget.charge(results, TIMES)
+    return out, results | {"times": TIMES}
 
 
 def test_cells_that_share_a_target_follow_each_other(budget: ModuleType) -> None:
@@ -150,13 +160,27 @@ def test_every_way_is_in_the_results_with_its_cost(study: tuple[Path, dict[str, 
         "draft x1": wanted, "distilled draft x1": wanted, "": {("target", 1.0), ("target_on_device", 0.0)},
     }  # fmt: skip
     costs = {(way.draft, way.method): way.cost for way in ways}
-    assert costs["", "target"] > 0.0, "asking takes time"
+    assert costs["", "target"] == 0.5 / 8.0, "asking takes time"
     assert costs["", "target_on_device"] == 1.0, "costs are shares of the target's"
-    assert costs["draft x1", "learned"] > costs["draft x1", "draft"]
-    asking = costs["draft x1", "hybrid"] - costs["draft x1", "draft"]
-    assert asking > 0.0, "hybrid asks, too"
+    assert costs["draft x1", "draft"] == costs["distilled draft x1", "draft"] == 1.0 / 8.0
+    assert costs["draft x1", "hybrid"] == 1.5 / 8.0, "hybrid asks, too"
+    assert costs["draft x1", "learned"] > 2.2 / 8.0
     for way in ways:
         assert way.rate == {"draft": 0.0, "head_draft": 0.0, "hybrid": 1.0}.get(way.method, way.rate)
+
+
+def test_costs_of_sizes_come_from_one_run(budget: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ball.toml").write_text(RECIPE)
+    monkeypatch.setitem(budget.DRAFTS, "ball", budget.Drafts((2, 5, 90)))
+    found = budget.measured("ball", tmp_path / "out", Path(), tmp_path, 30, lambda *told: None)
+    parts = found["parts"]
+    assert list(parts) == ["1/4", "1", "4"] and found["rounds"] == 30
+    assert len({of_size["target"] for of_size in parts.values()}) == 1
+    assert {"draft", "head_draft", "ask", "gate learned", "gate deviation"} <= parts["1"].keys()
+    # Of the draft's time nearly all is the call, so a size costs little; the head's is added to the draft's.
+    assert all(of_size["head_draft"] > of_size["draft"] for of_size in parts.values())
+    with pytest.raises(SystemExit, match="the parts of ball have not been timed"):
+        budget.charge({"rows": [{"task": "ball"}]}, {})
 
 
 def test_nothing_is_judged_on_what_a_gate_was_calibrated_on(study: tuple[Path, dict[str, Any]]) -> None:
@@ -182,6 +206,7 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     page = tmp_path / "page.md"
     names = ("advice", "choices", "costs", "results", "missing", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in names))
+    assert "| ball | draft x1 | " in budget.costs_table(results, TIMES)
     nothing = budget.collect(tmp_path, budget.PUBLISHED)
     assert nothing["rows"] == [] and budget.missing_from(nothing, budget.PUBLISHED) == budget.PUBLISHED
     budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)

@@ -121,7 +121,13 @@ def chunk_policy(
         instruction: whether it needs an instruction.
         low, high: range of the actions, if known; actions are clipped to it.
         fingerprint, seeded: see :class:`FunctionPolicy`.
+
+    Raises:
+        ConfigError: for a field that is neither, or a range that is none.
     """
+    for name, field in observation.items():
+        if not isinstance(field, Field | Sequence):
+            raise ConfigError(f"the observation {name!r} must be a shape such as (8,) or a Field, got {field!r:.60}")
     fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}
     spec = ChunkSpec(ObservationSpec(fields, instruction), chunk, actions, rate_hz)
     units = units_of(low, high, actions)

@@ -264,7 +264,10 @@ def _load_target(source: str, steps: int, fingerprint: str, provider: str, threa
 
 def _stored_source(source: str) -> str | None:
     """The source as a manifest stores it: the path of a bundle, None for any other kind."""
-    if kind_of_source(source) not in ("part", "folder"):
-        return None
-    name, hash_, part = source.partition("#")
-    return f"{find_bundle(name).resolve()}{hash_}{part}"
+    kind = kind_of_source(source)
+    if kind == "folder":
+        return str(find_bundle(source).resolve())
+    if kind == "part":
+        name, _, part = source.rpartition("#")
+        return f"{find_bundle(name).resolve()}#{part}"
+    return None

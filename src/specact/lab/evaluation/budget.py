@@ -288,6 +288,33 @@ def measure_parts(pair: AnyPair, rounds: int = 400, gates: Sequence[str] = ()) -
         encoding a request and reading its reply, without a link, and for each gate that the pair can have ``gate
         NAME``: a decision, of a learned gate with its head.
     """
+    return measure_together({"": pair}, rounds, gates)[""]
+
+
+def measure_together(
+    pairs: Mapping[str, AnyPair], rounds: int = 400, gates: Sequence[str] = ()
+) -> dict[str, dict[str, float]]:
+    """The parts of several pairs, as :func:`measure_parts`, all called alternately: the machine's other work hits all.
+
+    Args:
+        pairs: by name.
+        rounds, gates: as there.
+    """
+    calls = {(name, part): call for name, pair in pairs.items() for part, call in _parts(pair, gates).items()}
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    for _ in range(rounds + 10):
+        for key, call in calls.items():
+            start = time.perf_counter()
+            call()
+            seconds[key].append(time.perf_counter() - start)
+    found: dict[str, dict[str, float]] = {name: {} for name in pairs}
+    for (name, part), times in seconds.items():
+        found[name][part] = 1e3 * float(np.median(times[10:]))
+    return found
+
+
+def _parts(pair: AnyPair, gates: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """The parts to time."""
     window, rng, drafter = pair.observation.zeros(), stream(0, Role.GATE), pair.drafter
     proposal = drafter.propose(window, rng)
     calls: dict[str, Callable[[], object]]
@@ -312,13 +339,7 @@ def measure_parts(pair: AnyPair, rounds: int = 400, gates: Sequence[str] = ()) -
         gate.reset()
         gate.update(proposal.actions[0], proposal.actions[0])
         calls[f"gate {name}"] = lambda gate=gate: gate.decide(proposal, rng)  # type: ignore[misc]
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 10):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: 1e3 * float(np.median(times[10:])) for name, times in seconds.items()}
+    return calls
 
 
 def _asking(pair: AnyPair) -> Callable[[], object]:

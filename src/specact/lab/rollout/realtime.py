@@ -85,12 +85,14 @@ class RealTime:
             seed=shard.seed,
         )
         audit, world, results = family.audit(), SimulatedRobot(task), []
-        for episode in shard.episodes:
-            policy.reset(episode)
-            world.start(episode_seed(shard.seed, episode, task))
-            run_together([Robot(policy, world)], family, audit)
-            results.append((episode, world.success, world.score, world.steps, world.of_suite))
-        world.close()
+        try:
+            for episode in shard.episodes:
+                policy.reset(episode)
+                world.start(episode_seed(shard.seed, episode, task))
+                run_together([Robot(policy, world)], family, audit)
+                results.append((episode, world.success, world.score, world.steps, world.of_suite))
+        finally:
+            world.close()
         table = audit.table()
         if not method.waits_for_draft:
             # The ungated target needs no draft, so its time excludes the draft's.
