@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 from pages import fill
 
-from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.load import load_pair
+from specact.families.chunks.folder import PairSettings, load_chunk_pair, make_pair
 from specact.files import file_stem, write_json
 from specact.lab.processes import linked, serving
 from specact.lab.statistics import contrast, holm, wilson
@@ -52,7 +51,7 @@ class Method:
     Attributes:
         name: in the table.
         linked: whether it uses a server, and so depends on the link.
-        options: of ``specact run``; PAIR, ALONE, FEWER, TARGET and SERVER are placeholders.
+        options: of ``specact run``; words in capitals are placeholders.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Method:
 WAITING = ("--gate", "never", "--max-chunk-age-ms", "5000")
 # The whole chunk may be executed, and the next one is requested at its start.
 ASYNCHRONOUS = (
-    "--execution", "aligned", "--execute-actions", "4", "--overlap-actions", "3", "--idle", "nothing",
+    "--execution", "aligned", "--execute-actions", "CHUNK", "--overlap-actions", "OVERLAP", "--idle", "nothing",
     "--max-chunk-age-ms", "5000",
 )  # fmt: skip
 METHODS = (
@@ -114,11 +113,14 @@ def main() -> None:
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Runs the cells that are not there yet: those without a server once, the others over every link."""
-    pair = load_pair(arguments.pair)
+    pair = load_chunk_pair(Path(arguments.pair))
     check_same(arguments.out, pair.fingerprint, arguments)
     methods = [method for method in METHODS if "FEWER" not in method.options or arguments.fewer]
     with ExitStack() as stack:
-        stands = {"PAIR": arguments.pair, "TARGET": arguments.target}
+        chunk = pair.target_spec.chunk
+        stands = {
+            "PAIR": arguments.pair, "TARGET": arguments.target, "CHUNK": str(chunk), "OVERLAP": str(chunk - 1)
+        }  # fmt: skip
         # As many actions of a chunk as in the pair: executing more of them is a different policy.
         settings = PairSettings(execute=pair.execute, draft_steps=10)
         stands["ALONE"] = alone(arguments.out / "alone", arguments.target, settings)
