@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specact import calibrated_gate, load_bundle
+from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.errors import ConfigError
 from specact.families.tokens import load_tokens
 from specact.families.tokens.network import Cache
-from specact.gates import ActionDeviation, Learned
+from specact.gates import ActionDeviation, Learned, Never
 from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
 from specact.lab.envs import load_task
@@ -285,3 +285,38 @@ def test_the_token_policy_sees_what_it_does_on_metaworld() -> None:
     seen, unseen = successes(blank=False), successes(blank=True)
     assert seen >= 5
     assert unseen <= seen - 2
+
+
+@pytest.mark.skipif(os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL")
+def test_acceptance_on_metaworld_looks_at_the_scene() -> None:
+    """Over the windows of an episode of each task, draft and target agree less if both see black frames.
+
+    The mean probability that a drafted code is accepted is .33 with cameras and .17 without, with a standard error of
+    .04 of the difference: for other episodes this fails with a probability of about 1e-4.
+    """
+    pytest.importorskip("metaworld")
+    bundle = load_bundle("metaworld")
+    policy, task, seen = SpeculativePolicy(bundle, Never(), seed=5), load_task("metaworld", bundle.observation), []
+    robot = SimulatedRobot(task)
+    for episode in range(10):
+        policy.reset(episode)
+        robot.start(episode_seed(5, episode, task))
+        for _ in range(80):
+            if robot.done:
+                break
+            window = policy.observe(robot.observe())
+            if policy.wants_inference:
+                seen.append(window)
+            robot.act(policy.act_on(window))
+    robot.close()
+
+    def accepted(windows: list[Window]) -> float:
+        pairs = zip(bundle.target.infer_batch(windows), bundle.draft.infer_batch(windows), strict=True)
+        return float(np.mean([np.minimum(large.probs, small.probs).sum(-1).prod() for large, small in pairs]))
+
+    def black(window: Window) -> Window:
+        frames = bundle.observation.images
+        shown = {name: np.zeros_like(array) if name in frames else array for name, array in window.arrays.items()}
+        return Window(shown, window.instruction)
+
+    assert accepted(seen) > accepted([black(window) for window in seen])
