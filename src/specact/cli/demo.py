@@ -57,9 +57,9 @@ def demo(
         what = Evaluation(bundle, None, methods, episodes, seed)
         summary = evaluate(what, folder, update, pool, command=command_line())
     compared = methods == METHODS
-    picture = (_picture(bundle, summary, folder, seed) or _film(folder)) if compared else None
+    shown = (_picture(bundle, summary, folder, seed) or _film(folder)) if compared else None
     if json:
-        print_json(summary)
+        print_json(summary | ({} if shown is None else {"shown": str(shown[0]), "choice": shown[1]}))
         return
     results.print(summary_table(summary))
     for line in contrast_lines(summary):
@@ -68,9 +68,11 @@ def demo(
         results.print(_summary_sentence(summary), highlight=False)
     results.print(
         f"run folder: {folder}"
-        + (f"   {'film' if picture.suffix == '.webm' else 'picture'}: {picture}" if picture else ""),
+        + ("" if shown is None else f"   {'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}"),
         highlight=False,
     )
+    if shown is not None:
+        results.print(shown[1], highlight=False)
 
 
 def _summary_sentence(summary: dict[str, Any]) -> str:
@@ -85,24 +87,24 @@ def _summary_sentence(summary: dict[str, Any]) -> str:
     )
 
 
-def _film(folder: Path) -> Path | None:
-    """Writes a film of an episode of the run, if this machine can render the environment."""
+def _film(folder: Path) -> tuple[Path, str] | None:
+    """Writes a film of an episode of the run, and why that one, if this machine can render the environment."""
     try:
         from specact.lab.report.films import show_film
         from specact.lab.report.runs import find_runs
     except ModuleNotFoundError:
         return None
     try:
-        film = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid")).film
+        shown = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid"))
     except ConfigError:
         return None
     path = folder / "film.webm"
-    write_whole(path, film.video)
-    return path
+    write_whole(path, shown.film.video)
+    return path, shown.why
 
 
-def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> Path | None:
-    """Writes a picture of rollouts, if Matplotlib is installed and the environment can be drawn."""
+def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> tuple[Path, str] | None:
+    """Writes a picture of rollouts, and says which, if Matplotlib is installed and the environment can be drawn."""
     try:
         from specact.lab.report.paths import POINTS, choose, draw_paths, trace
     except ModuleNotFoundError:
@@ -134,4 +136,4 @@ def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> P
     )
     path = folder / "rollouts.png"
     draw_paths(rows, summary["env"], title, path)
-    return path
+    return path, f"{title}."
