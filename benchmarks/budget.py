@@ -16,7 +16,7 @@ trained.
 `time` measures every part of every size on one core, all sizes of a task alternately: costs of two cells can only be
 compared if they were measured in one run. It takes minutes: how long a network takes depends on its shape alone, so the
 networks are hardly trained. Run it with nothing else on the machine.
-`targets` measures target and draft of every pair that comes with the package, alternately.
+`targets` measures target and draft of every pair that comes with the package.
 `table` adds the finished cells of the folders to benchmarks/results/budget.json, and writes docs/budget-TASK.png and
 the marked parts of docs/budget.md from it.
 """
@@ -50,6 +50,7 @@ from specact.lab.evaluation.budget import (
     advice,
     choose,
     device_cost,
+    measure_parts,
     measure_together,
     study_ways,
 )  # fmt: skip
@@ -426,7 +427,8 @@ def charge(results: dict[str, Any], times: Mapping[str, Any]) -> None:
 def measured_targets(rounds: int) -> dict[str, Any]:
     """Milliseconds of draft and target of the packaged pairs, how long the actions of a chunk last, and the machine."""
     pairs = {name: load_pair(name, draft=draft) for name, draft in TARGETS.items()}
-    parts = measure_together(pairs, rounds)
+    # One after the other: between larger networks the smaller ones find their weights gone from the cache.
+    parts = {name: measure_parts(pair, rounds) for name, pair in pairs.items()}
     found = {
         name: {
             "target_ms": parts[name]["target"],
