@@ -35,6 +35,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pages import fill
 
 from specact.cli.output import progress_bars
@@ -48,6 +50,7 @@ from specact.lab.evaluation.budget import (
     TARGET,
     Way,
     advice,
+    behind,
     choose,
     device_cost,
     measure_parts,
@@ -61,6 +64,7 @@ from specact.lab.report.drawing import style
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.methods import METHODS as KNOWN
 from specact.lab.rollout.pool import Pool
+from specact.lab.statistics import contrast, holm
 from specact.locks import locked
 from specact.runtime.parameters import count_parameters
 
@@ -450,7 +454,7 @@ def targets_table(targets: Mapping[str, Any]) -> str:
         draft = "- | -" if of["draft_ms"] is None else f"{of['draft_ms']:.2f} | {of['draft_ms'] / of['target_ms']:.3f}"
         lines.append(
             f"| `{name}` | {of['target_ms']:.2f} | {draft} | {of['chunk_ms']:g} | "
-            f"{of['target_ms'] / of['chunk_ms']:.1%} of this core |"
+            f"{of['target_ms'] / of['chunk_ms']:.2%} of this core |"
         )
     return "\n".join(lines)
 
@@ -476,6 +480,7 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
         "published results",
         "\n\n".join(results_table(results["published"], t) for t in tasks_of(results["published"])),
     )
+    fill(page, "gates", gates_table(results))
     fill(page, "choices", "\n\n".join(choices(results, task) for task in tasks))
     fill(page, "costs", costs_table(results, results["times"]))
     fill(page, "results", "\n\n".join(results_table(results, task) for task in tasks))
@@ -525,6 +530,42 @@ def choices(results: dict[str, Any], task: str) -> str:
         if not lines[-1].endswith(f" | {cells} |"):
             lines.append(f"| from {budget:g} | {cells} |")
     return "\n".join(lines)
+
+
+def gates_table(results: dict[str, Any]) -> str:
+    """Gates against the random gate with the same privileges: the contrasts that are significant over the whole study.
+
+    Paired over the episodes of all training seeds, exact McNemar; Holm's correction over all gates, drafts, rates and
+    tasks.
+    """
+    tests = []
+    for task in tasks_of(results):
+        ways = {(way.draft, way.method, way.asked): way for way in study_ways(results, task)}
+        for (draft, gate, asked), way in ways.items():
+            if gate not in ("adahi", "uncertainty", "learned"):
+                continue
+            of_adahi = ways.get((draft, "random", asked)) if gate == "adahi" else None
+            chance = of_adahi or ways[draft, "random_learned", asked]
+            tests.append((task, way, chance, contrast(outcomes(way), outcomes(chance))))
+    corrected = holm([one.p for *_, one in tests])
+    lines = ["| task | draft | gate | success | at random | difference | p (Holm) |", "|---|---|---|---|---|---|---|"]
+    for (task, way, chance, _), p in sorted(zip(tests, corrected, strict=True), key=lambda item: item[1]):
+        gained = behind(chance, way)
+        if p < 0.05 and gained is not None:
+            lines.append(
+                f"| {task} | {way.draft} | {way.method} {way.asked:g} | {interval(way)} | {interval(chance)} | "
+                f"{gained.mean:+.2f} [{gained.low:+.2f}, {gained.high:+.2f}] | {p:.2g} |"
+            )
+    positive = sum(line.split("|")[6].strip().startswith("+") for line in lines[2:])
+    return "\n".join(
+        [*lines, "", f"{len(lines) - 2} of {len(tests)} contrasts, {positive} of them in favour of the gate."]
+    )
+
+
+def outcomes(way: Way) -> NDArray[np.float64]:
+    """The success of every episode of all training seeds, in order."""
+    won = [way.successes[seed][name] for seed in sorted(way.successes) for name in sorted(way.successes[seed])]
+    return np.array(won, np.float64)
 
 
 def costs_table(results: dict[str, Any], times: Mapping[str, Any]) -> str:

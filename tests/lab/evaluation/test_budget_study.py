@@ -204,13 +204,17 @@ def test_the_page_says_what_is_there_and_what_is_missing(
 ) -> None:
     _, results = study
     page = tmp_path / "page.md"
-    names = ("advice", "choices", "costs", "results", "missing", "pictures")
+    names = ("targets", "advice", "gates", "choices", "costs", "results", "missing", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in names))
     assert "| ball | draft x1 | " in budget.costs_table(results, TIMES)
     nothing = budget.collect(tmp_path, budget.PUBLISHED)
     assert nothing["rows"] == [] and budget.missing_from(nothing, budget.PUBLISHED) == budget.PUBLISHED
-    budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)
+    targets = {"pairs": {"ball": {"target_ms": 2.0, "draft_ms": 0.5, "chunk_ms": 200.0}}}
+    results = results | {"targets": targets, "published": nothing}
+    budget.write_pages(json.loads(json.dumps(results)), page, tmp_path)
     text = page.read_text()
+    assert "| `ball` | 2.00 | 0.50 | 0.250 | 200 | 1.00% of this core |" in text
+    assert "0 of 18 contrasts, 0 of them in favour of the gate." in text
     assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0." in text
     assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
     assert "82 of 84 cells are missing." in text
