@@ -100,7 +100,10 @@ def test_a_film_is_made_once_and_again_for_other_methods(folder: Path, monkeypat
 
 
 def test_the_demo_films_draft_adahi_and_hybrid(folder: Path) -> None:
-    path = demo._film(folder)
+    shown = demo._film(folder)
+    assert shown is not None
+    path, why = shown
+    assert "episode" in why
     assert path == folder / "film.webm"
     said = [json.loads(file.read_text()) for file in (folder / "films").glob("*.json")]
     methods = [[screen["method"] for screen in film["screens"]] for film in said]

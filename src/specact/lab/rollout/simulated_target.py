@@ -97,7 +97,9 @@ class SimulatedTarget(Generic[A]):
 
     def wait_for(self, window: Window, request: _Request) -> Answer[A]:
         """Waits for the answer; each stage counts with the share of its time that was waited for."""
-        network, waited = self.network_s(request), max(0.0, self.remaining_s(request))
+        network, remaining = self.network_s(request), self.remaining_s(request)
+        # An answer that is there takes no time, not even a rounding error of it, in which a world would move.
+        waited = remaining if remaining > NOW_S else 0.0
         took = network + self._target_s
         self._clock.sleep(waited)
         share = waited / took if took > 0.0 else 0.0
