@@ -41,6 +41,21 @@ def end_once(item: tuple[str, Path]) -> str:
     return name
 
 
+def wait_for_ever(folder: Path) -> None:
+    """Writes down its process, and does not finish."""
+    (folder / "began").write_text(str(os.getpid()))
+    (folder / "began").rename(folder / "process")
+    time.sleep(1e6)
+
+
+def finish_after(item: tuple[float, Path]) -> None:
+    """Writes down that it began, and that it finished."""
+    seconds, marker = item
+    marker.with_suffix(".began").touch()
+    time.sleep(seconds)
+    marker.touch()
+
+
 def square_root(value: float) -> float:
     """Raises an error that is not specact's."""
     import math

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import numpy as np
 import pytest
-from tests.cluster_work import end_once, shard_on_node, square_root
+from tests.cluster_work import end_once, finish_after, shard_on_node, square_root
 
 import specact
 from specact.cli.serve import app
@@ -192,6 +193,34 @@ def test_the_command_works_on_a_cluster_until_it_is_interrupted(
     assert began.returncode == 130 and "run the same command again" in said, said
     with Pool(2, on) as pool:
         list(pool.run([shard(0)]))  # nothing keeps the workers
+
+
+# Run in a process of its own, which joins the cluster itself.
+WAITS = """
+import sys
+from pathlib import Path
+from specact.lab.rollout.pool import Pool
+from tests.cluster_work import wait_for_ever
+with Pool(1, sys.argv[1]) as pool:
+    list(pool.each(wait_for_ever, [Path(sys.argv[2])] * 3))
+"""
+
+
+def test_an_interrupted_process_leaves_no_task_behind(on: str, tmp_path: Path) -> None:
+    began = subprocess.Popen([sys.executable, "-c", WAITS, on, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "process").exists() or began.poll() is not None)
+    began.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in began.communicate(timeout=PATIENCE_S)[1]
+    wait_for(lambda: ended((tmp_path / "process").read_text()))
+
+
+def test_leaving_a_pool_cancels_no_task_of_a_process_that_stays_in_the_cluster(on: str, tmp_path: Path) -> None:
+    """Ray's cancellation of a task that is just finishing can abort this process."""
+    last = tmp_path / "last"
+    with Pool(2, on) as pool:
+        next(pool.each(finish_after, [(0.0, tmp_path / "first"), (1.0, last)]))
+        wait_for(last.with_suffix(".began").exists)
+    assert last.exists()
 
 
 @pytest.mark.parametrize("on", ["somewhere", "rays", "here:"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,8 @@ from specact.errors import ConfigError, SpecactError
 Output = TypeVar("Output")
 # Retries of a task that was lost with its worker or node; bounded, because a task may itself kill its worker.
 _RETRIES = 3
+# How soon a thread that waits for a task notices that nobody wants its result any more.
+_NOTICED_AFTER_S = 0.1
 # Set before a worker loads a library: one thread per process, also for Mesa's software renderer.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
 # Results are bit-reproducible only with the same versions of these.
@@ -45,7 +48,7 @@ class RayExecutor(Executor):
         self.workers = workers or int(ray.cluster_resources().get("CPU", 0))
         # Each thread waits for one task.
         self._threads = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="specact ray")
-        self._under_way = set[Any]()
+        self._leaving = threading.Event()
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": _ENVIRONMENT}}
         self._task: Any = ray.remote(**options)(_run)
         self._place = _versions(), str(Path.cwd())
@@ -61,8 +64,10 @@ class RayExecutor(Executor):
         from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 
         task = self._task.remote(self._place, *work)
-        self._under_way.add(task)
         try:
+            while not ray.wait([task], timeout=_NOTICED_AFTER_S)[0]:
+                if self._leaving.is_set():
+                    raise CancelledError
             return ray.get(task)
         except RayTaskError as error:
             if not isinstance(error.cause, _FailedError):
@@ -85,19 +90,18 @@ class RayExecutor(Executor):
             raise SpecactError(
                 f"the Ray cluster failed: {error}; run the same command again: finished results are kept"
             ) from None
-        finally:
-            self._under_way.discard(task)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        import ray
-        from ray.exceptions import RayError
+        """Leaves the cluster if this executor joined it; with ``cancel_futures`` Ray then kills the running tasks.
 
-        self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
-        if cancel_futures:
-            for task in list(self._under_way):
-                with suppress(RayError):
-                    ray.cancel(task, force=True)
-        self._threads.shutdown(wait=wait)
+        In a process that was in the cluster before, the running tasks finish, as they do in a pool of local processes.
+        """
+        import ray
+
+        # Not ray.cancel: for a task that is just finishing, Ray 2.60 aborts this process (a race as in its #54798).
+        if cancel_futures and self._joined:
+            self._leaving.set()
+        self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
         if self._joined:
             ray.shutdown()
 
