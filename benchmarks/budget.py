@@ -3,7 +3,6 @@
 Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
      OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
      OMP_NUM_THREADS=1 python benchmarks/budget.py time --out FOLDER --data path/to/demonstrations
-     OMP_NUM_THREADS=1 python benchmarks/budget.py targets
      python benchmarks/budget.py table FOLDER ...
 
 `run` trains a target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for
@@ -15,7 +14,6 @@ distilled, at a rate of .4; nothing is trained.
 `time` measures every part of every size on one core, all sizes of a task alternately: costs of two cells can only be
 compared if they were measured in one run. It takes minutes: how long a network takes depends on its shape alone, so the
 networks are hardly trained. Run it with nothing else on the machine.
-`targets` measures target and draft of every pair that comes with the package.
 `table` adds the finished cells of the folders to benchmarks/results/budget.json, and writes docs/budget-TASK.png and
 the marked parts of docs/budget.md from it.
 """
@@ -34,36 +32,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+import budget_tables as tables
 from pages import fill
 
 from specact.cli.output import progress_bars
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.families.head import HEAD
-from specact.families.load import load_pair
 from specact.files import write_json
 from specact.gates.settings import GateChoices
-from specact.lab.evaluation.budget import (
-    HEAD_DRAFT,
-    TARGET,
-    Way,
-    advice,
-    behind,
-    choose,
-    device_cost,
-    measure_parts,
-    measure_together,
-    study_ways,
-)  # fmt: skip
+from specact.lab.evaluation.budget import HEAD_DRAFT, TARGET, measure_together, study_ways
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, finished, read_table
 from specact.lab.report.budget import draw_budget
 from specact.lab.report.drawing import style
 from specact.lab.rollout.distillation import collector
-from specact.lab.rollout.methods import METHODS as KNOWN
 from specact.lab.rollout.pool import Pool
-from specact.lab.statistics import contrast, holm
 from specact.locks import locked
 from specact.runtime.parameters import count_parameters
 
@@ -79,9 +62,6 @@ SIZES = ("1/4", "1", "4", "16")
 FIRST = (1, 0, 2, 3)  # today's first
 NAMES = ("quarter", "one", "four", "sixteen")
 RATES = (0.2, 0.4, 0.6)
-# Device budgets that the advice is given for, as shares of the target's time.
-BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-METHODS = list(KNOWN)
 
 
 @dataclass(frozen=True)
@@ -196,12 +176,6 @@ def plan(tasks: Sequence[str], seeds: Sequence[int] | None = None) -> list[Cell]
     ]
 
 
-# The pairs that come with the package whose targets differ, with the drafts of those that have none of their own.
-TARGETS = {
-    "ball": None, "swarm": None, "pusht": None, "pusht-camera": None, "peg": None, "kitchen": None, "relocate": None,
-    "metaworld": None, "ball-chase-flow": None, "pusht-flow": None, "kitchen-tokens": None, "relocate-tokens": None,
-    "metaworld-flow": None, "metaworld-tokens": "metaworld-draft",
-}  # fmt: skip
 PUBLISHED = [
     Cell(task, 0, SIZES.index("1"), distilled) for task in ("ball", "peg", "pusht") for distilled in (False, True)
 ]
@@ -410,51 +384,6 @@ def merge(results: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def charge(results: dict[str, Any], times: Mapping[str, Any]) -> None:
-    """Adds the device time of an inference to all results: ``ms``, and ``cost`` as a share of the target's.
-
-    A distilled draft takes the time of the plain one, whose network has the same shape.
-    """
-    for row in results["rows"]:
-        if row["task"] not in times:
-            raise SystemExit(f"the parts of {row['task']} have not been timed: python benchmarks/budget.py time")
-        parts = times[row["task"]]["parts"][row["draft"].rpartition("x")[2] or SIZES[FIRST[0]]]
-        for of_seed in row["seeds"].values():
-            of_seed["ms"] = device_cost(row["method"], parts, of_seed["rate"])
-            of_seed["cost"] = of_seed["ms"] / parts["target"]
-
-
-def measured_targets(rounds: int) -> dict[str, Any]:
-    """Milliseconds of draft and target of the packaged pairs, how long the actions of a chunk last, and the machine."""
-    pairs = {name: load_pair(name, draft=draft) for name, draft in TARGETS.items()}
-    # One after the other: between larger networks the smaller ones find their weights gone from the cache.
-    parts = {name: measure_parts(pair, rounds) for name, pair in pairs.items()}
-    found = {
-        name: {
-            "target_ms": parts[name]["target"],
-            "draft_ms": parts[name]["draft"] if isinstance(pair, Bundle) or TARGETS[name] else None,
-            "chunk_ms": 1e3 * pair.execute / pair.rate_hz,
-        }
-        for name, pair in pairs.items()
-    }
-    return {"machine": machine(), "rounds": rounds, "pairs": found}
-
-
-def targets_table(targets: Mapping[str, Any]) -> str:
-    """Times of target and draft, and the share of this core below which the target cannot keep up."""
-    lines = [
-        "| pair | target, ms | draft, ms | of the target's | a chunk lasts, ms | the target does not fit below |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, of in sorted(targets["pairs"].items(), key=lambda item: item[1]["target_ms"] / item[1]["chunk_ms"]):
-        draft = "- | -" if of["draft_ms"] is None else f"{of['draft_ms']:.2f} | {of['draft_ms'] / of['target_ms']:.3f}"
-        lines.append(
-            f"| `{name}` | {of['target_ms']:.2f} | {draft} | {of['chunk_ms']:g} | "
-            f"{of['target_ms'] / of['chunk_ms']:.2%} of this core |"
-        )
-    return "\n".join(lines)
-
-
 def missing_from(results: dict[str, Any], cells: Sequence[Cell]) -> list[Cell]:
     """The cells without results."""
     there = {(row["task"], row["draft"], seed) for row in results["rows"] for seed in row["seeds"]}
@@ -463,155 +392,23 @@ def missing_from(results: dict[str, Any], cells: Sequence[Cell]) -> list[Cell]:
 
 def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     """Writes the marked parts of the page, and a figure of each task."""
-    tasks = tasks_of(results)
-    fill(page, "advice", sentences(results))
-    fill(page, "targets", targets_table(results["targets"]))
-    fill(page, "published", sentences(results["published"]))
-    fill(
-        page, "published choices", "\n\n".join(choices(results["published"], t) for t in tasks_of(results["published"]))
-    )
-    fill(page, "published costs", costs_table(results["published"], results["times"]))
-    fill(
-        page,
-        "published results",
-        "\n\n".join(results_table(results["published"], t) for t in tasks_of(results["published"])),
-    )
-    fill(page, "gates", gates_table(results))
-    fill(page, "choices", "\n\n".join(choices(results, task) for task in tasks))
-    fill(page, "costs", costs_table(results, results["times"]))
-    fill(page, "results", "\n\n".join(results_table(results, task) for task in tasks))
+    published = results["published"] | {"times": results["times"]}
+    fill(page, "published", tables.advice(published))
+    fill(page, "published choices", tables.choices(published))
+    fill(page, "published costs", tables.costs(published))
+    fill(page, "published results", tables.successes(published))
+    fill(page, "advice", tables.advice(results))
+    fill(page, "gates", tables.gates(results))
+    fill(page, "choices", tables.choices(results))
+    fill(page, "costs", tables.costs(results))
+    fill(page, "results", tables.successes(results))
     fill(page, "missing", missing(results))
+    tasks = tables.tasks_of(results)
     figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
     fill(page, "pictures", "\n\n".join(figures))
     for task in tasks:
         with style():
             draw_budget(task, study_ways(results, task)).savefig(pictures / f"budget-{task}.png", dpi=130)
-
-
-def tasks_of(results: dict[str, Any]) -> list[str]:
-    """Tasks with results."""
-    return [task for task in DRAFTS if any(row["task"] == task for row in results["rows"])]
-
-
-def sentences(results: dict[str, Any]) -> str:
-    """A line for each task."""
-    lines = [f"- **{task}** ({sample_sizes(results, task)}): {sentence(results, task)}" for task in tasks_of(results)]
-    return "\n".join(lines)
-
-
-def sentence(results: dict[str, Any], task: str) -> str:
-    """The recommendations for all budgets."""
-    return advice(study_ways(results, task, alike=True), BUDGETS, "of the target's time")
-
-
-def sample_sizes(results: dict[str, Any], task: str) -> str:
-    """The numbers of seeds, episodes and ways."""
-    ways = study_ways(results, task, alike=True)
-    seeds = sorted({seed for way in ways for seed in way.successes})
-    each = sorted({way.episodes // len(way.successes) for way in ways})
-    trained = f"training seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    return f"{trained}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
-
-
-def choices(results: dict[str, Any], task: str) -> str:
-    """The recommended way at each budget (rows) and maximum transmission rate (columns)."""
-    ways, caps = study_ways(results, task, alike=True), (0.0, *RATES, 1.0)
-    lines = [
-        f"| {task}: device budget | " + " | ".join(f"at most {cap:g} sent" for cap in caps) + " |",
-        "|" + "---|" * (len(caps) + 1),
-    ]
-    for budget in BUDGETS:
-        found = [choose(ways, budget, cap) for cap in caps]
-        cells = " | ".join("-" if one is None else f"{label(one.way)}: {interval(one.way)}" for one in found)
-        if not lines[-1].endswith(f" | {cells} |"):
-            lines.append(f"| from {budget:g} | {cells} |")
-    return "\n".join(lines)
-
-
-def gates_table(results: dict[str, Any]) -> str:
-    """Gates against the random gate with the same privileges: the contrasts that are significant over the whole study.
-
-    Paired over the episodes of all training seeds, exact McNemar; Holm's correction over all gates, drafts, rates and
-    tasks.
-    """
-    tests = []
-    for task in tasks_of(results):
-        ways = {(way.draft, way.method, way.asked): way for way in study_ways(results, task)}
-        for (draft, gate, asked), way in ways.items():
-            if gate not in ("adahi", "uncertainty", "learned"):
-                continue
-            of_adahi = ways.get((draft, "random", asked)) if gate == "adahi" else None
-            chance = of_adahi or ways[draft, "random_learned", asked]
-            tests.append((task, way, chance, contrast(outcomes(way), outcomes(chance))))
-    corrected = holm([one.p for *_, one in tests])
-    lines = ["| task | draft | gate | success | at random | difference | p (Holm) |", "|---|---|---|---|---|---|---|"]
-    for (task, way, chance, _), p in sorted(zip(tests, corrected, strict=True), key=lambda item: item[1]):
-        gained = behind(chance, way)
-        if p < 0.05 and gained is not None:
-            lines.append(
-                f"| {task} | {way.draft} | {way.method} {way.asked:g} | {interval(way)} | {interval(chance)} | "
-                f"{gained.mean:+.2f} [{gained.low:+.2f}, {gained.high:+.2f}] | {p:.2g} |"
-            )
-    positive = sum(line.split("|")[6].strip().startswith("+") for line in lines[2:])
-    return "\n".join(
-        [*lines, "", f"{len(lines) - 2} of {len(tests)} contrasts, {positive} of them in favour of the gate."]
-    )
-
-
-def outcomes(way: Way) -> NDArray[np.float64]:
-    """The success of every episode of all training seeds, in order."""
-    won = [way.successes[seed][name] for seed in sorted(way.successes) for name in sorted(way.successes[seed])]
-    return np.array(won, np.float64)
-
-
-def costs_table(results: dict[str, Any], times: Mapping[str, Any]) -> str:
-    """Parameters, milliseconds of an inference, and time as a share of the target's."""
-    lines = [
-        "| task | policy | parameters | of the target's | ms | alone | random | adahi | uncertainty | learned "
-        "| head alone |",
-        "|" + "---|" * 11,
-    ]
-    methods = ("draft", "random_learned", "adahi", "uncertainty", "learned", HEAD_DRAFT)
-    for task, drafts in results["parameters"].items():
-        ways, parts = study_ways(results, task), times[task]["parts"]
-        target = next(iter(drafts.values()))["target"]
-        lines.append(
-            f"| {task} | target | {target:,} | 100% | {parts['1']['target']:.3f} | 1 |" + " - |" * (len(methods) - 1)
-        )
-        for draft, counts in drafts.items():
-            cost = {way.method: way.cost for way in ways if way.draft == draft}
-            cells = [f"{cost[method]:.2f}" if method in cost else "-" for method in methods]
-            share, ms = counts["draft"] / counts["target"], parts[draft.rpartition("x")[2]]["draft"]
-            lines.append(
-                f"| {task} | {draft} | {counts['draft']:,} | {share:.2%} | {ms:.3f} | " + " | ".join(cells) + " |"
-            )
-    return "\n".join(lines)
-
-
-def results_table(results: dict[str, Any], task: str) -> str:
-    """Success of every way, with its interval."""
-    ways = study_ways(results, task)
-    columns = sorted({(way.asked, METHODS.index(way.method), way.method) for way in ways})
-    lines = [
-        f"| {task} | " + " | ".join(f"{method}, {asked:g}" for asked, _, method in columns) + " |",
-        "|" + "---|" * (len(columns) + 1),
-    ]
-    for draft in dict.fromkeys(way.draft for way in ways):
-        found = {(way.asked, way.method): way for way in ways if way.draft == draft}
-        cells = [interval(found[asked, method]) if (asked, method) in found else "" for asked, _, method in columns]
-        lines.append(f"| {draft or 'target'} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def label(way: Way) -> str:
-    """Draft, method, and the rate of gated methods."""
-    rate = f" {way.asked:g}" if way.asked in RATES else ""
-    return f"{way.draft}, {way.method}{rate}" if way.draft else way.method
-
-
-def interval(way: Way) -> str:
-    """Success and its interval."""
-    return f"{way.success.mean:.2f} [{way.success.low:.2f}, {way.success.high:.2f}]"
 
 
 def missing(results: dict[str, Any]) -> str:
@@ -651,7 +448,6 @@ def main() -> None:
     timing.add_argument("--data", type=Path, default=Path())
     timing.add_argument("--tasks", default=",".join(DRAFTS))
     timing.add_argument("--recipes", type=Path, default=ROOT / "recipes")
-    verbs.add_parser("targets")
     table = verbs.add_parser("table")
     table.add_argument("outs", type=Path, nargs="*")
     arguments = parser.parse_args()
@@ -665,23 +461,22 @@ def main() -> None:
         with locked(arguments.out / ("published" if arguments.published else "trained")), progress_bars() as update:
             run(arguments.out, arguments.data, cells, Scale(), arguments.recipes, update)
         return
-    published, times, targets = results["published"], results.get("times", {}), results.get("targets")
     if arguments.verb == "time":
         with progress_bars() as update:
             for task in arguments.tasks.split(","):
-                times[task] = measured(task, arguments.out, arguments.data, arguments.recipes, 400, update)
-        write_json(RESULTS, results | {"times": times})
+                found = measured(task, arguments.out, arguments.data, arguments.recipes, 400, update)
+                results["times"][task] = found
+        write_json(RESULTS, results)
         return
-    if arguments.verb == "targets":
-        write_json(RESULTS, results | {"targets": measured_targets(100)})
-        return
+    published = results["published"]
     for out in arguments.outs:
-        results = merge(results, collect(out, plan(list(DRAFTS))))
+        results |= merge(results, collect(out, plan(list(DRAFTS))))
         published = merge(published, collect(out, PUBLISHED))
-    for each in (results, published):
-        charge(each, times)
     command = "python benchmarks/budget.py run and time, then table"
-    results |= {"command": command, "times": times, "targets": targets, "published": published}
+    results |= {"command": command, "published": published}
+    untimed = sorted(set(tables.tasks_of(results)) - set(results["times"]))
+    if untimed:
+        raise SystemExit(f"the parts of {', '.join(untimed)} have not been timed: python benchmarks/budget.py time")
     write_json(RESULTS, results)
     write_pages(results, PAGE, ROOT / "docs")
 

@@ -198,10 +198,11 @@ def test_the_same_episodes_twice_count_once(run: Path) -> None:
 
 
 def test_it_is_printed_with_a_study_beside_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seeds = {"1": {"rate": 0.0, "cost": 0.1, "successes": "1" * 20}}
+    seeds = {"1": {"rate": 0.0, "successes": "1" * 20}}
     row = {"task": "ball", "draft": "distilled draft x4", "method": "draft", "asked": 0.0, "seeds": seeds}
     table = tmp_path / "study.json"
-    table.write_text(json.dumps({"rows": [row]}))
+    times = {"ball": {"parts": {"4": {"draft": 0.1, "target": 1.0}}}}
+    table.write_text(json.dumps({"rows": [row], "times": times}))
     advise(AdviseOptions("ball", 1e6, runs=(run,), kappa=3.0, study=table))
     said = capsys.readouterr().out
     assert "on the device, not measured: 3 times as long, as given" in said

@@ -162,16 +162,21 @@ def test_episodes_that_were_not_shared_are_not_compared() -> None:
 
 def test_a_study_is_compared_at_the_seeds_that_all_ways_have() -> None:
     def row(method: str, asked: float, **seeds: str) -> dict[str, object]:
-        of = {seed[1:]: {"rate": asked, "cost": float(seed[1:]), "successes": won} for seed, won in seeds.items()}
+        of = {seed[1:]: {"rate": asked, "successes": won} for seed, won in seeds.items()}
         return {"task": "ball", "draft": "draft x1", "method": method, "asked": asked, "seeds": of}
 
-    results = {"rows": [row("draft", 0.0, s1="0011", s2="1111"), row("hybrid", 1.0, s1="1111")]}
+    times = {"ball": {"parts": {"1": {"draft": 1.0, "target": 4.0, "ask": 0.5}, "4": {}}}}
+    rows = [row("draft", 0.0, s1="0011", s2="1111"), row("hybrid", 1.0, s1="1111")]
+    results = {"rows": rows, "times": times}
     draft, hybrid = study_ways(results, "ball", alike=True)
     assert list(draft.successes) == list(hybrid.successes) == [1]
-    assert draft.success.mean == 0.5 and draft.cost == 1.0
+    assert draft.success.mean == 0.5
+    assert draft.cost == 1.0 / 4.0 and hybrid.cost == 1.5 / 4.0, "asking takes time, too"
     whole, _ = study_ways(results, "ball")
-    assert whole.success.mean == 0.75 and whole.cost == 1.5 and whole.episodes == 8
+    assert whole.success.mean == 0.75 and whole.episodes == 8
     assert study_ways(results, "pusht", alike=True) == []
+    with pytest.raises(KeyError, match="ball"):
+        study_ways(results | {"times": {}}, "ball")
 
 
 def test_costs_are_those_of_the_parts_that_a_method_evaluates() -> None:

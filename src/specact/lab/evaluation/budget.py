@@ -218,10 +218,14 @@ def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) ->
     """The ways of a task of a study (``benchmarks/results/budget.json``); costs are shares of the target's time.
 
     Args:
-        results: ``rows``, each with ``task``, ``draft``, ``method``, ``asked`` and ``seeds``: by training seed the
-            achieved ``rate``, the ``cost``, and ``successes``, a character 0 or 1 for every episode.
+        results: ``rows``, each with ``task``, ``draft`` (its size after an x, empty for the target), ``method``,
+            ``asked`` and ``seeds``: by training seed the achieved ``rate``, and ``successes``, a character 0 or 1 for
+            every episode; and ``times``: by task the ``parts`` of every size, as :func:`measure_parts`.
         task: which.
         alike: only the training seeds that all ways have in common, for a paired comparison.
+
+    Raises:
+        KeyError: for a task or size that was not timed.
     """
     rows = [row for row in results["rows"] if row["task"] == task]
     common = set[str].intersection(*(set(row["seeds"]) for row in rows)) if alike and rows else None
@@ -231,15 +235,15 @@ def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) ->
             seed: results_of_seed for seed, results_of_seed in row["seeds"].items() if common is None or seed in common
         }
         if seeds:
-            mean = {
-                key: float(np.mean([results_of_seed[key] for results_of_seed in seeds.values()]))
-                for key in ("rate", "cost")
-            }
+            rate = float(np.mean([results_of_seed["rate"] for results_of_seed in seeds.values()]))
+            # A distilled draft takes the time of the plain one, whose network has the same shape.
+            parts = results["times"][task]["parts"][row["draft"].rpartition("x")[2] or "1"]
+            cost = device_cost(row["method"], parts, rate) / parts["target"]
             successes = {
                 int(seed): {str(number): one == "1" for number, one in enumerate(results_of_seed["successes"])}
                 for seed, results_of_seed in seeds.items()
             }
-            ways.append(Way(row["draft"], row["method"], row["asked"], mean["rate"], mean["cost"], successes))
+            ways.append(Way(row["draft"], row["method"], row["asked"], rate, cost, successes))
     return ways
 
 
