@@ -90,7 +90,7 @@ DRAFTS = {
     # A quarter would need a width of 1, whose layer normalisation is constant.
     "ball": Drafts((2, 5, 18, 44), seeds=(1, 2, 3, 4, 5)),
     "pusht": Drafts((12, 32, 76, 162)),
-    "peg": Drafts((3, 12, 36, 90)),
+    "peg": Drafts((3, 12, 36, 90), seeds=(1, 2, 3, 4, 5)),
     # Encoders of their own, which see half the pixels; the recipe's draft uses the target's, and so does not fit a
     # smaller budget. Sixteen times the parameters would take more time than the target.
     "pusht-camera": Drafts(
@@ -456,8 +456,9 @@ def main() -> None:
     results = json.loads(RESULTS.read_text())
     if arguments.verb == "run":
         seeds = None if arguments.seeds is None else [int(seed) for seed in arguments.seeds.split(",")]
-        cells = plan(arguments.tasks.split(","), seeds)
-        cells = PUBLISHED if arguments.published else cells if arguments.again else missing_from(results, cells)
+        cells = PUBLISHED if arguments.published else plan(arguments.tasks.split(","), seeds)
+        if not arguments.again:
+            cells = missing_from(results["published"] if arguments.published else results, cells)
         with locked(arguments.out / ("published" if arguments.published else "trained")), progress_bars() as update:
             run(arguments.out, arguments.data, cells, Scale(), arguments.recipes, update)
         return
