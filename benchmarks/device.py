@@ -103,7 +103,7 @@ def main() -> None:
     elif arguments.out is not None:
         cells = list(kept(arguments.out))
         results[name] = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
-        KEPT.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(KEPT, results)
     if not arguments.table:
         print(table([summary(cell) for cell in kept(arguments.out)]))
     else:
