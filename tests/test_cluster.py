@@ -44,6 +44,7 @@ ray = pytest.importorskip("ray")
 # Of Ray Serve, which is imported here.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
+ROOT = Path(__file__).parents[1]
 PATIENCE_S = 600.0
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 WHAT = Evaluation(
@@ -207,7 +208,8 @@ with Pool(1, sys.argv[1]) as pool:
 
 
 def test_an_interrupted_process_leaves_no_task_behind(on: str, tmp_path: Path) -> None:
-    began = subprocess.Popen([sys.executable, "-c", WAITS, on, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", WAITS, on, str(tmp_path)]
+    began = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (tmp_path / "process").exists() or began.poll() is not None)
     began.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in began.communicate(timeout=PATIENCE_S)[1]
