@@ -393,6 +393,9 @@ def missing_from(results: dict[str, Any], cells: Sequence[Cell]) -> list[Cell]:
 def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     """Writes the marked parts of the page, and a figure of each task."""
     published = results["published"] | {"times": results["times"]}
+    tasks = tables.tasks_of(results)
+    if untimed := sorted({*tasks, *tables.tasks_of(published)} - results["times"].keys()):
+        raise SystemExit(f"the parts of {', '.join(untimed)} have not been timed: python benchmarks/budget.py time")
     fill(page, "published", tables.advice(published))
     fill(page, "published choices", tables.choices(published))
     fill(page, "published costs", tables.costs(published))
@@ -403,7 +406,6 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     fill(page, "costs", tables.costs(results))
     fill(page, "results", tables.successes(results))
     fill(page, "missing", missing(results))
-    tasks = tables.tasks_of(results)
     figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
     fill(page, "pictures", "\n\n".join(figures))
     for task in tasks:
@@ -475,9 +477,6 @@ def main() -> None:
         published = merge(published, collect(out, PUBLISHED))
     command = "python benchmarks/budget.py run and time, then table"
     results |= {"command": command, "published": published}
-    untimed = sorted(set(tables.tasks_of(results)) - set(results["times"]))
-    if untimed:
-        raise SystemExit(f"the parts of {', '.join(untimed)} have not been timed: python benchmarks/budget.py time")
     write_json(RESULTS, results)
     write_pages(results, PAGE, ROOT / "docs")
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specact.lab.evaluation.budget import HEAD_DRAFT, Way, behind, choose, study_ways
 from specact.lab.evaluation.budget import advice as device_advice
-from specact.lab.rollout.methods import METHODS as KNOWN
+from specact.lab.rollout.methods import METHODS
 from specact.lab.statistics import contrast, holm
 
 # What :func:`~specact.lab.evaluation.budget.study_ways` takes, and the ``parameters`` of every draft by task.
@@ -18,7 +18,6 @@ Results = Mapping[str, Any]
 
 # Device budgets that the advice is given for, as shares of the target's time.
 BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-METHODS = list(KNOWN)
 
 
 def tasks_of(results: Results) -> list[str]:
@@ -55,19 +54,18 @@ def gates(results: Results) -> str:
             of_adahi = ways.get((draft, "random", asked)) if gate == "adahi" else None
             chance = of_adahi or ways[draft, "random_learned", asked]
             tests.append((task, way, chance, contrast(_outcomes(way), _outcomes(chance))))
-    corrected = holm([one.p for *_, one in tests])
+    corrected, gains = holm([one.p for *_, one in tests]), []
     lines = ["| task | draft | gate | success | at random | difference | p (Holm) |", "|---|---|---|---|---|---|---|"]
     for (task, way, chance, _), p in sorted(zip(tests, corrected, strict=True), key=lambda item: item[1]):
         gained = behind(chance, way)
         if p < 0.05 and gained is not None:
+            gains.append(gained.mean)
             lines.append(
                 f"| {task} | {way.draft} | {way.method} {way.asked:g} | {_interval(way)} | {_interval(chance)} | "
                 f"{gained.mean:+.2f} [{gained.low:+.2f}, {gained.high:+.2f}] | {p:.2g} |"
             )
-    positive = sum(line.split("|")[6].strip().startswith("+") for line in lines[2:])
-    return "\n".join(
-        [*lines, "", f"{len(lines) - 2} of {len(tests)} contrasts, {positive} of them in favour of the gate."]
-    )
+    positive = sum(gain > 0.0 for gain in gains)
+    return "\n".join([*lines, "", f"{len(gains)} of {len(tests)} contrasts, {positive} of them in favour of the gate."])
 
 
 def costs(results: Results) -> str:
@@ -123,7 +121,8 @@ def _choices(ways: Sequence[Way], task: str) -> str:
 
 
 def _successes(ways: Sequence[Way], task: str) -> str:
-    columns = sorted({(way.asked, METHODS.index(way.method), way.method) for way in ways})
+    order = list(METHODS)
+    columns = sorted({(way.asked, order.index(way.method), way.method) for way in ways})
     lines = [
         f"| {task} | " + " | ".join(f"{method}, {asked:g}" for asked, _, method in columns) + " |",
         "|" + "---|" * (len(columns) + 1),

@@ -7,12 +7,12 @@ Writes benchmarks/results/targets.json and its table in docs/budget.md. Run it w
 
 from __future__ import annotations
 
-import os
-import platform
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from budget import machine
 from pages import fill
 
 from specact.families.codes.bundle import Bundle
@@ -47,7 +47,7 @@ def measured(rounds: int) -> dict[str, Any]:
     }
     return {
         "command": "python benchmarks/targets.py",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "machine": machine(),
         "rounds": rounds,
         "pairs": found,
     }
@@ -69,6 +69,7 @@ def table(targets: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     results = measured(ROUNDS)
     write_json(RESULTS, results)
     fill(PAGE, "targets", table(results))

