@@ -1,6 +1,6 @@
 # make demo    set up what the demo needs (no PyTorch) and run it
 # make test    set up everything and run the tests
-# make check   formatting, lint, types, import contracts and tests
+# make check   formatting, lint, types, import contracts, sizes and tests
 # make explore property tests on more examples, drawn anew each time
 # make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
 # make docs    the documentation site, in build/site

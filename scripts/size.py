@@ -1,0 +1,77 @@
+"""Lines of Python in each room beside its budget; fails where a room is larger than its ceiling."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SRC = "src/specact"
+
+# Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
+ROOMS: dict[str, tuple[int, int]] = {
+    f"{SRC}": (1_600, 2_671),
+    f"{SRC}/bundle": (450, 450),
+    f"{SRC}/runtime": (0, 689),
+    f"{SRC}/gates": (1_000, 1_714),
+    f"{SRC}/families": (2_900, 9_451),
+    f"{SRC}/placement": (0, 760),
+    f"{SRC}/systems": (2_200, 2_200),
+    f"{SRC}/execution": (500, 607),
+    f"{SRC}/robot": (900, 1_375),
+    f"{SRC}/wire": (450, 1_100),
+    f"{SRC}/remote": (800, 1_515),
+    f"{SRC}/server": (1_100, 2_907),
+    f"{SRC}/links": (700, 1_339),
+    f"{SRC}/contracts": (350, 693),
+    f"{SRC}/tised": (0, 1_125),
+    f"{SRC}/cli": (2_000, 3_715),
+    f"{SRC}/lab": (0, 603),
+    f"{SRC}/lab/data": (2_500, 3_126),
+    f"{SRC}/lab/envs": (2_700, 2_839),
+    f"{SRC}/lab/train": (4_500, 7_117),
+    f"{SRC}/lab/rollout": (2_100, 2_486),
+    f"{SRC}/lab/evaluation": (1_700, 4_724),
+    f"{SRC}/lab/tised": (1_700, 2_382),
+    f"{SRC}/lab/report": (800, 3_320),
+    "experiments": (4_500, 4_500),
+    "benchmarks": (1_800, 5_235),
+    "tests": (27_000, 48_828),
+}
+LAB = (f"{SRC}/lab", f"{SRC}/cli")
+
+
+def room_of(file: Path) -> str | None:
+    """The innermost room of a file."""
+    path = file.relative_to(ROOT).as_posix()
+    return max((room for room in ROOMS if path.startswith(f"{room}/")), key=len, default=None)
+
+
+def main() -> int:
+    """Prints the table; 1 if a ceiling is exceeded."""
+    lines: dict[str, int] = dict.fromkeys(ROOMS, 0)
+    files: dict[str, int] = dict.fromkeys(ROOMS, 0)
+    for file in sorted(
+        path for top in ("src", "experiments", "benchmarks", "tests") for path in (ROOT / top).rglob("*.py")
+    ):
+        room = room_of(file)
+        if room is not None:
+            lines[room] += file.read_bytes().count(b"\n")
+            files[room] += 1
+    print(f"{'room':30} {'lines':>7} {'files':>6} {'budget':>7} {'ceiling':>8}")
+    too_large = []
+    for room, (budget, ceiling) in ROOMS.items():
+        excess = lines[room] > ceiling
+        too_large += [room] * excess
+        print(f"{room:30} {lines[room]:7} {files[room]:6} {budget:7} {ceiling:8}{'  TOO LARGE' * excess}")
+    runtime = sum(count for room, count in lines.items() if room.startswith(SRC) and not room.startswith(LAB))
+    lab = sum(count for room, count in lines.items() if room.startswith(f"{SRC}/lab"))
+    source = sum(count for room, count in lines.items() if room.startswith(SRC))
+    print(f"runtime {runtime} of 13000, lab {lab} of 16000, src {source} of 31000")
+    for room in too_large:
+        print(f"error: {room} has {lines[room]} lines, more than its ceiling of {ROOMS[room][1]}: simplify it")
+    return 1 if too_large else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
