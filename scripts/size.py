@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 3_320),
     "experiments": (4_500, 4_500),
     "benchmarks": (1_800, 5_235),
-    "tests": (27_000, 48_828),
+    "tests": (27_000, 50_000),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
