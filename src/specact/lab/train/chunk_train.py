@@ -20,9 +20,10 @@ from specact.families.tokens.bins import BINS
 from specact.families.words import Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.train import checkpoint, stages
+from specact.lab.train.attention import perceptron
 from specact.lab.train.chunk_export import WRITERS, ChunkModel
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.flow import Flow, perceptron
+from specact.lab.train.flow import Flow
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
 from specact.lab.train.stages import Progress

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from specact.errors import BundleError
 from specact.families.tokens.bins import BINS
+from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.loop import Metrics
-from specact.lab.train.tokens import HIDDEN, Layer
 
 
 class DrafterHead(nn.Module):
@@ -50,7 +50,7 @@ class DrafterHead(nn.Module):
         x = self.join(torch.cat([self.embedding(tokens), features], -1))
         x = x + nn.functional.embedding(places, self.positions)
         x, entries = self.layer(x, (HIDDEN * (~visible).to(x.dtype))[:, None], cache)
-        return self.norm(x), entries
+        return self.norm(x), torch.stack(entries, 1)
 
     def unrolled(self, tokens: Tensor, features: Tensor, ahead: int) -> list[Tensor]:
         """Predictions where the last 0, 1, ... ``ahead - 1`` input features are the head's own, each ``[B, T - 1, W]``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +22,10 @@ from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, Mad
 from specact.files import check_name, write_whole
 from specact.lab.data.sources import Source
 from specact.lab.train import stages
+from specact.lab.train.attention import attend, by_head, perceptron
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.export import PARITY, kept_head, round_to_half, store_as_half, take_manifest, to_onnx
 from specact.lab.train.flash_check import fit_check, measure_check
-from specact.lab.train.flow import by_head, joined, perceptron
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, cosine, device_of, run
 from specact.lab.train.recipe import HELD_OUT, read_recipe
@@ -147,11 +146,10 @@ class DraftBlock(nn.Module):
         """Chunks ``[B, H, A]`` in the flow's units, of tokens ``[B, N, W]``."""
         # One for each window without counting them, so that the exported graph computes no sizes.
         x = self.queries + 0.0 * tokens[:, :1, :1]
-        queries, keys, values = by_head(self.qkv(self.norm_queries(x)), 3, self.heads).unbind(1)
-        seen_keys, seen_values = by_head(self.keys_values(self.norm_tokens(tokens)), 2, self.heads).unbind(1)
-        scores = queries @ torch.cat([seen_keys, keys], -2).transpose(-2, -1)
-        weights = (scores / math.sqrt(queries.shape[-1])).softmax(-1)
-        x = x + self.dropout(self.project(joined(weights @ torch.cat([seen_values, values], -2))))
+        queries, keys, values = by_head(self.qkv(self.norm_queries(x)), 3, self.heads)
+        seen_keys, seen_values = by_head(self.keys_values(self.norm_tokens(tokens)), 2, self.heads)
+        keys, values = torch.cat([seen_keys, keys], -2), torch.cat([seen_values, values], -2)
+        x = x + self.dropout(self.project(attend(queries, keys, values)))
         x = x + self.dropout(self.mlp(self.norm_mlp(x)))
         chunks: Tensor = self.write(self.norm(x))
         return chunks

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.words import INSTRUCTION, Words
+from specact.lab.train.attention import attend, by_head, joined, perceptron
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
 from specact.lab.train.vqbet import embed_words, flat, hold_statistics, plain, standardised, statistics_of
@@ -111,16 +112,14 @@ class Prefix(nn.Module):
         """From ``[B, N, W]`` to the cache ``[B, L, 2, heads, N, W / heads]``."""
         x, cache = tokens, [by_head(self.keys_values[0](tokens), 2, self.heads)]
         for number, read in enumerate(self.keys_values[1:]):
-            x = self.attended(number, x, cache[-1])
+            x = self.attended(number, x, *cache[-1])
             cache.append(by_head(read(x), 2, self.heads))
-        return torch.stack(cache, 1)
+        return torch.stack([torch.stack(keys_values, 1) for keys_values in cache], 1)
 
-    def attended(self, number: int, x: Tensor, keys_values: Tensor) -> Tensor:
+    def attended(self, number: int, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """A layer's output, ``[B, n, W]``, from its input and the keys and values of all N tokens."""
-        keys, values = keys_values.unbind(1)
-        wanted = by_head(self.queries[number](x), 1, self.heads)[:, 0]
-        weights = (wanted @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1])).softmax(-1)
-        x = x + self.dropout(self.projects[number](joined(weights @ values)))
+        (queries,) = by_head(self.queries[number](x), 1, self.heads)
+        x = x + self.dropout(self.projects[number](attend(queries, keys, values)))
         mixed: Tensor = x + self.dropout(self.mlps[number](self.norms[number](x)))
         return mixed
 
@@ -178,7 +177,7 @@ class _ExpertLayer(nn.Module):
     def forward(self, x: Tensor, when: Tensor, seen: Tensor, draws: int) -> Tensor:
         scale, shift, scale_mlp, shift_mlp = self.modulate(when)[:, None].chunk(4, -1)
         entering = self.norm_attention(x) * (1.0 + scale) + shift
-        queries, keys, values = by_head(self.qkv(entering), 3, self.heads).unbind(1)
+        queries, keys, values = by_head(self.qkv(entering), 3, self.heads)
         seen_keys, seen_values = seen.unbind(1)
         # The cache is concatenated after the product, so that a batch of 1 is broadcast over any batch of chunks.
         seen_scores = _product(queries, seen_keys.transpose(-2, -1), draws)
@@ -217,11 +216,6 @@ class Flow(nn.Module):
         return chunk
 
 
-def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """An MLP with one hidden layer."""
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
-
-
 def _after_norm(width: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
@@ -234,14 +228,3 @@ def _product(rows: Tensor, matrix: Tensor, draws: int) -> Tensor:
     merged = rows.unflatten(0, (draws, -1)).permute(1, 2, 0, 3, 4).flatten(2, 3)
     product: Tensor = (merged @ matrix).unflatten(2, (draws, length)).permute(2, 0, 1, 3, 4).flatten(0, 1)
     return product
-
-
-def by_head(x: Tensor, parts: int, heads: int) -> Tensor:
-    """``[B, N, parts W]`` to ``[B, parts, heads, N, W / heads]``."""
-    apart: Tensor = x.unflatten(-1, (parts, heads, -1))
-    return apart.permute(0, 2, 3, 1, 4)
-
-
-def joined(x: Tensor) -> Tensor:
-    """``[B, heads, N, W / heads]`` to ``[B, N, W]``."""
-    return x.transpose(1, 2).flatten(2)

@@ -15,10 +15,11 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import NETWORKS, FlowBundle
 from specact.families.freqcache.bundle import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
 from specact.files import write_whole
+from specact.lab.train.attention import by_head
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import PARITY, store_as_half, to_onnx
-from specact.lab.train.flow import Prefix, by_head
+from specact.lab.train.flow import Prefix
 from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import exported_weights
 from specact.runtime.manifest import write_manifest
@@ -37,8 +38,8 @@ class RefreshedPrefix(nn.Module):
         x, made = tokens, list[Tensor]()
         for number, (read, old) in enumerate(zip(self.prefix.keys_values, held.unbind(1), strict=True)):
             if number:
-                x = self.prefix.attended(number - 1, x, made[-1])
-            new = by_head(read(x), 2, self.prefix.heads)
+                x = self.prefix.attended(number - 1, x, *made[-1].unbind(1))
+            new = torch.stack(by_head(read(x), 2, self.prefix.heads), 1)
             made.append(torch.cat([old, new], -2).index_select(-2, sources))
         return torch.stack(made, 1)
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
+from specact.lab.train.attention import Layer
 from specact.lab.train.export import to_onnx
-from specact.lab.train.recipe import PolicyRecipe
-from specact.lab.train.vqbet import Block
 from specact.runtime.manifest import write_manifest
 
 TOKENS = 10
@@ -29,13 +28,13 @@ class _Heavy(nn.Module):
         super().__init__()
         self.inputs, self.project = inputs, nn.Linear(inputs, width)
         self.position = nn.Parameter(0.02 * torch.randn(TOKENS, width))
-        recipe = PolicyRecipe(width=width, heads=heads, dropout=0.0)
-        self.blocks = nn.ModuleList(Block(recipe, TOKENS) for _ in range(layers))
+        self.blocks = nn.ModuleList(Layer(width, heads, dropout=0.0) for _ in range(layers))
+        self.register_buffer("mask", torch.full((TOKENS, TOKENS), -math.inf).triu(1), persistent=False)
 
     def forward(self, state: Tensor) -> Tensor:
         tokens = self.project(state.reshape(-1, self.inputs))[:, None] + self.position
         for block in self.blocks:
-            tokens = block(tokens)
+            tokens, _ = block(tokens, self.mask)
         weight: Tensor = tokens.mean(dim=(1, 2))
         return weight
 

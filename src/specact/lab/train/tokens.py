@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -11,39 +10,10 @@ from torch import Tensor, nn
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.bins import BINS
 from specact.families.words import Words
+from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.flow import Encoder, by_head, joined, perceptron
+from specact.lab.train.flow import Encoder
 from specact.lab.train.windows import Statistics
-
-# Added to masked attention scores: their weight is exactly 0 then.
-HIDDEN = -1e4
-
-
-class Layer(nn.Module):
-    """Pre-norm attention and MLP; explicit attention, which is faster in bfloat16 on a CPU."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = perceptron(width, 4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, hidden: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens ``[B, N, W]``, and their keys and values ``[B, 2, heads, N, W / heads]``.
-
-        Args:
-            x: ``[B, N, W]``.
-            hidden: additive mask of the scores, ``[B, 1, N, N]``, or ``[B, 1, N, S + N]`` with a cache: 0 if visible.
-            cache: keys and values of earlier tokens, ``[B, 2, heads, S, W / heads]``, or None.
-        """
-        queries, *made = _split(self.qkv(self.norm_attention(x)), 3, self.heads)
-        keys, values = made if cache is None else (torch.cat([cache[:, n], new], -2) for n, new in enumerate(made))
-        weights = (queries @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1]) + hidden).softmax(-1)
-        x = x + self.dropout(self.project(_rejoined(weights @ values)))
-        added: Tensor = self.dropout(self.mlp(self.norm_mlp(x)))
-        return x + added, torch.stack(made, 1)
 
 
 class Decoder(nn.Module):
@@ -80,7 +50,7 @@ class Decoder(nn.Module):
         entries = []
         for number, layer in enumerate(self.layers):
             x, made = layer(x, hidden, None if cache is None else cache[:, number])
-            entries.append(made)
+            entries.append(torch.stack(made, 1))
         return self.norm(x), torch.stack(entries, 1)
 
     def forward(
@@ -129,25 +99,3 @@ class TokenModel(nn.Module):
         positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
         features, entries = self.decoder.features(embeddings, positions, self.visible[None])
         return self.decoder.write(features[:, -self.length :]), entries[..., : prefix.shape[1], :]
-
-
-def _split(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """``[B, N, parts W]`` to so many ``[B, heads, N, W / heads]``."""
-    if torch.compiler.is_exporting():
-        return _reshaped(x, parts * heads, x.shape[-1] // (parts * heads)).transpose(1, 2).chunk(parts, 1)
-    return by_head(x, parts, heads).unbind(1)
-
-
-def _rejoined(x: Tensor) -> Tensor:
-    """``[B, heads, N, W / heads]`` to ``[B, N, W]``."""
-    return _reshaped(x.transpose(1, 2), x.shape[1] * x.shape[3]) if torch.compiler.is_exporting() else joined(x)
-
-
-def _reshaped(x: Tensor, *sizes: int) -> Tensor:
-    """``[B, N, ...]`` to ``[B, N, *sizes]`` in an export.
-
-    Where B and N are free, PyTorch's own reshape computes them when the graph runs, which a bundle's graphs may not. In
-    ONNX a 0 keeps an axis.
-    """
-    shape = x.shape[0], x.shape[1], *sizes
-    return torch.onnx.ops.symbolic("Reshape", (x, torch.tensor([0, 0, *sizes])), dtype=x.dtype, shape=shape)

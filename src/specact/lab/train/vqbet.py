@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specact.families.words import INSTRUCTION, Words
+from specact.lab.train.attention import Layer
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.windows import Statistics, positions
@@ -97,40 +98,6 @@ class Prediction:
     features: Tensor
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block with explicit causal attention: the fused kernel is slower for a few tokens.
-
-    Args:
-        recipe: its sizes.
-        tokens: their number.
-        together: number of first tokens with bidirectional attention among them.
-    """
-
-    mask: Tensor
-
-    def __init__(self, recipe: PolicyRecipe, tokens: int, together: int = 0) -> None:
-        super().__init__()
-        width = recipe.width
-        self.heads = recipe.heads
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.dropout = nn.Dropout(recipe.dropout)
-        causal = torch.full((tokens, tokens), -math.inf).triu(1)
-        causal[:together, :together] = 0.0
-        self.register_buffer("mask", causal, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, tokens, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + self.mask).softmax(-1)
-        mixed = (weights @ v).transpose(1, 2).reshape(batch, tokens, width)
-        x = x + self.dropout(self.project(mixed))
-        added: Tensor = self.dropout(self.mlp(self.norm_mlp(x)))
-        return x + added
-
-
 class VQBeT(nn.Module):
     """The policy network. Training uses all predicting positions; inference only the last one.
 
@@ -138,6 +105,8 @@ class VQBeT(nn.Module):
     added. Where histories differ in length, the older tokens lack the shorter ones, and are not predicted from. They
     are preceded by separate tokens: words of an instruction, patches of frames, observations without a history.
     """
+
+    mask: Tensor
 
     def __init__(self, shapes: Shapes, recipe: PolicyRecipe, statistics: Statistics) -> None:
         super().__init__()
@@ -172,7 +141,10 @@ class VQBeT(nn.Module):
         tokens = ahead + len(self.own_token) + self.length
         self.positions = nn.Parameter(torch.randn(tokens, width) * 0.02)
         self.dropout = nn.Dropout(recipe.dropout)
-        self.blocks = nn.ModuleList(Block(recipe, tokens, ahead) for _ in range(recipe.layers))
+        self.blocks = nn.ModuleList(Layer(width, recipe.heads, recipe.dropout) for _ in range(recipe.layers))
+        causal = torch.full((tokens, tokens), -math.inf).triu(1)
+        causal[:ahead, :ahead] = 0.0
+        self.register_buffer("mask", causal, persistent=False)
         self.norm = nn.LayerNorm(width)
         independent = 1 if recipe.sequential else shapes.codebooks
         self.code_head = _head(width, recipe.head_width, independent * shapes.codes)
@@ -201,7 +173,7 @@ class VQBeT(nn.Module):
             tokens = torch.cat([*own, tokens], 1)
         x = self.dropout(tokens + self.positions)
         for block in self.blocks:
-            x = block(x)
+            x, _ = block(x, self.mask)
         features: Tensor = self.norm(x[:, -self.predicting :])
         return features
 

@@ -1,0 +1,70 @@
+"""Attention, written out: for a few tokens, and in bfloat16 on a CPU, it is faster than the fused kernel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+# Added to masked attention scores: their weight is exactly 0 then.
+HIDDEN = -1e4
+
+
+class Layer(nn.Module):
+    """Pre-norm transformer layer: self-attention, also to cached keys and values, and an MLP."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = perceptron(width, 4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor, cache: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Tokens ``[B, N, W]``, and their keys and values, each ``[B, heads, N, W / heads]``.
+
+        Args:
+            x: ``[B, N, W]``.
+            mask: added to the scores ``[B, heads, N, N]``, or ``[B, heads, N, S + N]`` with a cache; broadcast to them.
+            cache: keys and values of S earlier tokens, ``[B, 2, heads, S, W / heads]``, or None.
+        """
+        queries, *own = by_head(self.qkv(self.norm_attention(x)), 3, self.heads)
+        keys, values = own if cache is None else (torch.cat([cache[:, n], new], -2) for n, new in enumerate(own))
+        x = x + self.dropout(self.project(attend(queries, keys, values, mask)))
+        return x + self.dropout(self.mlp(self.norm_mlp(x))), own
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention, heads joined: ``[B, heads, N, D]``, ``[B, heads, S, D]`` twice to ``[B, N, heads D]``."""
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    return joined((scores if mask is None else scores + mask).softmax(-1) @ values)
+
+
+def by_head(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """``[B, N, parts W]`` to so many ``[B, heads, N, W / heads]``."""
+    if torch.compiler.is_exporting():
+        return _reshaped(x, parts * heads, x.shape[-1] // (parts * heads)).transpose(1, 2).chunk(parts, 1)
+    apart: tuple[Tensor, ...] = x.unflatten(-1, (parts, heads, -1)).permute(0, 2, 3, 1, 4).unbind(1)
+    return apart
+
+
+def joined(x: Tensor) -> Tensor:
+    """``[B, heads, N, W / heads]`` to ``[B, N, W]``."""
+    x = x.transpose(1, 2)
+    return _reshaped(x, x.shape[2] * x.shape[3]) if torch.compiler.is_exporting() else x.flatten(2)
+
+
+def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """An MLP with one hidden layer."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
+
+
+def _reshaped(x: Tensor, *sizes: int) -> Tensor:
+    """``[B, N, ...]`` to ``[B, N, *sizes]`` in an export.
+
+    Where B and N are free, PyTorch's own reshape computes them when the graph runs. In ONNX a 0 keeps an axis.
+    """
+    shape = x.shape[0], x.shape[1], *sizes
+    return torch.onnx.ops.symbolic("Reshape", (x, torch.tensor([0, 0, *sizes])), dtype=x.dtype, shape=shape)
