@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab": (0, 603),
     f"{SRC}/lab/data": (2_500, 3_126),
     f"{SRC}/lab/envs": (2_700, 2_839),
-    f"{SRC}/lab/train": (4_500, 7_117),
+    f"{SRC}/lab/train": (4_500, 7_089),
     f"{SRC}/lab/rollout": (2_100, 2_486),
     f"{SRC}/lab/evaluation": (1_700, 4_724),
     f"{SRC}/lab/tised": (1_700, 2_382),
