@@ -105,7 +105,7 @@ def test_every_position_hears_the_words_and_words_hear_each_other() -> None:
             changed[:, newest] += 1.0
             after = model(seen | {"state": changed}).logits
             torch.testing.assert_close(after[:, :newest], before[:, :newest])
-        mask = model.blocks[0].get_buffer("mask")
+        mask = model.get_buffer("mask")
         assert (mask[:4, :4] == 0.0).all() and (mask[:4, 4:] < 0.0).all()
 
 
