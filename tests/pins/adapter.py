@@ -1,0 +1,443 @@
+"""The only file of the pins that names the package's parts: who moves one changes a line here, and no stored value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from specact.clock import VirtualClock
+from specact.errors import ObservationError
+from specact.execution.strategy import Execution
+from specact.execution.verdicts import WAIT, LateVerdicts
+from specact.fallback import Fallback
+from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.policy import Inpainting
+from specact.families.chunks.sources import load_policy
+from specact.families.codes.sampling import sample_codes, verify
+from specact.families.codes.values import CodeDistribution
+from specact.families.flash.rounds import load_rounds
+from specact.families.load import load_pair
+from specact.families.staged.wire import SplitResponder, kind_at, unpack
+from specact.families.tokens.decoding import load_decoding
+from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
+from specact.gates.calibration import calibrated_gate, threshold_for_rate
+from specact.gates.controller import Controller, RateBudget
+from specact.gates.gate import Gate
+from specact.gates.settings import GateSettings
+from specact.gates.verify_skip import VerifySkip
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.evaluation.calibrate import find_threshold
+from specact.lab.rollout.steps import REASONS
+from specact.lab.rollout.timed import TimedDrafter
+from specact.lab.train.split import split_bundle
+from specact.observation import ObservationHistory
+from specact.placement.bandwidth import Bandwidths, LastValue
+from specact.placement.choosers import RoboeccRule, SmallestTotal
+from specact.placement.planner import StageCosts, adjusted_cut, best_cut, total_s
+from specact.policy import SpeculativePolicy
+from specact.rng import Role, StepAddress, stream
+from specact.robot.chunks import ChunkRunner
+from specact.robot.inference import Finished, LocalSource
+from specact.tised.hardware_shift import fastest_overlaps
+from specact.tised.optima import best_alpha, fastest_overlap, most_successful_overlap, scan, task_time_slope
+from specact.tised.prediction import fit_response, predict_success
+from specact.tised.timing import chunk_s, exact_task_s, stall_s
+from specact.types import Miss, OffloadTimes, Outcome, StepRecord
+from specact.verification import Answer, LocalTarget, with_kept
+from specact.wire.dialect import VerifyingCodec
+from specact.wire.messages import (
+    Reply,
+    Request,
+    ServerTimes,
+    read_reply,
+    read_request,
+    reply_fields,
+    request_fields,
+)
+from specact.wire.msgpack import decode, encode
+
+# Used by the cases as they are.
+__all__ = [
+    "CodeDistribution", "Role", "StageCosts", "adjusted_cut", "best_alpha", "best_cut",
+    "calibrated_gate", "chunk_s", "exact_task_s", "expected_true_skip", "fastest_overlap", "fastest_overlaps",
+    "fit_response", "most_successful_overlap", "predict_success", "sample_codes", "scan", "stall_s", "stream",
+    "task_time_slope", "threshold_for_rate", "total_s", "verify",
+]  # fmt: skip
+
+
+@cache
+def load(name: str, draft: str | None = None) -> Any:
+    """A packaged pair."""
+    return load_pair(name, draft=draft)
+
+
+def decoded(pair: Any, name: str) -> Any:
+    """A pair of tokens or flows with the decoding of a system, by its name; loading it once saves time."""
+    if hasattr(pair, "decoding"):
+        return replace(pair, decoding=load_decoding(name))
+    return replace(pair, rounds=load_rounds(name))
+
+
+def gate(pair: Any, name: str, threshold: float = 0.0, max_skips: int | None = None, **options: Any) -> Gate:
+    """A gate for a pair with a threshold of our own (for ``random`` its rate)."""
+    return GateSettings(name, threshold, max_skips=max_skips, options=tuple(options.items())).build(pair)
+
+
+def policy(pair: Any, decides: Gate, *, seed: int) -> Any:
+    """A robot's policy with the pair's target in this process."""
+    return SpeculativePolicy(pair, decides, seed=seed)
+
+
+def own_gate(pair: Any) -> Gate:
+    """The gate that a decoding names."""
+    composition = getattr(pair, "decoding", None) or pair.rounds
+    return gate(pair, composition.gate, 0.5)
+
+
+def evidence(record: StepRecord) -> dict[str, Any]:
+    """What the families know of a step beyond its actions."""
+    drafted, outcome = record.proposal.evidence, record.outcome
+    found = None if outcome is None else outcome.evidence
+    if hasattr(drafted, "codes"):
+        verdict = None if found is None else found.verdict
+        return {
+            "drafted codes": drafted.codes,
+            "draft's probabilities": drafted.draft.probs[0],
+            "codes": None if verdict is None else verdict.codes,
+            "rejection": None if verdict is None else verdict.rejection,
+        }
+    if hasattr(drafted, "feature"):
+        asked = drafted.question
+        return {
+            "retrieved": drafted.retrieved,
+            "candidates": asked.candidates,
+            "tolerance": asked.rule.each,
+            "tail": asked.tail,
+        } | ({} if found is None else _decoded(found))
+    if hasattr(drafted, "question"):
+        asked = drafted.question
+        return {
+            "full asked": asked.full,
+            "held": asked.held,
+            "reused": None if asked.parts is None else {name: one.mask for name, one in asked.parts.last.items()},
+        } | ({} if found is None else _round(found))
+    return {}
+
+
+def _decoded(found: Any) -> dict[str, Any]:
+    return {
+        "tokens": found.tokens,
+        "sources": found.sources,
+        "passes": found.accepted,
+        "read": found.read,
+        "rejected": found.rejected,
+    }
+
+
+def _round(found: Any) -> dict[str, Any]:
+    return {
+        "full": found.full,
+        "checked": found.checked,
+        "kept": found.accepted,
+        "switches": found.switches,
+        "deviation": found.deviation,
+    }
+
+
+def simulate(env: str, pair: Any, observation: Any, seed: int, steps: int) -> Iterator[dict[str, Any]]:
+    """Observations of one episode in which a pair acts, hybrid, in its simulator."""
+    robot = SimulatedRobot(load_task(env, observation))
+    policy = SpeculativePolicy(pair, gate(pair, "always"), seed=seed)
+    robot.start(seed)
+    for _ in range(steps):
+        observed = robot.observe()
+        yield {name: np.copy(observed[name]) for name in observation.fields} | (
+            {"instruction": observed["instruction"]} if observation.instruction else {}
+        )
+        robot.act(policy.act(observed))
+    robot.close()
+
+
+# ---- pairs of chunk policies, inpainting -----------------------------------------------------------------------------
+
+
+@cache
+def chunk_pair(draft: str, target: str, execute: int, within: float, overlap: str) -> Any:
+    """Two chunk policies as a pair, written to a folder and loaded from it."""
+    settings = PairSettings(execute=execute, accept_within=within, overlap=overlap, target_steps=3)  # type: ignore[arg-type]
+    with TemporaryDirectory() as folder:
+        return make_pair(Path(folder) / "pair", draft, target, settings)
+
+
+@cache
+def chunk_policy(source: str, steps: int) -> Any:
+    """A chunk policy by itself; ``steps`` of a flow."""
+    return load_policy(source, steps=steps).policy
+
+
+def infer(policy: Any, seen: Any, step: int, old: Any = None, weights: Any = None) -> Any:
+    """The chunk of a policy for the window that ends with the last observation, inpainted where there is an old one."""
+    window = windows_of(policy.spec.observation, seen)[-1]
+    given = None if old is None else Inpainting(np.asarray(old, np.float32), np.asarray(weights, np.float32))
+    return policy.infer(window, stream(0, Role.VERIFY, step=step), given)
+
+
+def windows_of(spec: Any, seen: Any) -> list[Any]:
+    """The windows that end with each observation."""
+    history = ObservationHistory(spec)
+    return [history.push(observation) for observation in seen]
+
+
+# ---- time: a link, late verdicts, real-time chunking, misses ---------------------------------------------------------
+
+
+@dataclass
+class Behind:
+    """A target behind a link of a virtual clock: ``took_s`` says how long each step's answer takes; infinite is a miss.
+
+    The requests in flight are answered in any order; ``done`` and ``result`` are those of the package's own targets.
+    """
+
+    policy: Any
+    clock: VirtualClock
+    took_s: Callable[[int], float]
+    deadline_s: float = math.inf
+
+    def prefetch(self, window: Any, address: Any) -> bool:
+        return True
+
+    def submit(self, window: Any, address: Any) -> Any:
+        took = min(self.took_s(address.step), self.deadline_s)
+        missed = self.took_s(address.step) > self.deadline_s
+        return _Flight(self, window, address, self.clock.now(), took, missed)
+
+
+@dataclass
+class _Flight:
+    target: Behind
+    window: Any
+    address: Any
+    sent_s: float
+    took_s: float
+    missed: bool
+
+    def _left_s(self) -> float:
+        return self.sent_s + self.took_s - self.target.clock.now()
+
+    def done(self) -> bool:
+        return self._left_s() <= 1e-9
+
+    def result(self) -> Any:
+        waited = max(0.0, self._left_s())
+        self.target.clock.sleep(waited)
+        times = OffloadTimes(network=waited)
+        if self.missed:
+            return Miss("deadline", times)
+        return Answer(self.target.policy.answer(self.window, self.address), times)
+
+
+def remote(
+    pair: Any, gate_of: Gate, took_s: Callable[[int], float], *, deadline_s: float = math.inf, draft_s: float = 0.0,
+    late_for_s: float | None = None, on_miss: Any = "execute_draft", stops_after: int | None = None,
+    seed: int = 0, **options: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A pair whose target is behind a link, its clock, and the rule for misses; the robot stands still with zeros."""
+    clock = VirtualClock()
+    still = np.zeros(len(pair.units.centre), np.float32)
+    policy = SpeculativePolicy(
+        pair,
+        gate_of,
+        drafter=TimedDrafter(pair.drafter, clock, draft_s),
+        verifier=pair.verifier(Behind(pair.target, clock, took_s, deadline_s)),
+        verdicts=WAIT if late_for_s is None else LateVerdicts(late_for_s),
+        fallback=Fallback(on_miss, stops_after, still),
+        seed=seed,
+        clock=clock,
+        **options,
+    )
+    return policy, clock
+
+
+def act_blind(policy: Any) -> Any:
+    """A control step whose observation cannot be used."""
+    return policy.act_without_observation(ObservationError("not finite", "not_finite"))
+
+
+@dataclass
+class _Chunks:
+    """Inferences of a chunk policy that take the virtual time of a script, one after the other."""
+
+    source: Any
+    clock: VirtualClock
+    took_s: Callable[[int], float]
+    coming: Any = None
+
+    @property
+    def busy(self) -> bool:
+        return self.coming is not None
+
+    def begin(self, window: Any, address: Any, inpainting: Any) -> None:
+        took = self.took_s(address.step)
+        self.coming = Finished(address, self.source.ask(window, address, inpainting), took), self.clock.now() + took
+
+    def take(self) -> Any:
+        if self.coming is None or self.coming[1] > self.clock.now() + 1e-9:
+            return None
+        found, self.coming = self.coming[0], None
+        return found
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+
+def runner(
+    policy: Any, kind: Any, execute: int, overlap: int, took_s: Callable[[int], float],
+    *, stops_after: int | None = None, **options: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A chunk policy on a robot, whose inferences take virtual time; its model of the robot moves by the actions."""
+    clock = VirtualClock()
+    model = None
+    if kind == "roll_forward":
+        model = lambda seen, actions: {**seen, "state": seen["state"] + np.float32(0.01) * actions.sum()}  # noqa: E731
+    inference = _Chunks(LocalSource(policy), clock, took_s)
+    fallback = Fallback("execute_draft", stops_after, np.zeros(policy.spec.actions, np.float32))
+    execution = Execution(kind, execute, overlap)
+    return ChunkRunner(inference, execution, roll_forward=model, fallback=fallback, clock=clock, **options), clock
+
+
+# ---- budgets, drift, calibration -------------------------------------------------------------------------------------
+
+
+def controlled(pair: Any, name: str, rate: float, **options: Any) -> Gate:
+    """A gate under the controller of a transmission rate."""
+    return Controller(gate(pair, name, **options), RateBudget(rate), window=8, horizon=4.0)
+
+
+def audited(of: Gate, rate: float) -> Gate:
+    """A gate that audits a share of the steps it would skip."""
+    of.audit_rate = rate
+    return of
+
+
+def verify_skip(threshold: float, reach: int | None) -> Gate:
+    """HeiSD's gate with bounds of our own."""
+    return VerifySkip(threshold, reach=reach)
+
+
+def alarm(values: Any, level: float, **options: Any) -> int | None:
+    """After how many values the drift alarm is raised."""
+    found = DriftAlarm(level, **options)
+    return next((index for index, value in enumerate(values) if found.take(value)), None)
+
+
+def running_mean(values: Any) -> list[float | None]:
+    """Mean and confidence interval of values in [0, 1]."""
+    mean = RunningMean()
+    for value in values:
+        mean.take(value)
+    found = mean.estimate()
+    return [found.mean, found.low, found.high]
+
+
+def find_gate(
+    pair: Any, name: str, rate: float, rounds: int, scores: Callable[[Gate], list[Any]], **options: Any
+) -> Any:
+    """A calibration on decisions that a function of the tried gate gives; thresholds, ties and rates of its rounds."""
+
+    def roll(settings: GateSettings, number: int) -> dict[str, Any]:
+        made = scores(settings.build(pair))
+        return {
+            "score": np.array([one.score for one in made]),
+            "reason": np.array([REASONS.index(one.reason) for one in made]),
+            "transmitted": np.array([one.transmit for one in made]),
+        }
+
+    found = find_threshold(GateSettings(name, options=tuple(options.items())), rate, rounds, roll)
+    tried = [*((one.settings, one.rate) for one in found.rounds), (found.settings, found.checked["transmitted"].mean())]
+    return [[settings.threshold, settings.tie_probability, rate] for settings, rate in tried]
+
+
+# ---- stages, planner -------------------------------------------------------------------------------------------------
+
+
+@cache
+def staged(bundle: str) -> Any:
+    """A packaged target in stages, as ``specact split`` makes them."""
+    with TemporaryDirectory() as folder:
+        return split_bundle(bundle, Path(folder) / "stages")
+
+
+def at_cut(pair: Any, stages: Any, window: Any, cut: int, precision: Any) -> list[Any]:
+    """The network's outputs where a server has run ``cut`` stages and sent what it has at a precision."""
+    if cut == 0:
+        return list(stages.network.run([window]))
+    responder = SplitResponder(stages)
+    kind = kind_at(stages.spec, cut, precision)
+    arrays = _exchange(responder, responder.dialect, Request(kind, 1, 100.0, window, StepAddress(0, 0, 0, 0)))
+    if cut == stages.spec.stages:
+        return [arrays[name].reshape(1, *shape) for name, shape in stages.spec.outputs.items()]
+    return list(stages.network.finish(unpack(arrays, stages.spec.activations[cut - 1]), cut))
+
+
+def chosen_cuts(costs: dict[str, Any], chooser: str, bandwidths: Any, latency_s: float, **options: Any) -> list[int]:
+    """The cuts of successive inferences on a link of given bandwidths."""
+    known = StageCosts(**costs)
+    pool = range(known.stages + 1)
+    made = (RoboeccRule if chooser == "roboecc" else SmallestTotal)(known, pool, LastValue(), **options)
+    seen, cut, cuts = Bandwidths(), 0, []
+    for bytes_s in bandwidths:
+        cut = made.choose(cut, seen)
+        cuts.append(cut)
+        crossing = known.crossing()[cut]
+        if cut:
+            seen.add(crossing, latency_s + crossing / bytes_s)
+    return cuts
+
+
+# ---- the wire --------------------------------------------------------------------------------------------------------
+
+
+def _exchange(responder: Any, dialect: Any, request: Any) -> Any:
+    """A request as bytes to a responder, and the arrays of its reply as bytes back."""
+    read = read_request(decode(encode(request_fields(request, dialect.observation))), dialect)
+    (arrays,) = responder.respond([read])
+    if isinstance(arrays, Exception):
+        raise arrays
+    exchange = dialect.exchanges[request.kind]
+    reply = Reply(request.id, exchange.answer, arrays, ServerTimes(0.0, 1.0, 1.0, 1))
+    found = read_reply(decode(encode(reply_fields(reply))), exchange)
+    assert isinstance(found, Reply)
+    return found.arrays
+
+
+@dataclass
+class _Served:
+    """A target whose answers cross the wire."""
+
+    pair: Any
+
+    def answer(self, window: Any, address: Any) -> Any:
+        codec = self.pair.codec
+        request = Request("infer", 1, 100.0, window, address)
+        return codec.read(_exchange(self.pair.responder, codec.dialect, request))
+
+
+def over_the_wire(pair: Any, record: StepRecord) -> dict[str, Outcome]:
+    """The outcome of a step's proposal by a server in this process, by the place where it is sampled."""
+    codec, proposal, address = pair.codec, record.proposal, record.address
+    found = {}
+    if codec.dialect.asks == "infer":
+        found["device"] = pair.verifier(LocalTarget(_Served(pair))).submit(proposal, address).result()
+    if isinstance(codec, VerifyingCodec):
+        asked = Request("verify", 1, 100.0, proposal.window, address, codec.request_arrays(proposal))
+        arrays = _exchange(pair.responder, codec.dialect, asked)
+        found["server"] = with_kept(codec.outcome(arrays, OffloadTimes()), proposal)
+    return found

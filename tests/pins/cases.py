@@ -1,0 +1,492 @@
+"""The cases: what is played through the real policies, and what of it is pinned. Nothing here names a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.pins import adapter
+
+HERE = Path(__file__).parent
+OBSERVATIONS, STORED = HERE / "observations", HERE / "stored"
+Found = dict[str, Any]
+# A case is a function of its variant: the seed of the random streams, and how many observations are left out before.
+Case = Callable[[int], Found]
+CASES: dict[str, Case] = {}
+# Relative noise on the observations, and its seed; only while recording.
+observation_noise: tuple[float, int] = (0.0, 0)
+
+
+@cache
+def _arrays(name: str) -> dict[str, NDArray[Any]]:
+    with np.load(OBSERVATIONS / f"{name}.npz", allow_pickle=False) as stored:
+        return {key: stored[key] for key in stored.files}
+
+
+def observations(name: str, count: int, skip: int = 0, episode: int = 0) -> list[dict[str, Any]]:
+    """Consecutive observations of a recorded episode."""
+    scale, seed = observation_noise
+    rng, found = np.random.default_rng(seed), []
+    for step in range(skip, skip + count):
+        row: dict[str, Any] = {key: array[episode, step] for key, array in _arrays(name).items()}
+        for key, value in row.items():
+            if value.dtype == np.float32 and scale:
+                row[key] = (value * (1.0 + scale * rng.standard_normal(value.shape))).astype(np.float32)
+            elif value.dtype.kind == "U":
+                row[key] = str(value)
+        found.append(row)
+    assert len(found) == count
+    return found
+
+
+def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lambda step: None) -> Found:
+    """One observation per control step; the pinned values by control step, and by inference."""
+    actions, origins, records = [], [], {}
+    for step, observation in enumerate(seen):
+        before(step)
+        actions.append(policy.act(observation))
+        origins.append(None if policy.origin is None else policy.origin.name)
+        if policy.record is not None:
+            # A late verdict replaces the record of its inference.
+            records[policy.record.address.step] = policy.record
+    return {
+        "actions": actions,
+        "origins": origins,
+        "counts": dict(sorted(policy.counts.items())),
+        "inferences": [_inference(records[step]) for step in sorted(records)],
+    }
+
+
+def _inference(record: Any) -> Found:
+    decision, outcome = record.decision, record.outcome
+    return {
+        "transmit": decision.transmit,
+        "reason": decision.reason,
+        "score": decision.score,
+        "drafted": record.proposal.actions[0],
+        "origins": sorted(set(record.origins.tolist())),
+        "length": len(record.actions),
+        "miss": record.miss,
+        "verified": None if outcome is None else [outcome.verified, outcome.accepted, outcome.kept],
+        **adapter.evidence(record),
+    }
+
+
+# ---- action codes and gates ------------------------------------------------------------------------------------------
+
+# By bundle: recorded observations, and control steps.
+CODES = {
+    "ball": ("ball", 70), "kitchen": ("kitchen", 20), "pusht": ("pusht", 48), "relocate": ("relocate", 40),
+    "swarm": ("swarm", 40), "metaworld": ("metaworld", 16), "pusht-camera": ("pusht-camera", 40),
+    "pusht-camera-state": ("pusht-camera", 40),
+}  # fmt: skip
+
+
+def codes(bundle: str, make: Callable[[Any], Any], variant: int, **options: Any) -> Found:
+    pair, (name, count) = adapter.load(bundle), CODES[bundle]
+    policy = adapter.policy(pair, make(pair), seed=variant, **options)
+    return play(policy, observations(name, count, skip=variant % 4))
+
+
+def calibrated(name: str, rate: float) -> Callable[[Any], Any]:
+    return lambda pair: adapter.calibrated_gate(pair, name, rate)
+
+
+def with_gate(name: str, threshold: float = 0.0, max_skips: int | None = None, **options: Any) -> Callable[[Any], Any]:
+    return lambda pair: adapter.gate(pair, name, threshold, max_skips, **options)
+
+
+for _bundle in CODES:
+    CASES[f"codes-{_bundle}-adahi"] = partial(codes, _bundle, calibrated("deviation", 0.6))
+for _bundle, _gate, _rate in [
+    ("ball", "learned", 0.6), ("ball", "learned_action", 0.4), ("ball", "uncertainty", 0.6), ("ball", "oracle", 0.6),
+    ("ball", "oracle_action", 0.6), ("pusht", "learned", 0.4), ("kitchen", "learned_action", 0.6),
+    ("relocate", "learned", 0.6), ("swarm", "uncertainty", 0.4),
+]:  # fmt: skip
+    CASES[f"codes-{_bundle}-{_gate}"] = partial(codes, _bundle, calibrated(_gate, _rate))
+for _name, _make in {
+    "always": with_gate("always"), "never": with_gate("never"), "random": with_gate("random", 0.5),
+    "periodic": with_gate("periodic"),
+    "max-skips": with_gate("deviation", 1e3, 2, reading="jump", alpha=0.5, source="draft"),
+}.items():  # fmt: skip
+    CASES[f"gate-{_name}"] = partial(codes, "ball", _make)
+for _kind, _level in {"temperature": 0.95, "disagreement": 0.985, "entropy": 4.04, "one_minus_q": 0.981}.items():
+    CASES[f"gate-uncertainty-{_kind}"] = partial(codes, "ball", with_gate("uncertainty", _level, kind=_kind))
+for _reading, _level in {"euclidean": 0.35, "path_ratio": 0.31, "disparity": 0.8, "zscore": 3.0, "jump": 0.3}.items():
+    for _source in ("executed", "draft"):
+        CASES[f"gate-deviation-{_reading}-{_source}"] = partial(
+            codes, "ball", with_gate("deviation", _level, reading=_reading, alpha=0.3, source=_source)
+        )
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+TOKENS = {"relocate-tokens": ("relocate", 8), "kitchen-tokens": ("kitchen", 20), "metaworld-tokens": ("metaworld", 20)}
+DECODINGS = {
+    "relocate-tokens": (
+        "ar", "strict", "strict_bigram", "specvla", "kerv", "kerv_printed", "kerv_fixed", "heisd_no_switch",
+        "heisd_similar", "retrieval", "filter", "last",
+    ),
+    "kitchen-tokens": (
+        "ar", "strict_last", "specvla", "specvla_uniform", "specvla_device", "kerv", "kerv_walk", "heisd",
+        "heisd_verified", "heisd_fixed", "retrieval",
+    ),
+    "metaworld-tokens": ("ar", "strict", "specvla", "kerv", "heisd_no_switch", "heisd_random", "filter"),
+}  # fmt: skip
+
+
+def tokens(bundle: str, decoding: str, variant: int) -> Found:
+    pair, (name, count) = adapter.decoded(adapter.load(bundle), decoding), TOKENS[bundle]
+    policy = adapter.policy(pair, adapter.own_gate(pair), seed=variant)
+    episode = variant % 2 if name == "metaworld" else 0
+    skip = 0 if name == "metaworld" else variant
+    return play(policy, observations(name, count, skip, episode))
+
+
+for _bundle, _decodings in DECODINGS.items():
+    for _decoding in _decodings:
+        CASES[f"tokens-{_bundle.removesuffix('-tokens')}-{_decoding}"] = partial(tokens, _bundle, _decoding)
+
+# ---- flows: full rounds, FLASH, FreqCache ----------------------------------------------------------------------------
+
+FLOWS = {"pusht-flow": ("pusht", 56), "metaworld-flow": ("metaworld", 20), "ball-chase-flow": ("ball-chase", 40)}
+ROUNDS = {
+    "pusht-flow": (
+        "full", "full_5", "full_1", "flash", "flash_fitted", "flash_unguarded", "flash_stale", "flash_device",
+        "flash_last", "flash_last_fitted", "flash_shuffled", "block",
+    ),
+    "metaworld-flow": (
+        "full_2", "flash", "flash_fitted", "flash_stale", "flash_policy", "flash_policy_fitted", "unchecked",
+        "freqcache", "freqcache_2", "freqcache_still", "freqcache_changed", "freqcache_oldest", "freqcache_frozen",
+    ),
+    "ball-chase-flow": ("full", "full_3", "flash", "flash_fitted"),
+}  # fmt: skip
+
+
+def rounds(bundle: str, decoding: str, variant: int) -> Found:
+    draft = "metaworld-draft" if "policy" in decoding else None
+    pair, (name, count) = adapter.decoded(adapter.load(bundle, draft), decoding), FLOWS[bundle]
+    policy = adapter.policy(pair, adapter.own_gate(pair), seed=variant)
+    episode = variant % 2 if name == "metaworld" else 0
+    return play(policy, observations(name, count, 0 if name == "metaworld" else variant % 8, episode))
+
+
+for _bundle, _decodings in ROUNDS.items():
+    for _decoding in _decodings:
+        CASES[f"flow-{_bundle.removesuffix('-flow')}-{_decoding}"] = partial(rounds, _bundle, _decoding)
+
+# ---- codes whose second depends on the first: no packaged bundle has them --------------------------------------------
+
+
+def sequential(variant: int) -> Found:
+    rng, found = np.random.default_rng(variant), []
+
+    def distribution() -> Any:
+        rows = rng.dirichlet(np.full(6, 0.5), (8,))
+        return adapter.CodeDistribution(rows[:2], np.zeros((2, 6, 1, 1), np.float32), rows[2:])
+
+    for step in range(20):
+        target, draft = distribution(), distribution()
+        codes = adapter.sample_codes(draft, adapter.stream(variant, adapter.Role.DRAFT, step=step))
+        verdict = adapter.verify(target, draft, codes, adapter.stream(variant, adapter.Role.VERIFY, step=step))
+        found.append({"drafted": codes, "codes": verdict.codes, "accepted": verdict.accepted, "r": verdict.rejection})
+    return {"steps": found}
+
+
+CASES["codes-sequential"] = sequential
+
+# ---- pairs of chunk policies, inpainting -----------------------------------------------------------------------------
+
+
+def chunks(name: str, arguments: tuple[Any, ...], make: Callable[[Any], Any], variant: int) -> Found:
+    pair = adapter.chunk_pair(*arguments)
+    policy = adapter.policy(pair, make(pair), seed=variant)
+    if name == "metaworld":
+        return play(policy, observations(name, 20, episode=variant % 2))
+    return play(policy, observations(name, 40, skip=variant))
+
+
+_REGRESSION, _CODES = ("metaworld-draft", "metaworld-flow"), ("pusht#draft", "pusht-flow")
+CASES |= {
+    "chunks-whole": partial(chunks, "metaworld", (*_REGRESSION, 4, 0.0, "drop"), with_gate("random", 0.5)),
+    "chunks-within": partial(chunks, "metaworld", (*_REGRESSION, 3, 0.045, "drop"), with_gate("always")),
+    "chunks-average": partial(chunks, "metaworld", (*_REGRESSION, 2, 0.04, "average"), with_gate("periodic")),
+    "chunks-codes-within": partial(chunks, "pusht", (*_CODES, 4, 0.12, "drop"), with_gate("always")),
+    "chunks-codes-deviation": partial(
+        chunks, "pusht", (*_CODES, 4, 0.12, "drop"),
+        with_gate("deviation", 0.2, reading="euclidean", alpha=0.5, source="executed"),
+    ),
+}  # fmt: skip
+
+
+def inpainted(source: str, name: str, steps: int, variant: int) -> Found:
+    policy = adapter.chunk_policy(source, steps)
+    seen = observations(name, 12, skip=0 if name == "metaworld" else variant)
+    first = adapter.infer(policy, seen[:8], variant)
+    weights = np.linspace(1.5, -0.5, len(first)).clip(0.0, 1.0)
+    guided = [adapter.infer(policy, seen, variant + step, np.roll(first, -4, axis=0), weights) for step in (1, 2)]
+    return {"first": first, "free": adapter.infer(policy, seen, variant + 1), "guided": guided}
+
+
+for _source, _name in {"pusht-flow": "pusht", "metaworld-flow": "metaworld", "ball-chase-flow": "ball-chase"}.items():
+    CASES[f"inpainting-{_name}"] = partial(inpainted, _source, _name, 6)
+
+# ---- time: late verdicts, real-time chunking, misses -----------------------------------------------------------------
+
+
+def ticking(policy: Any, clock: Any, period_s: float, seen: Sequence[Any]) -> Found:
+    """A control loop on a virtual clock: step k begins at k periods, or when the step before has ended."""
+
+    def wait(step: int) -> None:
+        clock.sleep(max(0.0, step * period_s - clock.now()))
+
+    return play(policy, seen, wait)
+
+
+def slow(step: int) -> float:
+    """Seconds until the target's answer; every fourth takes long."""
+    return 0.6 if step % 4 == 3 else 0.07 + 0.03 * (step % 3)
+
+
+def timed(
+    bundle: str, make: Callable[[Any], Any], name: str, variant: int, decoding: str = "", **options: Any
+) -> Found:
+    pair = adapter.decoded(adapter.load(bundle), decoding) if decoding else adapter.load(bundle)
+    policy, clock = adapter.remote(pair, make(pair), slow, seed=variant, **options)
+    count = 20 if name in ("kitchen", "metaworld") else 56
+    found = ticking(policy, clock, 1.0 / pair.rate_hz, observations(name, count, skip=variant % 4 if count > 20 else 0))
+    return found | {"stopped": policy.stopped, "seconds": clock.now()}
+
+
+CASES |= {
+    "late-codes": partial(timed, "ball", with_gate("random", 0.8), "ball", late_for_s=0.5, draft_s=0.005),
+    "late-codes-wait": partial(timed, "ball", calibrated("deviation", 0.6), "ball", draft_s=0.005),
+    "late-tokens": partial(
+        timed, "metaworld-tokens", with_gate("always"), "metaworld", decoding="specvla", late_for_s=0.3
+    ),
+    "late-flash": partial(timed, "pusht-flow", with_gate("always"), "pusht", decoding="flash_fitted", late_for_s=1.0),
+    "late-old": partial(timed, "ball", with_gate("always"), "ball", late_for_s=0.09),
+    "age": partial(timed, "ball", with_gate("always"), "ball", max_chunk_age_s=0.15),
+    "miss-draft": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.1),
+    "miss-hold": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.1, on_miss="hold_last"),
+    "miss-stop": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.2, on_miss="stop"),
+    "miss-stop-after": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.08, stops_after=1),
+    "miss-late": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.1, late_for_s=0.5, stops_after=6),
+    "miss-tokens": partial(timed, "kitchen-tokens", with_gate("always"), "kitchen", decoding="kerv", deadline_s=0.2),
+}  # fmt: skip
+
+
+def blind(variant: int) -> Found:
+    """Observations that cannot be used, in between and at the end, until the robot stops."""
+    pair, found = adapter.load("ball"), []
+    policy, _ = adapter.remote(pair, adapter.gate(pair, "always"), lambda step: 0.0, stops_after=3, seed=variant)
+    for step, observation in enumerate(observations("ball", 24)):
+        unusable = step in (7, 8, 13) or step > 15
+        action = adapter.act_blind(policy) if unusable else policy.act(observation)
+        found.append([action, policy.origin.name, policy.stopped])
+    return {"steps": found}
+
+
+CASES["miss-blind"] = blind
+
+
+def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: Any) -> Found:
+    policy, found = adapter.chunk_policy("pusht-flow", 3), []
+
+    def took(step: int) -> float:
+        return 0.95 if step % 4 == 3 else 0.15 + 0.1 * (step % 3)
+
+    runner, clock = adapter.runner(policy, kind, execute, overlap, took, seed=variant, **options)
+    for step, observation in enumerate(observations("pusht", 48, skip=variant)):
+        clock.sleep(max(0.0, step / policy.spec.rate_hz - clock.now()))
+        action = runner.act(observation)
+        found.append([action, None if runner.origin is None else runner.origin.name, runner.stopped])
+    return {"steps": found, "counts": dict(sorted(runner.counts.items()))}
+
+
+for _kind, _overlap in {"synchronous": 0, "naive": 4, "aligned": 6, "roll_forward": 4, "inpainting": 6}.items():
+    CASES[f"runner-{_kind}"] = partial(run_chunks, _kind, 8, _overlap)
+_STILL = np.array([256.0, 256.0], np.float32)
+CASES |= {
+    "runner-deadline": partial(run_chunks, "aligned", 6, 3, deadline_s=0.5, idle="nothing"),
+    "runner-age": partial(run_chunks, "naive", 8, 4, max_chunk_age_s=0.55),
+    "runner-stop": partial(run_chunks, "aligned", 6, 2, deadline_s=0.5, idle="stop_action", stops_after=1),
+}
+
+# ---- budgets, audits, drift, calibration -----------------------------------------------------------------------------
+
+
+def controlled(variant: int) -> Found:
+    pair = adapter.load("kitchen")
+    gate = adapter.controlled(pair, "deviation", 0.4, reading="zscore", alpha=0.5, source="executed")
+    policy = adapter.policy(pair, gate, seed=variant)
+    thresholds: list[float] = []
+    found = play(policy, observations("kitchen", 30), lambda step: thresholds.append(gate.threshold))
+    return found | {"thresholds": thresholds}
+
+
+def audited(variant: int) -> Found:
+    return codes("ball", lambda pair: adapter.audited(adapter.gate(pair, "never"), 0.3), variant)
+
+
+def drift(variant: int) -> Found:
+    rng = np.random.default_rng(variant)
+    before, after = rng.beta(8, 2, 400), rng.beta(5, 5, 400)
+    values = np.concatenate([before, after]).tolist()
+    return {
+        "steady": adapter.alarm(before.tolist(), 0.8, tolerance=0.05, run_length=1000.0),
+        "drifting": adapter.alarm(values, 0.8, tolerance=0.05, run_length=1000.0),
+        "falling short": adapter.alarm(values, 0.9, tolerance=0.02),
+        "means": [adapter.running_mean(values[:count]) for count in (1, 20, 400, 800)],
+        "expected": [adapter.expected_true_skip(np.linspace(0.0, 0.9, 10).tolist(), rate) for rate in (0.0, 0.33, 0.6)],
+    }
+
+
+def calibration(bundle: str, name: str, variant: int, **options: Any) -> Found:
+    """Thresholds found on a stored rollout: the gate sees the recorded observations again in every round."""
+    pair, (seen, _) = adapter.load(bundle), CODES[bundle]
+
+    def decisions(gate: Any) -> list[Any]:
+        policy = adapter.policy(pair, gate, seed=variant)
+        made: list[Any] = []
+        for observation in observations(seen, 60 if seen == "pusht" else 30):
+            policy.act(observation)
+            if not made or made[-1] is not policy.record.decision:
+                made.append(policy.record.decision)
+        return made
+
+    return {str(rate): adapter.find_gate(pair, name, rate, 3, decisions, **options) for rate in (0.3, 0.6)} | {
+        "ties": [
+            adapter.threshold_for_rate(np.array([0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.5]), rate) for rate in (0.2, 0.5, 0.9)
+        ]
+    }
+
+
+CASES |= {
+    "controller": controlled, "audit": audited, "drift": drift,
+    "calibration-deviation": partial(
+        calibration, "kitchen", "deviation", reading="euclidean", alpha=0.5, source="executed"
+    ),
+    "calibration-uncertainty": partial(calibration, "pusht", "uncertainty", kind="disagreement"),
+}  # fmt: skip
+
+
+def skipping(threshold: float, reach: int | None, variant: int) -> Found:
+    pair = adapter.decoded(adapter.load("relocate-tokens"), "heisd_no_switch")
+    policy = adapter.policy(pair, adapter.verify_skip(threshold, reach), seed=variant)
+    return play(policy, observations("relocate", 12, skip=variant))
+
+
+CASES |= {"gate-verify-skip": partial(skipping, 0.02, 3), "gate-similarity": partial(skipping, 0.05, None)}
+
+# ---- stages and where they run ---------------------------------------------------------------------------------------
+
+
+def stages(bundle: str, variant: int) -> Found:
+    pair, made = adapter.load(bundle), adapter.staged(bundle)
+    seen = observations({**CODES, **FLOWS}[bundle][0], 6, skip=variant)
+    window = adapter.windows_of(made.spec.observation, seen)[-1]
+    found: Found = {"stages": made.spec.stages, "activations": made.spec.activations, "outputs": made.spec.outputs}
+    for precision in ("float32", "float16", "uint8"):
+        outputs = [adapter.at_cut(pair, made, window, cut, precision) for cut in range(made.spec.stages + 1)]
+        found[precision] = [[[float(array.mean()), float(array.std())] for array in arrays] for arrays in outputs]
+    return found
+
+
+def placement(variant: int) -> Found:
+    rng = np.random.default_rng(variant)
+    costs = {
+        "server_s": [0.002, 0.003, 0.004, 0.003], "device_s": [0.02, 0.03, 0.05, 0.02],
+        "cut_bytes": [0.0, 40e3, 9e3, 25e3, 2e3], "observation_bytes": 30e3, "load": [0.1, 0.3, 0.4, 0.2],
+    }  # fmt: skip
+    known = adapter.StageCosts(**costs)  # type: ignore[arg-type]
+    links = np.exp(np.cumsum(rng.normal(0.0, 0.7, 40)) + np.log(2e6)).tolist()
+    rates = (1e5, 1e6, 1e7)
+    totals = {kind: [adapter.total_s(known, rate, 0.01, kind) for rate in rates] for kind in ("faithful", "printed")}
+    best = [
+        [adapter.best_cut(row, known.loads, range(5), budget) for row in totals["faithful"]] for budget in (0.5, 9.0)
+    ]
+    return {
+        "totals": totals,
+        "best": best,
+        "adjusted": [
+            adapter.adjusted_cut(2, change, -1e5, 1e5, range(1, 5), known.cut_bytes) for change in (-2e5, 0.0, 2e5)
+        ],
+        "roboecc": adapter.chosen_cuts(costs, "roboecc", links, 0.01),
+        "smallest": adapter.chosen_cuts(costs, "smallest", links, 0.01, look_every=3),
+        "smallest, latency apart": adapter.chosen_cuts(costs, "smallest", links, 0.03, latency_apart=True),
+        "smallest, budget": adapter.chosen_cuts(costs, "smallest", links, 0.01, budget=0.5),
+    }
+
+
+CASES |= {
+    "stages-ball": partial(stages, "ball"),
+    "stages-pusht-flow": partial(stages, "pusht-flow"),
+    "placement": placement,
+}
+
+# ---- TISED's equations -----------------------------------------------------------------------------------------------
+
+
+def _optimum(found: Any) -> list[Any]:
+    return [found.where, found.value, found.interior, found.conditions, found.others]
+
+
+def tised(variant: int) -> Found:
+    depths = np.arange(7)
+    chunks = 20.0 + 0.15 * depths**2
+    quality = 0.9 - 0.01 * depths**2
+
+    def count(alpha: Any) -> Any:
+        return 20.0 + 25.0 * (1.0 - alpha) ** 3
+
+    slope = adapter.task_time_slope(count, lambda alpha: -75.0 * (1.0 - alpha) ** 2, 0.3, 0.05, 8)
+    response = adapter.fit_response([0.0, 0.05, 0.1, 0.2], [45, 44, 30, 12], [50, 50, 50, 50])
+    predicted = adapter.predict_success([40, 30], [50, 50], 0.02, response, [0.08, 0.3])
+    return {
+        "alpha": _optimum(adapter.best_alpha(lambda alpha: count(alpha) * (0.3 * alpha + 0.4), slope, 0.1, "least")),
+        "overlap": _optimum(adapter.fastest_overlap(chunks, 0.3, 0.05, 8)),
+        "success": _optimum(
+            adapter.most_successful_overlap(quality, 0.5, 0.3, 0.05, lambda a, s: a / (1.0 + np.exp(20.0 * (s - 0.1))))
+        ),
+        "scan": _optimum(adapter.scan([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")),
+        "hardware": [_optimum(found) for found in adapter.fastest_overlaps(chunks, [1.0, 3.0, 6.0, 12.0], 8)],
+        "times": [adapter.chunk_s(0.3, 0.05, 8, 0.7, depths), adapter.exact_task_s(20.0, 0.3, 0.05, 8, 0.7, depths)],
+        "stall": adapter.stall_s(0.3, 0.05, 0.7, depths),
+        "response": [response.staleness, response.cost],
+        "predicted": [predicted.rate, predicted.error, predicted.covered],
+    }
+
+
+CASES["tised"] = tised
+
+# ---- the wire: the pairs and decodings of each family ----------------------------------------------------------------
+
+WIRED = {
+    "codes": ("ball", None, ""), "codes-instruction": ("metaworld", None, ""),
+    "tokens-ar": ("kitchen-tokens", None, "ar"), "tokens-specvla": ("metaworld-tokens", None, "specvla"),
+    "tokens-device": ("kitchen-tokens", None, "specvla_device"), "tokens-kerv": ("kitchen-tokens", None, "kerv"),
+    "tokens-heisd": ("relocate-tokens", None, "heisd_no_switch"),
+    "flow": ("pusht-flow", None, "full_3"), "flash": ("pusht-flow", None, "flash_fitted"),
+    "flash-policy": ("metaworld-flow", "metaworld-draft", "flash_policy_fitted"),
+}  # fmt: skip
+
+
+def wired(name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The local outcome of some inferences, and those that crossed the wire, by the place where they were sampled."""
+    if name == "chunks":
+        pair, seen = adapter.chunk_pair(*_REGRESSION, 3, 0.045, "drop"), "metaworld"
+    else:
+        bundle, draft, decoding = WIRED[name]
+        pair = adapter.load(bundle, draft)
+        pair = adapter.decoded(pair, decoding) if decoding else pair
+        seen = {**CODES, **TOKENS, **FLOWS}[bundle][0]
+    policy = adapter.policy(pair, adapter.gate(pair, "always"), seed=1)
+    for observation in observations(seen, 20):
+        inferring = policy.wants_inference
+        policy.act(observation)
+        if inferring and policy.record.address.step < 4:
+            yield policy.record.outcome, adapter.over_the_wire(pair, policy.record)
