@@ -53,15 +53,7 @@ from specact.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord
 from specact.verification import Answer, LocalTarget, with_kept
 from specact.wire.dialect import VerifyingCodec
-from specact.wire.messages import (
-    Reply,
-    Request,
-    ServerTimes,
-    read_reply,
-    read_request,
-    reply_fields,
-    request_fields,
-)
+from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
 from specact.wire.msgpack import decode, encode
 
 # Used by the cases as they are.
@@ -73,17 +65,35 @@ __all__ = [
 ]  # fmt: skip
 
 
+# By name: draft, target, executed actions, tolerance, overlap.
+CHUNK_PAIRS = {
+    "chunks-whole": ("metaworld-draft", "metaworld-flow", 4, 0.0, "drop"),
+    "chunks-regression": ("metaworld-draft", "metaworld-flow", 3, 0.045, "drop"),
+    "chunks-average": ("metaworld-draft", "metaworld-flow", 2, 0.04, "average"),
+    "chunks-codes": ("pusht#draft", "pusht-flow", 4, 0.12, "drop"),
+}
+
+
 @cache
-def load(name: str, draft: str | None = None) -> Any:
-    """A packaged pair."""
+def pair(source: str) -> Any:
+    """A packaged pair, ``NAME``; of tokens or a flow with a system, ``NAME/SYSTEM``; or one of :data:`CHUNK_PAIRS`."""
+    name, _, system = source.partition("/")
+    if name in CHUNK_PAIRS:
+        draft, target, execute, within, overlap = CHUNK_PAIRS[name]
+        settings = PairSettings(execute, within, overlap, target_steps=3)  # type: ignore[arg-type]
+        with TemporaryDirectory() as folder:
+            return make_pair(Path(folder) / "pair", draft, target, settings)
+    found = _loaded(name, "metaworld-draft" if "policy" in system else None)
+    if not system:
+        return found
+    # Loading once for all systems saves time.
+    parts = {"decoding": load_decoding(system)} if name.endswith("tokens") else {"rounds": load_rounds(system)}
+    return replace(found, **parts)
+
+
+@cache
+def _loaded(name: str, draft: str | None) -> Any:
     return load_pair(name, draft=draft)
-
-
-def decoded(pair: Any, name: str) -> Any:
-    """A pair of tokens or flows with the decoding of a system, by its name; loading it once saves time."""
-    if hasattr(pair, "decoding"):
-        return replace(pair, decoding=load_decoding(name))
-    return replace(pair, rounds=load_rounds(name))
 
 
 def gate(pair: Any, name: str, threshold: float = 0.0, max_skips: int | None = None, **options: Any) -> Gate:
@@ -166,15 +176,7 @@ def simulate(env: str, pair: Any, observation: Any, seed: int, steps: int) -> It
     robot.close()
 
 
-# ---- pairs of chunk policies, inpainting -----------------------------------------------------------------------------
-
-
-@cache
-def chunk_pair(draft: str, target: str, execute: int, within: float, overlap: str) -> Any:
-    """Two chunk policies as a pair, written to a folder and loaded from it."""
-    settings = PairSettings(execute=execute, accept_within=within, overlap=overlap, target_steps=3)  # type: ignore[arg-type]
-    with TemporaryDirectory() as folder:
-        return make_pair(Path(folder) / "pair", draft, target, settings)
+# ---- inpainting ------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -375,7 +377,7 @@ def staged(bundle: str) -> Any:
         return split_bundle(bundle, Path(folder) / "stages")
 
 
-def at_cut(pair: Any, stages: Any, window: Any, cut: int, precision: Any) -> list[Any]:
+def at_cut(stages: Any, window: Any, cut: int, precision: Any) -> list[Any]:
     """The network's outputs where a server has run ``cut`` stages and sent what it has at a precision."""
     if cut == 0:
         return list(stages.network.run([window]))

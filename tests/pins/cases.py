@@ -76,56 +76,19 @@ def _inference(record: Any) -> Found:
     }
 
 
-# ---- action codes and gates ------------------------------------------------------------------------------------------
+# ---- rollouts: action codes, tokens, flows, pairs of chunk policies --------------------------------------------------
 
-# By bundle: recorded observations, and control steps.
-CODES = {
+# By pair: recorded observations, and control steps.
+RECORDED = {
     "ball": ("ball", 70), "kitchen": ("kitchen", 20), "pusht": ("pusht", 48), "relocate": ("relocate", 40),
     "swarm": ("swarm", 40), "metaworld": ("metaworld", 16), "pusht-camera": ("pusht-camera", 40),
-    "pusht-camera-state": ("pusht-camera", 40),
+    "pusht-camera-state": ("pusht-camera", 40), "relocate-tokens": ("relocate", 8), "kitchen-tokens": ("kitchen", 20),
+    "metaworld-tokens": ("metaworld", 20), "pusht-flow": ("pusht", 56), "metaworld-flow": ("metaworld", 20),
+    "ball-chase-flow": ("ball-chase", 40), "chunks-regression": ("metaworld", 20), "chunks-whole": ("metaworld", 20),
+    "chunks-average": ("metaworld", 20), "chunks-codes": ("pusht", 40),
 }  # fmt: skip
-
-
-def codes(bundle: str, make: Callable[[Any], Any], variant: int, **options: Any) -> Found:
-    pair, (name, count) = adapter.load(bundle), CODES[bundle]
-    policy = adapter.policy(pair, make(pair), seed=variant, **options)
-    return play(policy, observations(name, count, skip=variant % 4))
-
-
-def calibrated(name: str, rate: float) -> Callable[[Any], Any]:
-    return lambda pair: adapter.calibrated_gate(pair, name, rate)
-
-
-def with_gate(name: str, threshold: float = 0.0, max_skips: int | None = None, **options: Any) -> Callable[[Any], Any]:
-    return lambda pair: adapter.gate(pair, name, threshold, max_skips, **options)
-
-
-for _bundle in CODES:
-    CASES[f"codes-{_bundle}-adahi"] = partial(codes, _bundle, calibrated("deviation", 0.6))
-for _bundle, _gate, _rate in [
-    ("ball", "learned", 0.6), ("ball", "learned_action", 0.4), ("ball", "uncertainty", 0.6), ("ball", "oracle", 0.6),
-    ("ball", "oracle_action", 0.6), ("pusht", "learned", 0.4), ("kitchen", "learned_action", 0.6),
-    ("relocate", "learned", 0.6), ("swarm", "uncertainty", 0.4),
-]:  # fmt: skip
-    CASES[f"codes-{_bundle}-{_gate}"] = partial(codes, _bundle, calibrated(_gate, _rate))
-for _name, _make in {
-    "always": with_gate("always"), "never": with_gate("never"), "random": with_gate("random", 0.5),
-    "periodic": with_gate("periodic"),
-    "max-skips": with_gate("deviation", 1e3, 2, reading="jump", alpha=0.5, source="draft"),
-}.items():  # fmt: skip
-    CASES[f"gate-{_name}"] = partial(codes, "ball", _make)
-for _kind, _level in {"temperature": 0.95, "disagreement": 0.985, "entropy": 4.04, "one_minus_q": 0.981}.items():
-    CASES[f"gate-uncertainty-{_kind}"] = partial(codes, "ball", with_gate("uncertainty", _level, kind=_kind))
-for _reading, _level in {"euclidean": 0.35, "path_ratio": 0.31, "disparity": 0.8, "zscore": 3.0, "jump": 0.3}.items():
-    for _source in ("executed", "draft"):
-        CASES[f"gate-deviation-{_reading}-{_source}"] = partial(
-            codes, "ball", with_gate("deviation", _level, reading=_reading, alpha=0.3, source=_source)
-        )
-
-# ---- tokens ----------------------------------------------------------------------------------------------------------
-
-TOKENS = {"relocate-tokens": ("relocate", 8), "kitchen-tokens": ("kitchen", 20), "metaworld-tokens": ("metaworld", 20)}
-DECODINGS = {
+# By pair, the systems by their names.
+SYSTEMS = {
     "relocate-tokens": (
         "ar", "strict", "strict_bigram", "specvla", "kerv", "kerv_printed", "kerv_fixed", "heisd_no_switch",
         "heisd_similar", "retrieval", "filter", "last",
@@ -135,25 +98,6 @@ DECODINGS = {
         "heisd_verified", "heisd_fixed", "retrieval",
     ),
     "metaworld-tokens": ("ar", "strict", "specvla", "kerv", "heisd_no_switch", "heisd_random", "filter"),
-}  # fmt: skip
-
-
-def tokens(bundle: str, decoding: str, variant: int) -> Found:
-    pair, (name, count) = adapter.decoded(adapter.load(bundle), decoding), TOKENS[bundle]
-    policy = adapter.policy(pair, adapter.own_gate(pair), seed=variant)
-    episode = variant % 2 if name == "metaworld" else 0
-    skip = 0 if name == "metaworld" else variant
-    return play(policy, observations(name, count, skip, episode))
-
-
-for _bundle, _decodings in DECODINGS.items():
-    for _decoding in _decodings:
-        CASES[f"tokens-{_bundle.removesuffix('-tokens')}-{_decoding}"] = partial(tokens, _bundle, _decoding)
-
-# ---- flows: full rounds, FLASH, FreqCache ----------------------------------------------------------------------------
-
-FLOWS = {"pusht-flow": ("pusht", 56), "metaworld-flow": ("metaworld", 20), "ball-chase-flow": ("ball-chase", 40)}
-ROUNDS = {
     "pusht-flow": (
         "full", "full_5", "full_1", "flash", "flash_fitted", "flash_unguarded", "flash_stale", "flash_device",
         "flash_last", "flash_last_fitted", "flash_shuffled", "block",
@@ -164,19 +108,68 @@ ROUNDS = {
     ),
     "ball-chase-flow": ("full", "full_3", "flash", "flash_fitted"),
 }  # fmt: skip
+Decides = Callable[[Any], Any]
 
 
-def rounds(bundle: str, decoding: str, variant: int) -> Found:
-    draft = "metaworld-draft" if "policy" in decoding else None
-    pair, (name, count) = adapter.decoded(adapter.load(bundle, draft), decoding), FLOWS[bundle]
-    policy = adapter.policy(pair, adapter.own_gate(pair), seed=variant)
-    episode = variant % 2 if name == "metaworld" else 0
-    return play(policy, observations(name, count, 0 if name == "metaworld" else variant % 8, episode))
+def seen_by(source: str, variant: int, count: int | None = None) -> list[Any]:
+    """The observations of a pair's rollout; a variant begins at another one, or plays another episode."""
+    name, most = RECORDED[source.partition("/")[0]]
+    skip, episode = (0, variant % 2) if name == "metaworld" else (variant % 4, 0)
+    return observations(name, most if count is None else count, skip, episode)
 
 
-for _bundle, _decodings in ROUNDS.items():
-    for _decoding in _decodings:
-        CASES[f"flow-{_bundle.removesuffix('-flow')}-{_decoding}"] = partial(rounds, _bundle, _decoding)
+def rollout(source: str, decides: Decides, variant: int) -> Found:
+    """A pair as ``NAME`` or ``NAME/SYSTEM`` with a gate and its target in this process."""
+    pair = adapter.pair(source)
+    return play(adapter.policy(pair, decides(pair), seed=variant), seen_by(source, variant))
+
+
+def calibrated(name: str, rate: float) -> Decides:
+    return lambda pair: adapter.calibrated_gate(pair, name, rate)
+
+
+def with_gate(name: str, threshold: float = 0.0, **options: Any) -> Decides:
+    return lambda pair: adapter.gate(pair, name, threshold, **options)
+
+
+def deviation(
+    threshold: float, reading: str = "euclidean", alpha: float = 0.5, source: str = "executed", **limits: int
+) -> Decides:
+    return with_gate("deviation", threshold, reading=reading, alpha=alpha, source=source, **limits)
+
+
+always = with_gate("always")
+for _pair in list(RECORDED)[:8]:
+    CASES[f"codes-{_pair}-adahi"] = partial(rollout, _pair, calibrated("deviation", 0.6))
+for _pair, _gate, _rate in (
+    ("ball", "learned", 0.6), ("ball", "learned_action", 0.4), ("ball", "uncertainty", 0.6), ("ball", "oracle", 0.6),
+    ("ball", "oracle_action", 0.6), ("pusht", "learned", 0.4), ("kitchen", "learned_action", 0.6),
+    ("relocate", "learned", 0.6), ("swarm", "uncertainty", 0.4),
+):  # fmt: skip
+    CASES[f"codes-{_pair}-{_gate}"] = partial(rollout, _pair, calibrated(_gate, _rate))
+for _name, _decides in {
+    "always": always, "never": with_gate("never"), "random": with_gate("random", 0.5),
+    "periodic": with_gate("periodic"), "max-skips": deviation(1e3, "jump", 0.5, "draft", max_skips=2),
+}.items():  # fmt: skip
+    CASES[f"gate-{_name}"] = partial(rollout, "ball", _decides)
+for _kind, _level in {"temperature": 0.95, "disagreement": 0.985, "entropy": 4.04, "one_minus_q": 0.981}.items():
+    CASES[f"gate-uncertainty-{_kind}"] = partial(rollout, "ball", with_gate("uncertainty", _level, kind=_kind))
+for _reading, _level in {"euclidean": 0.35, "path_ratio": 0.31, "disparity": 0.8, "zscore": 3.0, "jump": 0.3}.items():
+    for _of in ("executed", "draft"):
+        CASES[f"gate-deviation-{_reading}-{_of}"] = partial(rollout, "ball", deviation(_level, _reading, 0.3, _of))
+for _pair, _systems in SYSTEMS.items():
+    for _system in _systems:
+        CASES[f"{_pair}-{_system}"] = partial(rollout, f"{_pair}/{_system}", adapter.own_gate)
+CASES |= {
+    "chunks-whole": partial(rollout, "chunks-whole", with_gate("random", 0.5)),
+    "chunks-within": partial(rollout, "chunks-regression", always),
+    "chunks-average": partial(rollout, "chunks-average", with_gate("periodic")),
+    "chunks-codes-within": partial(rollout, "chunks-codes", always),
+    "chunks-codes-deviation": partial(rollout, "chunks-codes", deviation(0.2)),
+    "gate-verify-skip": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.02, 3)),
+    "gate-similarity": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.05, None)),
+    "audit": partial(rollout, "ball", lambda pair: adapter.audited(adapter.gate(pair, "never"), 0.3)),
+}  # fmt: skip
 
 # ---- codes whose second depends on the first: no packaged bundle has them --------------------------------------------
 
@@ -198,52 +191,21 @@ def sequential(variant: int) -> Found:
 
 CASES["codes-sequential"] = sequential
 
-# ---- pairs of chunk policies, inpainting -----------------------------------------------------------------------------
+# ---- inpainting ------------------------------------------------------------------------------------------------------
 
 
-def chunks(name: str, arguments: tuple[Any, ...], make: Callable[[Any], Any], variant: int) -> Found:
-    pair = adapter.chunk_pair(*arguments)
-    policy = adapter.policy(pair, make(pair), seed=variant)
-    if name == "metaworld":
-        return play(policy, observations(name, 20, episode=variant % 2))
-    return play(policy, observations(name, 40, skip=variant))
-
-
-_REGRESSION, _CODES = ("metaworld-draft", "metaworld-flow"), ("pusht#draft", "pusht-flow")
-CASES |= {
-    "chunks-whole": partial(chunks, "metaworld", (*_REGRESSION, 4, 0.0, "drop"), with_gate("random", 0.5)),
-    "chunks-within": partial(chunks, "metaworld", (*_REGRESSION, 3, 0.045, "drop"), with_gate("always")),
-    "chunks-average": partial(chunks, "metaworld", (*_REGRESSION, 2, 0.04, "average"), with_gate("periodic")),
-    "chunks-codes-within": partial(chunks, "pusht", (*_CODES, 4, 0.12, "drop"), with_gate("always")),
-    "chunks-codes-deviation": partial(
-        chunks, "pusht", (*_CODES, 4, 0.12, "drop"),
-        with_gate("deviation", 0.2, reading="euclidean", alpha=0.5, source="executed"),
-    ),
-}  # fmt: skip
-
-
-def inpainted(source: str, name: str, steps: int, variant: int) -> Found:
-    policy = adapter.chunk_policy(source, steps)
-    seen = observations(name, 12, skip=0 if name == "metaworld" else variant)
+def inpainted(source: str, variant: int) -> Found:
+    policy, seen = adapter.chunk_policy(source, 6), seen_by(source, variant, 12)
     first = adapter.infer(policy, seen[:8], variant)
     weights = np.linspace(1.5, -0.5, len(first)).clip(0.0, 1.0)
     guided = [adapter.infer(policy, seen, variant + step, np.roll(first, -4, axis=0), weights) for step in (1, 2)]
     return {"first": first, "free": adapter.infer(policy, seen, variant + 1), "guided": guided}
 
 
-for _source, _name in {"pusht-flow": "pusht", "metaworld-flow": "metaworld", "ball-chase-flow": "ball-chase"}.items():
-    CASES[f"inpainting-{_name}"] = partial(inpainted, _source, _name, 6)
+for _pair in ("pusht-flow", "metaworld-flow", "ball-chase-flow"):
+    CASES[f"inpainting-{_pair}"] = partial(inpainted, _pair)
 
 # ---- time: late verdicts, real-time chunking, misses -----------------------------------------------------------------
-
-
-def ticking(policy: Any, clock: Any, period_s: float, seen: Sequence[Any]) -> Found:
-    """A control loop on a virtual clock: step k begins at k periods, or when the step before has ended."""
-
-    def wait(step: int) -> None:
-        clock.sleep(max(0.0, step * period_s - clock.now()))
-
-    return play(policy, seen, wait)
 
 
 def slow(step: int) -> float:
@@ -251,37 +213,33 @@ def slow(step: int) -> float:
     return 0.6 if step % 4 == 3 else 0.07 + 0.03 * (step % 3)
 
 
-def timed(
-    bundle: str, make: Callable[[Any], Any], name: str, variant: int, decoding: str = "", **options: Any
-) -> Found:
-    pair = adapter.decoded(adapter.load(bundle), decoding) if decoding else adapter.load(bundle)
-    policy, clock = adapter.remote(pair, make(pair), slow, seed=variant, **options)
-    count = 20 if name in ("kitchen", "metaworld") else 56
-    found = ticking(policy, clock, 1.0 / pair.rate_hz, observations(name, count, skip=variant % 4 if count > 20 else 0))
-    return found | {"stopped": policy.stopped, "seconds": clock.now()}
+def timed(source: str, variant: int, decides: Decides = always, **options: Any) -> Found:
+    """A control loop on a virtual clock: step k begins at k periods, or when the step before has ended."""
+    pair = adapter.pair(source)
+    policy, clock = adapter.remote(pair, decides(pair), slow, seed=variant, **options)
+    wait = lambda step: clock.sleep(max(0.0, step / pair.rate_hz - clock.now()))  # noqa: E731
+    return play(policy, seen_by(source, variant), wait) | {"stopped": policy.stopped, "seconds": clock.now()}
 
 
 CASES |= {
-    "late-codes": partial(timed, "ball", with_gate("random", 0.8), "ball", late_for_s=0.5, draft_s=0.005),
-    "late-codes-wait": partial(timed, "ball", calibrated("deviation", 0.6), "ball", draft_s=0.005),
-    "late-tokens": partial(
-        timed, "metaworld-tokens", with_gate("always"), "metaworld", decoding="specvla", late_for_s=0.3
-    ),
-    "late-flash": partial(timed, "pusht-flow", with_gate("always"), "pusht", decoding="flash_fitted", late_for_s=1.0),
-    "late-old": partial(timed, "ball", with_gate("always"), "ball", late_for_s=0.09),
-    "age": partial(timed, "ball", with_gate("always"), "ball", max_chunk_age_s=0.15),
-    "miss-draft": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.1),
-    "miss-hold": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.1, on_miss="hold_last"),
-    "miss-stop": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.2, on_miss="stop"),
-    "miss-stop-after": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.08, stops_after=1),
-    "miss-late": partial(timed, "ball", with_gate("always"), "ball", deadline_s=0.1, late_for_s=0.5, stops_after=6),
-    "miss-tokens": partial(timed, "kitchen-tokens", with_gate("always"), "kitchen", decoding="kerv", deadline_s=0.2),
-}  # fmt: skip
+    "late-codes": partial(timed, "ball", decides=with_gate("random", 0.8), late_for_s=0.5, draft_s=0.005),
+    "late-codes-wait": partial(timed, "ball", decides=calibrated("deviation", 0.6), draft_s=0.005),
+    "late-tokens": partial(timed, "metaworld-tokens/specvla", late_for_s=0.3),
+    "late-flash": partial(timed, "pusht-flow/flash_fitted", late_for_s=1.0),
+    "late-old": partial(timed, "ball", late_for_s=0.09),
+    "age": partial(timed, "ball", max_chunk_age_s=0.15),
+    "miss-draft": partial(timed, "ball", deadline_s=0.1),
+    "miss-hold": partial(timed, "ball", deadline_s=0.1, on_miss="hold_last"),
+    "miss-stop": partial(timed, "ball", deadline_s=0.2, on_miss="stop"),
+    "miss-stop-after": partial(timed, "ball", deadline_s=0.08, stops_after=1),
+    "miss-late": partial(timed, "ball", deadline_s=0.1, late_for_s=0.5, stops_after=6),
+    "miss-tokens": partial(timed, "kitchen-tokens/kerv", deadline_s=0.2),
+}
 
 
 def blind(variant: int) -> Found:
     """Observations that cannot be used, in between and at the end, until the robot stops."""
-    pair, found = adapter.load("ball"), []
+    pair, found = adapter.pair("ball"), []
     policy, _ = adapter.remote(pair, adapter.gate(pair, "always"), lambda step: 0.0, stops_after=3, seed=variant)
     for step, observation in enumerate(observations("ball", 24)):
         unusable = step in (7, 8, 13) or step > 15
@@ -300,7 +258,7 @@ def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: A
         return 0.95 if step % 4 == 3 else 0.15 + 0.1 * (step % 3)
 
     runner, clock = adapter.runner(policy, kind, execute, overlap, took, seed=variant, **options)
-    for step, observation in enumerate(observations("pusht", 48, skip=variant)):
+    for step, observation in enumerate(seen_by("pusht-flow", variant)):
         clock.sleep(max(0.0, step / policy.spec.rate_hz - clock.now()))
         action = runner.act(observation)
         found.append([action, None if runner.origin is None else runner.origin.name, runner.stopped])
@@ -309,7 +267,6 @@ def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: A
 
 for _kind, _overlap in {"synchronous": 0, "naive": 4, "aligned": 6, "roll_forward": 4, "inpainting": 6}.items():
     CASES[f"runner-{_kind}"] = partial(run_chunks, _kind, 8, _overlap)
-_STILL = np.array([256.0, 256.0], np.float32)
 CASES |= {
     "runner-deadline": partial(run_chunks, "aligned", 6, 3, deadline_s=0.5, idle="nothing"),
     "runner-age": partial(run_chunks, "naive", 8, 4, max_chunk_age_s=0.55),
@@ -320,16 +277,12 @@ CASES |= {
 
 
 def controlled(variant: int) -> Found:
-    pair = adapter.load("kitchen")
+    pair = adapter.pair("kitchen")
     gate = adapter.controlled(pair, "deviation", 0.4, reading="zscore", alpha=0.5, source="executed")
     policy = adapter.policy(pair, gate, seed=variant)
     thresholds: list[float] = []
     found = play(policy, observations("kitchen", 30), lambda step: thresholds.append(gate.threshold))
     return found | {"thresholds": thresholds}
-
-
-def audited(variant: int) -> Found:
-    return codes("ball", lambda pair: adapter.audited(adapter.gate(pair, "never"), 0.3), variant)
 
 
 def drift(variant: int) -> Found:
@@ -345,14 +298,14 @@ def drift(variant: int) -> Found:
     }
 
 
-def calibration(bundle: str, name: str, variant: int, **options: Any) -> Found:
+def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Found:
     """Thresholds found on a stored rollout: the gate sees the recorded observations again in every round."""
-    pair, (seen, _) = adapter.load(bundle), CODES[bundle]
+    pair = adapter.pair(pair_name)
 
     def decisions(gate: Any) -> list[Any]:
         policy = adapter.policy(pair, gate, seed=variant)
         made: list[Any] = []
-        for observation in observations(seen, 60 if seen == "pusht" else 30):
+        for observation in observations(pair_name, 60 if pair_name == "pusht" else 30):
             policy.act(observation)
             if not made or made[-1] is not policy.record.decision:
                 made.append(policy.record.decision)
@@ -366,32 +319,22 @@ def calibration(bundle: str, name: str, variant: int, **options: Any) -> Found:
 
 
 CASES |= {
-    "controller": controlled, "audit": audited, "drift": drift,
+    "controller": controlled, "drift": drift,
     "calibration-deviation": partial(
         calibration, "kitchen", "deviation", reading="euclidean", alpha=0.5, source="executed"
     ),
     "calibration-uncertainty": partial(calibration, "pusht", "uncertainty", kind="disagreement"),
 }  # fmt: skip
 
-
-def skipping(threshold: float, reach: int | None, variant: int) -> Found:
-    pair = adapter.decoded(adapter.load("relocate-tokens"), "heisd_no_switch")
-    policy = adapter.policy(pair, adapter.verify_skip(threshold, reach), seed=variant)
-    return play(policy, observations("relocate", 12, skip=variant))
-
-
-CASES |= {"gate-verify-skip": partial(skipping, 0.02, 3), "gate-similarity": partial(skipping, 0.05, None)}
-
 # ---- stages and where they run ---------------------------------------------------------------------------------------
 
 
 def stages(bundle: str, variant: int) -> Found:
-    pair, made = adapter.load(bundle), adapter.staged(bundle)
-    seen = observations({**CODES, **FLOWS}[bundle][0], 6, skip=variant)
-    window = adapter.windows_of(made.spec.observation, seen)[-1]
+    made = adapter.staged(bundle)
+    window = adapter.windows_of(made.spec.observation, seen_by(bundle, variant, 6))[-1]
     found: Found = {"stages": made.spec.stages, "activations": made.spec.activations, "outputs": made.spec.outputs}
     for precision in ("float32", "float16", "uint8"):
-        outputs = [adapter.at_cut(pair, made, window, cut, precision) for cut in range(made.spec.stages + 1)]
+        outputs = [adapter.at_cut(made, window, cut, precision) for cut in range(made.spec.stages + 1)]
         found[precision] = [[[float(array.mean()), float(array.std())] for array in arrays] for arrays in outputs]
     return found
 
@@ -465,27 +408,18 @@ CASES["tised"] = tised
 
 # ---- the wire: the pairs and decodings of each family ----------------------------------------------------------------
 
-WIRED = {
-    "codes": ("ball", None, ""), "codes-instruction": ("metaworld", None, ""),
-    "tokens-ar": ("kitchen-tokens", None, "ar"), "tokens-specvla": ("metaworld-tokens", None, "specvla"),
-    "tokens-device": ("kitchen-tokens", None, "specvla_device"), "tokens-kerv": ("kitchen-tokens", None, "kerv"),
-    "tokens-heisd": ("relocate-tokens", None, "heisd_no_switch"),
-    "flow": ("pusht-flow", None, "full_3"), "flash": ("pusht-flow", None, "flash_fitted"),
-    "flash-policy": ("metaworld-flow", "metaworld-draft", "flash_policy_fitted"),
-}  # fmt: skip
+WIRED = (
+    "ball", "metaworld", "kitchen-tokens/ar", "metaworld-tokens/specvla", "kitchen-tokens/specvla_device",
+    "kitchen-tokens/kerv", "relocate-tokens/heisd_no_switch", "pusht-flow/full_3", "pusht-flow/flash_fitted",
+    "metaworld-flow/flash_policy_fitted", "chunks-regression",
+)  # fmt: skip
 
 
-def wired(name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+def wired(source: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The local outcome of some inferences, and those that crossed the wire, by the place where they were sampled."""
-    if name == "chunks":
-        pair, seen = adapter.chunk_pair(*_REGRESSION, 3, 0.045, "drop"), "metaworld"
-    else:
-        bundle, draft, decoding = WIRED[name]
-        pair = adapter.load(bundle, draft)
-        pair = adapter.decoded(pair, decoding) if decoding else pair
-        seen = {**CODES, **TOKENS, **FLOWS}[bundle][0]
+    pair = adapter.pair(source)
     policy = adapter.policy(pair, adapter.gate(pair, "always"), seed=1)
-    for observation in observations(seen, 20):
+    for observation in seen_by(source, 1):
         inferring = policy.wants_inference
         policy.act(observation)
         if inferring and policy.record.address.step < 4:

@@ -47,7 +47,7 @@ def record_observations() -> None:
     for name, (env, acts, sees, steps, every, episodes) in SEQUENCES.items():
         kept = []
         for seed in range(episodes):
-            found = list(adapter.simulate(env, adapter.load(acts), adapter.load(sees).observation, seed, steps))
+            found = list(adapter.simulate(env, adapter.pair(acts), adapter.pair(sees).observation, seed, steps))
             kept.append(found[::every])
         arrays = {key: np.stack([[one[key] for one in found] for found in kept]) for key in kept[0][0]}
         np.savez_compressed(cases.OBSERVATIONS / f"{name}.npz", allow_pickle=False, **arrays)
