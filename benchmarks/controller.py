@@ -45,7 +45,7 @@ from specact.links.link import load_link, round_trip
 from specact.observation import Window
 from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes
-from specact.verification import Answer
+from specact.verification import Answer, Pending
 
 ROOT = Path(__file__).parents[1]
 CHANGE, END, WINDOW = 5_000, 10_000, 200
@@ -101,30 +101,13 @@ class RemoteTarget:
         self._up = spec.target.nbytes
         self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        return False
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+        return Pending(lambda: self._answer(window))
 
-    def submit(self, window: Window, address: StepAddress) -> PendingAnswer:
-        return PendingAnswer(self, window)
-
-    def answer(self, window: Window) -> Answer[CodeDistribution]:
+    def _answer(self, window: Window) -> Answer[CodeDistribution]:
         network = round_trip(self.link, self._up, self._down, self._clock.now(), self._rng)
         self._clock.sleep(network + TARGET_S)
         return Answer(self._target.infer(window), OffloadTimes(network=network, target=TARGET_S))
-
-
-@dataclass(frozen=True)
-class PendingAnswer:
-    """A request to that target."""
-
-    remote: RemoteTarget
-    window: Window
-
-    def done(self) -> bool:
-        return False
-
-    def result(self) -> Answer[CodeDistribution]:
-        return self.remote.answer(self.window)
 
 
 def run_robot(run: RobotRun) -> dict[str, np.ndarray]:

@@ -17,13 +17,12 @@ from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.sampling import rejection_probability, sample_codes
-from specact.families.codes.spec import CodePolicy, PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Verdict, executed_codes
 from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier, TargetSampler
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
-from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
@@ -425,45 +424,27 @@ class Slow(Gate):
 class Far:
     """A target behind a link of 12 ms whose own time is 10 ms; it answers, or misses, as it is told."""
 
-    def __init__(self, bundle: Bundle, clock: Clock, misses: Sequence[str | None] = ()) -> None:
-        self._policy, self._clock, self._misses = bundle.target, clock, list(misses)
-        self.ahead: tuple[StepAddress, float] | None = None
-        self.asked: list[Window] = []
-
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        self.ahead = address, self._clock.now()
-        return True
+    def __init__(
+        self, bundle: Bundle, clock: Clock, misses: Sequence[str | None] = (), *, connected: bool = True
+    ) -> None:
+        self._policy, self._clock, self._misses, self._connected = bundle.target, clock, list(misses), connected
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
-        self.asked.append(window)
         cause = self._misses.pop(0) if self._misses else None
-        left = self._clock.now()
-        if self.ahead is not None and self.ahead[0] == address:
-            left = self.ahead[1]
-        return Coming(self._policy, self._clock, window, left + 0.012, cause)
+        there = self._clock.now() + 0.012
 
+        def result() -> Answer[CodeDistribution] | Miss:
+            if not self._connected:
+                return Miss("disconnected", OffloadTimes(), sent=False)
+            waited = max(0.0, there - self._clock.now())
+            self._clock.sleep(waited)
+            if cause is not None:
+                return Miss(cast(Any, cause), OffloadTimes(network=waited))
+            before = self._clock.now()
+            distribution = self._policy.infer(window)
+            return Answer(distribution, OffloadTimes(network=waited, target=self._clock.now() - before))
 
-@dataclass(frozen=True)
-class Coming:
-    """What a target behind a link will say, once the link is done with it."""
-
-    policy: CodePolicy
-    clock: Clock
-    window: Window
-    there: float
-    cause: str | None
-
-    def done(self) -> bool:
-        return self.clock.now() >= self.there
-
-    def result(self) -> Answer[CodeDistribution] | Miss:
-        waited = max(0.0, self.there - self.clock.now())
-        self.clock.sleep(waited)
-        if self.cause is not None:
-            return Miss(cast(Any, self.cause), OffloadTimes(network=waited))
-        before = self.clock.now()
-        distribution = self.policy.infer(self.window)
-        return Answer(distribution, OffloadTimes(network=waited, target=self.clock.now() - before))
+        return Pending(result, lambda: self._clock.now() >= there, self._connected)
 
 
 def test_times_add_up() -> None:
@@ -493,41 +474,6 @@ def test_the_agents_clock_times_its_own_verifier() -> None:
     assert policy.record is not None
     assert policy.record.times.offload.target == pytest.approx(0.010)
     assert policy.record.times.finish == pytest.approx(0.0, abs=1e-9)
-
-
-# ---- requests that leave ahead --------------------------------------------------------------------------------------
-
-
-def test_overlap_hides_the_draft_and_changes_no_action() -> None:
-    clock = VirtualClock()
-    bundle = pair(clock=clock)
-
-    def run(overlap: bool) -> tuple[np.ndarray, list[StepRecord]]:
-        gate = Always()
-        verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
-        prefetch = PrefetchPredictor(gate) if overlap else None
-        return play(SpeculativePolicy(bundle, gate, verifier=verifier, prefetch=prefetch, clock=clock), 0)
-
-    apart, together = run(overlap=False), run(overlap=True)
-    np.testing.assert_array_equal(apart[0], together[0])
-    for late, early in zip(apart[1], together[1], strict=True):
-        assert not late.sent_ahead and early.sent_ahead
-        assert late.times.total - early.times.total == pytest.approx(0.002)  # the draft's time
-
-
-def test_a_request_is_never_used_for_another_window() -> None:
-    clock = VirtualClock()
-    bundle = pair(clock=clock)
-    far = Far(bundle, clock)
-    gate = Random(0.5)
-    verifier = SpeculativeVerifier(far, bundle.tokenizer)
-    policy = SpeculativePolicy(
-        bundle, gate, verifier=verifier, prefetch=PrefetchPredictor(gate, limit=0.0), clock=clock
-    )
-    _, records = play(policy, 0, steps=60)
-    asked = [record.proposal.window for record in records if record.decision.transmit]
-    assert 5 < len(asked) < 55
-    assert all(window is wanted for window, wanted in zip(far.asked, asked, strict=True))
 
 
 # ---- misses ---------------------------------------------------------------------------------------------------------
@@ -794,38 +740,19 @@ def test_what_was_played_before_a_late_verdict_is_the_drafts_in_the_record_too(c
 # ---- requests that cannot leave -------------------------------------------------------------------------------------
 
 
-class Cut(Far):
-    """No request leaves."""
-
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        return False
-
-    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
-        return NotSent()
-
-
-class NotSent:
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Miss:
-        return Miss("disconnected", OffloadTimes(), sent=False)
-
-
 @pytest.mark.parametrize("late_for_s", [None, math.inf])
-def test_a_request_that_could_not_leave_is_neither_sent_ahead_nor_charged(late_for_s: float | None) -> None:
+def test_a_request_that_could_not_leave_is_not_charged(late_for_s: float | None) -> None:
     clock = VirtualClock()
-    bundle, gate = pair(clock=clock), Always()
+    bundle = pair(clock=clock)
     policy = SpeculativePolicy(
-        bundle, gate, verifier=SpeculativeVerifier(Cut(bundle, clock), bundle.tokenizer), clock=clock,
-        prefetch=None if late_for_s else PrefetchPredictor(gate),
+        bundle, Always(), clock=clock,
+        verifier=SpeculativeVerifier(Far(bundle, clock, connected=False), bundle.tokenizer),
         verdicts=LateVerdicts(late_for_s) if late_for_s else WAIT,
     )  # fmt: skip
     _, records = play(policy, 0, steps=3)
     budget = LinkBudget(4000.0, 1000, 8.0)
     for record in records:
-        assert record.decision.transmit and record.miss == "disconnected"
-        assert not record.sent_ahead and record.unsent
+        assert record.decision.transmit and record.miss == "disconnected" and record.unsent
         assert budget.overspent(record) == -budget.rate
 
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from specact.clock import Clock, RealClock
 from specact.errors import ConfigError, ObservationError
 from specact.execution.player import ChunkPlayer
-from specact.execution.verdicts import WAIT, LateVerdicts, Verdicts
+from specact.execution.verdicts import WAIT, Verdicts
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates.gate import Gate
-from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, FollowingDrafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
@@ -46,14 +45,13 @@ class _Asked:
     """An inference between its request and the answer.
 
     Attributes:
-        proposal, decision, sent_ahead: see :class:`~specact.types.StepRecord`.
+        proposal, decision: see :class:`~specact.types.StepRecord`.
         answer: the request, or a miss; None if the step does not wait for one.
         draft_s, gate_s, request_s: times of the stages so far [s].
     """
 
     proposal: Proposal
     decision: Decision
-    sent_ahead: bool
     answer: Pending[Outcome] | Miss | None
     draft_s: float
     gate_s: float
@@ -72,7 +70,6 @@ class SpeculativePolicy:
         drafter: instead of the pair's draft.
         verifier: instead of the pair's own verification with its target in this process.
         fallback: what is executed when a target request misses its deadline or fails.
-        prefetch: predicts requests to send before the draft is computed; None sends after the gate, as in the paper.
         verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
             or :class:`~specact.execution.verdicts.LateVerdicts`.
         max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this [s], and
@@ -89,7 +86,7 @@ class SpeculativePolicy:
 
     Raises:
         ConfigError: if pair or gate has the wrong type, seed or robot is negative, the stop action has the wrong size,
-            late verdicts are combined with a prefetch predictor, or max_chunk_age_s is not positive.
+            or max_chunk_age_s is not positive.
     """
 
     def __init__(
@@ -100,7 +97,6 @@ class SpeculativePolicy:
         drafter: Drafter | None = None,
         verifier: Verifier | None = None,
         fallback: Fallback = EXECUTE_DRAFT,
-        prefetch: PrefetchPredictor | None = None,
         verdicts: Verdicts = WAIT,
         max_chunk_age_s: float = math.inf,
         seed: int = 0,
@@ -117,11 +113,6 @@ class SpeculativePolicy:
             )
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
-        if prefetch is not None and isinstance(verdicts, LateVerdicts):
-            raise ConfigError(
-                "late verdicts cannot be combined with a prefetch predictor, because no step waits for the server; "
-                "leave one out"
-            )
         if not max_chunk_age_s > 0.0:
             raise ConfigError(f"max_chunk_age_s must be above 0, got {max_chunk_age_s}")
         self.gate, self.clock = gate, RealClock() if clock is None else clock
@@ -132,7 +123,7 @@ class SpeculativePolicy:
         following = isinstance(self._drafter, FollowingDrafter)
         self._follower: FollowingDrafter | None = self._drafter if following else None  # type: ignore[assignment]
         self._verifier = pair.verifier(LocalTarget(pair.target, self.clock)) if verifier is None else verifier
-        self._fallback, self._prefetch, self._verdicts = fallback, prefetch, verdicts
+        self._fallback, self._verdicts = fallback, verdicts
         self._max_chunk_age_s, self._address = max_chunk_age_s, StepAddress(seed, robot, 0, 0)
         self._streams = StepStreams()
         self._history = ObservationHistory(pair.observation)
@@ -152,8 +143,6 @@ class SpeculativePolicy:
         self.gate.reset()
         if self._follower is not None:
             self._follower.reset()
-        if self._prefetch is not None:
-            self._prefetch.reset()
         # hold_last repeats this; before the first action it is the stop action.
         self._last = self._before_last = self._stop_normalised
         self.record, self.stopped = None, False
@@ -282,8 +271,6 @@ class SpeculativePolicy:
         """Algorithm 1 until its request: draft, decide."""
         address, clock = self._address, self.clock
         started = self._observed_s = clock.now()
-        expected = self._prefetch is not None and self._prefetch.expects_transmission()
-        sent_ahead = expected and self._verifier.prefetch(window, address)
         proposal = self._drafter.propose(window, self._streams(Role.DRAFT, address))
         if not is_valid(proposal.actions):
             raise ObservationError(_NOT_FINITE)
@@ -291,17 +278,13 @@ class SpeculativePolicy:
         decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
         decided = clock.now()
         decision, answer = self._request(proposal, decision, started)
-        return _Asked(
-            proposal, decision, sent_ahead, answer, drafted - started, decided - drafted, clock.now() - decided
-        )
+        return _Asked(proposal, decision, answer, drafted - started, decided - drafted, clock.now() - decided)
 
     def _conclude(self, asked: _Asked) -> StepRecord:
         """Algorithm 1 from its request on: the record of the inference."""
         address, clock, proposal, decision = self._address, self.clock, asked.proposal, asked.decision
         resumed, answer = clock.now(), asked.answer
         found = answer if answer is None or isinstance(answer, Miss) else answer.result()
-        if self._prefetch is not None:
-            self._prefetch.learn(decision)
         self.counts["steps"] += 1
         self.counts["transmitted"] += decision.transmit
         self._address = address.following
@@ -310,7 +293,7 @@ class SpeculativePolicy:
         rest = asked.request_s + clock.now() - resumed - offload.total
         times = StageTimes(asked.draft_s, asked.gate_s, offload, rest)
         outcome, miss, unsent, actions, origins = self._record_fields(proposal.actions, found, proposal.origin)
-        return StepRecord(address, proposal, decision, asked.sent_ahead, outcome, miss, actions, origins, times, unsent)
+        return StepRecord(address, proposal, decision, outcome, miss, actions, origins, times, unsent)
 
     def _request(
         self, proposal: Proposal, decision: Decision, seen_s: float

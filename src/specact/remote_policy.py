@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
 from specact.remote.client import Client, open_transport
-from specact.remote.pending import PendingRequest
+from specact.remote.pending import send_request
 from specact.remote.target import positive_deadline
 from specact.remote.transport import Endpoint, tls_context
 from specact.rng import StepAddress
@@ -145,8 +144,7 @@ class RemotePolicy:
         def request(identity: int) -> Request:
             return Request(kind, identity, deadline_ms, window, address, arrays, report)
 
-        asked = time.monotonic()
-        found = PendingRequest(self.client, kind, request, deadline_ms / 1e3).reply(asked)
+        found = send_request(self.client, kind, request, deadline_ms / 1e3, wait_if_busy=True).result()
         return found if isinstance(found, Miss) else found[0]["chunk"]
 
     def close(self) -> None:

@@ -96,8 +96,6 @@ class Decision:
 class OffloadTimes:
     """Time that a device waited for the target, by stage, in seconds; stages that did not happen are 0.
 
-    For a prefetched request each stage is scaled by the share of the latency that the device waited for.
-
     Attributes:
         encode: serialisation and parsing, at both ends.
         network: on the link, both ways.
@@ -191,7 +189,6 @@ class StepRecord:
         address: which inference of which robot; a step is one inference, not one control period.
         proposal: the draft's.
         decision: the gate's.
-        sent_ahead: whether the request was sent before the draft was computed.
         outcome: the verifier's, or None if the step was skipped or missed.
         miss: why the target request failed, or None. On a miss the fallback's actions are executed.
         actions: the chunk that was executed, float32 ``[n, A]``, normalised.
@@ -203,7 +200,6 @@ class StepRecord:
     address: StepAddress
     proposal: Proposal
     decision: Decision
-    sent_ahead: bool
     outcome: Outcome | None
     miss: Cause | None
     actions: Chunk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -20,38 +21,39 @@ from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal, value
 _MAX_NORM = 1e15
 
 A = TypeVar("A")
+B = TypeVar("B")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Pending(Protocol[T_co]):
-    """A request in flight."""
+@value
+class Pending(Generic[A]):
+    """A request to the target whose result is not known yet.
 
-    def done(self) -> bool:
-        """Whether :meth:`result` would return without blocking; always True after the target's deadline."""
-        ...
+    Attributes:
+        result: the result, or a miss; blocks until it is there, at most until the target's deadline. Call it once.
+        done: whether ``result`` would return without blocking; always True after the deadline.
+        sent: whether the request could be sent.
+    """
 
-    def result(self) -> T_co | Miss:
-        """The result; blocks until it is there, at most until the target's deadline. Call it once."""
-        ...
+    result: Callable[[], A | Miss]
+    done: Callable[[], bool] = lambda: True
+    sent: bool = True
+
+    def then(self, read: Callable[[A], B | Miss]) -> Pending[B]:
+        """The request whose result is what ``read`` makes of this one's; a miss remains a miss."""
+
+        def result() -> B | Miss:
+            found = self.result()
+            return found if isinstance(found, Miss) else read(found)
+
+        return Pending(result, self.done, self.sent)
 
 
 class Verifier(Protocol):
     """Turns a proposal into the actions to execute."""
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Sends the request ahead of :meth:`submit` for this address, which will probably follow.
-
-        Returns:
-            Whether it was sent; never blocks.
-        """
-        ...
-
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """Requests the verification of a step; reuses a request that was prefetched for this address."""
-        ...
-
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome] | None:
-        """As :meth:`submit`, but None if the request cannot be sent without blocking."""
+        """Requests the verification of a step; does not wait for it."""
         ...
 
 
@@ -66,12 +68,8 @@ class Answer(Generic[A]):
 class Target(Protocol[A]):
     """The target policy, local or remote; A is its family's type of answer."""
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """See :meth:`Verifier.prefetch`."""
-        ...
-
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """Requests the answer for one window; reuses a request that was prefetched for this address."""
+        """Requests the answer for one window; does not wait for it."""
         ...
 
 
@@ -94,32 +92,18 @@ class LocalTarget(Generic[A]):
     def __init__(self, policy: TargetPolicy[A], clock: Clock | None = None) -> None:
         self._policy, self._clock = policy, RealClock() if clock is None else clock
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """True, and nothing is sent: draft and target would share the processor."""
-        return True
-
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`Target`; misses only where the policy asks a server of its own, and that misses."""
-        return _PendingAnswer(self._policy, self._clock, window, address)
 
+        def result() -> Answer[A] | Miss:
+            start = self._clock.now()
+            try:
+                value = self._policy.answer(window, address)
+            except MissError as error:
+                return Miss.of(error, OffloadTimes(target=self._clock.now() - start))
+            return Answer(value, OffloadTimes(target=self._clock.now() - start))
 
-@value
-class _PendingAnswer(Generic[A]):
-    policy: TargetPolicy[A]
-    clock: Clock
-    window: Window
-    address: StepAddress
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Answer[A] | Miss:
-        start = self.clock.now()
-        try:
-            value = self.policy.answer(self.window, self.address)
-        except MissError as error:
-            return Miss.of(error, OffloadTimes(target=self.clock.now() - start))
-        return Answer(value, OffloadTimes(target=self.clock.now() - start))
+        return Pending(result)
 
 
 class TargetVerifier(ABC, Generic[A]):
@@ -131,42 +115,27 @@ class TargetVerifier(ABC, Generic[A]):
 
     def __init__(self, target: Target[A]) -> None:
         self._target = target
-        self.prefetch = target.prefetch
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`Verifier`."""
-        return _PendingOutcome(self, self._target.submit(proposal.window, address), proposal, address)
 
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome] | None:
-        """See :class:`Verifier`."""
-        return self.submit(proposal, address) if self.prefetch(proposal.window, address) else None
+        # Finite numbers can still overflow on their way to an action.
+        @np.errstate(over="ignore", invalid="ignore")
+        def judge(answer: Answer[A]) -> Outcome:
+            return self.judge(answer, proposal, address)
+
+        request = self._target.submit(proposal.window, address)
+        return request.then(lambda answer: checked(judge(answer), proposal))
 
     @abstractmethod
     def judge(self, answer: Answer[A], proposal: Proposal, address: StepAddress) -> Outcome:
         """The outcome of a proposal, given the target's answer."""
 
 
-@value
-class _PendingOutcome(Generic[A]):
-    verifier: TargetVerifier[A]
-    pending: Pending[Answer[A]]
-    proposal: Proposal
-    address: StepAddress
-
-    def done(self) -> bool:
-        return self.pending.done()
-
-    def result(self) -> Outcome | Miss:
-        answer = self.pending.result()
-        if isinstance(answer, Miss):
-            return answer
-        outcome = with_kept(self._judge(answer), self.proposal)
-        return outcome if is_valid(outcome.actions) else Miss("invalid", answer.times)
-
-    # Finite numbers can still overflow on their way to an action.
-    @np.errstate(over="ignore", invalid="ignore")
-    def _judge(self, answer: Answer[A]) -> Outcome:
-        return self.verifier.judge(answer, self.proposal, self.address)
+def checked(outcome: Outcome, proposal: Proposal) -> Outcome | Miss:
+    """The outcome with its probability of acceptance, or a miss if its actions cannot be executed."""
+    outcome = with_kept(outcome, proposal)
+    return outcome if is_valid(outcome.actions) else Miss("invalid", outcome.times)
 
 
 def with_kept(outcome: Outcome, proposal: Proposal) -> Outcome:

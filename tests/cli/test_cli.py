@@ -29,7 +29,7 @@ INTERVAL = {"mean", "low", "high"}
 METHOD = {
     "success", "score", "control_steps", "inferences", "transmission_rate", "true_skip_ratio", "acceptance",
     "primary_rejection", "gated_loss", "action_change_loss", "gate_efficiency", "choice_efficiency", "draft_entropy",
-    "target_entropy", "latency", "missed", "sent_ahead", "cost",
+    "target_entropy", "latency", "missed", "cost",
 }  # fmt: skip
 SUMMARY = {
     "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "gates",

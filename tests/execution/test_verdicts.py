@@ -16,7 +16,7 @@ from specact.families.codes.verify import SpeculativeVerifier
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Origin, Outcome, Proposal
-from specact.verification import LocalTarget
+from specact.verification import LocalTarget, Pending
 
 HERE = StepAddress(1, 2, 3, 4)
 ACTIONS = np.zeros((2, 1), np.float32)
@@ -30,24 +30,14 @@ class Scripted:
 
     leaves: bool = True
     there: bool = False
-    calls: list[tuple[str, StepAddress]] = field(default_factory=list)
+    calls: list[StepAddress] = field(default_factory=list)
     read: int = 0
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        raise AssertionError("nobody asks for it")
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        self.calls.append(address)
+        return Pending(self._result, lambda: self.there, self.leaves)
 
-    def submit(self, proposal: Proposal, address: StepAddress) -> "Scripted":
-        self.calls.append(("submit", address))
-        return self
-
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> "Scripted | None":
-        self.calls.append(("submit_now", address))
-        return self if self.leaves else None
-
-    def done(self) -> bool:
-        return self.there
-
-    def result(self) -> Outcome:
+    def _result(self) -> Outcome:
         self.read += 1
         return OUTCOME
 
@@ -64,7 +54,7 @@ def asked(for_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, S
 def test_waiting_asks_and_has_the_answer() -> None:
     verifier = Scripted()
     assert WAIT.ask(verifier, PROPOSAL, HERE, 0.0).result() is OUTCOME
-    assert verifier.calls == [("submit", HERE)] and verifier.read == 1
+    assert verifier.calls == [HERE] and verifier.read == 1
     assert WAIT.free and not WAIT.late
 
 
@@ -76,7 +66,7 @@ def test_verdicts_that_could_never_be_used_are_refused(for_s: float) -> None:
 
 def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
     verdicts, verifier = asked()
-    assert verifier.calls == [("submit_now", HERE)]
+    assert verifier.calls == [HERE]
     assert verdicts.arrived(9.0, HERE) is None and not verdicts.free and verifier.read == 0
     verifier.there = True
     assert verdicts.arrived(9.0, HERE) == LateVerdict(OUTCOME, in_time=True)
@@ -109,7 +99,7 @@ def test_an_episode_does_not_hear_of_the_one_before() -> None:
 def test_a_request_that_cannot_leave_is_a_miss_at_once() -> None:
     verdicts, verifier = LateVerdicts(1.0), Scripted(leaves=False, there=True)
     assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0) == Miss("disconnected", OffloadTimes(), sent=False)
-    assert verifier.calls == [("submit_now", HERE)] and verdicts.free and verdicts.arrived(0.0, HERE) is None
+    assert verifier.calls == [HERE] and verdicts.free and verdicts.arrived(0.0, HERE) is None
 
 
 @dataclass

@@ -21,7 +21,6 @@ from specact.families.load import load_pair
 from specact.families.staged.stages import StagedFolder
 from specact.families.staged.wire import PRECISIONS, Precision, split_dialect
 from specact.gates import Always
-from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.observation import Window
@@ -116,15 +115,14 @@ def test_fewer_bits_change_answers_a_little_and_never_at_the_ends(
     assert worst["float16"] < worst["uint8"] < 0.3
 
 
-@pytest.mark.parametrize("method", ["adahi", "hybrid", "prefetch", "target"])
+@pytest.mark.parametrize("method", ["adahi", "hybrid", "target"])
 def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
     bundle: Bundle, folder: StagedFolder, client: Client, method: str
 ) -> None:
     def policy(target: Any) -> SpeculativePolicy:
         gate = calibrated_gate(bundle, "deviation", rate=0.6) if method == "adahi" else Always()
         verifier = TargetSampler(target, bundle.tokenizer) if method == "target" else bundle.verifier(target)
-        ahead = PrefetchPredictor(gate) if method == "prefetch" else None
-        return SpeculativePolicy(bundle, gate, verifier=verifier, prefetch=ahead, seed=4)
+        return SpeculativePolicy(bundle, gate, verifier=verifier, seed=4)
 
     chooser = Around(range(folder.spec.stages + 1))
     placed = SplitTarget(folder, reader_of(bundle, folder), client, chooser, PATIENT_MS, precision="float32")
@@ -148,9 +146,9 @@ def test_the_cut_of_an_inference_under_way_does_not_change(
     fixed, (window, other) = StaticCut(2), windows_of(bundle, 2)
     target = SplitTarget(folder, reader_of(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
     address = StepAddress(0, 0, 0, 0)
-    assert target.prefetch(window, address)
+    first = target.submit(window, address)
     fixed.cut = 5
-    under_way = target.submit(window, address).result()
+    under_way = first.result()
     following = target.submit(other, address.following).result()
     for found, seen in ((under_way, window), (following, other)):
         assert isinstance(found, Answer)

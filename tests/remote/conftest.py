@@ -28,7 +28,6 @@ from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.families.codes.sampling import verify
 from specact.families.codes.values import executed_codes
 from specact.gates import Always
-from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.processes import ServerProcess, serving
 from specact.remote.client import DEFAULT_SETTINGS, Client, ClientSettings
 from specact.remote.target import remote_verifier
@@ -333,7 +332,7 @@ class Robot:
     Args:
         bundle: its chunks are cut to one action.
         client: to the server.
-        overlap: the deviation gate with requests that leave ahead of the draft; otherwise every step is transmitted.
+        gated: with the deviation gate; otherwise every step is transmitted.
         deadline_ms: of a step.
         sampling: where codes are drawn.
         fallback: for missed steps.
@@ -344,19 +343,18 @@ class Robot:
         bundle: Bundle,
         client: Client,
         *,
-        overlap: bool = False,
+        gated: bool = False,
         deadline_ms: float = 40.0,
         sampling: str = "device",
         fallback: Fallback = EXECUTE_DRAFT,
     ) -> None:
         self.bundle = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, execute=1))
         self.client, self.deadline_ms, self.fallback = client, deadline_ms, fallback
-        gate = calibrated_gate(bundle, "deviation", 0.6) if overlap else Always()
+        gate = calibrated_gate(bundle, "deviation", 0.6) if gated else Always()
         self.policy = SpeculativePolicy(
             self.bundle,
             gate,
             verifier=remote_verifier(client, bundle, deadline_ms, sampling),  # type: ignore[arg-type]
-            prefetch=PrefetchPredictor(gate) if overlap else None,
             fallback=fallback,
             seed=5,
         )
@@ -452,7 +450,7 @@ class Robot:
 
 @pytest.fixture
 def robot(ball: Bundle) -> Callable[..., Robot]:
-    """Makes one: ``robot(client, overlap=True)``."""
+    """Makes one: ``robot(client, gated=True)``."""
     return lambda client, **options: Robot(ball, client, **options)
 
 
@@ -467,13 +465,13 @@ def fleet(ball: Bundle, robot: Callable[..., Robot]) -> Callable[..., AbstractCo
         with ExitStack() as stack:
             clients = [
                 stack.enter_context(Client(Endpoint(scheme, "127.0.0.1", port), ball.codec.dialect, name, settings))
-                for name, scheme in {"always": "ws", "ahead": "ws", "paper": "http"}.items()
+                for name, scheme in {"always": "ws", "gated": "ws", "paper": "http"}.items()
             ]
             for client in clients:
                 client.connect(10.0)
             yield [
                 robot(clients[0], deadline_ms=deadline_ms),
-                robot(clients[1], deadline_ms=deadline_ms, overlap=True),
+                robot(clients[1], deadline_ms=deadline_ms, gated=True),
                 robot(clients[2], deadline_ms=deadline_ms, sampling="server"),
             ]
 

@@ -15,7 +15,6 @@ from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.wire import spec_of
 from specact.gates import ActionDeviation, Always, Gate, Never
-from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import Window, vectors
 from specact.remote.client import Client, ClientSettings
@@ -210,18 +209,6 @@ def test_a_robot_with_a_remote_target_does_what_it_does_with_a_local_one(
         assert policy.counts["verified"] == len(origins)
 
 
-def test_requests_that_leave_ahead_of_the_draft_change_nothing(flow: FlowBundle, chunk_server: ServerProcess) -> None:
-    pair = pair_of(flow, 0.3)
-    _, actions = drive(SpeculativePolicy(pair, Always(), seed=3), flow)
-    with Client(at(chunk_server), pair.codec.dialect) as client:
-        client.connect(10.0)
-        gate, verifier = Always(), remote_verifier(client, pair, PATIENT_MS)
-        policy = SpeculativePolicy(pair, gate, verifier=verifier, prefetch=PrefetchPredictor(gate), seed=3)
-        records, ahead = drive(policy, flow)
-    np.testing.assert_array_equal(ahead, actions)
-    assert any(record.sent_ahead for record in records)
-
-
 def test_without_a_server_the_draft_is_executed_and_the_steps_are_missed(flow: FlowBundle) -> None:
     pair = dataclasses.replace(pair_of(flow, 0.3), load_target=None)
     _, drafted = drive(SpeculativePolicy(pair, Never(), verifier=_nobody(pair), seed=3), flow)
@@ -237,9 +224,6 @@ def _nobody(pair: ChunkPair) -> Verifier:
     """A verifier that is never asked."""
 
     class Nobody:
-        def prefetch(self, seen: Window, address: StepAddress) -> bool:
-            raise AssertionError
-
         def submit(self, seen: Any, address: StepAddress) -> Any:
             raise AssertionError
 

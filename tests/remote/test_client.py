@@ -83,9 +83,9 @@ def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server:
     with Client(at(server.port, scheme), ball.codec.dialect) as client:
         client.connect(10.0)
         target, seen = RemoteTarget(client, ball.codec, PATIENT_MS), window(ball)
-        target.prefetch(seen, at_step(0))
+        request = target.submit(seen, at_step(0))
         time.sleep(0.6)
-        answer = target.submit(seen, at_step(0)).result()
+        answer = request.result()
         assert isinstance(answer, Answer)
         np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
         assert client.counts == {"connections": 1, "sent": 1, "answered": 1}
@@ -99,9 +99,9 @@ def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Mi
     with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
         client.connect(10.0)
         target = RemoteTarget(client, ball.codec, PATIENT_MS)
-        target.prefetch(window(ball, 1), at_step(1))  # the gate says no
+        target.submit(window(ball, 1), at_step(1))
         time.sleep(0.6)
-        target.prefetch(window(ball, 2), at_step(2))
+        target.submit(window(ball, 2), at_step(2))
         rogue.behave = thrice
         assert isinstance(target.submit(window(ball, 3), at_step(3)).result(), Answer)
         wait_for(lambda: client.counts.total() == 1 + 3 + 1 + 4)

@@ -17,7 +17,6 @@ from specact.errors import ConfigError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.codes.values import executed_codes
 from specact.gates import Always, Never
-from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.processes import ServerProcess, serving
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier
@@ -101,8 +100,5 @@ def test_without_a_connection_every_step_is_a_miss_at_once(ball: Bundle) -> None
 
 
 def test_what_makes_no_sense_is_refused(ball: Bundle) -> None:
-    gate = Always()
     with pytest.raises(ConfigError, match="must be above 0 s"):
-        SpeculativePolicy(ball, gate, verdicts=LateVerdicts(0.0))
-    with pytest.raises(ConfigError, match="cannot be combined with a prefetch predictor"):
-        SpeculativePolicy(ball, gate, verdicts=LateVerdicts(1.0), prefetch=PrefetchPredictor(gate))
+        SpeculativePolicy(ball, Always(), verdicts=LateVerdicts(0.0))

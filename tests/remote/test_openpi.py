@@ -38,7 +38,6 @@ from specact.families.chunks.openpi import openpi_endpoint, openpi_source
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import load_policy
 from specact.gates import Always
-from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import Field, Window
 from specact.remote.client import Client, ClientSettings
@@ -92,18 +91,6 @@ def test_a_robot_does_what_it_does_with_a_local_target(
     assert [record.origins.tolist() for record in remote_records] == [record.origins.tolist() for record in records]
     assert client.counts == {"connections": 1, "sent": len(records), "answered": len(records)}
     assert all(record.outcome is not None and record.outcome.times.target > 0.0 for record in remote_records)
-
-
-def test_requests_leave_ahead_of_the_draft(flow: FlowBundle, chunk_server: ServerProcess) -> None:
-    pair = pair_of(flow, 0.3)
-    _, actions = drive(SpeculativePolicy(pair, Always(), seed=3), flow)
-    with Client(endpoint(pair, chunk_server.port), pair.codec.dialect) as client:
-        client.connect(10.0)
-        gate, verifier = Always(), remote_verifier(client, pair, PATIENT_MS)
-        policy = SpeculativePolicy(pair, gate, verifier=verifier, prefetch=PrefetchPredictor(gate), seed=3)
-        records, ahead = drive(policy, flow)
-    np.testing.assert_array_equal(ahead, actions)
-    assert any(record.sent_ahead for record in records)
 
 
 def test_more_steps_than_pings_are_allowed(flow: FlowBundle, chunk_server: ServerProcess) -> None:

@@ -118,17 +118,17 @@ NO_ANSWER: dict[str, Behave] = {
 }
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["always", "ahead"])
+@pytest.mark.parametrize("gated", [False, True], ids=["always", "gated"])
 @pytest.mark.parametrize("behave", NO_ANSWER.values(), ids=NO_ANSWER.keys())
 def test_what_is_no_valid_answer_is_a_miss(
-    ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, ahead: bool
+    ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, gated: bool
 ) -> None:
     with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
         client.connect(10.0)
-        rover = robot(client, overlap=ahead, deadline_ms=PATIENT_MS)
+        rover = robot(client, gated=gated, deadline_ms=PATIENT_MS)
         ride(rogue, rover, behave)
         rover.check("invalid")
-        assert rover.causes["invalid"] >= (1 if ahead else 6)
+        assert rover.causes["invalid"] >= (1 if gated else 6)
         assert client.counts["connections"] == 1
         assert_nothing_twice(rogue)
 
@@ -254,14 +254,14 @@ HARMLESS: dict[str, tuple[Behave, str]] = {
 }
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["always", "ahead"])
+@pytest.mark.parametrize("gated", [False, True], ids=["always", "gated"])
 @pytest.mark.parametrize(("behave", "counted"), HARMLESS.values(), ids=HARMLESS.keys())
 def test_the_answer_is_found_among_others(
-    ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, counted: str, ahead: bool
+    ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, counted: str, gated: bool
 ) -> None:
     with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
         client.connect(10.0)
-        rover = robot(client, overlap=ahead, deadline_ms=PATIENT_MS)
+        rover = robot(client, gated=gated, deadline_ms=PATIENT_MS)
         ride(rogue, rover, behave)
         rover.check()  # no miss at all
         assert client.counts[counted] > 0 or counted == "late"
@@ -385,15 +385,15 @@ ENDINGS: dict[str, Behave] = {
 }
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["always", "ahead"])
+@pytest.mark.parametrize("gated", [False, True], ids=["always", "gated"])
 @pytest.mark.parametrize("behave", ENDINGS.values(), ids=ENDINGS.keys())
 def test_after_a_lost_connection_nothing_is_sent_again(
-    ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, ahead: bool
+    ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, gated: bool
 ) -> None:
     settings, said = ClientSettings(first_delay_s=0.01), ball.codec.dialect
     with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), said, settings=settings) as client:
         client.connect(10.0)
-        rover = robot(client, overlap=ahead)
+        rover = robot(client, gated=gated)
         rover.play(4)
         rogue.behave = lambda peer, request: behave(rogue, peer, request)
         # Slow enough to come back in between, and to lose more than one.

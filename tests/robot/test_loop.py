@@ -22,13 +22,13 @@ from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import CodeDrafter
 from specact.gates import Always, Gate, Never
-from specact.gates.prefetch import PrefetchPredictor
 from specact.interrupts import Interrupted
 from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import Cause, Miss, OffloadTimes, Proposal, StepRecord
+from specact.types import Cause, Miss, OffloadTimes, Outcome, Proposal, StepRecord
+from specact.verification import Pending
 
 # Powers of two: sums of them are exact, and so is every assertion.
 PERIOD = 0.0625
@@ -81,35 +81,19 @@ class Arm:
 
 
 class Missing:
-    """A verifier that always misses, for these causes in turn, after as long; requests leave ahead as told."""
+    """A verifier that always misses, for these causes in turn, after as long."""
 
-    def __init__(self, clock: VirtualClock, *causes: Cause, wait: float = 0.0, leaves: bool = True) -> None:
-        self._clock, self._causes, self._wait, self._leaves = clock, itertools.cycle(causes), wait, leaves
+    def __init__(self, clock: VirtualClock, *causes: Cause, wait: float = 0.0) -> None:
+        self._clock, self._causes, self._wait = clock, itertools.cycle(causes), wait
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        return self._leaves
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        cause = next(self._causes)
 
-    def submit(self, proposal: Proposal, address: StepAddress) -> Lost:
-        return Lost(self._clock, next(self._causes), self._wait)
+        def result() -> Miss:
+            self._clock.sleep(self._wait)
+            return Miss(cause, OffloadTimes(network=self._wait))
 
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> Lost | None:
-        return self.submit(proposal, address) if self._leaves else None
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A request without an answer."""
-
-    clock: VirtualClock
-    cause: Cause
-    wait: float
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Miss:
-        self.clock.sleep(self.wait)
-        return Miss(self.cause, OffloadTimes(network=self.wait))
+        return Pending(result)
 
 
 TABLE = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
@@ -507,11 +491,8 @@ def test_a_period_is_positive(period: float) -> None:
 
 def test_the_journal_holds_what_happened() -> None:
     clock = VirtualClock()
-    gate = Always()
-    policy = policy_of(
-        clock, [QUICK], gate,
-        verifier=Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD), prefetch=PrefetchPredictor(gate),
-    )  # fmt: skip
+    verifier = Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD)
+    policy = policy_of(clock, [QUICK], Always(), verifier=verifier)
     journal = Journal(PERIOD)
     for tick in drive(Arm(clock), policy, 7, clock)[0]:
         journal.note(tick)
@@ -526,7 +507,6 @@ def test_the_journal_holds_what_happened() -> None:
         "outdated": 0,
         "inferences": 4,
         "transmission_rate": 1.0,
-        "sent_ahead": 1.0,
         "misses": {"deadline": 3, "disconnected": 1},
         "inference_ms": {"p50": 1e3 * stall, "p95": 1e3 * stall, "p99": 1e3 * stall},
     }
@@ -545,18 +525,7 @@ def test_quantiles_and_rates_are_those_of_the_inferences_alone() -> None:
     summary = journal.summary()
     assert summary["inferences"] == 101 and summary["ticks"] == 202
     assert summary["inference_ms"] == pytest.approx({"p50": 50.0, "p95": 95.0, "p99": 99.0})
-    assert summary["transmission_rate"] == 0.0 and summary["sent_ahead"] == 0.0 and summary["misses"] == {}
-
-
-def test_a_request_that_could_not_leave_ahead_was_not_sent_ahead() -> None:
-    clock = VirtualClock()
-    for leaves in (True, False):
-        gate = Always()
-        verifier = Missing(clock, "disconnected", leaves=leaves)
-        ticks, _ = drive(
-            Arm(clock), policy_of(clock, [QUICK], gate, verifier=verifier, prefetch=PrefetchPredictor(gate)), 4, clock
-        )
-        assert [tick.record.sent_ahead for tick in ticks if tick.record] == [leaves] * 2
+    assert summary["transmission_rate"] == 0.0 and summary["misses"] == {}
 
 
 def test_lost_ticks_add_up() -> None:
@@ -570,5 +539,5 @@ def test_lost_ticks_add_up() -> None:
 def test_an_empty_journal_has_no_numbers_to_invent() -> None:
     summary = Journal(PERIOD).summary()
     assert summary["ticks"] == summary["inferences"] == 0 and summary["longest_stall_ms"] == 0.0
-    assert summary["transmission_rate"] is None and summary["sent_ahead"] is None and summary["overruns"] == 0
+    assert summary["transmission_rate"] is None and summary["overruns"] == 0
     assert summary["inference_ms"] == {"p50": None, "p95": None, "p99": None}

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from specact.robot.inference import Finished, LocalSource
 from specact.robot.loop import Journal
 from specact.robot.recording import Recorder
 from specact.types import Miss, OffloadTimes, Origin
-from specact.verification import LocalTarget
+from specact.verification import LocalTarget, Pending
 from specact.wire.images import to_jpeg
 
 TYPES = [ros.ARRAY, ros.IMAGE, ros.TEXT, ros.ACTION, ros.INFERENCE, ros.CHUNK, ros.CONTROL, ros.EPISODE]
@@ -164,15 +163,9 @@ class Later:
     def __init__(self, verifier: Any) -> None:
         self._verifier = verifier
 
-    def prefetch(self, window: Any, address: Any) -> bool:
-        return False
-
-    def submit_now(self, proposal: Any, address: Any) -> Any:
-        return self.submit(proposal, address)
-
     def submit(self, proposal: Any, address: Any) -> Any:
         pending, asked = self._verifier.submit(proposal, address), iter((False,))
-        return SimpleNamespace(done=lambda: next(asked, True), result=pending.result)
+        return Pending(pending.result, lambda: next(asked, True))
 
 
 def test_a_late_verdict_changes_what_is_known_of_its_inference(tmp_path: Path) -> None:

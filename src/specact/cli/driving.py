@@ -207,8 +207,7 @@ def _print(summary: dict[str, Any], period_s: float) -> None:
 
 def _pair_lines(summary: dict[str, Any]) -> dict[str, str]:
     return {
-        "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences, "
-        f"{summary['sent_ahead'] or 0.0:.2f} ahead of the draft"
+        "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences"
         + ("" if summary["held_rate"] is None else f"; {summary['held_rate']:.2f} wanted in the end")
     }
 

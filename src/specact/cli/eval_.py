@@ -19,7 +19,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 
 # Options that have no effect along demonstrations: there are no episodes of a simulator, no link and no times.
 _SIMULATED = (
-    "episodes", "link", "offset", "overlap", "draft_ms", "gate_ms", "head_ms", "target_ms", "kappa", "shard",
+    "episodes", "link", "offset", "draft_ms", "gate_ms", "head_ms", "target_ms", "kappa", "shard",
     "calibration_episodes", "realtime", "wire", "deadline_ms", "mse", "demonstrations",
 )  # fmt: skip
 # In real time every time is measured.

@@ -67,8 +67,6 @@ class PairOptions:
     """Hold this share of the link, in kbit/s of requests and replies, instead of a rate."""
     audit_rate: float = 0.0
     """Share of the skipped steps that are verified anyway, to measure the cost of skipping; 0.02 is sufficient."""
-    overlap: bool = True
-    """Send a request before its draft is computed if the gate is predicted to transmit."""
     sampling: Literal["device", "server"] = "device"
     """Where codes are sampled: on the device, or on the server as in the paper."""
     split: Path | None = None
@@ -264,7 +262,6 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     from specact.families.load import load_pair
     from specact.families.staged.wire import split_dialect
     from specact.gates.deciding import deciding_gate
-    from specact.gates.prefetch import PrefetchPredictor
     from specact.placement.target import SplitTarget, placed_target
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Client
@@ -312,7 +309,6 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
         gate,
         verifier=verifier,
         fallback=fallback,
-        prefetch=PrefetchPredictor(gate) if pair.overlap and pair.sampling == "device" and not late else None,
         verdicts=LateVerdicts(math.inf) if late else WAIT,
         max_chunk_age_s=age_s,
         seed=options.seed,

@@ -157,17 +157,8 @@ class _ReadyTarget:
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        return False
-
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[Any]]:
-        return self
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Answer[Any]:
-        return Answer(self._value, OffloadTimes())
+        return Pending(lambda: Answer(self._value, OffloadTimes()))
 
 
 def _verify(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:

@@ -110,9 +110,9 @@ class LateVerdicts:
         self._in_flight = None
 
     def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Miss | None:
-        """See :class:`Verdicts`; a miss if the request cannot be sent without blocking."""
-        pending = verifier.submit_now(proposal, address)
-        if pending is None:
+        """See :class:`Verdicts`; a miss if the request cannot be sent."""
+        pending = verifier.submit(proposal, address)
+        if not pending.sent:
             return Miss("disconnected", OffloadTimes(), sent=False)
         self._in_flight = _InFlight(pending, address, seen_s)
         return None

@@ -11,7 +11,6 @@ from specact.gates.controller import RateBudget as RateBudget
 from specact.gates.deviation import ActionDeviation as ActionDeviation
 from specact.gates.distance import LearnedDistance as LearnedDistance
 from specact.gates.gate import Gate as Gate
-from specact.gates.prefetch import PrefetchPredictor as PrefetchPredictor
 from specact.gates.rejection import Learned as Learned
 from specact.gates.rejection import Oracle as Oracle
 from specact.gates.uncertainty import Uncertainty as Uncertainty

@@ -59,7 +59,7 @@ class RateBudget:
 
 
 class LinkBudget:
-    """A robot's share of a link's bandwidth; unused prefetched requests count, requests that were not sent do not.
+    """A robot's share of a link's bandwidth; requests that were not sent do not count.
 
     Args:
         bytes_per_s: bandwidth of this robot, both ways together [B/s].
@@ -80,7 +80,7 @@ class LinkBudget:
 
     def overspent(self, record: StepRecord) -> float:
         """See :class:`Budget`."""
-        return ((record.decision.transmit and not record.unsent) or record.sent_ahead) - self.rate
+        return (record.decision.transmit and not record.unsent) - self.rate
 
 
 class LatencyBudget:

@@ -23,7 +23,7 @@ from specact.placement.bandwidth import Bandwidths, LastValue
 from specact.placement.choosers import Chooser, SmallestTotal, StaticCut
 from specact.placement.planner import StageCosts
 from specact.remote.client import Client
-from specact.remote.pending import PendingRequest
+from specact.remote.pending import send_request
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.runtime.manifest import kind_of, read_manifest
@@ -93,28 +93,14 @@ class SplitTarget(Generic[A]):
         self.seen = Bandwidths()
         self.last: Placed | None = None
         self.counts: Counter[str] = Counter()
-        self._prefetched: tuple[StepAddress, PendingRequest | None, float] | None = None
-
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
-        self._choose()
-        sent_at = time.monotonic()
-        pending = self._send(window, address, wait_if_busy=False) if self.cut else None
-        sent = pending is None or pending.sent
-        self._prefetched = (address, pending, sent_at) if sent else None
-        return sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`."""
-        asked, ahead, self._prefetched = time.monotonic(), self._prefetched, None
-        if ahead is not None and ahead[0] == address:
-            _, pending, sent_at = ahead
-            # If the reply has arrived already, its arrival time is unknown.
-            waits = pending is not None and pending.pending
-            return _PendingPlacement(self, window, address, self.cut, pending, asked, sent_at if waits else None)
         self._choose()
-        sent = self._send(window, address, wait_if_busy=True) if self.cut else None
-        return _PendingPlacement(self, window, address, self.cut, sent, asked, asked)
+        cut = self.cut
+        nothing: Pending[tuple[Arrays, OffloadTimes]] = Pending(lambda: ({}, OffloadTimes()))
+        reply = self._send(window, address) if cut else nothing
+        return Pending(lambda: self._finish(reply, window, address, cut), reply.done, reply.sent)
 
     def _choose(self) -> None:
         chosen = self.chooser.choose(self.cut, self.seen)
@@ -123,7 +109,7 @@ class SplitTarget(Generic[A]):
         self.counts["switches"] += bool(self.last) and chosen != self.cut
         self.cut = chosen
 
-    def _send(self, window: Window, address: StepAddress, wait_if_busy: bool) -> PendingRequest:
+    def _send(self, window: Window, address: StepAddress) -> Pending[tuple[Arrays, OffloadTimes]]:
         client, deadline_ms = self._client, self._deadline_ms
         if client is None:
             raise ConfigError(f"cut {self.cut} needs a server, and this target has none; give a client")
@@ -132,27 +118,26 @@ class SplitTarget(Generic[A]):
         def request(identity: int) -> Request:
             return Request(kind, identity, deadline_ms, window, address, report=client.report)
 
-        return PendingRequest(client, kind, request, deadline_ms / 1e3, wait_if_busy)
+        return send_request(client, kind, request, deadline_ms / 1e3)
 
-    def result(self, inference: _PendingPlacement[A]) -> Answer[A] | Miss:
-        """The result of an inference; blocks on its request."""
-        cut = inference.cut
+    def _finish(
+        self, reply: Pending[tuple[Arrays, OffloadTimes]], window: Window, address: StepAddress, cut: int
+    ) -> Answer[A] | Miss:
+        """Waits for the server's stages and runs the device's."""
         self.counts[f"cut {cut}"] += 1
-        found = ({}, OffloadTimes()) if inference.pending is None else inference.pending.reply(inference.asked)
-        if isinstance(found, Miss):
-            if found.sent and found.cause == "deadline":
+        result = reply.result()
+        if isinstance(result, Miss):
+            if result.sent and result.cause == "deadline":
                 # An upper bound of the bandwidth.
                 self._record_bandwidth(cut, self._deadline_ms / 1e3)
-            self.last = Placed(cut, 0.0, found.times, missed=True)
-            return found
-        arrays, times = found
+            self.last = Placed(cut, 0.0, result.times, missed=True)
+            return result
+        arrays, times = result
         started = time.monotonic()
-        if cut and inference.sent_at is not None:
-            # The reported times of a prefetched request cover only the share that the device waited for.
-            share = (started - inference.asked) / (started - inference.sent_at) if started > inference.sent_at else 1.0
-            self._record_bandwidth(cut, times.network / max(share, 1e-3))
+        if cut:
+            self._record_bandwidth(cut, times.network)
         try:
-            answer = self._read(self._outputs(inference.window, cut, arrays), inference.window, inference.address)
+            answer = self._read(self._outputs(window, cut, arrays), window, address)
         except WireError:
             self.last = Placed(cut, 0.0, times, missed=True)
             return Miss("invalid", times)
@@ -171,28 +156,6 @@ class SplitTarget(Generic[A]):
     def _record_bandwidth(self, cut: int, network_s: float) -> None:
         crossed = self._spec.observation.nbytes + reply_bytes(self._spec, cut, self._precision)
         self.seen.add(crossed, network_s)
-
-
-@value
-class _PendingPlacement(Generic[A]):
-    """An inference in flight.
-
-    ``asked`` is the time of ``submit``, ``sent_at`` that of the request, None if its time on the link is unknown.
-    """
-
-    target: SplitTarget[A]
-    window: Window
-    address: StepAddress
-    cut: int
-    pending: PendingRequest | None
-    asked: float
-    sent_at: float | None
-
-    def done(self) -> bool:
-        return self.pending is None or not self.pending.pending
-
-    def result(self) -> Answer[A] | Miss:
-        return self.target.result(self)
 
 
 def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specact.errors import RemoteError
 from specact.observation import Window
 from specact.remote.client import Client
-from specact.remote.pending import PendingRequest
+from specact.remote.pending import send_request
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.wire.messages import Request
@@ -56,8 +56,8 @@ def probe(client: Client, requests: int, pause_s: float) -> Probe:
     rows, causes = [], []
     for number in range(requests):
         address = StepAddress(0, 0, 0, number)
-        pending = PendingRequest(client, "infer", partial(_request, window, address), _TIMEOUT_S)
-        found = pending.reply(time.monotonic())
+        request = partial(_request, window, address)
+        found = send_request(client, "infer", request, _TIMEOUT_S, wait_if_busy=True).result()
         if isinstance(found, Miss):
             causes.append(found.cause)
         else:

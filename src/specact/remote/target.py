@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -13,19 +10,18 @@ from specact.errors import ConfigError, unknown_name
 from specact.observation import Window
 from specact.pair import Pair
 from specact.remote.client import Client
-from specact.remote.pending import PendingRequest
+from specact.remote.pending import send_request
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, Pending, Verifier, is_valid, with_kept
-from specact.wire.dialect import Arrays, Codec, VerifyingCodec
+from specact.types import Outcome, Proposal
+from specact.verification import Answer, Pending, Verifier, checked
+from specact.wire.dialect import Codec, VerifyingCodec
 from specact.wire.messages import MAX_DEADLINE_MS, Request
 
 A = TypeVar("A")
-T_co = TypeVar("T_co", covariant=True)
 
 
 class RemoteTarget(Generic[A]):
-    """A :class:`~specact.verification.Target` on a server; its requests can be prefetched.
+    """A :class:`~specact.verification.Target` on a server.
 
     Args:
         client: of the server.
@@ -39,30 +35,16 @@ class RemoteTarget(Generic[A]):
     def __init__(self, client: Client, codec: Codec[A], deadline_ms: float) -> None:
         self._client, self._codec = client, codec
         self._deadline_ms = positive_deadline(deadline_ms)
-        self._prefetched: tuple[StepAddress, PendingRequest] | None = None
-
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """See :class:`~specact.verification.Target`; the reply to an unused request is dropped and counted."""
-        pending = self._send(window, address, wait_if_busy=False)
-        self._prefetched = (address, pending) if pending.sent else None
-        return pending.sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """See :class:`~specact.verification.Target`; ``done`` is True after the deadline."""
-        asked = time.monotonic()
-        ahead, self._prefetched = self._prefetched, None
-        pending = (
-            ahead[1] if ahead is not None and ahead[0] == address else self._send(window, address, wait_if_busy=True)
-        )
-        return _PendingReply(pending, asked, lambda arrays, times: Answer(self._codec.read(arrays), times))
-
-    def _send(self, window: Window, address: StepAddress, wait_if_busy: bool) -> PendingRequest:
+        """See :class:`~specact.verification.Target`."""
         client, deadline_ms = self._client, self._deadline_ms
 
         def request(identity: int) -> Request:
             return Request("infer", identity, deadline_ms, window, address, report=client.report)
 
-        return PendingRequest(client, "infer", request, deadline_ms / 1e3, wait_if_busy)
+        reply = send_request(client, "infer", request, deadline_ms / 1e3)
+        return reply.then(lambda reply: Answer(self._codec.read(reply[0]), reply[1]))
 
 
 class RemoteVerifier:
@@ -80,47 +62,15 @@ class RemoteVerifier:
         self._client, self._codec = client, codec
         self._deadline_ms = positive_deadline(deadline_ms)
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """False: the request contains the draft."""
-        return False
-
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
-        return self._send(proposal, address, wait_if_busy=True)
-
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome] | None:
-        """See :class:`~specact.verification.Verifier`."""
-        reply = self._send(proposal, address, wait_if_busy=False)
-        return reply if reply.pending.sent else None
-
-    def _send(self, proposal: Proposal, address: StepAddress, wait_if_busy: bool) -> _PendingReply[Outcome]:
-        asked, client, question = time.monotonic(), self._client, self._codec.request_arrays(proposal)
+        client, arrays = self._client, self._codec.request_arrays(proposal)
 
         def request(identity: int) -> Request:
-            return Request("verify", identity, self._deadline_ms, proposal.window, address, question, client.report)
+            return Request("verify", identity, self._deadline_ms, proposal.window, address, arrays, client.report)
 
-        def outcome(arrays: Arrays, times: OffloadTimes) -> Outcome | Miss:
-            found = with_kept(self._codec.outcome(arrays, times), proposal)
-            return found if is_valid(found.actions) else Miss("invalid", times)
-
-        pending = PendingRequest(client, "verify", request, self._deadline_ms / 1e3, wait_if_busy)
-        return _PendingReply(pending, asked, outcome)
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingReply(Generic[T_co]):
-    """A reply in flight."""
-
-    pending: PendingRequest
-    asked: float
-    read: Callable[[Arrays, OffloadTimes], T_co | Miss]
-
-    def done(self) -> bool:
-        return not self.pending.pending
-
-    def result(self) -> T_co | Miss:
-        found = self.pending.reply(self.asked)
-        return found if isinstance(found, Miss) else self.read(*found)
+        reply = send_request(client, "verify", request, self._deadline_ms / 1e3)
+        return reply.then(lambda reply: checked(self._codec.outcome(*reply), proposal))
 
 
 def remote_verifier(
@@ -132,9 +82,8 @@ def remote_verifier(
         client: of the server.
         pair: on this device.
         deadline_ms: deadline of a reply [ms].
-        sampling: where the outcome is sampled; both give the same outcome. On the ``device`` requests can be
-            prefetched; on the ``server`` it is as in ADAHI's paper, for families with ``verify`` requests only. Token
-            policies always decode on the server.
+        sampling: where the outcome is sampled; both give the same outcome. On the ``server`` it is as in ADAHI's
+            paper, for families with ``verify`` requests only. Token policies always decode on the server.
 
     Raises:
         ConfigError: for an unknown place, one that the family does not support, a deadline that is not positive, or a

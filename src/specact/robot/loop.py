@@ -122,7 +122,7 @@ class Journal:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._ticks = self._inferences = self._transmitted = self._sent_ahead = self._outdated = 0
+        self._ticks = self._inferences = self._transmitted = self._outdated = 0
         self._late_s = self._longest_late_s = self._longest_stall_s = 0.0
         self._inference_s = recent_times()
         self._misses: Counter[str] = Counter()
@@ -141,7 +141,6 @@ class Journal:
             self._inferences += 1
             self._inference_s.append(tick.stall_s)
             self._transmitted += tick.record.decision.transmit
-            self._sent_ahead += tick.record.sent_ahead
             if tick.record.miss is not None:
                 self._misses[tick.record.miss] += 1
 
@@ -167,14 +166,13 @@ class Journal:
         """:meth:`control`, and statistics of the inferences of a :class:`~specact.policy.SpeculativePolicy`.
 
         Returns:
-            Also ``inferences``, ``transmission_rate``, ``sent_ahead``; ``misses`` by cause; and ``inference_ms``,
-            quantiles of the policy's time in a tick with an inference, of the last 100,000.
+            Also ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of
+            the policy's time in a tick with an inference, of the last 100,000.
         """
         count = self._inferences
         return self.control() | {
             "inferences": count,
             "transmission_rate": self._transmitted / count if count else None,
-            "sent_ahead": self._sent_ahead / count if count else None,
             "misses": dict(self._misses),
             "inference_ms": quantiles_ms(self._inference_s),
         }

@@ -242,8 +242,7 @@ def _of_inference(record: StepRecord) -> dict[str, Any]:
     offload = times.offload
     return {
         "step": record.address.step, "transmit": decision.transmit, "score": decision.score,
-        "threshold": decision.threshold, "reason": decision.reason, "sent_ahead": record.sent_ahead,
-        "unsent": record.unsent, "miss": record.miss or "",
+        "threshold": decision.threshold, "reason": decision.reason, "unsent": record.unsent, "miss": record.miss or "",
         "verified": 0 if outcome is None else outcome.verified, "accepted": 0 if outcome is None else outcome.accepted,
         "kept": np.nan if outcome is None else outcome.kept, "drafted": record.proposal.actions,
         "executed": record.actions, "origins": record.origins,

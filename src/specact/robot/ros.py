@@ -123,9 +123,9 @@ ACTION = _message_type("Action", "float32[] values", "string origin")
 # One inference of a pair, see specact.types.StepRecord, with normalised chunks; repeated after a late verdict.
 INFERENCE = _message_type(
     "Inference",
-    "uint32 step", "bool transmit", "float64 score", "float64 threshold", "string reason", "bool sent_ahead",
-    "bool unsent", "string miss", "uint32 verified", "uint32 accepted", "float64 kept", "float32[] drafted",
-    "float32[] executed", "uint8[] origins",
+    "uint32 step", "bool transmit", "float64 score", "float64 threshold", "string reason", "bool unsent",
+    "string miss", "uint32 verified", "uint32 accepted", "float64 kept", "float32[] drafted", "float32[] executed",
+    "uint8[] origins",
     "float64 draft_s", "float64 gate_s", "float64 encode_s", "float64 network_s", "float64 queue_s", "float64 target_s",
     "float64 finish_s",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,7 +25,6 @@ from specact.families.chunks.policy import Chunk, Inpainting
 from specact.families.chunks.wire import ChunkResponder
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
-from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Field, Observation, ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
@@ -349,36 +348,18 @@ class Far:
     """A target that answers 12 ms after it was asked, or misses, as it is told."""
 
     def __init__(self, policy: TargetPolicy[Chunk], clock: Clock, misses: Sequence[Cause | None] = ()) -> None:
-        self.policy, self.clock, self._misses = policy, clock, list(misses)
-        self._ahead: tuple[StepAddress, float] | None = None
-
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        self._ahead = address, self.clock.now()
-        return True
+        self._policy, self._clock, self._misses = policy, clock, list(misses)
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[Chunk]]:
-        left = self._ahead[1] if self._ahead is not None and self._ahead[0] == address else self.clock.now()
-        return Coming(self, window, address, left + 0.012, self._misses.pop(0) if self._misses else None)
+        there, cause = self._clock.now() + 0.012, self._misses.pop(0) if self._misses else None
 
+        def result() -> Answer[Chunk] | Miss:
+            waited = max(0.0, there - self._clock.now())
+            self._clock.sleep(waited)
+            times = OffloadTimes(network=waited)
+            return Miss(cause, times) if cause else Answer(self._policy.answer(window, address), times)
 
-@dataclass(frozen=True)
-class Coming:
-    far: Far
-    window: Window
-    address: StepAddress
-    there: float
-    cause: Cause | None
-
-    def done(self) -> bool:
-        return self.far.clock.now() >= self.there
-
-    def result(self) -> Answer[Chunk] | Miss:
-        waited = max(0.0, self.there - self.far.clock.now())
-        self.far.clock.sleep(waited)
-        times = OffloadTimes(network=waited)
-        if self.cause is not None:
-            return Miss(self.cause, times)
-        return Answer(self.far.policy.answer(self.window, self.address), times)
+        return Pending(result, lambda: self._clock.now() >= there)
 
 
 STILL = np.array([1.0, 20.0], np.float32)
@@ -457,37 +438,6 @@ def test_a_late_miss_leaves_the_drafts_chunk() -> None:
     assert policy.record is not None and policy.record.miss == "overloaded"
     assert policy.record.origins.tolist() == [Origin.DRAFTED] + [Origin.FALLBACK] * (LONG - 1)
     np.testing.assert_array_equal(policy.record.actions, policy.record.proposal.actions)
-
-
-def test_a_request_that_leaves_ahead_changes_no_action_and_saves_the_drafts_time() -> None:
-    def run(prefetch: bool) -> tuple[np.ndarray, list[StepRecord]]:
-        clock, pair, gate = VirtualClock(), made(), Always()
-        verifier = pair.verifier(Far(pair.target, clock))
-        drafter = Slow(pair.drafter, clock)
-        policy = SpeculativePolicy(
-            pair,
-            gate,
-            drafter=drafter,
-            verifier=verifier,
-            prefetch=PrefetchPredictor(gate) if prefetch else None,
-            clock=clock,
-        )
-        return play(policy, 12)
-
-    (plain, waited), (ahead, hidden) = run(False), run(True)
-    np.testing.assert_array_equal(plain, ahead)
-    assert [record.sent_ahead for record in hidden[::EXECUTE]] == [True] * 4
-    assert waited[0].times.offload.network == pytest.approx(0.012)
-    assert hidden[-1].times.offload.network == pytest.approx(0.012 - 0.002)
-
-
-class Slow:
-    def __init__(self, drafter: Any, clock: Clock) -> None:
-        self._drafter, self._clock = drafter, clock
-
-    def propose(self, window: Window, rng: np.random.Generator) -> Any:
-        self._clock.sleep(0.002)
-        return self._drafter.propose(window, rng)
 
 
 # ---- what is not finite ---------------------------------------------------------------------------------------------

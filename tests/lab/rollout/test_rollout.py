@@ -421,7 +421,7 @@ def test_the_oracle_chooses_best_among_the_steps_it_met(made: Made) -> None:
 def test_a_stricter_threshold_of_success_is_counted_from_the_score() -> None:
     steps = {
         **{f"{stage}_s": np.ones(4) for stage in STAGES},
-        **{name: np.zeros(4, bool) for name in ("transmitted", "missed", "sent_ahead")},
+        **{name: np.zeros(4, bool) for name in ("transmitted", "missed")},
         **{
             name: np.zeros(4)
             for name in ("rejection", "rejection_0", "tv_0", "action_change", "draft_entropy", "target_entropy")
@@ -523,7 +523,7 @@ def test_the_step_table_and_the_progress_are_complete(made: Made, tiny_bundle: P
     evaluate(evaluation(tiny_bundle, methods=("draft",)), tmp_path, note, Pool(1))
     assert told == [("draft", 0, 5), ("draft", 2, 5), ("draft", 4, 5), ("draft", 5, 5)]
     assert set(made.steps("adahi")) == {
-        "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection",
+        "episode", "step", "transmitted", "missed", "reason", "score", "rejection",
         "draft_entropy", "target_entropy",
         "action_change", "origin", *(f"{stage}_s" for stage in STAGES),
         *(f"{name}_{k}" for name in ("drafted", "executed", "rejection", "accepted", "tv") for k in (0, 1)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from specact.families.chunks.wire import FAMILY, ChunkCodec, check_served
 from specact.observation import ObservationSpec, Window, read_spec
 from specact.remote.client import Client
 from specact.remote.openpi import Key, OpenpiEndpoint, OpenpiTransport
-from specact.remote.pending import PendingRequest
+from specact.remote.pending import send_request
 from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 from specact.toml import build, read_toml
@@ -184,7 +183,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
         def request(identity: int) -> Request:
             return Request("infer", identity, 1e3 * deadline_s, window, address)
 
-        answer = PendingRequest(client, "infer", request, deadline_s).reply(time.monotonic())
+        answer = send_request(client, "infer", request, deadline_s, wait_if_busy=True).result()
         if isinstance(answer, Miss):
             why = f": {client.problem}" if client.problem else ""
             raise MissError(f"{found.endpoint} gave no usable answer ({answer.cause}{why})", answer.cause)

@@ -44,7 +44,6 @@ class Evaluation:
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
-        overlap: send a request before its draft is computed if the gate is predicted to transmit.
         gates: settings that the papers do not specify.
         draft_ms: accounted time of a draft inference; measured if not given.
         gate_ms: accounted time of a gate's decision; measured for each gate if not given.
@@ -74,7 +73,6 @@ class Evaluation:
     rate: float = 0.6
     link: str = "wifi-paper"
     offset: Offset = "target"
-    overlap: bool = False
     gates: GateChoices = BUNDLE_DEFAULTS
     draft_ms: float | None = None
     gate_ms: float | None = None

@@ -223,7 +223,7 @@ def _shard(request: _FilmRequest, method: str, bundle: AnyPair) -> Shard:
     return Shard(
         bundle.source, bundle.fingerprint, evaluation["env"], method, gate, (request.episode,), evaluation["seed"],
         evaluation["link"], timing.draft_s(method), timing.target_s(method), evaluation["offset"],
-        evaluation["overlap"], timing.gate_s(method),
+        timing.gate_s(method),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Latency of a step over a real link: methods, codecs and overlap, interleaved step by step."""
+"""Latency of a step over a real link: methods and codecs, interleaved step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import CodeDrafter, TargetSampler
 from specact.gates import Always, Gate, Never
 from specact.gates.calibration import threshold_for_rate
-from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of, load_task
 from specact.lab.processes import linked, serving
@@ -39,7 +38,7 @@ from specact.wire.sizes import array_bytes
 
 METHODS = ("target", "hybrid", "adahi")
 CODECS = ("json", "stream")
-_DEADLINE_MS, _WARM_UP, _ROUNDS, _SETTLE_S = 2_000.0, 10, 6, 0.1
+_DEADLINE_MS, _WARM_UP, _ROUNDS = 2_000.0, 10, 6
 BLOCK = 25  # steps whose mean is one value of an interval
 
 
@@ -51,19 +50,17 @@ class Way:
         method: ``draft``, or one of :data:`METHODS`.
         codec: ``json`` (HTTP, the server samples where there is something to verify: the paper's way) or ``stream``
             (WebSocket and msgpack, the device samples); none for the draft.
-        overlap: whether requests leave ahead of the draft; the device samples then.
     """
 
     method: str
     codec: str | None = None
-    overlap: bool = False
 
     @property
     def name(self) -> str:
-        return " ".join(part for part in (self.method, self.codec, "overlap" if self.overlap else None) if part)
+        return " ".join(part for part in (self.method, self.codec) if part)
 
 
-WAYS = (Way("draft"), *(Way(m, codec, overlap) for m in METHODS for codec in CODECS for overlap in (False, True)))
+WAYS = (Way("draft"), *(Way(method, codec) for method in METHODS for codec in CODECS))
 
 
 class SlowDraft:
@@ -120,9 +117,6 @@ def measure_latency(
         for step, (episode, observation) in enumerate(seen, start=-_WARM_UP):
             for index in order.permutation(len(WAYS)):
                 record = _step(policies[WAYS[index]], episode, observation)
-                if record.sent_ahead and not record.decision.transmit:
-                    # The server is still computing the discarded answer; a robot would wait for its next period.
-                    time.sleep(_SETTLE_S)
                 if step >= 0:
                     records[WAYS[index]].append(record)
             progress(max(0, step + 1), steps)
@@ -226,11 +220,9 @@ def _policy(
         if way.method == "target":
             verifier = TargetSampler(RemoteTarget(client, pair.codec, _DEADLINE_MS), pair.tokenizer)
         else:
-            at_server = way.codec == "json" and not way.overlap
-            verifier = remote_verifier(client, pair, _DEADLINE_MS, "server" if at_server else "device")
-    prefetch = PrefetchPredictor(gate) if way.overlap else None
+            verifier = remote_verifier(client, pair, _DEADLINE_MS, "server" if way.codec == "json" else "device")
     drafter = CodeDrafter(draft, pair.tokenizer)
-    return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, prefetch=prefetch, seed=seed)
+    return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, seed=seed)
 
 
 def calibrated_on(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
@@ -265,9 +257,7 @@ def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: 
     The remainder is overhead: messages, processes, sampling, records. Times of the same run are comparable on a
     machine under other load.
     """
-    target_s = [
-        r.times.offload.target for way, rs in records.items() if not way.overlap for r in rs if r.decision.transmit
-    ]
+    target_s = [record.times.offload.target for way in records.values() for record in way if record.decision.transmit]
     drafts = [record.times.draft for record in records[WAYS[0]]]
     model, rng = load_link(link), stream(seed, Role.LINK, robot=1)
     trips = [round_trip(model, *array_bytes(pair.codec.dialect), float(at), rng) for at in range(1000)]
@@ -279,23 +269,18 @@ def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: 
 
 
 def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -> dict[str, Any]:
-    # The ungated target needs no draft, so its time excludes the draft's, unless both ran concurrently.
+    # The ungated target needs no draft, so its time excludes the draft's.
     needs_draft = way.method != "target"
-    counted = needs_draft or way.overlap
-    total = np.array([1e3 * (r.times.total - (0.0 if counted else r.times.draft)) for r in records])
+    total = np.array([1e3 * (r.times.total - (0.0 if needs_draft else r.times.draft)) for r in records])
     sent = float(np.mean([record.decision.transmit for record in records]))
     bound = (costs["draft_ms"] if needs_draft else 0.0) + sent * (costs["link_ms"] + costs["target_ms"])
     blocks = _blocks(total)
     mean = mean_interval(blocks)
-    ahead = [record for record in records if record.sent_ahead]
     return {
         "method": way.method,
         "codec": way.codec,
-        "overlap": way.overlap,
         "transmission_rate": sent,
         "missed": sum(record.miss is not None for record in records),
-        "sent_ahead": len(ahead) / len(records),
-        "precision": float(np.mean([record.decision.transmit for record in ahead])) if ahead else None,
         "mean_ms": {"mean": mean.mean, "low": mean.low, "high": mean.high},
         "quantiles_ms": _quantiles(total),
         "bound_ms": bound,

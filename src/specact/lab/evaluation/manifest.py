@@ -24,10 +24,7 @@ from specact.lab.rollout.methods import load_method
 
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
 _ALONE = "every time is measured, with draft and target in one process and no link; the simulated world waits"
-_ACCOUNTED = (
-    "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper; "
-    "with overlap, link + target run beside the draft where the request left ahead"
-)
+_ACCOUNTED = "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper"
 
 
 def claim(out: Path, evaluation: Evaluation, bundle: AnyPair, env: str, command: str) -> dict[str, Any]:

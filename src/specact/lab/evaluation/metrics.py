@@ -39,16 +39,15 @@ def method_metrics(
         inferences, counted where skipped or missed;
         ``choice_efficiency`` see :func:`~specact.lab.statistics.choice_efficiency`;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
-        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
-        share of inferences whose request left before the draft was computed, precision (share of them that were
-        transmitted) and recall (share of the transmitted that had left ahead). Of other families, instead of what
-        concerns codes, the means over all inferences of ``distance``, and of chunk policies ``prefix``, see
-        :mod:`specact.lab.rollout.families`. Of token policies also the means over all inferences of ``passes`` and
-        ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the prefix; the share of verified
-        inferences that equal ``greedy`` decoding, the share of all that were ``compensated``, the mean ``tolerance``
-        [bins] and ``tail_error`` per dimension. Of flow policies the share of rounds that were ``full``, the share
-        that were full after a ``failed`` check, the mean number of ``accepted`` actions per check,
-        ``actions_per_round``, the mean ``deviation``, and the share of the cameras' tokens that were ``reused``.
+        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference.
+        Of other families, instead of what concerns codes, the means over all inferences of ``distance``, and of chunk
+        policies ``prefix``, see :mod:`specact.lab.rollout.families`. Of token policies also the means over all
+        inferences of ``passes`` and ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the
+        prefix; the share of verified inferences that equal ``greedy`` decoding, the share of all that were
+        ``compensated``, the mean ``tolerance`` [bins] and ``tail_error`` per dimension. Of flow policies the share of
+        rounds that were ``full``, the share that were full after a ``failed`` check, the mean number of ``accepted``
+        actions per check, ``actions_per_round``, the mean ``deviation``, and the share of the cameras' tokens that
+        were ``reused``.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _success_rate(outcomes["score"] > least) for least in success_at}
@@ -66,7 +65,6 @@ def method_metrics(
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
         "control_steps": actions,
         **step_metrics(steps, sends=sends),
-        "sent_ahead": _prefetch_quality(steps["sent_ahead"], sent),
         "latency": {
             "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
             "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
@@ -149,14 +147,6 @@ def _success_rate(counted: NDArray[np.bool_]) -> dict[str, float]:
     n, k = len(counted), int(counted.sum())
     interval = wilson(k, n)
     return {"n": n, "k": k, "rate": interval.mean, "low": interval.low, "high": interval.high}
-
-
-def _prefetch_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
-    return {
-        "share": float(ahead.mean()),
-        "precision": float(sent[ahead].mean()) if ahead.any() else None,
-        "recall": float(ahead[sent].mean()) if sent.any() else None,
-    }
 
 
 def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:

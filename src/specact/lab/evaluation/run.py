@@ -214,7 +214,6 @@ def _run_method(
                 timing.draft_s(name),
                 timing.target_s(name),
                 evaluation.offset,
-                evaluation.overlap,
                 timing.gate_s(name),
                 named=Named.of(bundle),
             )

@@ -19,7 +19,7 @@ STAGES = {
     "target": "#66a182",
     "finish": "#9aa0a6",
 }
-# Colour: method; solid line: our codec, dashed: the paper's; thin: without overlap.
+# Colour: method; solid line: our codec, dashed: the paper's.
 _METHODS = {"draft": "#30638e", "target": "#66a182", "hybrid": "#d1495b", "adahi": "#edae49"}
 
 
@@ -55,7 +55,7 @@ def _draw_stages(axes: Axes, result: dict[str, Any]) -> None:
     for stage, colour in STAGES.items():
         # The ungated target needs no draft.
         widths = np.array([
-            0.0 if stage == "draft" and way["method"] == "target" and not way["overlap"] else way["stages_ms"][stage]
+            0.0 if stage == "draft" and way["method"] == "target" else way["stages_ms"][stage]
             for way in result["ways"].values()
         ])  # fmt: skip
         axes.barh(names, widths, left=left, color=colour, label=stage, height=0.7)
@@ -79,7 +79,6 @@ def _draw_cdfs(axes: Axes, result: dict[str, Any], label: str, transform: Any) -
             where="post",
             color=_METHODS[way["method"]],
             linestyle="--" if way["codec"] == "json" else "-",
-            linewidth=1.8 if way["overlap"] else 0.9,
             label=name,
         )
     axes.set_xscale("log" if "per second" in label else "linear")

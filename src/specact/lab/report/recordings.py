@@ -104,7 +104,6 @@ def _inferences(recorded: Recorded) -> Table:
     rows: list[tuple[str, list[str]]] = [
         ("inferences", [f"{len(inferences):,}"]),
         ("transmitted", [f"{len(sent):,}, {len(sent) / len(inferences):.3f} of all"]),
-        ("ahead of the draft", [str(sum(each["sent_ahead"] for each in inferences))]),
         ("why", [_counted(Counter(each["reason"] for each in inferences))]),
         ("missed", [_counted(Counter(each["miss"] for each in inferences if each["miss"]))]),
         ("verified units", [f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE]),

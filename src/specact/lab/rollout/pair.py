@@ -11,7 +11,6 @@ from specact.families.flash.pair import FlashPair
 from specact.families.flash.verify import Round
 from specact.families.load import AnyPair
 from specact.gates.baseline import Always
-from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, EpisodeMetrics
@@ -35,7 +34,6 @@ class Pairing:
         draft_s: time of the draft's inference [s]; 0 for the ungated target, which needs no draft.
         target_s: time of the target's [s].
         verifier: factory that replaces the pair's own verifier.
-        ahead: whether requests are prefetched where the predictor decides so.
         late_for_s: with a number, the draft's chunk runs at once and the late verdict corrects the rest; see
             :class:`~specact.execution.verdicts.LateVerdicts`.
     """
@@ -45,7 +43,6 @@ class Pairing:
     draft_s: float
     target_s: float
     verifier: Callable[[Target[Any]], Verifier] | None = None
-    ahead: bool = False
     late_for_s: float | None = None
 
 
@@ -87,7 +84,6 @@ def run_pair(
         gate,
         drafter=TimedDrafter(pair.drafter, clock, pairing.draft_s),
         verifier=(pairing.verifier or pair.verifier)(remote),
-        prefetch=PrefetchPredictor(gate) if pairing.ahead else None,
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
         seed=seed,
         clock=clock,

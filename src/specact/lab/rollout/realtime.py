@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Literal
 
 from specact.families.load import AnyPair
-from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import linked, serving
@@ -81,7 +80,6 @@ class RealTime:
             gate,
             drafter=family.drafter(None),
             verifier=self._verifier(method, pair, family),
-            prefetch=PrefetchPredictor(gate) if shard.overlap else None,
             seed=shard.seed,
         )
         audit, world, results = family.audit(), SimulatedRobot(task), []

@@ -12,7 +12,6 @@ import numpy as np
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_named
-from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -55,7 +54,6 @@ class Shard:
         link: name of a link preset.
         draft_s, target_s: accounted time of a proposal, and of the target's inference [s].
         offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
-        overlap: whether requests are prefetched where the predictor decides so.
         gate_s: accounted time of a decision [s].
         learning: whether the step table also has the training columns, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
@@ -73,7 +71,6 @@ class Shard:
     draft_s: float
     target_s: float
     offset: Offset = "target"
-    overlap: bool = False
     gate_s: float = 0.0
     learning: bool = False
     named: Named = AS_STORED
@@ -184,7 +181,6 @@ def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: Simulat
         gate,
         drafter=TimedDrafter(family.drafter(draft), clock, shard.draft_s if method.waits_for_draft else 0.0),
         verifier=family.verifier(target),
-        prefetch=PrefetchPredictor(gate) if shard.overlap else None,
         seed=shard.seed,
         clock=clock,
     )

@@ -50,17 +50,8 @@ class Route:
         return lambda at: self.round_trip_s(at) + inference_s
 
 
-@dataclass
-class _Request:
-    """A request in flight: its step, its time, and its time on the link once that is drawn."""
-
-    address: StepAddress
-    sent_at: float
-    network: float | None = None
-
-
 class SimulatedTarget(Generic[A]):
-    """A :class:`~specact.verification.Target` over a route; prefetched requests overlap the draft's inference.
+    """A :class:`~specact.verification.Target` over a route; it never misses.
 
     Args:
         policy: the target.
@@ -71,52 +62,21 @@ class SimulatedTarget(Generic[A]):
 
     def __init__(self, policy: TargetPolicy[A], route: Route, clock: Clock, target_s: float) -> None:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
-        self._prefetched: _Request | None = None
-
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """See :class:`~specact.verification.Target`; always sends."""
-        self._prefetched = _Request(address, self._clock.now())
-        return True
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """See :class:`~specact.verification.Target`; never misses."""
-        request, self._prefetched = self._prefetched, None
-        if request is None or request.address != address:
-            request = _Request(address, self._clock.now())
-        return _PendingAnswer(self, window, request)
-
-    def network_s(self, request: _Request) -> float:
-        """Time on the link; drawn lazily."""
-        if request.network is None:
-            request.network = self._route.round_trip_s(request.sent_at)
-        return request.network
-
-    def remaining_s(self, request: _Request) -> float:
-        """Remaining time until the answer [s]; negative after its arrival."""
-        return request.sent_at + self.network_s(request) + self._target_s - self._clock.now()
-
-    def wait_for(self, window: Window, request: _Request) -> Answer[A]:
-        """Waits for the answer; each stage counts with the share of its time that was waited for."""
-        network, remaining = self.network_s(request), self.remaining_s(request)
-        # An answer that is there takes no time, not even a rounding error of it, in which a world would move.
-        waited = remaining if remaining > NOW_S else 0.0
+        """See :class:`~specact.verification.Target`."""
+        clock, sent_at = self._clock, self._clock.now()
+        network = self._route.round_trip_s(sent_at)
         took = network + self._target_s
-        self._clock.sleep(waited)
-        share = waited / took if took > 0.0 else 0.0
-        times = OffloadTimes(network=share * network, target=share * self._target_s)
-        return Answer(self._policy.answer(window, request.address), times)
 
+        def result() -> Answer[A]:
+            # Each stage counts with the share of its time that was waited for. An answer that is there takes no time,
+            # not even a rounding error of it, in which a world would move.
+            remaining = sent_at + took - clock.now()
+            waited = remaining if remaining > NOW_S else 0.0
+            clock.sleep(waited)
+            share = waited / took if took > 0.0 else 0.0
+            times = OffloadTimes(network=share * network, target=share * self._target_s)
+            return Answer(self._policy.answer(window, address), times)
 
-@dataclass(frozen=True)
-class _PendingAnswer(Generic[A]):
-    """A request to a simulated target."""
-
-    target: SimulatedTarget[A]
-    window: Window
-    request: _Request
-
-    def done(self) -> bool:
-        return self.target.remaining_s(self.request) <= NOW_S
-
-    def result(self) -> Answer[A]:
-        return self.target.wait_for(self.window, self.request)
+        return Pending(result, lambda: sent_at + took - clock.now() <= NOW_S)

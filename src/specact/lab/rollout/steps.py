@@ -35,7 +35,6 @@ _COMMON: dict[str, DTypeLike] = {
     "reason": np.int8,
     "score": np.float64,
     "origin": np.uint8,
-    "sent_ahead": np.bool_,
     **{f"{stage}_s": np.float64 for stage in ("draft", "gate", "finish", "encode", "network", "queue", "target")},
 }
 
@@ -44,8 +43,8 @@ class Audit(ABC):
     """Collects a step table, one row per inference; a subclass adds the columns of its family.
 
     Columns of every family: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in time),
-    ``reason`` (index into :data:`REASONS`), ``score``, ``origin`` of the first action, ``sent_ahead``, whether the
-    request was prefetched, and ``STAGE_s`` for each of :data:`STAGES`, its time, accounted or measured [s].
+    ``reason`` (index into :data:`REASONS`), ``score``, ``origin`` of the first action, and ``STAGE_s``
+    for each of :data:`STAGES`, its time, accounted or measured [s].
 
     Args:
         lessons: makes the training columns; None for a table without them.
@@ -65,7 +64,7 @@ class Audit(ABC):
             self._common.append(
                 (
                     address.episode, address.step, decision.transmit, record.miss is not None,
-                    REASONS.index(decision.reason), decision.score, record.origins[0], record.sent_ahead,
+                    REASONS.index(decision.reason), decision.score, record.origins[0],
                     times.draft, times.gate, times.finish,
                     offload.encode, offload.network, offload.queue, offload.target,
                 )

@@ -15,7 +15,7 @@ from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.pair import Drafter, FollowingDrafter
 from specact.rng import StepAddress
-from specact.types import Miss, Outcome, Proposal, StepRecord, value
+from specact.types import Outcome, Proposal, StepRecord
 from specact.verification import Pending, TargetPolicy
 
 A = TypeVar("A")
@@ -77,37 +77,15 @@ class TimedRounds:
     def __init__(self, verifier: FlashVerifier, clock: Clock, duration_s: Callable[[Round, float], float]) -> None:
         self._verifier, self._clock, self._duration_s = verifier, clock, duration_s
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Never sends."""
-        return False
-
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """The verifier's."""
-        return _TimedRound(self, self._verifier.submit(proposal, address), proposal.evidence.question.parts)
+        parts: FreqCached | None = proposal.evidence.question.parts
 
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """The verifier's: it never blocks."""
-        return self.submit(proposal, address)
+        def spend(outcome: Outcome) -> Outcome:
+            self._clock.sleep(self._duration_s(outcome.evidence, 0.0 if parts is None else parts.share))
+            return outcome
 
-    def spend(self, round_: Round, reused: float) -> None:
-        """Advances the clock by the time of a round."""
-        self._clock.sleep(self._duration_s(round_, reused))
-
-
-@value
-class _TimedRound:
-    rounds: TimedRounds
-    pending: Pending[Outcome]
-    parts: FreqCached | None
-
-    def done(self) -> bool:
-        return self.pending.done()
-
-    def result(self) -> Outcome | Miss:
-        outcome = self.pending.result()
-        if isinstance(outcome, Outcome):
-            self.rounds.spend(outcome.evidence, 0.0 if self.parts is None else self.parts.share)
-        return outcome
+        return self._verifier.submit(proposal, address).then(spend)
 
 
 class TimedGate(Gate):

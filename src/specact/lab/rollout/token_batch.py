@@ -9,11 +9,10 @@ import numpy as np
 from specact.clock import RealClock
 from specact.families.tokens.network import Tokens
 from specact.families.tokens.verify import TokenTarget, token_outcome
-from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.verification import Pending, is_valid, with_kept
+from specact.verification import Pending, checked
 
 
 class SharedClock(RealClock):
@@ -71,8 +70,8 @@ class TokenBatch:
             if sum(one.read) == len(one.read)
         }
         for request, one in zip(requests, decoded, strict=True):
-            outcome = with_kept(token_outcome(one, prefilled.policy, self._units, times), request.proposal)
-            request.outcome = outcome if is_valid(outcome.actions) else Miss("invalid", times)
+            outcome = token_outcome(one, prefilled.policy, self._units, times)
+            request.outcome = checked(outcome, request.proposal)
 
 
 class BatchVerifier:
@@ -86,36 +85,24 @@ class BatchVerifier:
     def __init__(self, batch: TokenBatch, clock: SharedClock) -> None:
         self._batch, self._clock = batch, clock
 
-    def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """True, and nothing is sent: draft and target share the processor."""
-        return True
-
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
-        request = _Request(self._batch, self._clock, proposal, address)
+        request = _Request(proposal, address)
         self._batch.add(request)
-        return request
 
-    def submit_now(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """See :class:`~specact.verification.Verifier`."""
-        return self.submit(proposal, address)
+        def result() -> Outcome | Miss:
+            started = self._clock.now()
+            if request.outcome is None:
+                self._batch.answer()
+            assert request.outcome is not None
+            self._clock.set(started + request.outcome.times.total)
+            return request.outcome
+
+        return Pending(result)
 
 
 @dataclass
 class _Request:
-    batch: TokenBatch
-    clock: SharedClock
     proposal: Proposal
     address: StepAddress
     outcome: Outcome | Miss | None = None
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Outcome | Miss:
-        started = self.clock.now()
-        if self.outcome is None:
-            self.batch.answer()
-        assert self.outcome is not None
-        self.clock.set(started + self.outcome.times.total)
-        return self.outcome
