@@ -51,7 +51,7 @@ from specact.tised.optima import best_alpha, fastest_overlap, most_successful_ov
 from specact.tised.prediction import fit_response, predict_success
 from specact.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord
-from specact.verification import Answer, LocalTarget, with_kept
+from specact.verification import Answer, LocalTarget, Pending, with_kept
 from specact.wire.dialect import VerifyingCodec
 from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
 from specact.wire.msgpack import decode, encode
@@ -203,47 +203,24 @@ def windows_of(spec: Any, seen: Any) -> list[Any]:
 
 @dataclass
 class Behind:
-    """A target behind a link of a virtual clock: ``took_s`` says how long each step's answer takes; infinite is a miss.
-
-    The requests in flight are answered in any order; ``done`` and ``result`` are those of the package's own targets.
-    """
+    """A target behind a link of a virtual clock: ``took_s`` says how long each step's answer takes; infinite is a miss."""
 
     policy: Any
     clock: VirtualClock
     took_s: Callable[[int], float]
     deadline_s: float = math.inf
 
-    def prefetch(self, window: Any, address: Any) -> bool:
-        return True
-
-    def submit(self, window: Any, address: Any) -> Any:
-        took = min(self.took_s(address.step), self.deadline_s)
+    def submit(self, window: Any, address: Any) -> Pending[Any]:
         missed = self.took_s(address.step) > self.deadline_s
-        return _Flight(self, window, address, self.clock.now(), took, missed)
+        arrives_s = self.clock.now() + min(self.took_s(address.step), self.deadline_s)
 
+        def result() -> Any:
+            waited = max(0.0, arrives_s - self.clock.now())
+            self.clock.sleep(waited)
+            times = OffloadTimes(network=waited)
+            return Miss("deadline", times) if missed else Answer(self.policy.answer(window, address), times)
 
-@dataclass
-class _Flight:
-    target: Behind
-    window: Any
-    address: Any
-    sent_s: float
-    took_s: float
-    missed: bool
-
-    def _left_s(self) -> float:
-        return self.sent_s + self.took_s - self.target.clock.now()
-
-    def done(self) -> bool:
-        return self._left_s() <= 1e-9
-
-    def result(self) -> Any:
-        waited = max(0.0, self._left_s())
-        self.target.clock.sleep(waited)
-        times = OffloadTimes(network=waited)
-        if self.missed:
-            return Miss("deadline", times)
-        return Answer(self.target.policy.answer(self.window, self.address), times)
+        return Pending(result, lambda: arrives_s - self.clock.now() <= 1e-9)
 
 
 def remote(
