@@ -203,7 +203,7 @@ def windows_of(spec: Any, seen: Any) -> list[Any]:
 
 @dataclass
 class Behind:
-    """A target behind a link of a virtual clock: ``took_s`` says how long each step's answer takes; infinite is a miss."""
+    """A target behind a link of a virtual clock: ``took_s`` says how long an answer takes; infinity is a miss."""
 
     policy: Any
     clock: VirtualClock
