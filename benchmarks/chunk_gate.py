@@ -19,7 +19,7 @@ from typing import Any
 import tyro
 from study import RESULTS, ROOT
 
-from specact.cli.demonstrations import held_out
+from specact.cli.offline import Demonstrations
 from specact.cli.output import progress_bars
 from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.head import HEAD
@@ -53,7 +53,7 @@ def main(data: Path, workers: int | None = None) -> None:
         if not (path / HEAD).is_file():
             train_head(pair, DISTANCE, collector(LESSONS, pool, update), path / "gate", update)
             shutil.rmtree(path / "gate")
-        demonstrations = held_out(pair, ROOT / "recipes" / "flow-pusht.toml", data, None)
+        demonstrations = Demonstrations(data, ROOT / "recipes" / "flow-pusht.toml").split(pair)[1]
         result["along demonstrations"] = {
             gate: calibrate_offline(
                 pair, BUNDLE_DEFAULTS.settings(gate, pair), RATE, demonstrations, pool, update, seed=SEED

@@ -1,16 +1,16 @@
 """Spec-VLA, KERV and HeiSD on our token policies: the tables and pictures of docs/tokens.md.
 
 Run: MUJOCO_GL=egl specact reproduce tokens --out STUDY, then python benchmarks/tokens.py STUDY
-With other policies on the same episodes, a chunk policy (specact eval --bundle metaworld-flow --methods full_1,full_2
+With other policies on the same episodes, a chunk policy (specact eval metaworld-flow --methods full_1,full_2
 --episodes 200 --seed 1 --shard 10 --out OTHERS/metaworld-flow), a smaller one (specact eval --bundle
 relocate-tokens-small --methods ar ... --out OTHERS/relocate-tokens-small), or one by regression (specact pair --draft
-relocate-regression --target relocate-regression --env relocate --out PAIR; specact eval --bundle PAIR --methods
+relocate-regression --target relocate-regression --env relocate --out PAIR; specact eval PAIR --methods
 target_on_device ... --out OTHERS/relocate-regression): ... STUDY --others OTHERS
 
 Keeps the summaries in benchmarks/results/tokens.json; a part that STUDY does not have stays as it was. Methods of the
-same policy on the same episodes may come from several runs (specact eval --bundle NAME --methods ... --episodes 200
+same policy on the same episodes may come from several runs (specact eval NAME --methods ... --episodes 200
 --seed 1 --shard 10 --out OTHER/NAME): ... STUDY OTHER. Contrasts and their correction are over all of them.
-With gates before a decoding (specact eval --bundle metaworld-tokens --draft metaworld-draft --decoding specvla
+With gates before a decoding (specact eval metaworld-tokens --draft metaworld-draft --decoding specvla
 --methods draft,hybrid,random,adahi,random_learned,learned ... --out GATED/metaworld-tokens): ... STUDY --gated GATED.
 """
 

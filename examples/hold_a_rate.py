@@ -45,5 +45,5 @@ print(f"\n{'gate':34s}  rate  success   ({EPISODES} other episodes)")
 for name, gate in gates.items():
     rate, success = drive(gate)
     print(f"{name:34s}  {rate:.2f}  {success:.2f}")
-print("\nThe command for this: specact calibrate --bundle ball --gate deviation --rate 0.4")
+print("\nThe command for this: specact calibrate ball --gate deviation --rate 0.4")
 print("Next: docs/gates.md, and specact run --hold, which holds a rate online without a calibration")

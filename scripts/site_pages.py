@@ -195,15 +195,13 @@ def commands() -> str:
 
 
 def _command(words: list[str]) -> list[str]:
-    import tyro
-
-    from specact.cli.main import load_verb
+    from specact.cli.main import parse
 
     out = io.TextIOWrapper(
         io.BytesIO(), encoding="utf-8", write_through=True
     )  # its encoding decides how frames are drawn
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        tyro.extras.subcommand_cli_from_dict({words[0]: load_verb(words[0])}, prog="specact", args=[*words, "--help"])
+        parse([*words, "--help-all"])
     # The usage, what it does, and the options without the frames around them.
     out.seek(0)
     usage, _, rest = out.read().partition("\n")

@@ -1,18 +1,14 @@
 """README and docs: links lead somewhere, tables have both their marks, and every command shown is one."""
 
-import functools
-import inspect
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 from specact import __version__
-from specact.cli.main import VERBS, load_verb
+from specact.cli import main as cli
 from specact.errors import ConfigError
 from specact.lab.report import cache, flow, tokens
 from specact.links.link import _MODIFIERS, LINKS
@@ -51,18 +47,8 @@ def _without_code(text: str) -> str:
 
 def parse(line: str) -> None:
     """Reads a command as ``specact`` would, and runs nothing."""
-
-    def silent(verb: Any) -> Callable[..., None]:
-        @functools.wraps(verb)
-        def nothing(*args: Any, **kwargs: Any) -> None:
-            inspect.signature(verb).bind(*args, **kwargs)
-
-        return nothing
-
-    arguments = shlex.split(line, comments=True)[1:]
-    verbs: Any = {name: silent(load_verb(name)) for name in VERBS}
     try:
-        tyro.extras.subcommand_cli_from_dict(verbs, prog="specact", args=arguments)
+        cli.parse(shlex.split(line, comments=True)[1:])
     except ConfigError as error:  # settings load what they name, and a reader's own modules are not here
         assert "there is no module 'my_" in str(error)
 

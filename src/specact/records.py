@@ -24,7 +24,7 @@ _NAMES = {"int": "a whole number", "float": "a number", "str": "a text", "bool":
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 WholeNumber = Annotated[int, Meta(ge=0, le=2**53)]
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # of a window, vector, codebook or chunk: products of two do not overflow
-Seed = Annotated[int, Meta(ge=0, lt=2**63)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]

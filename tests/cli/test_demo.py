@@ -10,13 +10,13 @@ import av
 import numpy as np
 import pytest
 
-from specact.cli.demo import FLOW, demo
+from specact.cli.demo import FLOW, Demo
 from specact.cli.report import report
 from specact.errors import ConfigError
 
 
 def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo("pusht-flow", episodes=1, out=tmp_path / "run", workers=1, json=True)
+    Demo("pusht-flow", episodes=1, out=tmp_path / "run", workers=1, json=True).run()
     told = json.loads(capsys.readouterr().out)
     assert tuple(told["methods"]) == FLOW
     assert told["methods"]["full"]["full"] == 1.0 > told["methods"]["flash"]["full"]
@@ -29,7 +29,7 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(tmp_path: Path, capsys: p
     os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
 )
 def test_a_pair_with_cameras_is_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo("metaworld", episodes=1, out=tmp_path / "run", workers=1)
+    Demo("metaworld", episodes=1, out=tmp_path / "run", workers=1).run()
     told = capsys.readouterr().out.replace("\n", "")
     assert f"film: {tmp_path / 'run' / 'film.webm'}" in told
     assert "first episode: in none" in told or "in which the draft failed and ADAHI succeeded" in told, "why this one"

@@ -33,7 +33,7 @@ main()
         (["demo"], "sim"),
         (["data", "generate", "--env", "ball", "--out", "OUT"], "sim"),
         (["train", "RECIPE", "--out", "OUT"], "train"),
-        (["train", "--distil", "ball", "--out", "OUT"], "train"),
+        (["distil", "ball", "--out", "OUT"], "train"),
         (["calibrate", "--bundle", "ball", "--out", "OUT"], "sim"),
         (["eval", "--bundle", "ball", "--out", "OUT"], "sim"),
         (["advise", "--bundle", "ball", "--budget-ms", "1"], "sim"),

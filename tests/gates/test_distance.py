@@ -125,7 +125,7 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_p
 def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -> None:
     assert learned.path is not None
     other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
-    with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*--offline where there is no sim"):
+    with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*specact offline calibrate"):
         GateChoices().settings("learned", other)
     give_head(tmp_path / "other", learned.path / HEAD)
     with pytest.raises(BundleError, match=r"they do not match; train it again with: .*--retrain"):
@@ -160,26 +160,23 @@ def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> Non
 
 
 def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_trained_on(tmp_path: Path) -> None:
-    from specact.cli.calibrate import CalibrateOptions, calibrate
+    from specact.cli.calibrate import GateOptions
+    from specact.cli.offline import Calibrate, Demonstrations
+    from specact.cli.options import Parts
 
     made = shown(20, 3)
     np.savez(tmp_path / "demos.npz", state=made.numbers("state"), action=made.action, episode_ends=made.ends)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('kind = "flow"\nbundle = "mine"\nrate_hz = 20.0\ndata = ["demos.npz"]\nheld_out = 0.4\n')
     make_pair(tmp_path / "pair", SMALL, LARGE, PairSettings(execute=2))
-    calibrate(
-        CalibrateOptions(
-            str(tmp_path / "pair"), gate="learned", rate=0.5, rounds=1, offline=True, recipe=recipe, data=tmp_path,
-            lessons=200, draft=SMALL, target=LARGE, workers=1, json=True,
-        )
-    )  # fmt: skip
+    parts = Parts(SMALL, LARGE)
+    options = GateOptions("learned", 0.5, 1, lessons=200, workers=1, json=True, parts=parts)
+    Calibrate(str(tmp_path / "pair"), Demonstrations(tmp_path, recipe), options).run()
     pair = load_pair(tmp_path / "pair", draft=SMALL, target=LARGE)
     assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
     assert not (tmp_path / "pair" / TRAINING).exists()
     with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
-        calibrate(
-            CalibrateOptions(str(tmp_path / "pair"), gate="learned_action", offline=True, draft=SMALL, target=LARGE)
-        )
+        Calibrate(str(tmp_path / "pair"), options=GateOptions("learned_action", parts=parts)).run()
 
 
 def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,12 +287,13 @@ def test_along_demonstrations_it_learns_from_a_draft_policy_alone(
 
 
 def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp_path: Path) -> None:
-    from specact.cli.calibrate import CalibrateOptions, calibrate
+    from specact.cli.calibrate import Calibrate, GateOptions
+    from specact.cli.options import Parts
 
     path, env, decoding = target
     folder = Path(shutil.copytree(path, tmp_path / "policy"))
-    options = CalibrateOptions(str(folder), env, rate=0.5, episodes=2, rounds=1, decoding=decoding, workers=1)
-    calibrate(options)
+    options = GateOptions(rate=0.5, rounds=1, parts=Parts(decoding=decoding), workers=1)
+    Calibrate(str(folder), options, env, episodes=2).run()
     assert [file.name for file in (folder / "calibration").iterdir()] == [f"deviation-0.50-{decoding}.json"]
     composed = load_pair(folder, decoding=decoding)
     assert isinstance(deciding_gate(composed, "deviation", 0.5, None), ActionDeviation)
@@ -307,7 +305,7 @@ def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp
     stopped = folder / TRAINING / TrainedFor.of(load_pair(folder)).pair
     stopped.mkdir(parents=True)
     (stopped / "head-0.safetensors").write_bytes(b"of another decoding")
-    calibrate(replace(options, gate="learned", lessons=60))
+    Calibrate(str(folder), replace(options, gate="learned", lessons=60), env, episodes=2).run()
     assert [one.name for one in (folder / TRAINING).iterdir()] == [stopped.name]
     assert TrainedFor.of(composed).decoding == decoding
     assert isinstance(deciding_gate(composed, "learned", 0.5, None), LearnedDistance)

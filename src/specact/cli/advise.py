@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from specact.cli.output import Flat, print_json, remarks, results
+from specact.cli.options import Flat
+from specact.cli.output import print_json, remarks, results
 from specact.errors import ConfigError, SpecactError
 from specact.ranges import NOT_NEGATIVE, POSITIVE, check_ranges
 
@@ -270,7 +271,7 @@ def _missing(
     of_codes, has_head = isinstance(pair, Bundle), has_fitting_head(pair)
     source = f"{options.bundle}{Named.of(pair).words}"
     if pair.path is not None and not has_head:
-        yield f"a learned gate: specact calibrate --bundle {source} --gate learned, then evaluate it"
+        yield f"a learned gate: specact calibrate {source} --gate learned, then evaluate it"
     if "target" not in here_ms:
         yield "the time of the target, which this bundle was exported without: give the complete one"
     known = {way.method for way in ways}
@@ -287,7 +288,7 @@ def _missing(
     wanted = [name for name in possible if name not in known]
     if wanted:
         yield (
-            f"success of {', '.join(wanted)}: specact eval --bundle {source} --methods {','.join(wanted)} "
+            f"success of {', '.join(wanted)}: specact eval {source} --methods {','.join(wanted)} "
             f"--rate 0.4 --out runs/{pair.name}-advice, then --runs runs/{pair.name}-advice"
         )
     most = max((way.episodes for way in ways), default=0)

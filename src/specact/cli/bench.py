@@ -13,8 +13,8 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from specact.cli.options import changed, refuse_unused
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
+from specact.cli.unused import changed, refuse_unused
 from specact.errors import ConfigError
 from specact.files import check_folder, write_json
 from specact.ranges import INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, check_ranges

@@ -3,214 +3,171 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specact.cli.options import changed, refuse_unused
-from specact.cli.output import Flat, print_json, progress_bars, remarks, results
+from tyro.conf import Positional
+
+from specact.cli.options import Flat, Parts, Rare, Verb
+from specact.cli.output import print_json, progress_bars, remark, say
 from specact.errors import unknown_name
 from specact.files import check_folder
 from specact.gates.settings import BUNDLE_DEFAULTS, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
+from specact.records import Count, InsideUnit, Seed, check_fields
 
 if TYPE_CHECKING:
     from specact.families.load import AnyPair
     from specact.gates.calibration import Calibration
     from specact.gates.settings import GateSettings
-    from specact.lab.data.distillation import DistillationData
     from specact.lab.rollout.distillation import Collect
 
 
 @dataclass(frozen=True)
-class CalibrateOptions:
-    """Pair, gate and data of a calibration.
+class GateOptions:
+    """A gate and its rate.
 
     Attributes:
-        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
-        env: environment, a name or MODULE:TASK; the bundle's own if not given.
-        gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
-            own.
-        rate: target share of inferences to transmit.
-        episodes: in a simulator: number of episodes per round, and for the held-out check.
-        rounds: number of rounds: of episodes of the gated policy, or with --offline along the demonstrations.
+        gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE.
+        rate: wanted share of inferences that ask the target.
+        rounds: thresholds that are tried, each on the states that the one before leads to.
         seed: random seed.
-        gates: settings that the papers do not specify.
-        offline: without a simulator, along demonstrations that were kept back in training.
-        recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
-        data: with --offline: folder that the recipe's data paths are relative to.
-        retrain: train a learned gate again, even if the bundle has one.
-        lessons: number of inferences to train a learned gate on, in each of two rounds; with --offline at most so many
-            steps, in one.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME, a .toml file, lerobot:PATH@HZ
-            or openpi:ws://HOST:PORT#FILE.toml; of a token or flow policy any of these, or a bundle of a policy.
-        target: of a pair of chunk policies likewise.
-        decoding: of a token or flow policy, see specact run --help: what it proposes and verifies.
-        out: folder for the calibration; the bundle's own if not given.
+        retrain: train a learned gate again, even if the pair has one.
+        lessons: inferences that a learned gate is trained on, in each of two rounds; along demonstrations, at most.
+        out: folder for the calibration; the pair's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
 
-    bundle: str
-    env: str | None = None
     gate: str = "deviation"
-    rate: float = 0.6
-    episodes: int = 40
-    rounds: int = 4
-    seed: int = 0
-    gates: GateChoices = BUNDLE_DEFAULTS
-    offline: bool = False
-    recipe: Path | None = None
-    data: Path | None = None
+    rate: InsideUnit = 0.6
+    rounds: Count = 4
+    seed: Seed = 0
     retrain: bool = False
-    lessons: int = 100_000
-    draft: str | None = None
-    target: str | None = None
-    decoding: str = ""
+    lessons: Count = 100_000
     out: Path | None = None
-    workers: int | None = None
+    workers: Count | None = None
     json: bool = False
+    parts: Rare[Parts] = field(default_factory=Parts)
+    gates: Rare[GateChoices] = BUNDLE_DEFAULTS
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def load(self, pair: str) -> AnyPair:
+        """The pair, if its gate can be calibrated and stored: before anything is rolled out or trained.
+
+        Raises:
+            ConfigError: for a gate that cannot be calibrated for this pair, or a folder that cannot be written.
+        """
+        from specact.gates.deciding import check_gate_options
+
+        check_gate_options(self.gates.gate_options, [self.gate])
+        if not load_gate(self.gate).calibrated:
+            raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
+        loaded = self.parts.load(pair)
+        gate_for(self.gate, loaded)
+        check_folder(self._folder(loaded))
+        return loaded
+
+    def settings(
+        self, pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], rounds: int = 2
+    ) -> GateSettings:
+        """The gate without its threshold; the head of a learned one is trained if it has to be."""
+        from specact.families.head import HEAD
+
+        if self.gate in LEARNED and (self.retrain or pair.path is None or not (pair.path / HEAD).exists()):
+            _train_head(pair, collect, update, self.seed, rounds)
+        return self.gates.settings(self.gate, pair)
+
+    def report(self, pair: AnyPair, made: Calibration) -> None:
+        """Stores a calibration, and prints it."""
+        from specact.lab.evaluation.calibrate import TOLERANCE
+
+        path, held_out = made.save(self._folder(pair)), made.held_out
+        if self.json:
+            print_json(asdict(made))
+            return
+        say(f"{self.gate} at rate {self.rate:g}: threshold {made.settings.threshold:.4g}")
+        rate, inferences, episodes = held_out["rate"], held_out["inferences"], held_out["episodes"]
+        say(f"held out: rate {rate:.3f} over {inferences} inferences of {episodes} episodes")
+        _print_model(made.model)
+        if abs(rate - self.rate) > TOLERANCE:
+            wanted = (
+                "the held-out rate is more than {TOLERANCE} away from the wanted one; use more --episodes or --rounds"
+            )
+            remark(wanted, warn=True)
+        say(f"written: {path}")
+
+    def _folder(self, pair: AnyPair) -> Path:
+        return self.out or Path(pair.path or ".") / "calibration"
 
 
-def calibrate(options: Flat[CalibrateOptions]) -> None:
+@dataclass(frozen=True)
+class Calibrate(Verb):
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
-    A learned gate is trained first if the bundle has none: on states of the gated policy, or with --offline along the
-    demonstrations that were trained on. Its head is written into the bundle.
+    A learned gate is trained first if the pair has none; its head is written into the pair's folder. Without a
+    simulator: specact offline calibrate. More options: --help-all.
     """
-    from specact.families.load import load_pair
-    from specact.gates.deciding import check_gate_options
 
-    gate = options.gate
-    if options.offline:
-        refuse_unused(changed(options, ["episodes"]), "is for a simulator; leave it out with --offline")
-    else:
-        refuse_unused(changed(options, ["recipe", "data"]), "is of demonstrations; add --offline, or leave it out")
-    if gate not in LEARNED:
-        refuse_unused(changed(options, ["lessons", "retrain"]), "is for a learned gate (--gate learned); leave it out")
-    check_gate_options(options.gates.gate_options, [gate])
-    if not load_gate(gate).calibrated:
-        raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
-    pair = load_pair(options.bundle, draft=options.draft, target=options.target, decoding=options.decoding)
-    gate_for(gate, pair)  # before a head is trained
-    folder = options.out or Path(pair.path or ".") / "calibration"
-    check_folder(folder)
-    made = (_along_demonstrations if options.offline else _in_simulation)(pair, options)
-    _print(made, gate, options.rate, folder, options.json)
+    pair: Positional[str]
+    """Path or name of a pair, or MODULE:NAME."""
+    options: Flat[GateOptions] = field(default_factory=GateOptions)
+    env: str | None = None
+    """Environment, a name or MODULE:TASK; the pair's own if not given."""
+    episodes: Count = 40
+    """Episodes per round, and for the check."""
 
+    def run(self) -> None:
+        from specact.lab.envs import env_of
+        from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+        from specact.lab.rollout.distillation import collector
+        from specact.lab.rollout.pool import Pool
 
-def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
-    from specact.lab.envs import env_of
-    from specact.lab.evaluation.calibrate import CalibrationRun
-    from specact.lab.evaluation.calibrate import calibrate as run
-    from specact.lab.rollout.distillation import collector
-    from specact.lab.rollout.pool import Pool
-
-    gate, world = options.gate, options.env or env_of(pair, None)
-    how = CalibrationRun(options.rate, options.episodes, options.rounds, options.seed)
-    total = options.episodes * (options.rounds + 2)
-    with progress_bars() as update, Pool(options.workers) as pool:
-        if _needs_training(pair, options):
-            roll = collector(options.lessons, pool, update, world, _gate_folder(pair) / "frames")
-            _train_gate_head(pair, roll, update, options.seed)
-        settings = options.gates.settings(gate, pair)
-        return run(
-            pair, settings, how, env=world, pool=pool, advance=lambda done: update(f"calibrating {gate}", done, total)
-        )
+        options = self.options
+        pair = options.load(self.pair)
+        world, total = self.env or env_of(pair, None), self.episodes * (options.rounds + 2)
+        how = CalibrationRun(options.rate, self.episodes, options.rounds, options.seed)
+        with progress_bars() as update, Pool(options.workers) as pool:
+            collect = collector(options.lessons, pool, update, world, training_folder(pair) / "frames")
+            made = calibrate(
+                pair, options.settings(pair, collect, update), how, env=world, pool=pool,
+                advance=lambda done: update(f"calibrating {options.gate}", done, total),
+            )  # fmt: skip
+        options.report(pair, made)
 
 
-def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibration:
-    from specact.cli.demonstrations import split_demonstrations
-    from specact.lab.evaluation.offline import calibrate_offline
-    from specact.lab.rollout.pool import Pool
-
-    trained_on, shown = split_demonstrations(pair, options.recipe, options.data, options.env)
-    with progress_bars() as update, Pool(options.workers) as pool:
-        if _needs_training(pair, options):
-            from specact.lab.train.teacher import lessons_along
-
-            count = min(options.lessons, trained_on.steps)
-
-            def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
-                return lessons_along(
-                    pair, trained_on, count, _gate_folder(pair) / "frames",
-                    lambda done: update("lessons", done, count), seed=options.seed,
-                )  # fmt: skip
-
-            _train_gate_head(pair, along, update, options.seed, rounds=1)
-        wanted = options.gates.settings(options.gate, pair)
-        return calibrate_offline(
-            pair, wanted, options.rate, shown, pool, update, rounds=options.rounds, seed=options.seed
-        )
-
-
-def _print(made: Calibration, gate: str, rate: float, folder: Path, json: bool) -> None:
-    from specact.lab.evaluation.calibrate import TOLERANCE
-
-    path = made.save(folder)
-    if json:
-        print_json(asdict(made))
-        return
-    model = made.model
-    results.print(f"{gate} at rate {rate:g}: threshold {made.settings.threshold:.4g}", highlight=False)
-    results.print(
-        f"held out: rate {made.held_out['rate']:.3f} over {made.held_out['inferences']} inferences of "
-        f"{made.held_out['episodes']} episodes",
-        highlight=False,
-    )
-    if "linear" in model:
-        _print_rejection_model(model)
-    else:
-        results.print(
-            f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps",
-            highlight=False,
-        )
-    if abs(made.held_out["rate"] - rate) > TOLERANCE:
-        remarks.print(
-            f"the held-out rate is more than {TOLERANCE} away from the one asked for; use more --episodes or --rounds",
-            style="yellow",
-        )
-    results.print(f"written: {path}", highlight=False)
-
-
-def _print_rejection_model(model: dict[str, Any]) -> None:
-    for form in ("linear", "logarithmic"):
-        fit = model[form]
-        results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
-    results.print(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps", highlight=False)
-    if model["linear"]["slope"] < 0:
-        remarks.print(
-            "the slope is negative: this gate transmits steps that the target would have accepted", style="yellow"
-        )
-
-
-def _needs_training(pair: AnyPair, options: CalibrateOptions) -> bool:
-    """Whether this is a learned gate whose head has to be trained first."""
-    from specact.families.head import HEAD
-
-    return options.gate in LEARNED and (options.retrain or pair.path is None or not (pair.path / HEAD).exists())
-
-
-def _gate_folder(pair: AnyPair) -> Path:
+def training_folder(pair: AnyPair) -> Path:
     """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
     from specact.families.head import TRAINING, TrainedFor
 
     return Path(pair.path or ".") / TRAINING / "-".join(filter(None, vars(TrainedFor.of(pair)).values()))
 
 
-def _train_gate_head(
-    pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int = 2
+def _train_head(
+    pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int
 ) -> None:
-    """Trains the pair's head."""
     from specact.families.codes.bundle import Bundle
     from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
-    recipe = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE
-    folder = _gate_folder(pair)
+    recipe, folder = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE, training_folder(pair)
     metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, folder, update)
     shutil.rmtree(folder)
     with suppress(OSError):  # another head is being trained, or was stopped
         folder.parent.rmdir()
-    numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-    remarks.print(f"head, held out: {numbers}", highlight=False)
+    remark("head, held out: " + "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+
+
+def _print_model(model: dict[str, Any]) -> None:
+    """What the scores say of rejections, or of the distance to the target."""
+    if "linear" not in model:
+        say(f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps")
+        return
+    for form in ("linear", "logarithmic"):
+        say(f"{form} rejection model: slope {model[form]['slope']:+.3g}, R² {model[form]['r2']:.2f}")
+    say(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps")
+    if model["linear"]["slope"] < 0:
+        remark("the slope is negative: this gate asks where the target would have accepted the draft", warn=True)

@@ -1,4 +1,4 @@
-"""``specact data info`` describes demonstrations; ``generate`` and ``from-recording`` make some."""
+"""``specact data`` describes demonstrations, and makes some with a scripted expert or of recordings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from tyro.conf import Positional
 
-from specact.cli.options import changed, refuse_unused
-from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.cli.options import Flat, Verb
+from specact.cli.output import print_json, print_rows, progress_bars, remark, say
 from specact.errors import ConfigError
 from specact.files import check_folder
+from specact.records import Count, NotNegative, Seed, WholeNumber, check_fields
 
 if TYPE_CHECKING:
     from specact.lab.data.episodes import Episodes
@@ -20,13 +22,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Verb):
     """Describe demonstrations and warn of problems for training."""
 
-    path: tyro.conf.Positional[Path]
+    path: Positional[Path]
     """npz file, zarr replay buffer, LeRobot dataset folder (v2.1, v3.0), or robomimic HDF5 file."""
     recipe: Path | None = None
-    """A recipe: show the data as it reads them, in its environment's terms, and what each of its policies sees."""
+    """Recipe: show the data as it reads them, in its environment's terms, and what each of its policies sees."""
     json: bool = False
     """Print the description as JSON."""
 
@@ -34,115 +36,113 @@ class Info:
         from specact.lab.data.info import describe
         from specact.lab.data.readers import read
 
-        episodes, seen = (read(self.path), {}) if self.recipe is None else self._as_the_recipe_reads_them(self.recipe)
-        description = describe(episodes, self.path)
+        episodes, seen = (read(self.path), {}) if self.recipe is None else _as_read(self.recipe, self.path)
+        found = describe(episodes, self.path).as_dict()
         if self.json:
             policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
-            print_json(description.as_dict() | policies)
+            print_json(found | policies)
             return
-        for name, value in description.as_dict().items():
-            if name != "warnings":
-                results.print(f"{name:18} {_format_value(value)}", highlight=False, soft_wrap=True)
+        warnings = found.pop("warnings")
+        print_rows({name: _format_value(value) for name, value in found.items()}, 18)
         for who, spec in seen.items():
             fields = ", ".join(f"{name} {_format_field(field)}" for name, field in spec.fields.items())
-            results.print(f"policy {who:11} sees {fields}", highlight=False, soft_wrap=True)
-        for warning in description.warnings:
-            remarks.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
-
-    def _as_the_recipe_reads_them(self, path: Path) -> tuple[Episodes, dict[str, ObservationSpec]]:
-        from specact.lab.data.generate import demonstrations
-        from specact.lab.envs import load_task
-        from specact.lab.train.chunk_recipe import load_any_recipe
-        from specact.lab.train.windows import observation_of
-
-        recipe, policies = load_any_recipe(path)
-        task = None if recipe.env is None else load_task(recipe.env)
-        made = demonstrations(
-            task, [self.path], 0, 0.0, recipe.seed, sources=recipe.observations, rate_hz=recipe.rate_hz
-        )
-        seen = {who: observation_of(policy, recipe, made, f"policy {who!r}") for who, policy in policies.items()}
-        return made, seen
+            say(f"policy {who:11} sees {fields}")
+        for warning in warnings:
+            remark(f"warning: {warning}", warn=True)
 
 
-@dataclass(frozen=True)
-class Generate:
-    """Generate demonstrations with a scripted expert; a folder is recorded on several processes, and resumes."""
+@dataclass(frozen=True, kw_only=True)
+class Expert:
+    """Demonstrations of a scripted expert."""
 
     env: str
-    """A task with a scripted expert: ball, ball-chase, swarm, peg, metaworld or one of its tasks (metaworld/reach-v3),
-    or MODULE:TASK for one of your own."""
-    out: Path
-    """What to write: an .npz file, or a folder for a LeRobot dataset (v3.0) with camera frames and instructions."""
-    episodes: int = 200
+    """Task with an expert: ball, ball-chase, swarm, peg, metaworld, one of its tasks (metaworld/reach-v3), or
+    MODULE:TASK."""
+    episodes: Count = 200
     """Successful episodes to keep; of a suite, of each of its tasks."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed."""
-    noise: float = 0.0
-    """Standard deviation of bursts of noise on executed actions. Recorded actions are the expert's."""
-    pixels: int = 64
-    """Height and width of the frames of each camera, in a folder; 0 for no frames."""
-    privileged: bool = False
-    """In a folder: also record what only the simulator knows, such as the positions of objects (privileged.*), for
-    auxiliary in recipes."""
-    workers: int | None = None
-    """Processes that record a folder; as many as there are processors if not given."""
+    noise: NotNegative = 0.0
+    """Standard deviation of bursts of noise on executed actions; recorded actions are the expert's."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Verb):
+    """Generate demonstrations with a scripted expert, as arrays without camera frames."""
+
+    expert: Flat[Expert]
+    out: Path
+    """The .npz file."""
     json: bool = False
     """Print the counts as JSON."""
 
     def run(self) -> None:
-        if self.out.suffix not in ("", ".npz"):
-            raise ConfigError(f"--out must be a .npz file, or a folder whose name has no dot, got {self.out}")
-        if self.out.suffix:
-            refuse_unused(
-                changed(self, ["pixels", "privileged", "workers"]),
-                "is for a folder; leave it out, or name a folder with --out",
-            )
-        check_folder(self.out.parent)
-        counts = {"path": str(self.out), **(self._file() if self.out.suffix else self._folder())}
-        if self.json:
-            print_json(counts)
-            return
-        results.print(
-            f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {self.out}",
-            highlight=False,
-        )
-        for name, task in counts.get("tasks", {}).items():
-            results.print(f"{name:40} {task['kept']} of {task['tried']}", highlight=False)
-
-    def _file(self) -> dict[str, Any]:
         from specact.lab.data.generate import generate, save
         from specact.lab.envs import load_task
 
-        task = load_task(self.env)
+        if self.out.suffix != ".npz":
+            raise ConfigError(f"--out must be an .npz file, got {self.out}; for a folder type specact data record")
+        check_folder(self.out.parent)
+        expert = self.expert
+        task = load_task(expert.env)
         if task.tasks:
             raise ConfigError(
-                f"demonstrations of {task.name} have instructions, which an .npz file does not hold; name a folder, "
-                f"such as --out {self.out.with_suffix('')}"
+                f"demonstrations of {task.name} have instructions, which an .npz file does not hold; "
+                f"type specact data record --out {self.out.with_suffix('')}"
             )
         with progress_bars() as update:
             made = generate(
-                task, self.episodes, self.seed, self.noise, lambda done: update("demonstrations", done, self.episodes)
-            )
+                task, expert.episodes, expert.seed, expert.noise,
+                lambda done: update("demonstrations", done, expert.episodes),
+            )  # fmt: skip
         save(self.out, made.episodes)
-        return {"kept": len(made.episodes), "tried": made.tried, "steps": made.episodes.steps}
+        counts = {"kept": len(made.episodes), "tried": made.tried, "steps": made.episodes.steps}
+        _print_counts({"path": str(self.out)} | counts, self.json)
 
-    def _folder(self) -> dict[str, Any]:
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Verb):
+    """Record a scripted expert's demonstrations as a LeRobot dataset (v3.0), on several processes; resumes."""
+
+    expert: Flat[Expert]
+    out: Path
+    """The dataset's folder."""
+    pixels: WholeNumber = 64
+    """Height and width of the frames of each camera; 0 for no frames."""
+    privileged: bool = False
+    """Also record what only the simulator knows (privileged.*), for auxiliary in recipes."""
+    workers: Count | None = None
+    """Processes; one per core if not given."""
+    json: bool = False
+    """Print the counts as JSON."""
+
+    def run(self) -> None:
         from specact.lab.data.record import Order, record
         from specact.lab.rollout.pool import Pool
 
-        order = Order(self.env, self.seed, self.noise, self.pixels, self.privileged)
+        if self.out.suffix:
+            raise ConfigError(f"--out must be a folder whose name has no dot, got {self.out}")
+        check_folder(self.out)
+        expert = self.expert
+        order = Order(expert.env, expert.seed, expert.noise, self.pixels, self.privileged)
         with Pool(self.workers) as pool, progress_bars() as update:
-            made = record(order, self.out, self.episodes, pool.each, partial(update, "demonstrations"))
-        tasks = {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept}
-        kept, tried = sum(made.kept.values()), sum(made.tried.values())
-        return {"kept": kept, "tried": tried, "steps": made.steps, "tasks": tasks}
+            made = record(order, self.out, expert.episodes, pool.each, partial(update, "demonstrations"))
+        counts = {
+            "path": str(self.out), "kept": sum(made.kept.values()), "tried": sum(made.tried.values()),
+            "steps": made.steps,
+            "tasks": {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept},
+        }  # fmt: skip
+        _print_counts(counts, self.json)
 
 
 @dataclass(frozen=True)
-class FromRecording:
+class FromRecording(Verb):
     """Convert recordings of specact run --record to a LeRobot dataset (v3.0), for training."""
 
-    recordings: tyro.conf.Positional[tuple[Path, ...]]
+    recordings: Positional[tuple[Path, ...]]
     """MCAP files, of the same observations and control rate."""
     out: Path
     """The dataset's folder."""
@@ -165,23 +165,40 @@ class FromRecording:
         if self.json:
             print_json(counts)
             return
-        results.print(
+        say(
             f"{counts['episodes']} episodes ({written.steps} steps): {self.out}; {made.left_out} steps left out, "
-            f"{made.cut} episodes begin after a gap",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"{made.cut} episodes begin after a gap"
+        )
 
 
-def data(
-    action: Annotated[
-        Annotated[Info, tyro.conf.subcommand("info")]
-        | Annotated[Generate, tyro.conf.subcommand("generate")]
-        | Annotated[FromRecording, tyro.conf.subcommand("from-recording")],
-        tyro.conf.arg(name=""),  # otherwise the words would be "action:info" and "--action.json"
-    ],
-) -> None:
-    """Describe or generate demonstrations, or make them of recordings."""
-    action.run()
+Data = (
+    Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Record, tyro.conf.subcommand("record")]
+    | Annotated[FromRecording, tyro.conf.subcommand("from-recording")]
+)
+
+
+def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationSpec]]:
+    """Demonstrations as a recipe reads them, and what each of its policies sees."""
+    from specact.lab.data.generate import demonstrations
+    from specact.lab.envs import load_task
+    from specact.lab.train.chunk_recipe import load_any_recipe
+    from specact.lab.train.windows import observation_of
+
+    wanted, policies = load_any_recipe(recipe)
+    task = None if wanted.env is None else load_task(wanted.env)
+    made = demonstrations(task, [path], 0, 0.0, wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz)
+    seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in policies.items()}
+    return made, seen
+
+
+def _print_counts(counts: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(counts)
+        return
+    say(f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {counts['path']}")
+    print_rows({name: f"{task['kept']} of {task['tried']}" for name, task in counts.get("tasks", {}).items()}, 40)
 
 
 def _format_field(field: Field) -> str:

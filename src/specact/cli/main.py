@@ -3,31 +3,99 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import tyro
 
 from specact import __version__
-from specact.cli.output import print_error
-from specact.errors import SpecactError
+from specact.cli.output import print_error, results
+from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.extras import missing_extra
 from specact.interrupts import Interrupted
 
-# Modules of this package, each with a function of its own name.
-VERBS = (
-    "demo", "data", "train", "calibrate", "eval", "report", "reproduce", "tised", "export", "pair", "split", "doctor",
-    "serve", "run", "proxy", "bench", "advise",
-)  # fmt: skip
+# Verb: what it does. The verb NAME is the class or union `NAME.title()` of the module NAME.
+VERBS = {
+    "demo": "compare draft, target, hybrid, random and ADAHI on simulated episodes",
+    "run": "drive a robot with a pair: the draft acts, a gate decides when the server's target is asked",
+    "serve": "serve a target to robots",
+    "doctor": "report extras, inference times, and the latency of a server",
+    "proxy": "relay a connection like a slow link",
+    "netem": "shape a network device like a slow link",
+    "data": "describe or generate demonstrations, or make them of recordings",
+    "train": "train the policies of a recipe",
+    "distil": "train a pair's draft on its target's answers",
+    "pair": "make a pair of two chunk policies",
+    "export": "copy a bundle to where it will be used",
+    "split": "cut a target into stages, for server and device",
+    "calibrate": "find a gate's threshold for a rate",
+    "eval": "run methods side by side on the same episodes",
+    "offline": "calibrate and compare along demonstrations, without a simulator",
+    "report": "make one page of evaluations and recordings",
+    "reproduce": "run a paper's study",
+    "tised": "ask what a faster step does to the task",
+    "bench": "measure steps over a link, or a server",
+    "advise": "recommend what to run on a device",
+}
 # Verbs that resume in their output folder.
-RESUMED = ("train", "eval", "reproduce", "tised")
+RESUMED = ("train", "distil", "eval", "reproduce", "tised")
+# What earlier versions had: a verb, an option of a verb, or of any verb; and what to type now.
+OLD = {
+    "calibrate --offline": "specact offline calibrate",
+    "eval --offline": "specact offline eval",
+    "train --distil": "specact distil PAIR; with a recipe, --teacher SOURCE",
+    "proxy --netem": "specact netem DEVICE",
+}
+# Verbs whose first word is a name that earlier versions took as an option.
+_NAMED = {"demo", "doctor", "calibrate", "eval"}
 
 
-def load_verb(name: str) -> Callable[..., None]:
-    """The function that parses the options of a verb, and runs it."""
-    own = "eval_" if name == "eval" else name
-    verb: Callable[..., None] = getattr(import_module(f"specact.cli.{own}"), own)
-    return verb
+def load_verb(name: str) -> Any:
+    """The options of a verb: a class, or a union of classes, each with a method ``run``.
+
+    Raises:
+        ConfigError: for an unknown verb.
+    """
+    if name not in VERBS:
+        raise unknown_name("command", name, VERBS)
+    module = import_module(f"specact.cli.{name}")
+    return getattr(module, name.title(), None) or _deferred(getattr(module, name))
+
+
+def _deferred(verb: Callable[..., None]) -> Callable[..., Any]:
+    """A verb that is still a function, as one whose options are read before it runs."""
+
+    @wraps(verb)
+    def read(*given: Any, **options: Any) -> Any:
+        return SimpleNamespace(run=partial(verb, *given, **options))
+
+    return read
+
+
+def parse(words: Sequence[str]) -> Any:
+    """Reads a command, and runs nothing.
+
+    Args:
+        words: the verb and its options.
+
+    Raises:
+        ConfigError: for an unknown verb, one of earlier versions, or a value that is not allowed.
+        SystemExit: for an unknown option, or after the help.
+    """
+    verb, *given = words
+    options = load_verb(verb)
+    for word in given:
+        if now := OLD.get(f"{verb} {word.partition('=')[0]}"):
+            raise ConfigError(f"specact {verb} no longer has {word}; type {now}")
+    if verb in _NAMED and "--bundle" in given:  # still read
+        at = given.index("--bundle")
+        given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
+    given = ["--help" if word == "--help-all" else word for word in given]
+    markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
+    return tyro.cli(options, prog=f"specact {verb}", args=given, config=markers)
 
 
 def main() -> None:
@@ -35,32 +103,36 @@ def main() -> None:
 
     A verb that a signal ended has the exit status 128 plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
     """
-    if sys.argv[1:] == ["--version"]:
-        print(f"specact {__version__}")
-        return
-    asked = [word for word in sys.argv[1:2] if word in VERBS]
+    words = sys.argv[1:]
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {name: load_verb(name) for name in asked or VERBS},
-            prog="specact",
-            description="Speculative action inference: a small policy acts, a gate decides when to query a large one. "
-            "specact --version prints the version.",
-        )
+        if words == ["--version"]:
+            print(f"specact {__version__}")
+        elif not words or words[0] in ("-h", "--help", "--help-all"):
+            _print_verbs()
+        else:
+            parse(words).run()
     except SpecactError as error:
-        print_error("; ".join([str(error), *getattr(error, "__notes__", [])]))
-        sys.exit(2)
+        _fail(str(error), error, 2)
     except Interrupted as error:
-        print_error("; ".join([f"ended by {error}", *_resume_hint(), *getattr(error, "__notes__", [])]))
-        sys.exit(error.exit_status)
+        _fail("; ".join([f"ended by {error}", *_resume_hint()]), error, error.exit_status)
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
             raise
-        print_error(str(missing))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print_error("; ".join(["stopped", *_resume_hint()]))
-        sys.exit(130)
+        _fail(str(missing), missing, 2)
+    except KeyboardInterrupt as error:
+        _fail("; ".join(["stopped", *_resume_hint()]), error, 130)
+
+
+def _print_verbs() -> None:
+    results.print("usage: specact VERB [OPTIONS]; specact VERB --help, specact --version\n", highlight=False)
+    for verb, does in VERBS.items():
+        results.print(f"  {verb:10} {does}", highlight=False)
+
+
+def _fail(message: str, error: BaseException, status: int) -> NoReturn:
+    print_error("; ".join([message, *getattr(error, "__notes__", [])]))
+    sys.exit(status)
 
 
 def _resume_hint() -> list[str]:

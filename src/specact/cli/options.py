@@ -1,36 +1,115 @@
-"""Refusal of options that would have no effect, so that none is silently ignored."""
+"""How a verb declares its options: a frozen dataclass, whose annotations are their ranges."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
 
 from specact.errors import ConfigError
+from specact.records import check_fields
+
+if TYPE_CHECKING:
+    import ssl
+
+    from specact.families.load import AnyPair
+
+T = TypeVar("T")
+
+# `--help` leaves out what few need; `--help-all` shows it.
+_BRIEF = bool({"-h", "--help"} & set(sys.argv))
+_IF_ASKED: Any = tyro.conf.Suppress if _BRIEF else tyro.conf.OmitArgPrefixes
+
+# A field whose own fields are options of the verb.
+Flat = Annotated[T, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
+# The same, for options that only `--help-all` shows.
+Rare = Annotated[T, tyro.conf.arg(name=""), _IF_ASKED]
+# A list of names as one word.
+Names = Annotated[
+    tuple[str, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME,...",
+        instance_from_str=lambda words: tuple(name.strip() for name in words[0].split(",") if name.strip()),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda names: [",".join(names)],
+    ),
+]
 
 
-def refuse_unused(given: Mapping[str, bool], why: str) -> None:
-    """Refuses the first option that was given although it has no effect.
-
-    Args:
-        given: whether each option was given, by its name.
-        why: the rest of the sentence that begins with the option: what it is for, and what to do instead.
+@dataclass(frozen=True)
+class Verb(ABC):
+    """A verb of the command line: its fields are its options, its docstring is its help.
 
     Raises:
-        ConfigError: if one was given.
+        ConfigError: for an option that its annotation does not allow.
     """
-    for name, is_given in given.items():
-        if is_given:
-            raise ConfigError(f"--{name.replace('_', '-')} {why}")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abstractmethod
+    def run(self) -> None:
+        """Does it."""
 
 
-def changed(options: object, names: Iterable[str] | None = None) -> dict[str, bool]:
-    """Whether fields of a dataclass instance differ from their defaults, by name.
+@dataclass(frozen=True)
+class Parts:
+    """What a pair is made of, where it does not say so itself.
 
-    An option that was given with its default value counts as not given.
-
-    Args:
-        options: the instance.
-        names: of the fields; all if not given.
+    Attributes:
+        draft: draft of a pair of chunk policies, of a token policy or of a flow policy: a bundle, MODULE:NAME, a .toml
+            file, lerobot:PATH@HZ or openpi:ws://HOST:PORT#FILE.toml.
+        target: target of a pair of chunk policies, or the flow policy of FLASH's block, likewise.
+        decoding: how chunks of a token policy (docs/tokens.md) or a flow policy (docs/flash.md) are drafted and
+            verified, such as specvla, kerv or flash.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}  # type: ignore[arg-type]
-    return {name: getattr(options, name) != defaults[name] for name in (defaults if names is None else names)}
+
+    draft: str | None = None
+    target: str | None = None
+    decoding: str = ""
+
+    def load(self, name: str) -> AnyPair:
+        """The pair of this name; errors as of :func:`~specact.families.load.load_pair`."""
+        from specact.families.load import load_pair
+
+        return load_pair(name, draft=self.draft, target=self.target, decoding=self.decoding)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a server wants to see.
+
+    Attributes:
+        token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
+        ca: PEM file of the authority that signed the server's certificate, for wss.
+    """
+
+    token_file: Path | None = None
+    ca: Path | None = None
+
+    @property
+    def token(self) -> str | None:
+        """The token from the file, else from SPECACT_TOKEN, else None; never from the command line, which others see.
+
+        Raises:
+            ConfigError: if the file cannot be read.
+        """
+        if self.token_file is None:
+            return os.environ.get("SPECACT_TOKEN") or None
+        try:
+            return self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read a token from {self.token_file}: {error}") from None
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The context for a certificate of one's own authority; None for the system's authorities."""
+        from specact.remote.transport import tls_context
+
+        return tls_context(self.ca)

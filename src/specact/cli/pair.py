@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import tyro
-
-from specact.cli.output import print_json, results
-from specact.families.chunks.folder import PairSettings
-
-_DEFAULTS = PairSettings()
+from specact.cli.options import Flat, Verb
+from specact.cli.output import print_json, say
+from specact.families.chunks.folder import PairSettings, make_pair
 
 
-def pair(
-    draft: str,
-    target: str,
-    out: Path,
-    settings: tyro.conf.OmitArgPrefixes[PairSettings] = _DEFAULTS,
-    json: bool = False,
-) -> None:
-    """Make a pair of two chunk policies: a folder that calibrate, eval, serve and run take as their bundle.
+@dataclass(frozen=True, kw_only=True)
+class Pair(Verb):
+    """Make a pair of two chunk policies: a folder that run, serve, calibrate and eval take.
 
-    A policy is a flow bundle, BUNDLE#draft or BUNDLE#target of a pair of action codes, a .toml file that describes an
-    ONNX file, lerobot:PATH@HZ for what LeRobot saved and its control rate, openpi:ws://HOST:PORT#FILE.toml for a policy
-    on a server of openpi's protocol, or MODULE:NAME. The last four have to be named again, with --draft or --target,
-    whenever the pair is used.
-
-    Args:
-        draft: the small policy, on the robot.
-        target: the large policy.
-        out: folder to create.
-        json: print name, fingerprint and executed actions as JSON.
+    A policy is a bundle, BUNDLE#draft or BUNDLE#target of a pair of action codes, a .toml file that describes an ONNX
+    file, lerobot:PATH@HZ for what LeRobot saved, openpi:ws://HOST:PORT#FILE.toml for a policy on an openpi server, or
+    MODULE:NAME. The last four are named again, with --draft or --target, whenever the pair is used.
     """
-    from specact.families.chunks.folder import make_pair
 
-    made = make_pair(out, draft, target, settings)
-    if json:
-        print_json({"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute})
-        return
-    results.print(
-        f"{out}: draft {draft}, target {target}, {made.execute} of {made.target_spec.chunk} actions executed per chunk",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    draft: str
+    """The small policy, on the robot."""
+    target: str
+    """The large policy."""
+    out: Path
+    """Folder to create."""
+    settings: Flat[PairSettings] = field(default_factory=PairSettings)
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        made = make_pair(self.out, self.draft, self.target, self.settings)
+        if self.json:
+            print_json({"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute})
+            return
+        say(
+            f"{self.out}: draft {self.draft}, target {self.target}, {made.execute} of {made.target_spec.chunk} actions "
+            "executed per chunk"
+        )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from specact.cli.options import refuse_unused
 from specact.cli.output import command_line, progress_bars, remarks, results
 from specact.cli.report import report
+from specact.cli.unused import refuse_unused
 from specact.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from specact.cli.driving import Plan, drive
-from specact.cli.options import changed, refuse_unused
-from specact.cli.output import Flat
+from specact.cli.options import Flat
 from specact.cli.serve import read_token
+from specact.cli.unused import changed, refuse_unused
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution, Kind
 from specact.execution.verdicts import WAIT, LateVerdicts

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specact.cli.options import refuse_unused
 from specact.cli.output import remarks
+from specact.cli.unused import refuse_unused
 from specact.errors import ConfigError
 
 

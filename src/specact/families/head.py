@@ -30,15 +30,15 @@ def head_file(pair: LoadedPair[Any]) -> Path:
     file = None if pair.path is None else pair.path / HEAD
     if file is None or not file.is_file():
         raise ConfigError(
-            f"{pair.name!r} has no learned gate; train one with: {calibrate_command(pair)}, with --offline where there "
-            "is no simulator"
+            f"{pair.name!r} has no learned gate; train one with: {calibrate_command(pair)}, or with specact offline "
+            "calibrate where there is no simulator"
         )
     return file
 
 
 def calibrate_command(pair: LoadedPair[Any], gate: str = "learned") -> str:
     """The command that calibrates a gate of a pair, with the draft, target and decoding that it was loaded with."""
-    return f"specact calibrate --bundle {pair.source}{Named.of(pair).words} --gate {gate}"
+    return f"specact calibrate {pair.source}{Named.of(pair).words} --gate {gate}"
 
 
 def head_fingerprint(pair: LoadedPair[Any]) -> str:
@@ -144,7 +144,7 @@ def check_head(path: Path, manifest: Mapping[str, Any]) -> None:
         named = f"was written for {wanted}" if wanted else "names none"
         raise BundleError(
             f"{file} has fingerprint {found}, but the manifest {named}: copy the whole bundle again, or remove that "
-            f"file and train it with: specact calibrate --bundle {path} --gate learned"
+            f"file and train it with: specact calibrate {path} --gate learned"
         )
 
 

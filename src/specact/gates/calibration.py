@@ -142,8 +142,8 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}"
             f"{f' under the decoding {decoding!r}' if decoding else ''}; it has {', '.join(stored) or 'none'}. "
-            f"Make one with: {calibrate_command(bundle, gate)} --rate {rate:g}, with --offline where there is no "
-            "simulator; or hold the rate online, without a calibration: specact run --hold"
+            f"Make one with: {calibrate_command(bundle, gate)} --rate {rate:g}, or with specact offline "
+            "calibrate where there is no simulator; or hold the rate online, without a calibration: specact run --hold"
         )
     try:
         return calibration.settings.build(bundle)

@@ -102,9 +102,9 @@ def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
         raise ConfigError(f"unknown network device {device!r}; available: {', '.join(devices)}")
     netem, options = find_netem(), netem_options(link, up)
     if not netem.available:
-        raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, without --netem")
+        raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, specact proxy")
     if options is None:
-        raise ConfigError("netem cannot emulate a recorded link, nor outages; use the relay, without --netem")
+        raise ConfigError("netem cannot emulate a recorded link, nor outages; use the relay, specact proxy")
     command = f"tc qdisc add dev {device} root netem {options}"
     _tc(command)
     try:

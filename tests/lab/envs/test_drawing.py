@@ -56,7 +56,7 @@ def test_a_renderer_that_fails_says_so_once(task: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")
 def test_frames_are_not_recorded_without_a_display(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    words = ["data", "generate", "--env", "metaworld/reach-v3", "--out", out, "--episodes", "1"]
+    words = ["data", "record", "--env", "metaworld/reach-v3", "--out", out, "--episodes", "1"]
     done = without_display("from specact.cli.main import main; main()", *words)
     assert done.returncode == 2
     assert f"no display is available for rendering; {ADVICE}" in " ".join(done.stderr.split())

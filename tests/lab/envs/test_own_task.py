@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specact import load_bundle
-from specact.cli.demonstrations import held_out
+from specact.cli.offline import Demonstrations
 from specact.cli.tised import Sweep
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
@@ -76,7 +76,7 @@ def test_a_bundle_cannot_have_code_imported(foreign: Bundle, tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=told):
             collector(10, pool, lambda *_: None)(foreign, [GateSettings("always")], 0)
     with pytest.raises(ConfigError, match=told):
-        held_out(foreign, None, None, TROLLEY)
+        Demonstrations(env=TROLLEY).split(foreign)
     with pytest.raises(ConfigError, match=told):
         Sweep(str(foreign.path), tmp_path / "sweep", ("aligned=0",)).run()
     # Who names it has it imported.

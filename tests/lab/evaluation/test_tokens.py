@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.lab.train.test_drafters import LENGTH, quiet, recipe_for, write_target
 
-from specact.cli.output import summary_table
+from specact.cli.eval import summary_table
 from specact.errors import ConfigError, DataError
 from specact.families.load import load_pair
 from specact.families.tokens.decoding import DECODINGS

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from specact.cli.output import contrast_lines, summary_table
+from specact.cli.eval import contrast_lines, summary_table
 from specact.lab.report import tables
 from specact.lab.report.networks import all_networks, in_short, networks_of
 from specact.lab.report.runs import Run, group

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from specact.cli.train import train as command
+from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
@@ -271,13 +271,13 @@ def test_the_command_trains_drafters(target: TokenBundle, run: Path, tmp_path: P
     lines = [f"{name} = {json.dumps(value)}" for name, value in told.items() if value is not None]
     recipe, out = tmp_path / "recipe.toml", shutil.copytree(run, tmp_path / "run")
     recipe.write_text("\n".join(lines))
-    command(recipe, out=out, jobs=1, json=True)
+    Train(recipe, out, jobs=1, json=True).run()
     assert json.loads(capsys.readouterr().out)["bundles"] == [str(out / "bundles" / "drafted")]
     assert load_drafters(out / "bundles" / "drafted", target).fingerprint == (
         load_drafters(run / "bundles" / "drafted", target).fingerprint
     )
-    with pytest.raises(ConfigError, match="leave out --distil"):
-        command(recipe, out=out, distil="ball")
+    with pytest.raises(ConfigError, match="leave out --teacher"):
+        Train(recipe, out, teacher="ball").run()
 
 
 def committed() -> Iterator[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.cli.train import train as command
+from specact.cli.train import Train
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowPolicy, FlowUnits
@@ -67,10 +67,10 @@ def test_it_is_made_by_the_command_and_found_beside_its_target(tiny_flow: Path, 
         f'kind = "flash"\nbundle = "small"\ntarget = "{tiny_flow}"\nexecute = 2\nheads = 2\nsteps = 3\nbatch = 4\n'
     ]
     (tmp_path / "r.toml").write_text("".join(lines))
-    command(tmp_path / "r.toml", out=tmp_path / "run")
+    Train(tmp_path / "r.toml", tmp_path / "run").run()
     assert load_flash(tmp_path / "run" / "bundles" / "small", load_policy(str(tiny_flow))).settings.execute == 2
-    with pytest.raises(ConfigError, match="--distil"):
-        command(tmp_path / "r.toml", out=tmp_path / "other", distil="ball")
+    with pytest.raises(ConfigError, match="--teacher"):
+        Train(tmp_path / "r.toml", tmp_path / "other", teacher="ball").run()
 
 
 @pytest.mark.parametrize(("changes", "said"), [

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.cli.eval_ import eval_
-from specact.cli.train import train as command
+from specact.cli.eval import Comparison, Eval
+from specact.cli.options import Parts
+from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowPolicy, FlowUnits
@@ -26,7 +27,6 @@ from specact.families.load import load_pair, load_responder
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
-from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.processes import serving
 from specact.lab.train.flash import FlashRecipe, load_flash_recipe, train_flash
 from specact.lab.train.flash_check import measure_check
@@ -266,12 +266,12 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
         'data = ["made.npz"]\nheld_out = 0.3\n[observations]\nstate = "state"\ngoal = { key = "goal" }\n'
     )
     (tmp_path / "r.toml").write_text(recipe)
-    command(tmp_path / "r.toml", data=folder, out=tmp_path / "run")
+    Train(tmp_path / "r.toml", tmp_path / "run", folder).run()
     made = tmp_path / "run" / "bundles" / "mine"
-    what = Evaluation(
-        bundle=str(made), target="my_flow:padded", env="ball", methods=("full_2", "flash"), episodes=2, rate=0.5
+    compared = Comparison(
+        out=tmp_path / "eval", methods=("full_2", "flash"), rate=0.5, workers=1, parts=Parts(target="my_flow:padded")
     )
-    eval_(what, out=tmp_path / "eval", workers=1)
+    Eval(str(made), compared, episodes=2, env="ball").run()
     assert set(json.loads((tmp_path / "eval" / "summary.json").read_text())["methods"]) == {"full_2", "flash"}
 
 

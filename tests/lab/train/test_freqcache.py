@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact.cli.export import export
+from specact.cli.export import Export
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow
 from specact.families.codes.bundle import find_bundle
@@ -20,7 +20,7 @@ def test_it_is_made_by_the_command_and_found_beside_its_target(tmp_path: Path) -
     bare = shutil.copytree(
         find_bundle("metaworld-flow"), tmp_path / "bare", ignore=shutil.ignore_patterns(FREQCACHE, "flash")
     )
-    export(Path(bare), out=tmp_path / "copy", refresh=True)
+    Export(Path(bare), tmp_path / "copy", refresh=True).run()
     target = load_flow(tmp_path / "copy")
     made = load_refresh(target.path / FREQCACHE, target)
     assert made.cameras == {"image.corner2": Patches(10, 4, 4), "image.gripper": Patches(26, 4, 4)}
@@ -41,5 +41,5 @@ def test_a_policy_without_patches_has_nothing_to_reuse(tiny_flow: Path, tmp_path
     assert not (tiny_flow / FREQCACHE).exists()
     for source, said in ((tiny_flow, "patches"), (Path("ball"), "--refresh")):
         with pytest.raises(ConfigError, match=said):
-            export(source, out=tmp_path / "copy", refresh=True)
+            Export(source, tmp_path / "copy", refresh=True).run()
         assert not list(tmp_path.iterdir()), "a failure leaves nothing"

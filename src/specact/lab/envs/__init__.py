@@ -96,7 +96,7 @@ def env_of(bundle: MadeFor, given: str | None) -> str:
     if not bundle.env and given is None:
         raise ConfigError(
             "these policies were made for no environment that has a name; give it with --env, or work along "
-            "demonstrations with --offline"
+            "demonstrations with specact offline"
         )
     if is_plugin(bundle.env) and bundle.env != given:
         raise ConfigError(

@@ -92,7 +92,7 @@ def features(episodes: Episodes) -> Episodes:
     if widths != (WIDTH, ACTIONS):
         raise DataError(
             f"metaworld demonstrations have state width {WIDTH} (hand and gripper) and action width {ACTIONS} at "
-            f"{RATE_HZ:g} Hz, got {widths[0]} and {widths[1]}; make them with specact data generate --env metaworld"
+            f"{RATE_HZ:g} Hz, got {widths[0]} and {widths[1]}; make them with specact data record --env metaworld"
         )
     return episodes
 

@@ -56,7 +56,7 @@ class Evaluation:
         wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
         deadline_ms: with --realtime: how long a step waits for the target.
         mse: also measure each method's error along the demonstrations that were kept back in training.
-        data: with --mse or --offline: folder that the recipe's data paths are relative to.
+        data: with --mse: folder that the recipe's data paths are relative to.
         demonstrations: with --mse: at most so many of them; all that were kept back if not given.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file; of a token or
             flow policy any bundle of a policy.

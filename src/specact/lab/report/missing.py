@@ -31,7 +31,7 @@ class Gap:
 def gaps_of(study: Study) -> list[Gap]:
     """The gaps that the summaries reveal."""
     run = study.table
-    start = f"specact eval --bundle {shlex.quote(str(run.evaluation['bundle']))}"
+    start = f"specact eval {shlex.quote(str(run.evaluation['bundle']))}"
     like = f"--episodes {run.summary['episodes']} --seed {run.evaluation['seed']}"
     out = f"--out runs/{study.slug}"
     metrics = run.methods.values()

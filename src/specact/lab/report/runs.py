@@ -150,7 +150,7 @@ def find_runs(
     if not runs:
         reasons = "".join(f"; {one.folder}: {one.reason}" for one in skipped)
         raise ConfigError(
-            f"there is no finished run in {where}{reasons}. Make one with: specact eval --bundle ball --out runs/ball, "
+            f"there is no finished run in {where}{reasons}. Make one with: specact eval ball --out runs/ball, "
             "then: specact report runs/ball --out report.html"
         )
     return runs, skipped

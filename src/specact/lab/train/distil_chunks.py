@@ -139,7 +139,7 @@ def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
     if pair.draft.spec.observation.images or pair.draft.spec.observation.instruction:
         raise ConfigError(
             f"the draft of {pair.name} has a camera or follows an instruction, and states of rollouts are kept without "
-            "frames and words; distil it along demonstrations: specact train RECIPE --distil TARGET"
+            "frames and words; distil it along demonstrations: specact train RECIPE --teacher TARGET"
         )
     bundle = _LOADERS[kind](folder)
     recipe = {name: value for name, value in bundle.manifest["recipe"].items() if name != "teacher"}

@@ -169,7 +169,7 @@ def lessons_along(
         raise ConfigError(
             f"{pair.name} drafts from what its robot executed, which demonstrations do not hold; choose a decoding "
             "that drafts from the observation (one with a draft policy: --draft, of a flow policy also --decoding "
-            "flash_policy), or train in a simulator, without --offline"
+            "flash_policy), or train in a simulator, with specact calibrate"
         )
     windows = Windows(shown, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
     rows = np.sort(stream(seed, Role.DATA, episode=_STREAM).permutation(len(windows))[:wanted])

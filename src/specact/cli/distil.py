@@ -1,0 +1,57 @@
+"""``specact distil`` trains a pair's draft on its target's answers."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from specact.cli.options import Verb
+from specact.cli.output import print_json, progress_bars, remark
+from specact.files import check_folder
+from specact.records import Count
+
+
+@dataclass(frozen=True)
+class Distil(Verb):
+    """Make NAME-distilled of a pair: its draft is trained on the target's answers in states of the gated policy."""
+
+    pair: Positional[str]
+    """Path or name of a pair."""
+    out: Path
+    """Folder of the run; an interrupted one resumes."""
+    target: str | None = None
+    """Of a pair of chunk policies that does not name its target: MODULE:NAME or a .toml file."""
+    env: str | None = None
+    """Environment, a name or MODULE:TASK; the pair's own if not given."""
+    lessons: Count = 100_000
+    """Inferences to train the draft on, in each of two rounds."""
+    threads: Count = 1
+    """PyTorch threads; results are reproducible only with the same number."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from specact.families.chunks.pair import ChunkPair
+        from specact.families.load import load_pair, of_codes
+        from specact.lab.rollout.distillation import collector
+        from specact.lab.rollout.pool import Pool
+        from specact.lab.train.distil import DistilRecipe, distil
+        from specact.lab.train.distil_chunks import distil_chunks
+
+        check_folder(self.out)
+        pair = load_pair(self.pair, target=self.target)
+        with progress_bars() as update, Pool() as pool:
+            roll = collector(self.lessons, pool, update, self.env, self.out / "frames")
+            if isinstance(pair, ChunkPair):
+                made = distil_chunks(pair, DistilRecipe(), roll, self.out, update, threads=self.threads)
+            else:
+                codes = of_codes(pair, "distillation")
+                made = distil(codes, DistilRecipe(), roll, self.out, update, threads=self.threads)
+        shutil.rmtree(self.out / "frames", ignore_errors=True)
+        if self.json:
+            print_json({"bundles": [str(made)]})
+        else:
+            remark(f"bundle: {made}")

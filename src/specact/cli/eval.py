@@ -1,0 +1,212 @@
+"""``specact eval`` runs methods side by side on the same episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+from tyro.conf import Positional
+
+from specact.cli.options import Flat, Names, Parts, Rare, Verb
+from specact.cli.output import command_line, print_json, progress_bars, say, table_of
+from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
+from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, check_fields
+
+# Shown for a number that a method does not have.
+_MISSING = "-"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Accounted times, to model other machines; measured if not given.
+
+    Attributes:
+        draft_ms: of a draft inference.
+        gate_ms: of a gate's decision.
+        head_ms: of the learned gate's head where it is the draft.
+        target_ms: of a target inference.
+        kappa: factor on the computation times of the device.
+    """
+
+    draft_ms: NotNegative | None = None
+    gate_ms: NotNegative | None = None
+    head_ms: NotNegative | None = None
+    target_ms: NotNegative | None = None
+    kappa: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Details:
+    """Options that few need.
+
+    Attributes:
+        offset: offset of verified steps: target, or the ablations draft and stale.
+        shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
+        calibration_episodes: per round, where a calibration has to be made first.
+        realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
+        deadline_ms: with --realtime: how long a step waits for the target.
+        mse: also measure each method's error along the demonstrations that were kept back in training.
+        data: of these demonstrations: folder that the recipe's data paths are relative to.
+        demonstrations: at most so many of them.
+    """
+
+    offset: Literal["target", "draft", "stale"] = "target"
+    shard: Count = 20
+    calibration_episodes: Count = 40
+    realtime: bool = False
+    deadline_ms: Positive = 200.0
+    mse: bool = False
+    data: str | None = None
+    demonstrations: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Methods that are compared.
+
+    Attributes:
+        out: run folder.
+        methods: also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a
+            token policy ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md).
+        rate: rate that gates are calibrated for; random gates run at the rate of their rival.
+        seed: random seed.
+        workers: processes; one per core if not given.
+        json: print the summary as JSON.
+    """
+
+    out: Path
+    methods: Names = ("draft", "target", "hybrid", "random", "adahi")
+    rate: InsideUnit = 0.6
+    seed: Seed = 0
+    workers: Count | None = None
+    json: bool = False
+    parts: Rare[Parts] = field(default_factory=Parts)
+    gates: Rare[GateChoices] = BUNDLE_DEFAULTS
+
+    def __post_init__(self) -> None:
+        from specact.gates.deciding import check_gate_options
+        from specact.lab.rollout.methods import load_method
+
+        check_fields(self)
+        check_gate_options(self.gates.gate_options, [load_method(name).gate for name in self.methods])
+
+    def report(self, summary: dict[str, Any], table: Table) -> None:
+        """Prints the result."""
+        if self.json:
+            print_json(summary)
+            return
+        say(table)
+        for line in contrast_lines(summary):
+            say(line)
+        say(f"run folder: {self.out}")
+
+
+@dataclass(frozen=True)
+class Eval(Verb):
+    """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
+
+    Without a simulator: specact offline eval. More options (times, gates, real time, errors): --help-all.
+    """
+
+    pair: Positional[str]
+    """Path or name of a pair, or MODULE:NAME."""
+    options: Flat[Comparison]
+    episodes: Count = 100
+    """Episodes per method; episode k starts the same for all of them."""
+    env: str | None = None
+    """Environment, a name or MODULE:TASK; the pair's own if not given."""
+    link: str = "wifi-paper"
+    """wifi-paper, lan, 5g, lte, loopback, ..., see specact proxy --help."""
+    on: str = "here"
+    """Where it runs: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md."""
+    times: Rare[Times] = field(default_factory=Times)
+    details: Rare[Details] = field(default_factory=Details)
+
+    def run(self) -> None:
+        from specact.lab.evaluation.evaluation import Evaluation
+        from specact.lab.evaluation.run import evaluate
+        from specact.lab.rollout.pool import Pool
+
+        options = self.options
+        what = Evaluation(
+            self.pair, self.env, options.methods, self.episodes, options.seed, options.rate, self.link,
+            gates=options.gates, **vars(self.times), **vars(self.details), **vars(options.parts),
+        )  # fmt: skip
+        with Pool(options.workers, self.on) as pool, progress_bars() as update:
+            summary = evaluate(what, options.out, update, pool, command=command_line())
+        options.report(summary, summary_table(summary))
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """The methods of an evaluation side by side, narrow enough for 80 columns; without columns that no method has."""
+    from specact.lab.report.networks import all_networks
+
+    methods: dict[str, dict[str, Any]] = summary["methods"]
+    binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
+    how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
+    captions = {
+        "sent": "transmission rate",
+        "true skip": "share of skipped steps that the target would have accepted",
+        "loss": "gated loss, skipped and would have been rejected",
+        "change": "mean change of the action that verification of a skipped step would have made",
+        "passes": "of the target's decoder per inference",
+        "accepted": "drafted tokens per pass",
+        "full": "share of rounds that denoised",
+        "ms/action": "measured in one process" if summary["link"] == "none" else how,
+    }
+    rows = [
+        {
+            "method": name,
+            "success": f"{m['success']['rate']:.3f}",
+            "95 %": f"{m['success']['low']:.2f}-{m['success']['high']:.2f}",
+            "score": _MISSING if binary else f"{m['score']['mean']:.3f}",
+            "sent": f"{m['transmission_rate']:.2f}",
+            "true skip": optional(m.get("true_skip_ratio")),
+            "loss": optional(m.get("gated_loss"), 3),
+            "change": optional(m["action_change_loss"]),
+            "passes": optional(m.get("passes")),
+            "accepted": optional(m.get("accepted_per_pass")),
+            "full": optional(m.get("full")),
+            "ms/action": f"{m['latency']['per_action_ms']:.2f}",
+        }
+        for name, m in methods.items()
+    ]
+    shown = [column for column in rows[0] if any(row[column] != _MISSING for row in rows)]
+    notes = [f"{column}: {captions[column]}" for column in shown if column in captions]
+    networks = [f"{net.name} {net.parameters:,} ({net.ms:.2g} ms)" for net in all_networks(methods.values())]
+    if networks:
+        notes.append(f"parameters and time at batch 1: {', '.join(networks)}")
+    for least in next(iter(methods.values())).get("success_at", {}):
+        shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
+        notes.append(f"success with a score above {least}: {shares}")
+    title = f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}"
+    return table_of(title, [{column: row[column] for column in shown} for row in rows], " · ".join(notes))
+
+
+def contrast_lines(summary: dict[str, Any]) -> list[str]:
+    """The paired contrasts as text; p values after Holm's correction over all of them."""
+    lines = []
+    for row in summary["contrasts"]:
+        ends = ["error"] if "error" in row else ["success"] if row["score"] == row["success"] else ["success", "score"]
+        parts = [
+            f"{end} {row[end]['difference']:+.3f} [{row[end]['low']:+.3f}, {row[end]['high']:+.3f}], "
+            f"p = {row[end]['p_holm']:.2g} ({row[end]['test']})"
+            for end in ends
+        ]
+        lines.append(f"{row['first']} - {row['second']}: " + "; ".join(parts))
+    if lines:
+        lines.append(f"p is after Holm's correction over all contrasts above ({len(lines)}).")
+    return lines
+
+
+def optional(value: float | None, decimals: int = 2) -> str:
+    """A number as text; a dash for None."""
+    return _MISSING if value is None else f"{value:.{decimals}f}"

@@ -1,0 +1,202 @@
+"""What each verb refuses: one sentence that names what is wrong, exit status 2, and nothing is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import isclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from specact.cli.main import OLD, VERBS, load_verb, main, parse
+from specact.errors import ConfigError
+
+Refused = Callable[..., None]
+
+
+def options_of(kind: Any) -> Iterator[type]:
+    """The classes of a verb that hold options."""
+    if get_origin(kind) is Annotated or get_origin(kind) in (types.UnionType,) or not isclass(kind):
+        for part in get_args(kind):
+            yield from options_of(part)
+    elif dataclasses.is_dataclass(kind):
+        yield kind
+        for hint in get_type_hints(kind).values():
+            yield from options_of(hint)
+
+
+def limits_of(hint: Any) -> Iterator[msgspec.Meta]:
+    if get_origin(hint) is Annotated:
+        yield from (found for found in hint.__metadata__ if isinstance(found, msgspec.Meta))
+    for part in get_args(hint):
+        yield from limits_of(part)
+
+
+def wrong_values() -> Iterator[tuple[type, str, Any]]:
+    """Options with a range, and a value outside it."""
+    every = {
+        kind for name in VERBS for kind in options_of(load_verb(name)) if kind.__module__.startswith("specact.cli")
+    }
+    for kind in sorted(every, key=str):
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            for meta in limits_of(hint):
+                low = meta.gt if meta.gt is not None else None if meta.ge is None else meta.ge - 1
+                high = meta.lt if meta.lt is not None else None if meta.le is None else meta.le + 1
+                yield from ((kind, name, bad) for bad in (low, high, float("nan")) if bad is not None)
+
+
+def needed_by(kind: Any) -> dict[str, Any]:
+    """A value for each option without a default."""
+    hints: dict[str, Any] = get_type_hints(kind)
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
+    return {name: example(hints[name]) for name in needed}
+
+
+def example(hint: Any) -> Any:
+    if hasattr(hint, "__dataclass_fields__"):
+        return hint(**needed_by(hint))
+    return Path("x") if hint is Path else "x"
+
+
+def test_a_value_outside_its_range_is_refused_by_name() -> None:
+    tried = 0
+    for kind, name, value in wrong_values():
+        with pytest.raises(ConfigError, match=name):
+            kind(**needed_by(kind) | {name: value})
+        tried += 1
+    assert tried > 50
+
+
+EVAL = "eval ball --out OUT "
+SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("runn", "'run'"),
+        ("demo --workers nan", "workers"),
+        ("demo --episodes 1 --workers 1 --out FILE", "FILE"),
+        ("data generate --env ball --out OUT.txt", "OUT.txt"),
+        ("data generate --env metaworld --out OUT.npz", "specact data record"),
+        ("data generate --env ball --out FILE/made.npz --episodes 1", "FILE"),
+        ("data record --env ball --out OUT.npz", "OUT.npz"),
+        ("report --out OUT", "run folder"),
+        ("run --env ball --policy ball-chase-flow --seed -1", "seed"),
+        ("run --bundle ball --stop-action nan 0", "--stop-action"),
+        ("run --bundle ball --stop-action 0", "--stop-action"),
+        ("run --bundle ball --deadline-ms 1e300", "deadline"),
+        ("run --bundle ball --on-miss stop", "stop_action"),
+        ("run --bundle ball --rate-hz 1e-300", "--rate-hz"),
+        ("run --bundle ball --seconds 60", "--seconds"),
+        ("run --robot my_robot:Arm --bundle ball --episodes 5", "--episodes"),
+        ("run --policy ball#target --steps 2", "--steps"),
+        ("run --bundle ball --robot no_such_arm:Arm", "no_such_arm"),
+        ("run --bundle ball --device-share 2", "--device-share"),
+        ("export FOLDER --out OUT", "specact train"),
+        ("serve --bundle ball --threads 0", "threads"),
+        ("serve --bundle ball --steps 2", "--steps"),
+        ("distil ball --out FILE", "FILE"),
+        ("train FOLDER --out OUT", "FOLDER"),
+        ("calibrate ball --out OUT --alpha nan", "alpha"),
+        ("calibrate ball --out OUT --workers -1", "workers"),
+        ("calibrate ball --out OUT --gate deviatoin", "'deviation'"),
+        ("calibrate ball --out OUT --gate-options worst=true", "--gate-options"),
+        ("calibrate --bundle ball --out FILE", "FILE"),
+        ("offline calibrate ball --out OUT --recipe FOLDER", "FOLDER"),
+        ("offline eval metaworld-flow --out OUT", "--recipe"),
+        (EVAL + "--env swarm --workers 1", "'swarm'"),
+        (EVAL + "--env bal", "'ball'"),
+        (EVAL + "--methods draft,adahii", "'adahi'"),
+        (EVAL + "--link wifi-papr", "'wifi-paper'"),
+        (EVAL + "--decoding kerv", "kerv"),
+        ("eval pusht --out OUT --workers 1 --mse --data FOLDER", "FOLDER"),
+        ("advise --bundle ball --budget-ms nan", "budget_ms"),
+        ("advise --bundle ball --budget-ms 1 --link nope", "'nope'"),
+        ("advise --bundle ball --budget-ms 1 --runs FOLDER", "FOLDER"),
+        ("reproduce adahi --out OUT --pairs ball,", "'ball,'"),
+        (SWEEP + "--episodes 0", "episodes"),
+        (SWEEP + "--paces nan", "paces"),
+        (SWEEP + "--execute 0", "--execute"),
+        (SWEEP.replace("OUT", "FILE"), "FILE"),
+        (SWEEP.replace("aligned=0,1", "split=99 --links lan"), "99"),
+        (SWEEP.replace("aligned=0,1", "quantisation=1 nave"), "'nave'"),
+        (SWEEP.replace("aligned=0,1", "quantisation=1 --hardware nope"), "'nope'"),
+        ("doctor nope", "'nope'"),
+        ("bench latency --no-stand-in --out OUT --steps 0", "steps"),
+        ("bench latency --no-stand-in --out OUT --link nope", "'nope'"),
+        ("bench server --out OUT --robots 0", "--robots"),
+        ("bench server --out FILE", "FILE"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_sentence(refused: Refused, command: str, named: str) -> None:
+    refused(command, named)
+
+
+@pytest.mark.parametrize(("old", "new"), OLD.items(), ids=str)
+def test_what_is_gone_says_what_to_type_now(refused: Refused, old: str, new: str) -> None:
+    refused(old, new)
+
+
+@pytest.mark.parametrize("verb", ["demo", "doctor", "calibrate", "eval"])
+def test_a_pair_may_be_named_as_it_was(verb: str) -> None:
+    out = [] if verb in ("demo", "doctor") else ["--out", "x"]
+    assert parse([verb, *out, "--bundle", "pusht"]) == parse([verb, "pusht", *out])
+
+
+def test_every_help_fits_on_one_screen(environment: dict[str, str]) -> None:
+    script = (
+        "import sys; sys.argv = ['specact', '', '--help']\n"
+        "from specact.cli.main import VERBS, parse\n"
+        "for verb in VERBS:\n"
+        "    print('of', verb)\n"
+        "    try: parse([verb, '--help'])\n"
+        "    except SystemExit: print()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment | {"COLUMNS": "100"}, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    helps = {text.split()[0]: text.splitlines() for text in done.stdout.split("of ")[1:] if text.split()[0] in VERBS}
+    assert helps.keys() == VERBS.keys()
+    reworked = VERBS.keys() - {"run", "serve", "tised", "bench", "advise", "reproduce"}
+    assert {name: len(helps[name]) for name in reworked if len(helps[name]) > 40} == {}
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command, and checks that it is refused with a sentence and writes nothing."""
+    return partial(_check_refused, tmp_path, monkeypatch, capsys)
+
+
+def _check_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, named: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    places = {name: str(tmp_path / name.lower()) for name in ("OUT", "FILE", "FOLDER")}
+    # A temporary folder may have a space in its name, so that words are split before places are put in.
+    words = [word.split("/") for word in command.split()]
+    argv = ["/".join([_placed(first, places), *rest]) for first, *rest in words]
+    monkeypatch.setattr(sys, "argv", ["specact", *argv])
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, said = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert _placed(named, places) in said and "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def _placed(text: str, places: dict[str, str]) -> str:
+    name, dot, suffix = text.partition(".")
+    return places.get(name, name) + dot + suffix
