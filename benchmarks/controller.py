@@ -294,8 +294,8 @@ def decision_us() -> dict[str, float]:
             start = time.perf_counter()
             for _ in range(4000):
                 decision = gate.decide(None, rng)  # type: ignore[arg-type]
-                gate.learn(
-                    StepRecord(address, None, decision, None, None, None, None,  # type: ignore[arg-type]
+                gate.on_inference(
+                    StepRecord(address, None, decision, None, None, None,  # type: ignore[arg-type]
                                StageTimes(0.0, 0.0, OffloadTimes(), 0.0))
                 )  # fmt: skip
             best = min(best, (time.perf_counter() - start) / 4000)

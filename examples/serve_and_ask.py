@@ -48,7 +48,7 @@ fallback = Fallback("execute_draft", max_consecutive_misses=6, stop_action=stop_
 def note(tick: Tick) -> None:
     """What the control loop tells of each period."""
     ticks.append(tick)
-    acted.append("stopped" if policy.stopped else policy.origin.name.lower() if policy.origin else "nothing")
+    acted.append("stopped" if policy.safety.stopped else policy.origin.name.lower() if policy.origin else "nothing")
     if len(ticks) == KILLED_AT:
         server.kill()
 

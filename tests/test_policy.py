@@ -180,7 +180,7 @@ def executed_law(
         action = policy.act(at(i))
         assert policy.record is not None
         law[tuple(executed_codes(policy.record))] += volume
-        np.testing.assert_array_equal(action, policy._units.to_environment(policy.record.actions[0]))
+        np.testing.assert_array_equal(action, policy.safety._units.to_environment(policy.record.actions[0]))
     return law
 
 
@@ -348,7 +348,7 @@ class Listening(Random):
         super().__init__(0.5)
         self.told: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def update(self, drafted: np.ndarray, executed: np.ndarray) -> None:
+    def on_action(self, drafted: np.ndarray, executed: np.ndarray) -> None:
         self.told.append((drafted.copy(), executed.copy()))
 
 
@@ -511,10 +511,10 @@ def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> 
 def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
     policy, _ = missing([None, "disconnected"], Fallback("stop", stop_action=STILL))
     actions, _ = play(policy, 0, steps=5)
-    assert policy.stopped
+    assert policy.safety.stopped
     np.testing.assert_array_equal(actions[1:], np.tile(STILL, (4, 1)))
     actions, records = play(policy, 1, steps=3)
-    assert not policy.stopped and all(record.miss is None for record in records)
+    assert not policy.safety.stopped and all(record.miss is None for record in records)
 
 
 def test_too_many_misses_in_a_row_stop_the_robot() -> None:
@@ -571,13 +571,13 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
     policy = SpeculativePolicy(bundle, Always(), fallback=rule)
     actions, records = play(policy, 0, steps=8)
     assert [record.miss for record in records[:5]] == [None, None, "invalid", "invalid", "invalid"]
-    assert np.isfinite(actions).all() and policy.stopped
+    assert np.isfinite(actions).all() and policy.safety.stopped
     np.testing.assert_array_equal(actions[4:], np.tile(STILL, (4, 1)))
     assert policy.counts["missed"] == 3
     np.testing.assert_array_equal(records[3].actions, records[3].proposal.actions)
     stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=STILL))
     play(stops, 0, steps=3)
-    assert stops.stopped
+    assert stops.safety.stopped
 
 
 def test_a_late_answer_that_decodes_to_no_finite_action_is_a_miss() -> None:
@@ -692,7 +692,7 @@ def test_late_verdicts_that_never_serve_stop_the_robot(
         actions.append(policy.act(at(i)))
         clock.sleep(tick)
     missed = 1 if most is None else most + 1
-    assert policy.stopped and policy.counts["missed"] == missed
+    assert policy.safety.stopped and policy.counts["missed"] == missed
     first = next(i for i, action in enumerate(actions) if np.array_equal(action, STILL))
     np.testing.assert_array_equal(actions[first:], np.broadcast_to(STILL, (24 - first, len(STILL))))
     assert policy.origin is Origin.FALLBACK
@@ -705,8 +705,8 @@ def test_a_gate_learns_of_every_verdict_that_is_used_once_at_once_or_late(tick: 
             super().__init__()
             self.told: list[Proposal] = []
 
-        def verified(self, proposal: Proposal) -> None:
-            self.told.append(proposal)
+        def on_verified(self, record: StepRecord) -> None:
+            self.told.append(record.proposal)
 
     for verdicts in (LateVerdicts(math.inf), WAIT):
         clock, gate = VirtualClock(), Told()

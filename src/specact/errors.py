@@ -39,6 +39,10 @@ class ObservationError(SpecactError):
         return type(self), (str(self), self.cause)
 
 
+class StallError(SpecactError):
+    """A robot whose own code did not return in time; the robot was stopped."""
+
+
 class RenderError(SpecactError):
     """An environment that this machine cannot render."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# Ctrl-C, a supervisor's request, and a closed terminal or ssh connection.
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Ctrl-C, a supervisor's request, a closed terminal or ssh connection, and Ctrl-\.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -34,19 +35,25 @@ class Interrupts:
     Use it as a context manager; contexts may be nested. A signal that is ignored, as under ``nohup``, stays ignored.
     Outside the main thread, where no signal handler runs, it does nothing.
 
+    Args:
+        suspends: whether Ctrl-Z only sets :attr:`suspended`; :meth:`suspend` then suspends the process.
+
     Attributes:
         held: while True nothing is raised; set it by plain assignment, which no signal handler can interrupt.
         received: the first signal since it was entered, or None.
+        suspended: whether the process is to be suspended.
     """
 
-    def __init__(self) -> None:
-        self.held = False
+    def __init__(self, *, suspends: bool = False) -> None:
+        self.held = self.suspended = False
         self.received: int | None = None
+        self._numbers = (*ENDING, signal.SIGTSTP) if suspends else ENDING
         self._before: dict[int, Any] = {}
+        self._thrown: BaseException | None = None
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            found = {number: signal.getsignal(number) for number in ENDING}
+            found = {number: signal.getsignal(number) for number in self._numbers}
             self._before = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
             for number in self._before:
                 signal.signal(number, self._handle)
@@ -64,9 +71,26 @@ class Interrupts:
         if self.received is not None:
             raise Interrupted(self.received)
 
+    def throw(self, error: BaseException) -> None:
+        """Raises an error in the main thread, from another one, unless held."""
+        self._thrown = error
+        number = next(iter(self._before), None)
+        if number is not None:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def suspend(self) -> None:
+        """Suspends the process until it is continued."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.suspended = False
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first = self.received is None
-        if first:
+        if self._thrown is not None:
+            thrown, self._thrown = self._thrown, None
+            if not self.held:
+                raise thrown
+        elif number == signal.SIGTSTP:
+            self.suspended = True
+        elif self.received is None:
             self.received = number
-        if first and not self.held:
-            raise Interrupted(number)
+            if not self.held:
+                raise Interrupted(number)

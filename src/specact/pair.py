@@ -28,21 +28,29 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
-class FollowingDrafter(Drafter, Protocol):
-    """A stateful :class:`Drafter` that is updated with what its robot executes; one instance per robot."""
+class Follower(Protocol):
+    """What is told of everything that its robot executes: a gate, or a stateful drafter; one instance per robot."""
 
     def reset(self) -> None:
         """Forgets the episode."""
         ...
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         """Records the drafted and the executed action of a control step, both ``[A]``, normalised."""
         ...
 
-    def learn(self, record: StepRecord) -> None:
-        """Records an inference; called again when its verification arrives late."""
+    def on_inference(self, record: StepRecord) -> None:
+        """Records an inference, once; a late verdict is not known yet."""
         ...
+
+    def on_verified(self, record: StepRecord) -> None:
+        """Records an inference whose verification has arrived, at once or late; after :meth:`on_inference`."""
+        ...
+
+
+@runtime_checkable
+class FollowingDrafter(Drafter, Follower, Protocol):
+    """A stateful :class:`Drafter`."""
 
 
 class Pair(Protocol[A]):

@@ -114,6 +114,9 @@ class OffloadTimes:
         return self.encode + self.network + self.queue + self.target
 
 
+NO_OFFLOAD = OffloadTimes()
+
+
 @value
 class Outcome:
     """The result of a verification.
@@ -189,20 +192,32 @@ class StepRecord:
         address: which inference of which robot; a step is one inference, not one control period.
         proposal: the draft's.
         decision: the gate's.
-        outcome: the verifier's, or None if the step was skipped or missed.
-        miss: why the target request failed, or None. On a miss the fallback's actions are executed.
+        result: the verification's outcome, or a miss; None if the step was skipped or the result is not there yet. On a
+            miss the fallback's actions are executed.
         actions: the chunk that was executed, float32 ``[n, A]``, normalised.
         origins: of each of its actions, uint8 ``[n]``, see :class:`Origin`.
         times: by stage.
-        unsent: whether the gate chose to transmit but no request could be sent.
     """
 
     address: StepAddress
     proposal: Proposal
     decision: Decision
-    outcome: Outcome | None
-    miss: Cause | None
+    result: Outcome | Miss | None
     actions: Chunk
     origins: NDArray[np.uint8]
     times: StageTimes
-    unsent: bool = False
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The verification's outcome, or None if the step was skipped or missed."""
+        return self.result if isinstance(self.result, Outcome) else None
+
+    @property
+    def miss(self) -> Cause | None:
+        """Why the target request failed, or None."""
+        return self.result.cause if isinstance(self.result, Miss) else None
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the gate chose to transmit but no request could be sent."""
+        return isinstance(self.result, Miss) and not self.result.sent

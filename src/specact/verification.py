@@ -26,7 +26,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @value
-class Pending(Generic[A]):
+class Pending(Generic[T_co]):
     """A request to the target whose result is not known yet.
 
     Attributes:
@@ -35,11 +35,11 @@ class Pending(Generic[A]):
         sent: whether the request could be sent.
     """
 
-    result: Callable[[], A | Miss]
+    result: Callable[[], T_co | Miss]
     done: Callable[[], bool] = lambda: True
     sent: bool = True
 
-    def then(self, read: Callable[[A], B | Miss]) -> Pending[B]:
+    def then(self, read: Callable[[T_co], B | Miss]) -> Pending[B]:
         """The request whose result is what ``read`` makes of this one's; a miss remains a miss."""
 
         def result() -> B | Miss:

@@ -9,7 +9,7 @@ import pytest
 
 from specact.clock import VirtualClock
 from specact.errors import ConfigError
-from specact.execution.verdicts import WAIT, LateVerdict, LateVerdicts
+from specact.execution.verdicts import SKIPPED, WAIT, LateVerdict, LateVerdicts
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
 from specact.families.codes.verify import SpeculativeVerifier
@@ -46,7 +46,7 @@ def asked(for_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, S
     """Late verdicts with one under way."""
     verdicts, verifier = LateVerdicts(for_s), Scripted()
     assert verdicts.free
-    assert verdicts.ask(verifier, PROPOSAL, HERE, seen_s) is None
+    assert verdicts.ask(verifier, PROPOSAL, HERE, seen_s) is SKIPPED
     assert not verdicts.free
     return verdicts, verifier
 
@@ -98,7 +98,7 @@ def test_an_episode_does_not_hear_of_the_one_before() -> None:
 
 def test_a_request_that_cannot_leave_is_a_miss_at_once() -> None:
     verdicts, verifier = LateVerdicts(1.0), Scripted(leaves=False, there=True)
-    assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0) == Miss("disconnected", OffloadTimes(), sent=False)
+    assert verdicts.ask(verifier, PROPOSAL, HERE, 0.0).result() == Miss("disconnected", OffloadTimes(), sent=False)
     assert verifier.calls == [HERE] and verdicts.free and verdicts.arrived(0.0, HERE) is None
 
 
@@ -126,11 +126,9 @@ def test_a_finite_answer_that_overflows_in_decoding_is_an_invalid_miss(verdicts:
     tokenizer = ActionTokenizer(one, one, np.zeros((4, 2, 1), np.float32), "none", 2)
     verifier = SpeculativeVerifier(LocalTarget(Same(clock, offset), clock), tokenizer)
     proposal = Proposal(PROPOSAL.window, ACTIONS, Drafted(answer(0.0), np.zeros(2, np.int64)))
-    found = verdicts.ask(verifier, proposal, HERE, 0.0)
+    found = verdicts.ask(verifier, proposal, HERE, 0.0).result()
     if verdicts.late:
         assert found is None
         found = verdicts.arrived(0.0, HERE).result
-    else:
-        found = found.result()
     assert np.isfinite(answer(offset).offsets).all()
     assert found == Miss("invalid", OffloadTimes(target=0.25), sent=True)

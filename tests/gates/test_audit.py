@@ -37,7 +37,7 @@ def record(decision: Decision, rejected: float | None) -> StepRecord:
         verdict = Verdict(STEP.evidence.codes, np.ones(1, bool), np.array([rejected]))
         outcome = code_outcome(verdict, STEP.actions, OffloadTimes(), None)
     times = StageTimes(0.0, 0.0, OffloadTimes(), 0.0)
-    return StepRecord(ADDRESS, STEP, decision, outcome, None, STEP.actions, np.zeros(1, np.uint8), times)
+    return StepRecord(ADDRESS, STEP, decision, outcome, STEP.actions, np.zeros(1, np.uint8), times)
 
 
 AUDIT = Decision(True, 0.0, 1.0, "audit")

@@ -27,7 +27,7 @@ STEP = Proposal(
     Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
 )
 BLANK = StepRecord(
-    StepAddress(0, 0, 0, 0), STEP, cast(Any, None), None, None, STEP.actions, np.zeros(1, np.uint8),
+    StepAddress(0, 0, 0, 0), STEP, cast(Any, None), None, STEP.actions, np.zeros(1, np.uint8),
     StageTimes(0, 0, OffloadTimes(), 0),
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def drive(
         decision = gate.decide(STEP, rng)
         took = send_s(t) if decision.transmit else skip_s(t)
         record = replace(BLANK, decision=decision, times=StageTimes(took, 0.0, OffloadTimes(), 0.0))
-        gate.learn(record)
+        gate.on_inference(record)
         yield record
 
 

@@ -108,7 +108,7 @@ def test_every_reading_over_a_whole_sequence(reading: Any, alpha: float, source:
         if t > 0:
             wanted = deviation(reading, alpha, 4, fed[:t], drafted[t].astype(np.float64))
             assert gate.score(proposal(t, action=drafted[t]), rng) == pytest.approx(wanted, rel=1e-6)
-        gate.update(drafted[t], executed[t])
+        gate.on_action(drafted[t], executed[t])
 
 
 def test_with_alpha_one_the_distance_is_the_jump() -> None:
@@ -118,13 +118,13 @@ def test_with_alpha_one_the_distance_is_the_jump() -> None:
     for t in range(30):
         action = rng.normal(size=A).astype(np.float32)
         assert euclidean.score(proposal(t), rng) == pytest.approx(jump.score(proposal(t), rng), rel=1e-9)
-        euclidean.update(-action, action)
-        jump.update(-action, action)
+        euclidean.on_action(-action, action)
+        jump.on_action(-action, action)
 
 
 def test_deviation_keeps_its_own_copy_of_the_actions() -> None:
     gate, action = ActionDeviation(0.0, reading="jump"), np.ones(A, np.float32)
-    gate.update(action, action)
+    gate.on_action(action, action)
     action[:] = 100.0
     assert gate.score(proposal(action=[1.0, 1.0]), RNG(0)) == 0.0
 
@@ -134,13 +134,13 @@ def test_reset_forgets_the_actions() -> None:
     for reading in ("euclidean", "path_ratio", "disparity", "zscore", "jump"):
         used, fresh = (ActionDeviation(0.1, reading=cast(Any, reading), path=3) for _ in range(2))
         for _ in range(5):
-            used.update(*rng.normal(size=(2, A)).astype(np.float32))
+            used.on_action(*rng.normal(size=(2, A)).astype(np.float32))
         used.reset()
         assert used.score(proposal(), rng) == 0.0
         for t in range(5):
             pair = rng.normal(size=(2, A)).astype(np.float32)
-            used.update(*pair)
-            fresh.update(*pair)
+            used.on_action(*pair)
+            fresh.on_action(*pair)
             assert used.score(proposal(t), rng) == fresh.score(proposal(t), rng)
 
 
@@ -505,7 +505,7 @@ def check_gate(make: Callable[[float], Gate]) -> None:
             states.append(rng.bit_generator.state)
             for now, then in zip((step.actions, step.evidence.codes, step.evidence.draft.probs), before, strict=True):
                 np.testing.assert_array_equal(now, then)
-            gate.update(step.actions[0], -step.actions[0] if decision.transmit else step.actions[0])
+            gate.on_action(step.actions[0], -step.actions[0] if decision.transmit else step.actions[0])
         return decisions, states
 
     gate = make(0.5)

@@ -247,7 +247,7 @@ def remote(
 
 def act_blind(policy: Any) -> Any:
     """A control step whose observation cannot be used."""
-    return policy.act_without_observation(ObservationError("not finite", "not_finite"))
+    return policy.safety.hold(ObservationError("not finite", "not_finite"))
 
 
 @dataclass

@@ -218,7 +218,7 @@ def timed(source: str, variant: int, decides: Decides = always, **options: Any) 
     pair = adapter.pair(source)
     policy, clock = adapter.remote(pair, decides(pair), slow, seed=variant, **options)
     wait = lambda step: clock.sleep(max(0.0, step / pair.rate_hz - clock.now()))  # noqa: E731
-    return play(policy, seen_by(source, variant), wait) | {"stopped": policy.stopped, "seconds": clock.now()}
+    return play(policy, seen_by(source, variant), wait) | {"stopped": policy.safety.stopped, "seconds": clock.now()}
 
 
 CASES |= {
@@ -244,7 +244,7 @@ def blind(variant: int) -> Found:
     for step, observation in enumerate(observations("ball", 24)):
         unusable = step in (7, 8, 13) or step > 15
         action = adapter.act_blind(policy) if unusable else policy.act(observation)
-        found.append([action, policy.origin.name, policy.stopped])
+        found.append([action, policy.origin.name, policy.safety.stopped])
     return {"steps": found}
 
 
@@ -261,7 +261,7 @@ def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: A
     for step, observation in enumerate(seen_by("pusht-flow", variant)):
         clock.sleep(max(0.0, step / policy.spec.rate_hz - clock.now()))
         action = runner.act(observation)
-        found.append([action, None if runner.origin is None else runner.origin.name, runner.stopped])
+        found.append([action, None if runner.origin is None else runner.origin.name, runner.safety.stopped])
     return {"steps": found, "counts": dict(sorted(runner.counts.items()))}
 
 

@@ -53,8 +53,8 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(
             if policy.counts["in_time"] == before:
                 assert isinstance(policy._verdicts, LateVerdicts)
                 under_way = policy._verdicts._in_flight
-                assert under_way is not None and under_way.address == sent.address
-                wait_for(under_way.pending.done)
+                assert under_way is not None and under_way[1] == sent.address
+                wait_for(under_way[0].done)
             first_late = policy.counts["in_time"] == before  # the first action had gone before the verdict was there
             actions += [policy.act(SEEN) for _ in range(ball.spec.execute - 1)]
             verified = [waiting.act(SEEN) for _ in range(ball.spec.execute)]

@@ -441,13 +441,13 @@ def test_too_many_misses_over_a_real_socket_stop_the_robot(ball: Bundle, misbeha
         missed = [step.record.miss for step in rover.steps[first : first + 5]]
         # A device that is held up for longer than a deadline misses it before it can tell why nothing was sent.
         assert missed[:3] == ["deadline"] * 3 and set(missed[3:]) <= {"disconnected", "deadline"}
-        assert rover.policy.stopped
+        assert rover.policy.safety.stopped
         for step in rover.steps[first + 4 :]:
             np.testing.assert_array_equal(step.action, STILL)
         rogue.behave = rogue.honest
         awake.set()
         rover.policy.reset(1)
         rover.play(6, period_s=0.1)
-        assert any(step.record.outcome is not None for step in rover.steps[-6:]) and not rover.policy.stopped
+        assert any(step.record.outcome is not None for step in rover.steps[-6:]) and not rover.policy.safety.stopped
         # Nobody was asked by the robot that had stopped.
         assert len(rogue.requests) == client.counts["sent"] <= first + 3 + 6

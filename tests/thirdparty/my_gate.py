@@ -22,7 +22,7 @@ class Bend(Gate):
         super().reset()
         self._last.clear()
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         self._last.append(executed)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:

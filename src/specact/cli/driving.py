@@ -86,7 +86,7 @@ def drive(
     def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
         if recorder is not None:
             driven = recorder.begin(driven, acting, episode)
-        run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.stopped, note)
+        run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.safety.stopped, note)
 
     recorder = None if record is None else _recorder(record, plan, robot, env)
     real: Any = None
@@ -105,7 +105,7 @@ def drive(
                     simulated.start(episode_seed(seed, episode, simulated.task))
                     acting.reset(episode)
                     run(simulated, acting, episode, lambda: not simulated.done)
-                    outcomes.append(simulated.outcome | {"stopped": acting.stopped})
+                    outcomes.append(simulated.outcome | {"stopped": acting.safety.stopped})
                     if recorder is not None:
                         recorder.end(simulated.outcome)
                 update("episodes", episodes, episodes)
@@ -116,7 +116,7 @@ def drive(
         if acting is not None:
             summary = plan.summarise(journal) | {
                 "episodes": outcomes,
-                "stopped": acting.stopped,
+                "stopped": acting.safety.stopped,
                 "stopped_by": None if real is None else _stopped_by(real, plan.stop_action),
                 "recording": recording,
             }
@@ -170,7 +170,8 @@ def _print(summary: dict[str, Any], period_s: float) -> None:
     lines = {
         "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, "
         f"longest lateness {summary['longest_lateness_ms']:.1f} ms, "
-        f"longest stall {summary['longest_stall_ms']:.1f} ms, {summary['outdated']} with an action too old to be sent",
+        f"observation {summary['longest_observation_ms']:.1f} ms, stall {summary['longest_stall_ms']:.1f} ms, "
+        f"{summary['outdated']} with an action too old to be sent",
         "unusable": _format_counts(summary["unusable"]),
         "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),
         **(_chunk_lines(summary) if "chunks" in summary else _pair_lines(summary)),

@@ -78,5 +78,5 @@ def _decisions(gate: Gate, proposals: Sequence[Proposal], seed: int) -> list[Dec
         before = proposal.actions.copy()
         decisions.append(call("decide", gate.decide, proposal, np.random.default_rng([seed, step])))
         expect(np.array_equal(before, proposal.actions), "score must not change the proposal")
-        call("update", gate.update, proposal.actions[0], proposal.actions[0])
+        call("on_action", gate.on_action, proposal.actions[0], proposal.actions[0])
     return decisions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ from numpy.typing import NDArray
 from specact.clock import VirtualClock
 from specact.contracts.expectations import call, expect
 from specact.errors import ContractError, ObservationError
+from specact.fallback import Fallback
 from specact.observation import ObservationHistory
 from specact.pair import Pair
 from specact.robot.loop import Robot, run_loop
+from specact.safety import Safety
+from specact.units import ActionRange
 
 
 def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> None:
@@ -48,9 +52,10 @@ def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> N
         call("act", robot.act, given)
         expect(np.array_equal(given, action), "act must not change the action that it is given")
     # A control loop must stop the robot when the policy raises.
-    failing = _FailingPolicy(None if callable(own_stop) else action)
+    clock, fallback = VirtualClock(), Fallback(stop_action=None if callable(own_stop) else action)
+    failing = _FailingPolicy(Safety(fallback, ActionRange.unknown(width), clock, math.inf, math.inf))
     try:
-        run_loop(robot, failing, 1.0 / pair.rate_hz, VirtualClock(), lambda: True, lambda tick: None)  # type: ignore[arg-type]
+        run_loop(robot, failing, 1.0 / pair.rate_hz, clock, lambda: True, lambda tick: None)  # type: ignore[arg-type]
     except _PolicyError as error:
         notes = "; ".join(getattr(error, "__notes__", []))
         expect(not notes, f"the robot must be able to stop after an error of the policy; {notes}")
@@ -66,10 +71,9 @@ class _FailingPolicy:
     """The part of :class:`~specact.policy.SpeculativePolicy` that a control loop uses; always raises."""
 
     record = None
-    stopped = expired = False
 
-    def __init__(self, stop_action: NDArray[np.float32] | None) -> None:
-        self.stop_action = stop_action
+    def __init__(self, safety: Safety) -> None:
+        self.safety = safety
 
     def act(self, observation: Any) -> NDArray[np.float32]:
         raise _PolicyError

@@ -7,8 +7,11 @@ from typing import ClassVar, Protocol
 
 from specact.errors import ConfigError
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Outcome, Proposal
+from specact.types import NO_OFFLOAD, Miss, Outcome, Proposal
 from specact.verification import Pending, Verifier
+
+SKIPPED: Pending[Outcome | None] = Pending(lambda: None)
+"""In place of the request of a step that is not verified, or whose verdict comes late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,8 @@ class Verdicts(Protocol):
 
     def ask(
         self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
-    ) -> Pending[Outcome] | Miss | None:
-        """Requests verification of a step observed at ``seen_s`` [s].
-
-        Returns:
-            The request whose outcome the step waits for, a miss, or None if the outcome is executed late.
-        """
+    ) -> Pending[Outcome | None]:
+        """Requests verification of a step observed at ``seen_s`` [s]; the result is None if the verdict comes late."""
         ...
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
@@ -62,8 +61,9 @@ class Wait:
     def reset(self) -> None:
         """Does nothing: there is no state."""
 
-    def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Pending[Outcome]:
-        """See :class:`Verdicts`."""
+    def ask(
+        self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
+    ) -> Pending[Outcome | None]:
         return verifier.submit(proposal, address)
 
     def arrived(self, now: float, wanted: StepAddress | None) -> None:
@@ -71,13 +71,6 @@ class Wait:
 
 
 WAIT = Wait()
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    pending: Pending[Outcome]
-    address: StepAddress
-    seen_s: float
 
 
 class LateVerdicts:
@@ -98,31 +91,30 @@ class LateVerdicts:
         if not for_s > 0.0:
             raise ConfigError(f"the time for which late verdicts are used must be above 0 s, got {for_s}")
         self._max_age_s = for_s
-        self._in_flight: _InFlight | None = None
+        # A request, the address of its step, and the time of its observation.
+        self._in_flight: tuple[Pending[Outcome], StepAddress, float] | None = None
 
     @property
     def free(self) -> bool:
-        """See :class:`Verdicts`."""
         return self._in_flight is None
 
     def reset(self) -> None:
-        """See :class:`Verdicts`."""
         self._in_flight = None
 
-    def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Miss | None:
+    def ask(
+        self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
+    ) -> Pending[Outcome | None]:
         """See :class:`Verdicts`; a miss if the request cannot be sent."""
-        pending = verifier.submit(proposal, address)
-        if not pending.sent:
-            return Miss("disconnected", OffloadTimes(), sent=False)
-        self._in_flight = _InFlight(pending, address, seen_s)
-        return None
+        request = verifier.submit(proposal, address)
+        if not request.sent:
+            return Pending(lambda: Miss("disconnected", NO_OFFLOAD, sent=False))
+        self._in_flight = request, address, seen_s
+        return SKIPPED
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
         """See :class:`Verdicts`."""
-        sent = self._in_flight
-        if sent is None or not sent.pending.done():
+        if self._in_flight is None or not self._in_flight[0].done():
             return None
-        self._in_flight = None
-        in_time = sent.address == wanted and now - sent.seen_s <= self._max_age_s
+        (request, address, seen_s), self._in_flight = self._in_flight, None
         # Taken in any case: the client counts its misses when they are taken.
-        return LateVerdict(sent.pending.result(), in_time)
+        return LateVerdict(request.result(), in_time=address == wanted and now - seen_s <= self._max_age_s)

@@ -171,14 +171,14 @@ class Controller(Gate):
         super().reset()
         self._inner.reset()
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        self._inner.update(drafted, executed)
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        self._inner.on_action(drafted, executed)
 
-    def verified(self, proposal: Proposal) -> None:
-        self._inner.verified(proposal)
+    def on_verified(self, record: StepRecord) -> None:
+        self._inner.on_verified(record)
 
-    def learn(self, record: StepRecord) -> None:
-        self._inner.learn(record)
+    def on_inference(self, record: StepRecord) -> None:
+        self._inner.on_inference(record)
         decision = record.decision
         # The score of a forced step had no effect, and that of an episode's first step is undefined.
         if not decision.forced and not math.isnan(decision.score):

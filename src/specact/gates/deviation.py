@@ -74,7 +74,7 @@ class ActionDeviation(Gate):
         self._last: NDArray[np.float64] | None = None
         self._steps: deque[float] = deque(maxlen=self.path)
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         action = (executed if self.source == "executed" else drafted).astype(np.float64)
         if self._mean is None or self._variance is None or self._last is None:
             self._mean, self._variance, self._last = action, np.zeros_like(action), action

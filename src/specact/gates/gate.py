@@ -17,8 +17,8 @@ class Gate(ABC):
     """Decides, before anything is sent, whether a step is transmitted to the target.
 
     A subclass computes the score; this class makes the decision. Each robot needs its own gate: call :meth:`reset` when
-    an episode starts, :meth:`decide` before and :meth:`learn` after every inference, :meth:`verified` when a
-    verification arrives, and :meth:`update` once per executed action. :func:`specact.contracts.check_gate` checks a
+    an episode starts, :meth:`decide` before and :meth:`on_inference` after every inference, :meth:`on_verified` when a
+    verification arrives, and :meth:`on_action` once per executed action. :func:`specact.contracts.check_gate` checks a
     subclass.
 
     Args:
@@ -83,14 +83,14 @@ class Gate(ABC):
         """Forgets the episode."""
         self._skips, self._first = 0, True
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         """Records the drafted and the executed action of a control step, both ``[A]``, normalised."""
 
-    def learn(self, record: StepRecord) -> None:
+    def on_inference(self, record: StepRecord) -> None:
         """Records the inference that it decided on, once, with its outcome and times; late ones are not known yet."""
 
-    def verified(self, proposal: Proposal) -> None:
-        """Records a proposal whose verification has arrived, at once or late."""
+    def on_verified(self, record: StepRecord) -> None:
+        """Records an inference whose verification has arrived, at once or late."""
 
     @property
     def audit_rate(self) -> float:

@@ -13,7 +13,7 @@ from specact.errors import ConfigError
 from specact.families.tokens.drafting import DraftedTokens
 from specact.families.tokens.network import Array
 from specact.gates.gate import Gate
-from specact.types import Proposal
+from specact.types import Proposal, StepRecord
 
 # Score if there is nothing to compare; above 2, the maximum of 1 - cos.
 _NOT_SIMILAR = 3.0
@@ -58,9 +58,9 @@ class VerifySkip(Gate):
             return _NOT_SIMILAR
         return 1.0 - float(evidence.feature @ self._verified)
 
-    def verified(self, proposal: Proposal) -> None:
+    def on_verified(self, record: StepRecord) -> None:
         """Stores the features of a verified inference."""
-        self._verified, self._since = proposal.evidence.feature, 0
+        self._verified, self._since = record.proposal.evidence.feature, 0
 
     def reset(self) -> None:
         """See :class:`~specact.gates.gate.Gate`."""

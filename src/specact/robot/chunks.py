@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock, RealClock
-from specact.errors import ConfigError, ObservationError, unknown_name
+from specact.errors import ConfigError, unknown_name
 from specact.execution.history import RollForward, SampledHistory
 from specact.execution.schedule import Schedule
 from specact.execution.strategy import Execution
@@ -19,9 +19,12 @@ from specact.observation import Observation
 from specact.rng import StepAddress
 from specact.robot.inference import Finished, Inference
 from specact.robot.loop import quantiles_ms, recent_times
-from specact.types import Miss, OffloadTimes, Origin, StepRecord
+from specact.safety import Safety
+from specact.types import NO_OFFLOAD, Miss, Origin, StepRecord
+from specact.units import ActionRange
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
+_SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
 
 
 class ChunkRunner:
@@ -36,6 +39,7 @@ class ChunkRunner:
         period_s: control period [s]; the policy's own if not given.
         roll_forward: a model of the robot, needed for ``roll_forward`` execution: predicts the observation after the
             actions ``[r, A]`` from the current one.
+        action_range: actions are clipped to it, and a chunk far outside is a miss; None if it is unknown.
         idle: what an idle control step sends: the last action again, the fallback's stop action, or nothing, for a
             robot that holds its position by itself. Before the first action, and after ``max_chunk_age_s`` of holding,
             the stop action takes the place of the last one; nothing is sent if there is none.
@@ -44,14 +48,15 @@ class ChunkRunner:
             any of their actions. Otherwise the chunk is played on.
         deadline_s: a longer inference is a miss, and its chunk is dropped [s].
         max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this, and an
-            action is held no longer than this [s].
+            action is held no longer than this [s]. If None, the time of a chunk and an inference at its deadline where
+            the robot can be stopped, and otherwise no limit; see :class:`~specact.safety.Safety`.
         seed, robot: address of the random streams.
         clock: source of the time.
 
     Attributes:
+        safety: what the robot does where policy or observations fail.
         counts: totals since construction: successful ``inferences``, ``chunks`` of which an action was played, ``idle``
             control steps, and misses by cause.
-        stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
         ended: the last inference that has ended, in a chunk or a miss; None before the first of an episode.
         record: None; a policy without a draft and a gate has no step records.
 
@@ -68,34 +73,35 @@ class ChunkRunner:
         *,
         period_s: float | None = None,
         roll_forward: RollForward | None = None,
+        action_range: ActionRange | None = None,
         idle: Idle = "hold_last",
         fallback: Fallback = EXECUTE_DRAFT,
         deadline_s: float = math.inf,
-        max_chunk_age_s: float = math.inf,
+        max_chunk_age_s: float | None = None,
         seed: int = 0,
         robot: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        source, still = inference.source, fallback.stop_action
-        spec = source.spec
-        execution.check(source, rolls_forward=roll_forward is not None)
+        spec = inference.source.spec
+        execution.check(inference.source, rolls_forward=roll_forward is not None)
         if idle not in get_args(Idle):
             raise unknown_name("way to idle", idle, get_args(Idle))
-        if idle == "stop_action" and still is None:
+        if idle == "stop_action" and fallback.stop_action is None:
             raise ConfigError(
                 "to idle with the stop action, the fallback needs a stop_action [A]: the action that makes this robot "
                 "stand still"
             )
-        if still is not None and (np.shape(still) != (spec.actions,) or not np.isfinite(still).all()):
-            raise ConfigError(f"a stop action of this robot must be {spec.actions} finite numbers, got {still}")
-        if not deadline_s > 0.0 or not max_chunk_age_s > 0.0:
-            raise ConfigError(f"deadline_s and max_chunk_age_s must be above 0, got {deadline_s} and {max_chunk_age_s}")
+        if not deadline_s > 0.0:
+            raise ConfigError(f"deadline_s must be above 0, got {deadline_s}")
         self.clock = RealClock() if clock is None else clock
         self.counts: Counter[str] = Counter()
         self._latencies_s, self._ages_s = recent_times(), 0.0
-        self._inference, self._fallback, self._stop_action, self._idle = inference, fallback, still, idle
-        self._deadline_s, self._max_chunk_age_s = deadline_s, max_chunk_age_s
+        self._inference, self._idle, self._deadline_s = inference, idle, deadline_s
+        self._range = ActionRange.unknown(spec.actions) if action_range is None else action_range
         period_s = 1.0 / spec.rate_hz if period_s is None else period_s
+        slowest_s = max(min(deadline_s, _SLOW_INFERENCE_S), execution.overlap * period_s)
+        usual_age_s = slowest_s + (execution.execute + 1) * period_s
+        self.safety = Safety(fallback, self._range, self.clock, max_chunk_age_s, usual_age_s)
         self._schedule = Schedule(execution, period_s, (spec.chunk, spec.actions))
         model = roll_forward if execution.kind == "roll_forward" else None
         self._history = SampledHistory(spec.observation, period_s, model)
@@ -105,36 +111,20 @@ class ChunkRunner:
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
         self._address = self._address._replace(episode=episode, step=0)
-        self._schedule.reset()
-        self._history.reset()
+        for part in (self.safety, self._schedule, self._history):
+            part.reset()
         # Address of the inference whose result will be used, and start of the current one's deadline.
         self._expected: StepAddress | None = None
-        self._started_s = self._observed_s = self.clock.now()
-        # Consecutive failed inferences, and control steps in a row without a usable observation or model of the robot.
-        self._misses = self._unusable = 0
-        # The last action, and when it was due.
-        self._last: NDArray[np.float32] | None = None
-        self._before_last: NDArray[np.float32] | None = None
-        self._played_s = self._started_s
-        self._idling = self.stopped = False
+        self._started_s = self._played_s = self.clock.now()
+        self._idling = False
         self.ended: Finished | None = None
-
-    @property
-    def stop_action(self) -> NDArray[np.float32] | None:
-        """The fallback's stop action ``[A]``, or None if it has none."""
-        return None if self._stop_action is None else np.array(self._stop_action, np.float32)
 
     @property
     def origin(self) -> Origin | None:
         """Origin of the last action: the policy, which is the target, or the rule for idle steps."""
-        if self._last is None and not self._idling and not self.stopped:
-            return None
-        return Origin.FALLBACK if self._idling or self.stopped or self._unusable else Origin.REPLACED
-
-    @property
-    def expired(self) -> bool:
-        """Whether the observation behind the last action is older than ``max_chunk_age_s``."""
-        return not self._idling and self.clock.now() - self._observed_s > self._max_chunk_age_s
+        if self._idling or self.safety.overrides:
+            return Origin.FALLBACK
+        return None if self.safety.last is None else Origin.REPLACED
 
     def act(self, observation: Observation) -> NDArray[np.float32] | None:
         """One control step: the action ``[A]`` to execute now, in the environment's units; None to send nothing.
@@ -145,58 +135,33 @@ class ChunkRunner:
         Raises:
             ObservationError: if the observation cannot be used.
         """
-        now, schedule = self.clock.now(), self._schedule
+        now, schedule, safety = self.clock.now(), self._schedule, self.safety
         self._history.sample(now, observation)
         self._collect()
         self._advance(now)
-        if not self.stopped and schedule.wants and not self._inference.busy:
+        if not safety.stopped and schedule.wants and not self._inference.busy:
             self._start_inference(now)
             self._collect()
             self._advance(now)
-        # Here, because a robot's model may make of a usable observation one that is not.
-        self._unusable = 0
-        if self.stopped:
-            return self.stop_action
+        if safety.stopped:
+            return safety.stop_action
         played = schedule.play()
         self._idling = played is None
         if played is None:
-            self.counts["idle"] += 1
-            if self._idle == "nothing":
-                return None
-            holds = self._idle == "hold_last" and now - self._played_s <= self._max_chunk_age_s
-            return self._held() if holds and self._last is not None else self.stop_action
+            return self._idle_action(now)
         if played.first:
-            self._misses = 0
+            safety.answered()
             self.counts["chunks"] += 1
             self._ages_s += now - played.seen_s
-        self._before_last, self._last = self._last, played.action
-        self._played_s, self._observed_s = now, played.seen_s
-        self._history.play(played.action)
-        return self._held()
-
-    def act_without_observation(self, error: ObservationError) -> NDArray[np.float32] | None:
-        """One control step without a usable observation, in place of :meth:`act`: the last action is held.
-
-        Args:
-            error: why the observation cannot be used.
-
-        Raises:
-            ObservationError: ``error``, if no action of the episode has been chosen yet.
-        """
-        if self._last is None:
-            raise error
-        self._unusable += 1
-        self._idling = False
-        self._stop_if_due()
-        return self.stop_action if self.stopped else self._held()
-
-    def withdraw(self) -> None:
-        """The last action was not sent, and is not held."""
-        self._last = self._before_last
+        self._played_s = now
+        safety.see(played.seen_s)
+        action = safety.send(played.action)
+        self._history.play(action)
+        return action
 
     def wait(self, seconds: float) -> bool:
         """If idle, waits for the current inference for at most ``seconds``; returns whether a chunk has arrived."""
-        return self._idling and not self.stopped and self._inference.wait(seconds) and self._collect()
+        return self._idling and not self.safety.stopped and self._inference.wait(seconds) and self._collect()
 
     def summary(self) -> dict[str, Any]:
         """Statistics of the inferences, as plain values.
@@ -221,13 +186,19 @@ class ChunkRunner:
         schedule.ask(now)
         self._address = self._address.following
 
-    def _held(self) -> NDArray[np.float32]:
-        """The last action; a copy, because robots may convert its units in place."""
-        return np.array(self._last, np.float32)
+    def _idle_action(self, now: float) -> NDArray[np.float32] | None:
+        # The observation is usable: a robot's model may make of one that is usable another that is not.
+        self.safety.rest(now)
+        self.counts["idle"] += 1
+        if self._idle == "nothing":
+            return None
+        holds = self._idle == "hold_last" and now - self._played_s <= self.safety.max_age_s
+        last = self.safety.last if holds else None
+        return self.safety.stop_action if last is None else last
 
     def _advance(self, now: float) -> None:
         """Plays on, and counts a chunk that arrived too late for any of its actions as a miss."""
-        dropped = self._schedule.drop_older(now - self._max_chunk_age_s)
+        dropped = self._schedule.drop_older(now - self.safety.max_age_s)
         if self._schedule.advance(now) or dropped:
             self._miss("deadline")
 
@@ -237,13 +208,16 @@ class ChunkRunner:
         if found is None:
             waited_s = self.clock.now() - self._started_s
             if self._inference.busy and waited_s > self._deadline_s:
-                self.ended = Finished(self._expected or self._address, Miss("deadline", OffloadTimes()), waited_s)
+                self.ended = Finished(self._expected or self._address, Miss("deadline", NO_OFFLOAD), waited_s)
                 self._started_s, self._expected = self.clock.now(), None
                 self._miss("deadline")
             return False
         # The result belongs to an earlier episode, or missed its deadline.
         if found.address != self._expected:
             return False
+        answer = found.answer
+        if not isinstance(answer, Miss) and not self._range.is_near(answer):
+            found = Finished(found.address, Miss("invalid", NO_OFFLOAD), found.took_s)
         self._expected, self.ended = None, found
         if isinstance(found.answer, Miss):
             self._miss(found.answer.cause)
@@ -256,8 +230,4 @@ class ChunkRunner:
     def _miss(self, cause: str) -> None:
         self._schedule.miss()
         self.counts[cause] += 1
-        self._misses += 1
-        self._stop_if_due()
-
-    def _stop_if_due(self) -> None:
-        self.stopped = self.stopped or self._fallback.stops(self._misses + self._unusable)
+        self.safety.missed()

@@ -1,10 +1,11 @@
 """The control loop of a robot: observe, act, wait for the next tick. Missed ticks are not made up for.
 
-The robot is stopped at the end, also after an error.
+The robot is stopped at the end, also after an error, before a suspension, and where its own code hangs.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,15 +18,22 @@ from specact.clock import Clock
 from specact.errors import ConfigError, ObservationError
 from specact.interrupts import Interrupts
 from specact.observation import Observation
+from specact.robot.watchdog import STALL_S, Watchdog
+from specact.safety import Safety
 from specact.types import Origin, StepRecord
 
 
 class Robot(Protocol):
     """Anything with sensors and actuators.
 
-    Optional methods: ``stop()``, without arguments, which :func:`run_loop` calls at its end instead of sending the stop
-    action; and ``roll_forward(observation, actions)``, which ``roll_forward`` execution needs: a model of the robot
-    that predicts the observation after the actions ``[r, A]`` if nothing else moved.
+    Optional attributes:
+
+    - ``stop()``, which :func:`run_loop` calls at its end instead of sending the stop action, and which a watchdog calls
+      from its own thread where ``observe`` or ``act`` hangs;
+    - ``concurrent``: True if ``act`` may be called by the watchdog's thread as well, which then sends the stop action;
+    - ``roll_forward(observation, actions)``, which ``roll_forward`` execution needs: a model of the robot that predicts
+      the observation after the actions ``[r, A]`` if nothing else moved;
+    - ``action_range``: ``(low, high)``, two vectors ``[A]``, to which the actions of a policy alone are clipped.
     """
 
     def observe(self) -> Observation:
@@ -41,24 +49,18 @@ class Acting(Protocol):
     """Source of a control loop's actions.
 
     A :class:`~specact.policy.SpeculativePolicy` or a :class:`~specact.robot.chunks.ChunkRunner`.
+
+    Attributes:
+        record: of the last inference of a pair; None before the first of an episode, and for a policy alone.
+        safety: what the robot does where policy or observations fail.
     """
 
     record: StepRecord | None
-    stopped: bool
-
-    @property
-    def stop_action(self) -> NDArray[np.float32] | None:
-        """The action that makes this robot stand still, ``[A]``, or None if unknown."""
-        ...
+    safety: Safety
 
     @property
     def origin(self) -> Origin | None:
         """Origin of the last action; None before the first of an episode."""
-        ...
-
-    @property
-    def expired(self) -> bool:
-        """Whether the observation behind the last action is too old."""
         ...
 
     def reset(self, episode: int) -> None:
@@ -71,18 +73,6 @@ class Acting(Protocol):
         Raises:
             ObservationError: if the observation cannot be used.
         """
-        ...
-
-    def act_without_observation(self, error: ObservationError) -> NDArray[np.float32] | None:
-        """As :meth:`act`, without a usable observation.
-
-        Raises:
-            ObservationError: ``error``, if no action of the episode has been chosen yet.
-        """
-        ...
-
-    def withdraw(self) -> None:
-        """The last action was not sent, and is not held later."""
         ...
 
     def wait(self, seconds: float) -> bool:
@@ -100,6 +90,7 @@ class Tick:
 
     Attributes:
         late_s: delay of its start [s].
+        observe_s: time that the robot took to observe [s].
         stall_s: time that the policy took to choose the action, from the observation on [s].
         record: of the inference in it, or None if there was none.
         acted: False if the action was not sent because its observation had become too old.
@@ -107,6 +98,7 @@ class Tick:
     """
 
     late_s: float
+    observe_s: float
     stall_s: float
     record: StepRecord | None
     acted: bool = True
@@ -122,25 +114,24 @@ class Journal:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._ticks = self._inferences = self._transmitted = self._outdated = 0
-        self._late_s = self._longest_late_s = self._longest_stall_s = 0.0
+        self._counts: Counter[str] = Counter()
+        self._late_s = 0.0
+        self._longest = dict.fromkeys(("lateness", "observation", "stall"), 0.0)
         self._inference_s = recent_times()
         self._misses: Counter[str] = Counter()
         self._unusable: Counter[str] = Counter()
 
     def note(self, tick: Tick) -> None:
         """Records one tick."""
-        self._ticks += 1
         self._late_s += tick.late_s
-        self._longest_late_s = max(self._longest_late_s, tick.late_s)
-        self._longest_stall_s = max(self._longest_stall_s, tick.stall_s)
-        self._outdated += not tick.acted
+        for name, seconds in zip(self._longest, (tick.late_s, tick.observe_s, tick.stall_s), strict=True):
+            self._longest[name] = max(self._longest[name], seconds)
+        self._counts.update(ticks=1, outdated=not tick.acted)
         if tick.unusable is not None:
             self._unusable[tick.unusable.cause] += 1
         if tick.record is not None:
-            self._inferences += 1
+            self._counts.update(inferences=1, transmitted=tick.record.decision.transmit)
             self._inference_s.append(tick.stall_s)
-            self._transmitted += tick.record.decision.transmit
             if tick.record.miss is not None:
                 self._misses[tick.record.miss] += 1
 
@@ -149,30 +140,29 @@ class Journal:
 
         Returns:
             ``ticks``; ``overruns``: control periods lost because ticks started late; ``longest_lateness_ms`` of a
-            tick's start; ``longest_stall_ms`` of the policy; ``unusable``: ticks without a usable observation, by
-            cause; and ``outdated``: ticks whose action was too late to be sent.
+            tick's start, ``longest_observation_ms`` of the robot and ``longest_stall_ms`` of the policy; ``unusable``:
+            ticks without a usable observation, by cause; ``outdated``: ticks whose action was too late to be sent.
         """
         return {
-            "ticks": self._ticks,
+            "ticks": self._counts["ticks"],
             # A late tick shifts all later ones.
             "overruns": int(self._late_s / self._period_s + 1e-9),
-            "longest_lateness_ms": 1e3 * self._longest_late_s,
-            "longest_stall_ms": 1e3 * self._longest_stall_s,
+            **{f"longest_{name}_ms": 1e3 * seconds for name, seconds in self._longest.items()},
             "unusable": dict(self._unusable),
-            "outdated": self._outdated,
+            "outdated": self._counts["outdated"],
         }
 
     def summary(self) -> dict[str, Any]:
         """:meth:`control`, and statistics of the inferences of a :class:`~specact.policy.SpeculativePolicy`.
 
         Returns:
-            Also ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of
-            the policy's time in a tick with an inference, of the last 100,000.
+            Also ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of the
+            policy's time in a tick with an inference, of the last 100,000.
         """
-        count = self._inferences
+        count = self._counts["inferences"]
         return self.control() | {
             "inferences": count,
-            "transmission_rate": self._transmitted / count if count else None,
+            "transmission_rate": self._counts["transmitted"] / count if count else None,
             "misses": dict(self._misses),
             "inference_ms": quantiles_ms(self._inference_s),
         }
@@ -185,10 +175,10 @@ def recent_times() -> deque[float]:
 
 def quantiles_ms(seconds: Collection[float]) -> dict[str, float | None]:
     """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None for no times."""
-    found = np.quantile(list(seconds), (0.5, 0.95, 0.99)).tolist() if seconds else (None, None, None)
-    return {
-        name: None if value is None else 1e3 * value for name, value in zip(("p50", "p95", "p99"), found, strict=True)
-    }
+    names = ("p50", "p95", "p99")
+    if not seconds:
+        return dict.fromkeys(names)
+    return dict(zip(names, (1e3 * np.quantile(list(seconds), (0.5, 0.95, 0.99))).tolist(), strict=True))
 
 
 def run_loop(
@@ -198,16 +188,17 @@ def run_loop(
     clock: Clock,
     proceed: Callable[[], bool],
     note: Callable[[Tick], None],
+    stall_s: float = STALL_S,
 ) -> None:
     """Runs until ``proceed`` returns False; then, or after an error, stops the robot by ``stop()`` or the stop action.
 
-    An unusable observation before the first action of the episode ends the loop; later the fallback applies, see
-    :meth:`~specact.policy.SpeculativePolicy.act_without_observation`. An action whose observation has become older
-    than the policy's ``max_chunk_age_s`` is not sent: the next tick starts immediately, and its action is sent in any
-    case.
+    An unusable observation before the first action of the episode ends the loop; later see
+    :meth:`~specact.safety.Safety.hold`. An action whose observation has become older than the policy's maximum age is
+    not sent: the next tick starts immediately, and its action is sent in any case.
 
-    In the main thread SIGINT, SIGTERM and SIGHUP end the loop with :class:`~specact.interrupts.Interrupted`; they are
-    deferred while the robot is being stopped.
+    In the main thread SIGINT, SIGTERM, SIGHUP and SIGQUIT end the loop with :class:`~specact.interrupts.Interrupted`;
+    they are deferred while the robot is being stopped. SIGTSTP stops the robot before the process is suspended; when it
+    continues, the policy infers anew, or the loop ends where the robot was stopped by its own ``stop()``.
 
     Args:
         robot: the robot.
@@ -216,24 +207,36 @@ def run_loop(
         clock: of the ticks.
         proceed: called before every tick; False ends the loop.
         note: called with every tick after it.
+        stall_s: the robot is stopped if one call of its code takes longer than this [s], see
+            :class:`~specact.robot.watchdog.Watchdog`.
 
     Raises:
         ConfigError: if the period is not positive.
         ObservationError: if there is no usable observation before the first action.
+        StallError: if the robot's own code took too long.
         Interrupted: for a signal.
     """
     if not period_s > 0.0:
         raise ConfigError(f"a control period must be positive, got {period_s} s")
-    with Interrupts() as interrupts:
-        try:
+    still = policy.safety.stop_action
+    with Interrupts(suspends=True) as interrupts, Watchdog(robot, still, interrupts, stall_s) as watchdog:
+
+        def goes_on() -> bool:
             # A signal also ends the loop if the robot's own code swallowed its exception.
-            _tick(robot, policy, period_s, clock, lambda: interrupts.received is None and proceed(), note)
+            if interrupts.suspended:
+                _suspend(robot, policy.safety, interrupts)
+            watchdog.check()
+            return interrupts.received is None and proceed()
+
+        try:
+            policy.safety.attach(robot)
+            _tick(robot, policy, period_s, clock, goes_on, note, watchdog)
         except BaseException as error:
             interrupts.held = True
-            stop_after(error, robot, policy.stop_action)
+            stop_after(error, robot, still)
             raise
         interrupts.held = True
-        stop(robot, policy.stop_action)
+        stop(robot, still)
     interrupts.raise_received()
 
 
@@ -244,8 +247,7 @@ def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
     """
     stopped = False
     try:
-        own = getattr(robot, "stop", None)
-        if callable(own):
+        if callable(own := getattr(robot, "stop", None)):
             own()
             stopped = True
     finally:
@@ -261,6 +263,16 @@ def stop_after(error: BaseException, robot: Robot, stop_action: NDArray[np.float
         error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
 
 
+def _suspend(robot: Robot, safety: Safety, interrupts: Interrupts) -> None:
+    """Stops the robot, suspends the process, and when it continues has the policy infer anew."""
+    stop(robot, safety.stop_action)
+    interrupts.suspend()
+    safety.expire()
+    if callable(getattr(robot, "stop", None)):
+        # Nobody knows whether it may be moved after its own stop().
+        interrupts.received = interrupts.received or signal.SIGTSTP
+
+
 def _tick(
     robot: Robot,
     policy: Acting,
@@ -268,27 +280,30 @@ def _tick(
     clock: Clock,
     proceed: Callable[[], bool],
     note: Callable[[Tick], None],
+    watchdog: Watchdog,
 ) -> None:
+    safety, outdated = policy.safety, False
     planned = due = clock.now()
-    outdated = False
     while proceed():
         began, before = clock.now(), policy.record
         unusable, observed = None, began
         try:
-            observation = robot.observe()
-            # A camera that waits for its next frame is no time of the policy's.
+            observation = watchdog.call("observe", robot.observe)
             observed = clock.now()
             action = policy.act(observation)
         except ObservationError as error:
-            unusable, action = error, policy.act_without_observation(error)
+            unusable, action = error, safety.hold(error)
         stall = clock.now() - observed
+        if safety.stopped and action is None:
+            return
         # At most one tick in a row, since late actions must be sent if every inference takes that long.
-        outdated = unusable is None and not policy.stopped and not outdated and policy.expired
+        outdated = not (unusable or safety.stopped or outdated) and safety.expired
         if outdated:
-            policy.withdraw()
+            safety.withdraw()
         elif action is not None:
-            robot.act(action)
-        note(Tick(began - planned, stall, _inference(before, policy.record), not outdated, unusable))
+            watchdog.call("act", robot.act, action)
+        inference = _inference(before, policy.record)
+        note(Tick(began - planned, observed - began, stall, inference, not outdated, unusable))
         planned = due = due + period_s
         now = clock.now()
         if now > due or outdated:

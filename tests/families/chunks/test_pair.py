@@ -397,7 +397,7 @@ def test_misses_in_a_row_stop_the_robot() -> None:
     policy = missing(["deadline", None, "deadline", "expired"], rule, made())
     actions, _ = play(policy, 15)
     assert [i for i, action in enumerate(actions) if np.array_equal(action, STILL)] == list(range(9, 15))
-    assert policy.stopped
+    assert policy.safety.stopped
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -199,7 +199,9 @@ def test_after_a_gripper_s_change_the_next_round_is_full(pair: FlashPair) -> Non
     for switches in (False, True):
         drafter = accepting.drafter
         evidence = replace(round_of(record), switches=switches)
-        drafter.learn(replace(record, outcome=replace(record.outcome, evidence=evidence)))
+        told = replace(record, result=replace(record.outcome, evidence=evidence))
+        drafter.on_inference(told)
+        drafter.on_verified(told)
         assert drafter.propose(SEEN[2], np.random.default_rng(0)).evidence.question.full == switches
 
 
@@ -312,13 +314,19 @@ def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: FlashP
     switching = played(composed(pair, replace(ROUNDS["flash"], within=1e6)), 2)[1][1]
     assert switching.outcome is not None and round_of(switching).checked
     switched = replace(switching.outcome, evidence=replace(round_of(switching), switches=True))
+
+    def tell(record: StepRecord) -> None:
+        drafter.on_inference(record)
+        if record.outcome is not None:
+            drafter.on_verified(record)
+
     drafter, rng = composed(pair, "flash", period=0).drafter, np.random.default_rng(0)
-    for known in ((), (replace(switching, outcome=switched),)):
+    for known in ((), (replace(switching, result=switched),)):
         drafter.reset()
         for record in (*known, skipped):
-            drafter.learn(record)
+            tell(record)
         assert drafter.propose(SEEN[0], rng).evidence.question.full
-    drafter.learn(switching)
+    tell(switching)
     assert not drafter.propose(SEEN[0], rng).evidence.question.full
 
 

@@ -140,7 +140,7 @@ def test_a_draft_may_have_shorter_or_longer_chunks(pair: TokenPair, steps: int, 
 
 def test_an_episode_begins_without_memory(pair: TokenPair) -> None:
     drafter = replace(pair, decoding=COMPENSATING).drafter
-    drafter.update(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
+    drafter.on_action(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
     asked = drafter.propose(SEEN[0], rngs(1)[0])
     assert asked.evidence.question.tail is not None and len(asked.evidence.question.candidates) == 1
     np.testing.assert_allclose(asked.actions, np.tile([0.5, -0.5], (3, 1)), atol=1.01 / 255.0)
@@ -193,7 +193,7 @@ def test_a_late_verdict_of_a_server_replaces_the_rest_of_a_chunk(
     for number, window in enumerate(SEEN[:12], 1):
         executed = [policy.act_on(window)]
         until = time.monotonic() + 30.0
-        while not verdicts.free and not verdicts._in_flight.pending.done():  # type: ignore[union-attr]
+        while not verdicts.free and not verdicts._in_flight[0].done():  # type: ignore[index]
             assert time.monotonic() < until, "the server's answer did not come"
             time.sleep(0.001)
         executed += [policy.act_on(None) for _ in range(pair.execute - 1)]
@@ -345,9 +345,9 @@ def test_a_head_on_the_device_drafts_nothing_without_the_target(drafted: TokenPa
         return found
 
     assert not len(rows())
-    drafter.learn(replace(record, outcome=None))
+    drafter.on_inference(record)
     assert not len(rows()), "it was not verified"
-    drafter.learn(record)
+    drafter.on_verified(record)
     first = rows()
     assert len(first) and (first[:, 0] == decoded.tokens[0]).all()
     drafter.verified(replace(decoded, feature=-decoded.feature))
@@ -383,7 +383,7 @@ def test_a_head_on_the_device_reads_the_feature_as_the_wire_rounds_it(
 def test_what_a_head_on_the_device_leaves_open_is_the_last_action(drafted: TokenPair) -> None:
     (_, (record, *_)), drafter = played(drafted, 1), drafted.drafter
     drafter.verified(_decoded(record))
-    drafter.update(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
+    drafter.on_action(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
     proposal = drafter.propose(SEEN[0], rngs(1)[0])
     best = proposal.evidence.question.candidates[0]
     found, known = proposal.actions.ravel(), best >= 0

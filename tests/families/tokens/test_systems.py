@@ -168,7 +168,7 @@ def moved(drafter: TokenDrafter, actions: np.ndarray) -> TokenDrafter:
     """After these executed actions."""
     drafter.reset()
     for action in actions.astype(np.float32):
-        drafter.update(action, action)
+        drafter.on_action(action, action)
     return drafter
 
 

@@ -11,7 +11,7 @@ from specact.gates.settings import GateChoices
 from specact.lab.evaluation.cost import measure_decision
 from specact.lab.rollout.timed import TimedGate
 from specact.policy import SpeculativePolicy
-from specact.types import Proposal
+from specact.types import StepRecord
 
 
 @pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
@@ -33,7 +33,7 @@ def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:
             for _ in range(10 + episode):
                 step = drafter.propose(window, rng)
                 decision = gate.decide(step, rng)
-                gate.update(step.actions[0], step.actions[0])
+                gate.on_action(step.actions[0], step.actions[0])
                 found.append((decision.transmit, decision.score, decision.reason))
         return found
 
@@ -52,7 +52,7 @@ def test_a_gate_that_takes_time_hears_of_verifications() -> None:
     class Told(ActionDeviation):
         told = 0
 
-        def verified(self, proposal: Proposal) -> None:
+        def on_verified(self, record: StepRecord) -> None:
             self.told += 1
 
     bundle, clock, gate = load_bundle("ball"), VirtualClock(), Told(0.0)

@@ -34,7 +34,7 @@ def record(transmit: bool, draft: float, offload: OffloadTimes) -> StepRecord:
     decision = Decision(transmit, 1.0, 0.5, "score")
     nothing = np.zeros(0)
     return StepRecord(
-        StepAddress(0, 0, 0, 0), None, decision, None, None, nothing, nothing,  # type: ignore[arg-type]
+        StepAddress(0, 0, 0, 0), None, decision, None, nothing, nothing,  # type: ignore[arg-type]
         StageTimes(draft, 0.0, offload, 0.0),
     )  # fmt: skip
 

@@ -121,7 +121,7 @@ class Robot:
                 action = self.acting.act(observation)
             self.seen = seen
         except ObservationError as error:
-            action = self.acting.act_without_observation(error)
+            action = self.acting.safety.hold(error)
             self._warn(error.cause, f"an observation cannot be used: {error}")
         cause = _missed(self.acting)
         if cause is not None:
@@ -199,7 +199,8 @@ def _tell(robots: list[Robot]) -> None:
     for number, robot in enumerate(robots):
         if robot.counts:
             counted = ", ".join(f"{name} {count}" for name, count in robot.counts.items())
-            _logger.info("robot %d so far: %s%s", number, counted, "; it stopped" if robot.acting.stopped else "")
+            stopped = "; it stopped" if robot.acting.safety.stopped else ""
+            _logger.info("robot %d so far: %s%s", number, counted, stopped)
 
 
 def _maker(config: SpecactConfig, stack: ExitStack) -> Callable[[int], Robot]:

@@ -90,17 +90,17 @@ class FlashDrafter:
         if self._parts is not None:
             self._parts.reset()
 
-    def update(self, drafted: Array, executed: Array) -> None:
-        """See :class:`~specact.pair.FollowingDrafter`."""
+    def on_action(self, drafted: Array, executed: Array) -> None:
         self._last_executed = executed
         self._played += 1
 
-    def learn(self, record: StepRecord) -> None:
-        """See :class:`~specact.pair.FollowingDrafter`."""
+    def on_inference(self, record: StepRecord) -> None:
         if record.outcome is None:
             self._chunk, self._played = record.proposal.actions, 0
             self._rounds_since_full += 1
-            return
+
+    def on_verified(self, record: StepRecord) -> None:
+        assert record.outcome is not None
         found: Round = record.outcome.evidence
         late = record.proposal.actions is self._chunk
         self._chunk = self._units.from_environment(found.chunk)

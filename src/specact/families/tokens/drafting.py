@@ -119,14 +119,15 @@ class TokenDrafter:
         self._threshold.reset()
         self._spacing.reset()
 
-    def update(self, drafted: Array, executed: Array) -> None:
-        """See :class:`~specact.pair.FollowingDrafter`."""
+    def on_action(self, drafted: Array, executed: Array) -> None:
         self._executed.append(executed)
 
-    def learn(self, record: StepRecord) -> None:
-        """See :class:`~specact.pair.FollowingDrafter`."""
-        if record.outcome is not None:
-            self.verified(record.outcome.evidence)
+    def on_inference(self, record: StepRecord) -> None:
+        pass
+
+    def on_verified(self, record: StepRecord) -> None:
+        assert record.outcome is not None
+        self.verified(record.outcome.evidence)
 
     def verified(self, decoded: Decoded) -> None:
         """Learns from an answer: the next tolerance, whether compensation is due, and what a head here reads."""

@@ -341,7 +341,7 @@ def _parts(pair: AnyPair, gates: Sequence[str]) -> dict[str, Callable[[], object
     for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
         gate = GateChoices().settings(name, pair).build(pair)
         gate.reset()
-        gate.update(proposal.actions[0], proposal.actions[0])
+        gate.on_action(proposal.actions[0], proposal.actions[0])
         calls[f"gate {name}"] = lambda gate=gate: gate.decide(proposal, rng)  # type: ignore[misc]
     return calls
 

@@ -173,5 +173,5 @@ def measure_decision(gate: Gate, bundle: AnyPair, repeats: int = 200) -> float:
         start = time.perf_counter()
         gate.decide(proposal, rng)
         times.append(time.perf_counter() - start)
-        gate.update(proposal.actions[0], proposal.actions[0])
+        gate.on_action(proposal.actions[0], proposal.actions[0])
     return float(np.median(times[10:]))

@@ -168,7 +168,7 @@ def _target_path(
                     history.push(robot.observe())
                 robot.act(action)
                 for drafter in drafters:
-                    drafter.update(action, pair.units.from_environment(action))
+                    drafter.on_action(action, pair.units.from_environment(action))
                 if robot.done:
                     break
         progress(number + 1, episodes)

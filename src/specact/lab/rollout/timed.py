@@ -44,13 +44,17 @@ class TimedDrafter:
         if self._follower is not None:
             self._follower.reset()
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         if self._follower is not None:
-            self._follower.update(drafted, executed)
+            self._follower.on_action(drafted, executed)
 
-    def learn(self, record: StepRecord) -> None:
+    def on_inference(self, record: StepRecord) -> None:
         if self._follower is not None:
-            self._follower.learn(record)
+            self._follower.on_inference(record)
+
+    def on_verified(self, record: StepRecord) -> None:
+        if self._follower is not None:
+            self._follower.on_verified(record)
 
 
 class TimedTarget(Generic[A]):
@@ -116,14 +120,14 @@ class TimedGate(Gate):
         super().reset()
         self._gate.reset()
 
-    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        self._gate.update(drafted, executed)
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        self._gate.on_action(drafted, executed)
 
-    def learn(self, record: StepRecord) -> None:
-        self._gate.learn(record)
+    def on_inference(self, record: StepRecord) -> None:
+        self._gate.on_inference(record)
 
-    def verified(self, proposal: Proposal) -> None:
-        self._gate.verified(proposal)
+    def on_verified(self, record: StepRecord) -> None:
+        self._gate.on_verified(record)
 
 
 class Prepared(Generic[A]):

@@ -1,0 +1,159 @@
+"""What a robot does where its policy, its target or its own sensors fail; every actor shares it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.clock import Clock
+from specact.errors import ConfigError, ObservationError
+from specact.fallback import Fallback
+from specact.types import Chunk
+from specact.units import Units
+
+NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
+
+
+class Safety:
+    """Counts misses, remembers the last action, and decides when a robot holds it, stands still or stops.
+
+    Failed target requests and control steps without a usable observation are misses. The last action is ``expired``
+    when its observation was made more than ``max_age_s`` ago: it is held no longer, and its chunk is dropped.
+
+    Args:
+        fallback: the rule for misses.
+        units: of the policy's actions.
+        clock: of the control loop.
+        max_age_s: maximum age of an action's observation [s]; None for ``usual_age_s`` if the robot can be stopped, by
+            a stop action or its own ``stop``, and for no limit otherwise.
+        usual_age_s: an age that only a failure exceeds [s].
+
+    Attributes:
+        stopped: whether the robot has stopped; every action is the stop action then, until :meth:`reset`.
+
+    Raises:
+        ConfigError: if the stop action does not fit the units, or the maximum age is not positive.
+    """
+
+    def __init__(
+        self, fallback: Fallback, units: Units, clock: Clock, max_age_s: float | None, usual_age_s: float
+    ) -> None:
+        if max_age_s is not None and not max_age_s > 0.0:
+            raise ConfigError(f"max_chunk_age_s must be above 0, got {max_age_s}")
+        self._fallback, self._units, self._clock = fallback, units, clock
+        self._given_age_s, self._usual_age_s = max_age_s, usual_age_s
+        self._still = None if fallback.stop_action is None else units.normalise(fallback.stop_action)
+        self.attach(None)
+        self.reset()
+
+    def attach(self, robot: Any) -> None:
+        """Takes note of whether the robot has a method ``stop``."""
+        self._robot_stops = callable(getattr(robot, "stop", None))
+        stoppable = self._robot_stops or self._still is not None
+        usual_s = self._usual_age_s if stoppable else math.inf
+        self.max_age_s = usual_s if self._given_age_s is None else self._given_age_s
+
+    def reset(self) -> None:
+        """Starts an episode."""
+        self.stopped = self._outdated = False
+        # Consecutive failed requests, and control steps in a row without a usable observation.
+        self._misses = self._blind = 0
+        self._seen_s = self._clock.now()
+        # The last two actions, in the policy's units.
+        self._last: Chunk | None = None
+        self._before_last = self._still
+
+    @property
+    def stop_action(self) -> NDArray[np.float32] | None:
+        """The action that makes this robot stand still, ``[A]``, or None if unknown."""
+        return None if self._fallback.stop_action is None else np.array(self._fallback.stop_action, np.float32)
+
+    @property
+    def overrides(self) -> bool:
+        """Whether the last action was not the policy's."""
+        return self.stopped or self._blind > 0
+
+    @property
+    def expired(self) -> bool:
+        """Whether the observation behind the last action is too old."""
+        return self._outdated or self._clock.now() - self._seen_s > self.max_age_s
+
+    def expire(self) -> None:
+        """Declares the last action too old, as after a suspension."""
+        self._outdated = True
+
+    def see(self, at_s: float) -> None:
+        """The next action is based on an observation made at this time [s]."""
+        self._seen_s, self._outdated = at_s, False
+
+    def rest(self, at_s: float) -> None:
+        """The policy has no action for a usable observation made at this time [s]."""
+        self._blind = 0
+        self.see(at_s)
+
+    def answered(self) -> None:
+        """A request succeeded: the run of consecutive misses ends."""
+        self._misses = 0
+
+    def missed(self) -> None:
+        """A request failed."""
+        self._misses += 1
+        self._stop_if_due()
+
+    def instead(self, drafted: Chunk) -> Chunk:
+        """The chunk to execute after a miss, ``[n, A]``; the drafted one, unexecuted, where the robot stops."""
+        last = self._still if self._last is None else self._last
+        if self.stopped or self._fallback.on_miss == "execute_draft" or last is None:
+            return drafted
+        return np.broadcast_to(last, drafted.shape)
+
+    def send(self, action: Chunk) -> NDArray[np.float32]:
+        """The policy's action ``[A]`` in the environment's units and within the robot's range.
+
+        Raises:
+            ObservationError: if it is not finite.
+        """
+        sent = self._units.to_environment(action)
+        if not all(map(math.isfinite, sent.tolist())):
+            raise ObservationError(NOT_FINITE)
+        self._blind = 0
+        self._before_last, self._last = self._still if self._last is None else self._last, action
+        return sent
+
+    def withdraw(self) -> None:
+        """The last action was not sent, and is not held later."""
+        self._last = self._before_last
+
+    def hold(self, error: ObservationError) -> NDArray[np.float32] | None:
+        """The action of a control step without a usable observation; None to send nothing.
+
+        That is the last action; once it has expired, the stop action, or the end of the run where a robot without one
+        has a method ``stop``. The policy goes on with the next usable observation.
+
+        Args:
+            error: why the observation cannot be used.
+
+        Raises:
+            ObservationError: ``error``, if no action of the episode has been chosen yet.
+        """
+        if self._last is None:
+            raise error
+        self._blind += 1
+        self._stop_if_due()
+        expired = self.expired
+        if expired and self._still is None:
+            self.stopped = self.stopped or self._robot_stops
+        if self.stopped or (expired and self._still is not None):
+            return self.stop_action
+        return self.last
+
+    @property
+    def last(self) -> NDArray[np.float32] | None:
+        """The last action ``[A]``, in the environment's units; a copy, because robots may convert it in place."""
+        return None if self._last is None else self._units.to_environment(self._last)
+
+    def _stop_if_due(self) -> None:
+        self.stopped = self.stopped or self._fallback.stops(self._misses + self._blind)
