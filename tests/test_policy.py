@@ -500,7 +500,7 @@ def test_a_miss_executes_the_draft_and_says_why() -> None:
 
 
 def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> None:
-    policy, _ = missing(["deadline", None, "deadline", "deadline"], Fallback("hold_last", stop_action=STILL))
+    policy, _ = missing(["deadline", None, "deadline", "deadline"], Fallback("hold_last", stop_action=tuple(STILL)))
     actions, _ = play(policy, 0, steps=4)
     np.testing.assert_allclose(actions[0], STILL, atol=1e-6)
     np.testing.assert_array_equal(actions[2], actions[1])
@@ -509,7 +509,7 @@ def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> 
 
 
 def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
-    policy, _ = missing([None, "disconnected"], Fallback("stop", stop_action=STILL))
+    policy, _ = missing([None, "disconnected"], Fallback("stop", stop_action=tuple(STILL)))
     actions, _ = play(policy, 0, steps=5)
     assert policy.safety.stopped
     np.testing.assert_array_equal(actions[1:], np.tile(STILL, (4, 1)))
@@ -518,7 +518,7 @@ def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
 
 
 def test_too_many_misses_in_a_row_stop_the_robot() -> None:
-    rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    rule = Fallback(max_consecutive_misses=2, stop_action=tuple(STILL))
     policy, _ = missing(["deadline", "deadline", None, "deadline", "deadline", "expired"], rule)
     actions, _ = play(policy, 0, steps=8)
     # Two in a row are borne, a success starts the count anew, the third in a row stops.
@@ -533,7 +533,7 @@ def test_a_rule_that_can_stop_needs_to_know_how(rule: Any) -> None:
     with pytest.raises(ConfigError, match="stop_action"):
         Fallback(max_consecutive_misses=3)
     with pytest.raises(ConfigError, match=r"\[2\]"):
-        SpeculativePolicy(pair(), Always(), fallback=Fallback(rule, stop_action=np.zeros(3, np.float32)))
+        SpeculativePolicy(pair(), Always(), fallback=Fallback(rule, stop_action=(0.0,) * 3))
     with pytest.raises(ConfigError, match="did you mean 'stop'"):
         Fallback(cast(Any, "stopp"))
 
@@ -567,7 +567,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
             )
 
     bundle = replace(pair(replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
-    rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    rule = Fallback(max_consecutive_misses=2, stop_action=tuple(STILL))
     policy = SpeculativePolicy(bundle, Always(), fallback=rule)
     actions, records = play(policy, 0, steps=8)
     assert [record.miss for record in records[:5]] == [None, None, "invalid", "invalid", "invalid"]
@@ -575,7 +575,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
     np.testing.assert_array_equal(actions[4:], np.tile(STILL, (4, 1)))
     assert policy.counts["missed"] == 3
     np.testing.assert_array_equal(records[3].actions, records[3].proposal.actions)
-    stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=STILL))
+    stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=tuple(STILL)))
     play(stops, 0, steps=3)
     assert stops.safety.stopped
 
@@ -610,7 +610,7 @@ def test_the_record_says_where_every_action_comes_from(rule: Any) -> None:
     clock = VirtualClock()
     bundle = pair(clock=clock)
     verifier = SpeculativeVerifier(Far(bundle, clock, [None, None, "deadline"] * 20), bundle.tokenizer)
-    fallback = Fallback(rule, stop_action=STILL)
+    fallback = Fallback(rule, stop_action=tuple(STILL))
     policy = SpeculativePolicy(bundle, Random(0.5), verifier=verifier, fallback=fallback, clock=clock)
     _, records = play(policy, 0, steps=60)
     seen = set()
@@ -683,7 +683,7 @@ def test_late_verdicts_that_never_serve_stop_the_robot(
     clock = VirtualClock()
     bundle = pair(replace(SPEC, execute=3), clock=clock)
     verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
-    fallback = Fallback(rule, most, STILL)
+    fallback = Fallback(rule, most, tuple(STILL))
     policy = SpeculativePolicy(
         bundle, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), fallback=fallback, clock=clock
     )

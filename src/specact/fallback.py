@@ -1,4 +1,4 @@
-"""What a robot executes when a target request misses its deadline or fails."""
+"""What a robot does when a target request fails, or its own side does."""
 
 from __future__ import annotations
 
@@ -9,41 +9,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, unknown_name
+from specact.records import Positive, WholeNumber, check_fields
 
 OnMiss = Literal["execute_draft", "hold_last", "stop"]
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """The rule for missed steps.
+    """The rule for misses; :class:`~specact.safety.Safety` applies it.
+
+    A control step without a usable observation is a miss, too, and so is a late verdict of which nothing can be
+    executed any more.
 
     Attributes:
-        on_miss: ``execute_draft``: the drafted chunk; ``hold_last``: the last executed action again; ``stop``: the
-            stop action, and nothing else until the next episode.
-        max_consecutive_misses: after more consecutive misses than this the robot stops, whatever ``on_miss`` is; None
-            for no limit. A control step without a usable observation, or for which the policy has no action, is one,
-            and so is a late verdict of which nothing can be executed any more.
-        stop_action: the action that makes this robot stand still, ``[A]``, in the environment's units: for example
-            zeros for velocities and torques, the current pose for positions. Required if the rule can stop or hold.
+        on_miss: what a missed step executes: execute_draft, the drafted chunk; hold_last, the last action again; stop,
+            the stop action, and nothing else until the next episode.
+        max_consecutive_misses: after more misses in a row than this the robot stops.
+        stop_action: the action that makes this robot stand still, in the environment's units, such as zeros for
+            velocities and torques, the current pose for positions; required where a miss can stop or hold the robot.
+        max_chunk_age_ms: actions whose observation is older than this are not executed, nor held without a usable
+            observation [ms]; if not given, an age that only a failure exceeds, where the robot can be stopped.
+        max_stall_ms: the robot is stopped where its own code takes longer than this to observe or to act [ms].
 
     Raises:
-        ConfigError: for an unknown rule, or if a required stop action is missing.
+        ConfigError: for a value that is not allowed, or if a required stop action is missing.
     """
 
     on_miss: OnMiss = "execute_draft"
-    max_consecutive_misses: int | None = None
-    stop_action: NDArray[np.float32] | None = None
+    max_consecutive_misses: WholeNumber | None = None
+    stop_action: tuple[float, ...] | None = None
+    max_chunk_age_ms: Positive | None = None
+    max_stall_ms: Positive = 2000.0
 
     def __post_init__(self) -> None:
         if self.on_miss not in get_args(OnMiss):
             raise unknown_name("rule for missed steps", self.on_miss, get_args(OnMiss))
-        if self.max_consecutive_misses is not None and self.max_consecutive_misses < 0:
-            raise ConfigError(f"max_consecutive_misses must not be negative, got {self.max_consecutive_misses}")
+        if self.stop_action is not None:
+            # Arrays are accepted as well.
+            object.__setattr__(self, "stop_action", tuple(np.asarray(self.stop_action, np.float64).ravel().tolist()))
+        check_fields(self)
         if self.stop_action is None and (self.on_miss != "execute_draft" or self.max_consecutive_misses is not None):
             raise ConfigError(
                 f"on_miss {self.on_miss!r} with max_consecutive_misses {self.max_consecutive_misses} can stop the "
                 "robot, so it needs a stop_action [A]: the action that makes this robot stand still"
             )
+
+    @property
+    def still(self) -> NDArray[np.float32] | None:
+        """The stop action as an array ``[A]``, new at each time, or None."""
+        return None if self.stop_action is None else np.array(self.stop_action, np.float32)
 
     def stops(self, misses: int) -> bool:
         """Whether the robot stops after the given number of consecutive misses."""

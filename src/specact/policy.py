@@ -48,12 +48,10 @@ class SpeculativePolicy:
         gate: decides which steps go to the target; not shared with other robots.
         drafter: instead of the pair's draft.
         verifier: instead of the pair's own verification with its target in this process.
-        fallback: what is executed when a target request misses its deadline or fails.
+        fallback: what is executed when a target request fails, and when an action is too old. By default that is an
+            action whose chunk should have ended two seconds ago, where the robot can be stopped.
         verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
             or :class:`~specact.execution.verdicts.LateVerdicts`.
-        max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this [s], and
-            the next control step infers. If None, the duration of a chunk and two seconds where the robot can be
-            stopped, and otherwise no limit; see :class:`~specact.safety.Safety`.
         seed, robot: address of the random streams; two robots with the same seed get different streams.
         clock: source of the step times.
 
@@ -65,8 +63,8 @@ class SpeculativePolicy:
             transmit, verdicts that arrived ``in_time``, and actions that they ``replaced``.
 
     Raises:
-        ConfigError: if pair or gate has the wrong type, seed or robot is negative, the stop action does not fit the
-            pair, or max_chunk_age_s is not positive.
+        ConfigError: if pair or gate has the wrong type, seed or robot is negative, or the stop action does not fit
+            the pair.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class SpeculativePolicy:
         verifier: Verifier | None = None,
         fallback: Fallback = EXECUTE_DRAFT,
         verdicts: Verdicts = WAIT,
-        max_chunk_age_s: float | None = None,
         seed: int = 0,
         robot: int = 0,
         clock: Clock | None = None,
@@ -96,7 +93,7 @@ class SpeculativePolicy:
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.counts: Counter[str] = Counter()
         usual_age_s = pair.execute / pair.rate_hz + _INFERENCE_S
-        self.safety = Safety(fallback, pair.units, self.clock, max_chunk_age_s, usual_age_s)
+        self.safety = Safety(fallback, pair.units, self.clock, usual_age_s)
         self._drafter = pair.drafter if drafter is None else drafter
         self._followers: list[Follower] = [gate]
         if isinstance(self._drafter, FollowingDrafter):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock
-from specact.errors import ConfigError, ObservationError
+from specact.errors import ObservationError
 from specact.fallback import Fallback
 from specact.types import Chunk
 from specact.units import Units
@@ -24,28 +24,23 @@ class Safety:
     when its observation was made more than ``max_age_s`` ago: it is held no longer, and its chunk is dropped.
 
     Args:
-        fallback: the rule for misses.
+        fallback: the rule.
         units: of the policy's actions.
         clock: of the control loop.
-        max_age_s: maximum age of an action's observation [s]; None for ``usual_age_s`` if the robot can be stopped, by
-            a stop action or its own ``stop``, and for no limit otherwise.
-        usual_age_s: an age that only a failure exceeds [s].
+        usual_age_s: an age that only a failure exceeds [s]; the maximum where the fallback has none and the robot can
+            be stopped, by a stop action or its own ``stop``.
 
     Attributes:
         stopped: whether the robot has stopped; every action is the stop action then, until :meth:`reset`.
+        max_age_s: maximum age of an action's observation [s].
 
     Raises:
-        ConfigError: if the stop action does not fit the units, or the maximum age is not positive.
+        ConfigError: if the stop action does not fit the units.
     """
 
-    def __init__(
-        self, fallback: Fallback, units: Units, clock: Clock, max_age_s: float | None, usual_age_s: float
-    ) -> None:
-        if max_age_s is not None and not max_age_s > 0.0:
-            raise ConfigError(f"max_chunk_age_s must be above 0, got {max_age_s}")
-        self._fallback, self._units, self._clock = fallback, units, clock
-        self._given_age_s, self._usual_age_s = max_age_s, usual_age_s
-        self._still = None if fallback.stop_action is None else units.normalise(fallback.stop_action)
+    def __init__(self, fallback: Fallback, units: Units, clock: Clock, usual_age_s: float) -> None:
+        self.fallback, self._units, self._clock, self._usual_age_s = fallback, units, clock, usual_age_s
+        self._still = None if fallback.still is None else units.normalise(fallback.still)
         self.attach(None)
         self.reset()
 
@@ -53,8 +48,8 @@ class Safety:
         """Takes note of whether the robot has a method ``stop``."""
         self._robot_stops = callable(getattr(robot, "stop", None))
         stoppable = self._robot_stops or self._still is not None
-        usual_s = self._usual_age_s if stoppable else math.inf
-        self.max_age_s = usual_s if self._given_age_s is None else self._given_age_s
+        limit_ms = self.fallback.max_chunk_age_ms
+        self.max_age_s = limit_ms / 1e3 if limit_ms is not None else self._usual_age_s if stoppable else math.inf
 
     def reset(self) -> None:
         """Starts an episode."""
@@ -69,7 +64,7 @@ class Safety:
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
         """The action that makes this robot stand still, ``[A]``, or None if unknown."""
-        return None if self._fallback.stop_action is None else np.array(self._fallback.stop_action, np.float32)
+        return self.fallback.still
 
     @property
     def overrides(self) -> bool:
@@ -106,7 +101,7 @@ class Safety:
     def instead(self, drafted: Chunk) -> Chunk:
         """The chunk to execute after a miss, ``[n, A]``; the drafted one, unexecuted, where the robot stops."""
         last = self._still if self._last is None else self._last
-        if self.stopped or self._fallback.on_miss == "execute_draft" or last is None:
+        if self.stopped or self.fallback.on_miss == "execute_draft" or last is None:
             return drafted
         return np.broadcast_to(last, drafted.shape)
 
@@ -156,4 +151,4 @@ class Safety:
         return None if self._last is None else self._units.to_environment(self._last)
 
     def _stop_if_due(self) -> None:
-        self.stopped = self.stopped or self._fallback.stops(self._misses + self._blind)
+        self.stopped = self.stopped or self.fallback.stops(self._misses + self._blind)

@@ -206,7 +206,7 @@ def test_a_first_observation_that_cannot_be_used_ends_the_run_before_the_robot_m
 
 
 def test_later_ones_hold_the_last_action_and_are_told_of_once(life: Life) -> None:
-    status, out, remarks = life.run("Dazzled", "--seconds", "3", *STOP)
+    status, out, remarks = life.run("Dazzled", "--seconds", "3", "--max-chunk-age-ms", "60000", *STOP)
     assert status == 0
     assert json.loads(out)["unusable"] == {"absent": 2, "shape": 1}
     assert remarks.count("the observation is None") == 1 and remarks.count("state has shape (7,)") == 1

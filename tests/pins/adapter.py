@@ -226,7 +226,7 @@ class Behind:
 def remote(
     pair: Any, gate_of: Gate, took_s: Callable[[int], float], *, deadline_s: float = math.inf, draft_s: float = 0.0,
     late_for_s: float | None = None, on_miss: Any = "execute_draft", stops_after: int | None = None,
-    seed: int = 0, **options: Any,
+    max_chunk_age_ms: float | None = None, seed: int = 0, **options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """A pair whose target is behind a link, its clock, and the rule for misses; the robot stands still with zeros."""
     clock = VirtualClock()
@@ -237,7 +237,7 @@ def remote(
         drafter=TimedDrafter(pair.drafter, clock, draft_s),
         verifier=pair.verifier(Behind(pair.target, clock, took_s, deadline_s)),
         verdicts=WAIT if late_for_s is None else LateVerdicts(late_for_s),
-        fallback=Fallback(on_miss, stops_after, still),
+        fallback=Fallback(on_miss, stops_after, tuple(still), max_chunk_age_ms),
         seed=seed,
         clock=clock,
         **options,
@@ -279,7 +279,7 @@ class _Chunks:
 
 def runner(
     policy: Any, kind: Any, execute: int, overlap: int, took_s: Callable[[int], float],
-    *, stops_after: int | None = None, **options: Any,
+    *, stops_after: int | None = None, max_chunk_age_ms: float | None = None, **options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """A chunk policy on a robot, whose inferences take virtual time; its model of the robot moves by the actions."""
     clock = VirtualClock()
@@ -287,7 +287,7 @@ def runner(
     if kind == "roll_forward":
         model = lambda seen, actions: {**seen, "state": seen["state"] + np.float32(0.01) * actions.sum()}  # noqa: E731
     inference = _Chunks(LocalSource(policy), clock, took_s)
-    fallback = Fallback("execute_draft", stops_after, np.zeros(policy.spec.actions, np.float32))
+    fallback = Fallback("execute_draft", stops_after, (0.0,) * policy.spec.actions, max_chunk_age_ms)
     execution = Execution(kind, execute, overlap)
     return ChunkRunner(inference, execution, roll_forward=model, fallback=fallback, clock=clock, **options), clock
 

@@ -227,7 +227,7 @@ CASES |= {
     "late-tokens": partial(timed, "metaworld-tokens/specvla", late_for_s=0.3),
     "late-flash": partial(timed, "pusht-flow/flash_fitted", late_for_s=1.0),
     "late-old": partial(timed, "ball", late_for_s=0.09),
-    "age": partial(timed, "ball", max_chunk_age_s=0.15),
+    "age": partial(timed, "ball", max_chunk_age_ms=150.0),
     "miss-draft": partial(timed, "ball", deadline_s=0.1),
     "miss-hold": partial(timed, "ball", deadline_s=0.1, on_miss="hold_last"),
     "miss-stop": partial(timed, "ball", deadline_s=0.2, on_miss="stop"),
@@ -269,7 +269,7 @@ for _kind, _overlap in {"synchronous": 0, "naive": 4, "aligned": 6, "roll_forwar
     CASES[f"runner-{_kind}"] = partial(run_chunks, _kind, 8, _overlap)
 CASES |= {
     "runner-deadline": partial(run_chunks, "aligned", 6, 3, deadline_s=0.5, idle="nothing"),
-    "runner-age": partial(run_chunks, "naive", 8, 4, max_chunk_age_s=0.55),
+    "runner-age": partial(run_chunks, "naive", 8, 4, max_chunk_age_ms=550.0),
     "runner-stop": partial(run_chunks, "aligned", 6, 2, deadline_s=0.5, idle="stop_action", stops_after=1),
 }
 

@@ -415,7 +415,7 @@ STILL = np.array([0.25, -0.5], np.float32)
 def test_hold_last_over_a_real_socket(ball: Bundle, misbehaving: Misbehaving, robot: Make) -> None:
     with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
         client.connect(10.0)
-        rover = robot(client, fallback=Fallback("hold_last", stop_action=STILL))
+        rover = robot(client, fallback=Fallback("hold_last", stop_action=tuple(STILL)))
         ride(rogue, rover, LOST["nothing at all"])
         rover.check("deadline", "disconnected")
         for before, step in zip(rover.steps, rover.steps[1:], strict=False):
@@ -427,7 +427,7 @@ def test_hold_last_over_a_real_socket(ball: Bundle, misbehaving: Misbehaving, ro
 def test_too_many_misses_over_a_real_socket_stop_the_robot(ball: Bundle, misbehaving: Misbehaving, robot: Make) -> None:
     with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
         client.connect(10.0)
-        rover = robot(client, fallback=Fallback(max_consecutive_misses=4, stop_action=STILL), deadline_ms=200.0)
+        rover = robot(client, fallback=Fallback(max_consecutive_misses=4, stop_action=tuple(STILL)), deadline_ms=200.0)
         rover.find_back(4)  # the last step was verified, however busy the machine is
         first = len(rover.steps)
         awake = threading.Event()

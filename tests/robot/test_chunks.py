@@ -26,7 +26,7 @@ from specact.robot.inference import ChunkSource, Finished, InferenceThread, Inli
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.types import Miss, OffloadTimes
 
-STILL = np.array([IDLE], np.float32)
+STILL = (IDLE,)
 
 
 class Timed:
@@ -67,7 +67,7 @@ class Within:
     """A robot in a moving world, and the world's clock: while the loop sleeps, the world goes on under its action."""
 
     def __init__(self, world: MovingWorld) -> None:
-        self._world, self._action = world, STILL
+        self._world, self._action = world, np.array(STILL, np.float32)
 
     def observe(self) -> dict[str, NDArray[np.float32]]:
         return dict(self._world.observe())
@@ -261,12 +261,16 @@ def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() 
 
 def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
     """The process is suspended after two ticks; when it wakes, it looks again before it moves."""
-    for limit, then in ((1.0, 20.0), (np.inf, 12.0)):
+    for limit_ms, then in ((1e3, 20.0), (None, 12.0)):
         arm = Arm(VirtualClock())
         noted = list[Tick]()
         inference = Timed(Answers(), arm.clock, 0.0)
         runner = ChunkRunner(
-            inference, Execution("naive", 6, 0), period_s=PERIOD, max_chunk_age_s=limit, clock=arm.clock
+            inference,
+            Execution("naive", 6, 0),
+            period_s=PERIOD,
+            fallback=Fallback(max_chunk_age_ms=limit_ms),
+            clock=arm.clock,
         )
 
         def note(tick: Tick, arm: Arm = arm, noted: list[Tick] = noted) -> None:
@@ -283,7 +287,7 @@ def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
 
 @pytest.mark.parametrize("fallback", [Fallback(), Fallback(stop_action=STILL)])
 def test_an_action_is_held_no_longer_than_a_chunk_may_be_old(fallback: Fallback) -> None:
-    arm, options = Arm(VirtualClock()), {"max_chunk_age_s": 4 * PERIOD, "fallback": fallback}
+    arm, options = Arm(VirtualClock()), {"fallback": replace(fallback, max_chunk_age_ms=4e3 * PERIOD)}
     drive(arm, Answers(), Execution("synchronous", 2), 12, 0.0, 60.0, **options)
     held = [(k * PERIOD, 11.0) for k in range(1, 6)]
     still = [(k * PERIOD, IDLE) for k in range(6, 13)] if fallback.stop_action is not None else []
@@ -291,17 +295,15 @@ def test_an_action_is_held_no_longer_than_a_chunk_may_be_old(fallback: Fallback)
 
 
 def test_chunks_too_late_for_any_of_their_actions_are_misses() -> None:
-    for execution, options in (
-        (Execution("aligned", 4, 3), {}), (Execution("naive", 4, 3), {"max_chunk_age_s": 5 * PERIOD}),
-    ):  # fmt: skip
-        arm, fallback = Arm(VirtualClock()), Fallback(max_consecutive_misses=1, stop_action=STILL)
-        runner, _ = drive(arm, Answers(), execution, 30, 0.0, 6 * PERIOD, fallback=fallback, **options)
+    for execution, age_ms in ((Execution("aligned", 4, 3), None), (Execution("naive", 4, 3), 5e3 * PERIOD)):
+        arm, fallback = Arm(VirtualClock()), Fallback("execute_draft", 1, STILL, age_ms)
+        runner, _ = drive(arm, Answers(), execution, 30, 0.0, 6 * PERIOD, fallback=fallback)
         assert runner.safety.stopped and runner.summary()["misses"] == {"deadline": 2}
         assert arm.moved[-1][1] == IDLE and runner.counts["chunks"] == 1
         # One that is of use in between begins the count anew.
         arm = Arm(VirtualClock())
         late_and_soon = (0.0, 6 * PERIOD, 0.0, 6 * PERIOD, 0.0)
-        runner, _ = drive(arm, Answers(), execution, 30, *late_and_soon, fallback=fallback, **options)
+        runner, _ = drive(arm, Answers(), execution, 30, *late_and_soon, fallback=fallback)
         assert not runner.safety.stopped and runner.summary()["misses"] == {"deadline": 2}
 
 
@@ -322,7 +324,7 @@ def test_a_chunk_that_came_while_the_process_was_suspended_is_not_played() -> No
     noted = list[Tick]()
     runner = ChunkRunner(
         Timed(Answers(), arm.clock, 0.0, PERIOD / 2, 0.0), Execution("naive", 2, 1), period_s=PERIOD,
-        max_chunk_age_s=1.0, clock=arm.clock,
+        fallback=Fallback(max_chunk_age_ms=1e3), clock=arm.clock,
     )  # fmt: skip
 
     def note(tick: Tick) -> None:
@@ -421,7 +423,7 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
         (lambda own: ChunkRunner(own, Execution("naive", 4), idle=cast(Any, "sleep")), "unknown way to idle 'sleep'"),
         (lambda own: ChunkRunner(own, Execution("naive", 4), idle="stop_action"), "needs a stop_action"),
         (
-            lambda own: ChunkRunner(own, Execution("naive", 4), fallback=Fallback(stop_action=np.zeros(2, np.float32))),
+            lambda own: ChunkRunner(own, Execution("naive", 4), fallback=Fallback(stop_action=(0.0,) * 2)),
             "must have shape \\[1\\]",
         ),
         (lambda own: ChunkRunner(own, Execution("naive", 4), deadline_s=0.0), "must be above 0"),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import numpy as np
 
 from specact.cli.driving import Plan, drive
 from specact.cli.options import Flat
@@ -131,6 +129,8 @@ class RunOptions:
     max_chunk_age_ms: float | None = None
     """The rest of a chunk whose observation is older than this is dropped and inferred again, as after a stall. If not
     given: the duration of a chunk plus the longer of deadline and control period."""
+    max_stall_ms: float = 2000.0
+    """The robot is stopped where its own code takes longer than this to observe or to act."""
     execution: Literal[Kind, "late"] = "synchronous"
     """How chunks of actions are played. A pair: synchronous waits for the server; late executes the draft immediately,
     and a verdict corrects the rest of the chunk when it arrives. A chunk policy alone: synchronous idles while it
@@ -184,8 +184,10 @@ def run(options: Flat[RunOptions]) -> None:
         load_maker(options.robot, "robot")
     if options.device_share is not None and options.device_share not in POSITIVE_SHARE:
         raise ConfigError(f"--device-share must be {POSITIVE_SHARE}, got {options.device_share}")
-    stop_action = None if options.stop_action is None else np.array(options.stop_action, np.float32)
-    fallback = Fallback(options.on_miss, options.max_consecutive_misses, stop_action)
+    fallback = Fallback(
+        options.on_miss, options.max_consecutive_misses, options.stop_action, options.max_chunk_age_ms,
+        options.max_stall_ms,
+    )  # fmt: skip
     with Interrupts() as interrupts, ExitStack() as stack:
         plan = (_plan_policy if options.bundle is None else _plan_pair)(stack, options, fallback)
         drive(
@@ -271,12 +273,12 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     pair, late, deadline_ms = options.pair, options.execution == "late", options.deadline_ms
     assert options.bundle is not None, "checked in run"
     loaded = load_pair(options.bundle, draft=pair.draft, target=pair.target, decoding=pair.decoding)
-    _check_stop_action(fallback, loaded.units)
     period_s = 1.0 / (options.rate_hz or loaded.rate_hz)
     chunk_s = period_s * loaded.execute
     deadline_s = positive_deadline(1e3 * (chunk_s if late else period_s) if deadline_ms is None else deadline_ms) / 1e3
     # With late verdicts the draft's actions are executed immediately.
-    age_s = _max_chunk_age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
+    fallback = _aged(fallback, chunk_s + (period_s if late else max(period_s, deadline_s)))
+    _check_stop_action(fallback, loaded.units)
     endpoint = target_endpoint(
         pair.server or "ws://127.0.0.1:8600", read_token(options.token_file), tls_context(options.ca),
         loaded.codec.dialect,
@@ -310,7 +312,6 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
         verifier=verifier,
         fallback=fallback,
         verdicts=LateVerdicts(math.inf) if late else WAIT,
-        max_chunk_age_s=age_s,
         seed=options.seed,
     )
     client.report = policy.counts
@@ -332,9 +333,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
         "policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _describe_units(loaded.units),
         "gate": pair.gate,
     }  # fmt: skip
-    return Plan(
-        loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, summarise, about
-    )
+    return Plan(loaded.env, loaded.observation, period_s, fallback.still, lambda robot: policy, note, summarise, about)
 
 
 def _stages(pair: PairOptions) -> StagedFolder | None:
@@ -387,7 +386,7 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
     overlap = (0 if kind == "synchronous" else execute // 2) if alone.overlap_actions is None else alone.overlap_actions
     execution = Execution(kind, execute, overlap)
     period_s = 1.0 / (options.rate_hz or spec.rate_hz)
-    age_s = _max_chunk_age_s(options, max(deadline_s, overlap * period_s) + (execute + 1) * period_s)
+    fallback = _aged(fallback, max(deadline_s, overlap * period_s) + (execute + 1) * period_s)
     inference = stack.enter_context(InferenceThread(chunk_source))
     runners: list[ChunkRunner] = []
 
@@ -401,7 +400,6 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
             fallback=fallback,
             # The client itself enforces the deadline of a server.
             deadline_s=math.inf if remote is not None else deadline_s,
-            max_chunk_age_s=age_s,
             seed=options.seed,
         )
         runners.append(runner)
@@ -412,7 +410,7 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
             journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
         )
 
-    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, summarise, about)
+    return Plan(env, spec.observation, period_s, fallback.still, make, lambda tick: None, summarise, about)
 
 
 def _describe_units(units: ActionUnits | None) -> dict[str, Any] | None:
@@ -422,13 +420,13 @@ def _describe_units(units: ActionUnits | None) -> dict[str, Any] | None:
 
 def _check_stop_action(fallback: Fallback, units: ActionUnits | None) -> None:
     """Refuses a stop action that is not a valid action of the robot."""
-    if fallback.stop_action is not None and units is not None:
+    if fallback.still is not None and units is not None:
         try:
-            units.normalise(fallback.stop_action)
+            units.normalise(fallback.still)
         except ConfigError as error:
             raise ConfigError(f"--stop-action: {error}") from None
 
 
-def _max_chunk_age_s(options: RunOptions, usual_s: float) -> float:
-    """Maximum age of a chunk's observation [s]."""
-    return usual_s if options.max_chunk_age_ms is None else options.max_chunk_age_ms / 1e3
+def _aged(fallback: Fallback, usual_s: float) -> Fallback:
+    """The fallback with a maximum age of a chunk's observation."""
+    return replace(fallback, max_chunk_age_ms=1e3 * usual_s) if fallback.max_chunk_age_ms is None else fallback

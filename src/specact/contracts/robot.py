@@ -52,8 +52,8 @@ def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> N
         call("act", robot.act, given)
         expect(np.array_equal(given, action), "act must not change the action that it is given")
     # A control loop must stop the robot when the policy raises.
-    clock, fallback = VirtualClock(), Fallback(stop_action=None if callable(own_stop) else action)
-    failing = _FailingPolicy(Safety(fallback, ActionRange.unknown(width), clock, math.inf, math.inf))
+    clock, fallback = VirtualClock(), Fallback(stop_action=None if callable(own_stop) else tuple(action.tolist()))
+    failing = _FailingPolicy(Safety(fallback, ActionRange.unknown(width), clock, math.inf))
     try:
         run_loop(robot, failing, 1.0 / pair.rate_hz, clock, lambda: True, lambda tick: None)  # type: ignore[arg-type]
     except _PolicyError as error:

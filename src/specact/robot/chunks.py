@@ -41,15 +41,13 @@ class ChunkRunner:
             actions ``[r, A]`` from the current one.
         action_range: actions are clipped to it, and a chunk far outside is a miss; None if it is unknown.
         idle: what an idle control step sends: the last action again, the fallback's stop action, or nothing, for a
-            robot that holds its position by itself. Before the first action, and after ``max_chunk_age_s`` of holding,
+            robot that holds its position by itself. Before the first action, and after holding it for its maximum age,
             the stop action takes the place of the last one; nothing is sent if there is none.
         fallback: ``stop`` stops the robot at the first failed inference, ``max_consecutive_misses`` after more than so
             many; control steps without a usable observation count as misses, and so do chunks that arrive too late for
-            any of their actions. Otherwise the chunk is played on.
+            any of their actions. Otherwise the chunk is played on. The usual age of a chunk is the time of its actions
+            and of an inference at the deadline.
         deadline_s: a longer inference is a miss, and its chunk is dropped [s].
-        max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this, and an
-            action is held no longer than this [s]. If None, the time of a chunk and an inference at its deadline where
-            the robot can be stopped, and otherwise no limit; see :class:`~specact.safety.Safety`.
         seed, robot: address of the random streams.
         clock: source of the time.
 
@@ -77,7 +75,6 @@ class ChunkRunner:
         idle: Idle = "hold_last",
         fallback: Fallback = EXECUTE_DRAFT,
         deadline_s: float = math.inf,
-        max_chunk_age_s: float | None = None,
         seed: int = 0,
         robot: int = 0,
         clock: Clock | None = None,
@@ -101,7 +98,7 @@ class ChunkRunner:
         period_s = 1.0 / spec.rate_hz if period_s is None else period_s
         slowest_s = max(min(deadline_s, _SLOW_INFERENCE_S), execution.overlap * period_s)
         usual_age_s = slowest_s + (execution.execute + 1) * period_s
-        self.safety = Safety(fallback, self._range, self.clock, max_chunk_age_s, usual_age_s)
+        self.safety = Safety(fallback, self._range, self.clock, usual_age_s)
         self._schedule = Schedule(execution, period_s, (spec.chunk, spec.actions))
         model = roll_forward if execution.kind == "roll_forward" else None
         self._history = SampledHistory(spec.observation, period_s, model)

@@ -18,7 +18,7 @@ from specact.clock import Clock
 from specact.errors import ConfigError, ObservationError
 from specact.interrupts import Interrupts
 from specact.observation import Observation
-from specact.robot.watchdog import STALL_S, Watchdog
+from specact.robot.watchdog import Watchdog
 from specact.safety import Safety
 from specact.types import Origin, StepRecord
 
@@ -188,13 +188,13 @@ def run_loop(
     clock: Clock,
     proceed: Callable[[], bool],
     note: Callable[[Tick], None],
-    stall_s: float = STALL_S,
 ) -> None:
     """Runs until ``proceed`` returns False; then, or after an error, stops the robot by ``stop()`` or the stop action.
 
     An unusable observation before the first action of the episode ends the loop; later see
     :meth:`~specact.safety.Safety.hold`. An action whose observation has become older than the policy's maximum age is
-    not sent: the next tick starts immediately, and its action is sent in any case.
+    not sent: the next tick starts immediately, and its action is sent in any case. A
+    :class:`~specact.robot.watchdog.Watchdog` stops the robot where its own code hangs.
 
     In the main thread SIGINT, SIGTERM, SIGHUP and SIGQUIT end the loop with :class:`~specact.interrupts.Interrupted`;
     they are deferred while the robot is being stopped. SIGTSTP stops the robot before the process is suspended; when it
@@ -207,8 +207,6 @@ def run_loop(
         clock: of the ticks.
         proceed: called before every tick; False ends the loop.
         note: called with every tick after it.
-        stall_s: the robot is stopped if one call of its code takes longer than this [s], see
-            :class:`~specact.robot.watchdog.Watchdog`.
 
     Raises:
         ConfigError: if the period is not positive.
@@ -219,6 +217,7 @@ def run_loop(
     if not period_s > 0.0:
         raise ConfigError(f"a control period must be positive, got {period_s} s")
     still = policy.safety.stop_action
+    stall_s = policy.safety.fallback.max_stall_ms / 1e3
     with Interrupts(suspends=True) as interrupts, Watchdog(robot, still, interrupts, stall_s) as watchdog:
 
         def goes_on() -> bool:

@@ -16,8 +16,6 @@ from specact.interrupts import Interrupts
 
 T = TypeVar("T")
 
-STALL_S = 2.0
-
 
 class Watchdog:
     """Stops a robot whose ``observe`` or ``act`` does not return in time. Use it as a context manager.

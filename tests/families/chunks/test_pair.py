@@ -385,7 +385,7 @@ def test_a_miss_executes_the_drafts_chunk_and_says_why(turned: bool) -> None:
 
 
 def test_a_miss_holds_the_last_action_for_a_whole_chunk() -> None:
-    policy = missing(["deadline", None, "deadline"], Fallback("hold_last", stop_action=STILL), made())
+    policy = missing(["deadline", None, "deadline"], Fallback("hold_last", stop_action=tuple(STILL)), made())
     actions, _ = play(policy, 9)
     np.testing.assert_allclose(actions[:3], np.tile(STILL, (3, 1)), atol=1e-5)
     np.testing.assert_array_equal(actions[6:], np.tile(actions[5], (3, 1)))
@@ -393,7 +393,7 @@ def test_a_miss_holds_the_last_action_for_a_whole_chunk() -> None:
 
 
 def test_misses_in_a_row_stop_the_robot() -> None:
-    rule = Fallback(max_consecutive_misses=1, stop_action=STILL)
+    rule = Fallback(max_consecutive_misses=1, stop_action=tuple(STILL))
     policy = missing(["deadline", None, "deadline", "expired"], rule, made())
     actions, _ = play(policy, 15)
     assert [i for i, action in enumerate(actions) if np.array_equal(action, STILL)] == list(range(9, 15))
@@ -631,7 +631,7 @@ def test_the_target_is_loaded_when_it_is_first_asked_for_and_once() -> None:
 
 def test_a_stop_action_is_one_of_the_pairs_units() -> None:
     with pytest.raises(ConfigError, match=r"must have shape \[2\] and lie between"):
-        SpeculativePolicy(made(), Always(), fallback=Fallback("stop", stop_action=np.array([9.0, 0.0], np.float32)))
+        SpeculativePolicy(made(), Always(), fallback=Fallback("stop", stop_action=(9.0, 0.0)))
 
 
 def test_a_function_that_writes_into_its_inputs_changes_no_observation() -> None:

@@ -211,7 +211,7 @@ def _maker(config: SpecactConfig, stack: ExitStack) -> Callable[[int], Robot]:
     """
     if config.deadline_ms is not None and not 0.0 < config.deadline_ms < math.inf:
         raise ConfigError(f"--policy.deadline_ms must be positive and finite, got {config.deadline_ms}")
-    still = None if config.stop_action is None else np.array(config.stop_action, np.float32)
+    still = None if config.stop_action is None else tuple(config.stop_action)
     fallback = Fallback(config.fallback, config.max_consecutive_misses, still)  # type: ignore[arg-type]
     if config.bundle is not None:
         _refuse(config, "a bundle, which says it itself", ("n_action_steps", "accept_within"))

@@ -1,0 +1,219 @@
+"""Robots whose own code hangs, and signals that must not leave them on an ordinary action."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact.clock import RealClock
+from specact.errors import StallError
+from specact.fallback import Fallback
+from specact.robot.loop import Journal, run_loop
+from specact.safety import Safety
+from specact.types import Origin, StepRecord
+from specact.units import ActionRange
+
+PATIENCE_S = 60.0
+STILL = (0.0,)
+
+
+class Constant:
+    """Source of the same action."""
+
+    record: StepRecord | None = None
+    origin = Origin.REPLACED
+
+    def __init__(self, fallback: Fallback) -> None:
+        self.safety = Safety(fallback, ActionRange([-1.0], [1.0]), RealClock(), 60.0)
+
+    def reset(self, episode: int) -> None:
+        pass
+
+    def act(self, observation: Any) -> np.ndarray:
+        self.safety.see(RealClock().now())
+        return self.safety.send(np.ones(1, np.float32))
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+
+class Hanging:
+    """A robot whose camera hangs at the fourth frame until it is let go."""
+
+    concurrent = False
+
+    def __init__(self) -> None:
+        self.frames, self.actions, self.stopped_by = 0, list[tuple[float, str]](), list[str]()
+        self.let_go = threading.Event()
+
+    def observe(self) -> np.ndarray:
+        self.frames += 1
+        if self.frames == 4:
+            self.let_go.wait(PATIENCE_S)
+        return np.zeros(1)
+
+    def act(self, action: np.ndarray) -> None:
+        self.actions.append((float(action[0]), threading.current_thread().name))
+
+
+class Braked(Hanging):
+    def stop(self) -> None:
+        self.stopped_by.append(threading.current_thread().name)
+
+
+class Concurrent(Hanging):
+    concurrent = True
+
+
+FALLBACK = Fallback(stop_action=STILL, max_stall_ms=200.0)
+
+
+@pytest.mark.parametrize("kind", [Hanging, Braked, Concurrent])
+def test_a_camera_that_hangs_does_not_leave_the_last_action_in_force(kind: type[Hanging]) -> None:
+    robot = kind()
+    with pytest.raises(StallError, match="observe"):
+        run_loop(robot, Constant(FALLBACK), 0.01, RealClock(), lambda: True, lambda tick: None)
+    main = threading.current_thread().name
+    assert not robot.let_go.is_set(), "the call itself was interrupted"
+    assert [value for value, _ in robot.actions[:3]] == [1.0] * 3
+    if isinstance(robot, Braked):
+        assert robot.stopped_by == ["specact watchdog", main] and len(robot.actions) == 3
+    else:
+        others = ["specact watchdog"] * robot.concurrent
+        assert robot.actions[3:] == [(0.0, name) for name in (*others, main)]
+
+
+def test_a_call_that_cannot_be_interrupted_ends_the_loop_once_it_returns() -> None:
+    robot, errors = Braked(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            run_loop(robot, Constant(FALLBACK), 0.01, RealClock(), lambda: True, lambda tick: None)
+        except StallError as error:
+            errors.append(error)
+
+    # A signal interrupts the main thread alone.
+    thread = threading.Thread(target=run, name="loop")
+    thread.start()
+    until = time.monotonic() + PATIENCE_S
+    while not robot.stopped_by and time.monotonic() < until:
+        time.sleep(0.01)
+    assert robot.stopped_by == ["specact watchdog"] and thread.is_alive()
+    robot.let_go.set()
+    thread.join(PATIENCE_S)
+    assert len(errors) == 1 and robot.stopped_by == ["specact watchdog", "loop"]
+
+
+def test_a_slow_camera_is_in_the_summary() -> None:
+    class Slow(Hanging):
+        def observe(self) -> np.ndarray:
+            time.sleep(0.05)
+            return np.zeros(1)
+
+    journal, ticks = Journal(0.01), 3
+    run_loop(Slow(), Constant(FALLBACK), 0.01, RealClock(), lambda: journal.control()["ticks"] < ticks, journal.note)
+    assert journal.control()["longest_observation_ms"] >= 50.0
+
+
+SCRIPT = """
+import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+    signal.signal(number, signal.SIG_DFL)  # they may be ignored where the tests run
+sys.path[:0] = [{folder!r}, {root!r}]
+import numpy as np
+from specact.clock import RealClock
+from specact.interrupts import Interrupted
+from specact.robot.loop import run_loop
+from tests.robot.test_watchdog import FALLBACK, Constant
+
+class Arm:
+    def observe(self):
+        return np.zeros(1)
+    def act(self, action):
+        print(float(action[0]), flush=True)
+
+class Braked(Arm):
+    def stop(self):
+        print("stop", flush=True)
+
+try:
+    run_loop({kind}(), Constant(FALLBACK), 0.01, RealClock(), lambda: True, lambda tick: None)
+except Interrupted as error:
+    sys.exit(error.exit_status)
+"""
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Any:
+    """Starts a control loop in a process whose lines are the robot's actions; it is ended with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(kind: str) -> tuple[subprocess.Popen[str], Path]:
+        out = tmp_path / "actions"
+        root = Path(__file__).parents[2]
+        script = SCRIPT.format(kind=kind, folder=str(root / "src"), root=str(root))
+        with out.open("w") as file:
+            process = subprocess.Popen([sys.executable, "-c", script], stdout=file, text=True)
+        started.append(process)
+        wait_for(lambda: out.read_text().count("1.0") > 3)
+        return process, out
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition: Any) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+
+
+def state_of(process: subprocess.Popen[str]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize(("kind", "last"), [("Arm", "0.0"), ("Braked", "stop")])
+def test_a_signal_that_ends_the_run_stops_the_robot_first(driven: Any, kind: str, last: str, number: int) -> None:
+    process, out = driven(kind)
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == 128 + number
+    assert out.read_text().splitlines()[-1] == last
+
+
+@needs_proc
+def test_a_suspended_robot_stands_still_and_goes_on_when_it_is_continued(driven: Any) -> None:
+    process, out = driven("Arm")
+    process.send_signal(signal.SIGTSTP)
+    wait_for(lambda: state_of(process) == "T")
+    lines = out.read_text().splitlines()
+    assert lines[-1] == "0.0"
+    os.kill(process.pid, signal.SIGCONT)
+    wait_for(lambda: len(out.read_text().splitlines()) > len(lines) + 3)
+    assert out.read_text().splitlines()[len(lines)] == "1.0"
+
+
+@needs_proc
+def test_a_suspended_robot_with_a_stop_of_its_own_is_not_moved_again(driven: Any) -> None:
+    process, out = driven("Braked")
+    process.send_signal(signal.SIGTSTP)
+    wait_for(lambda: state_of(process) == "T")
+    assert out.read_text().splitlines()[-1] == "stop"
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTSTP
+    assert out.read_text().splitlines()[-2:] == ["stop", "stop"]
