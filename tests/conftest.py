@@ -16,8 +16,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.children import end_with_this_process, receive_signals
 
 import specact
+
+receive_signals()
+end_with_this_process()
 
 # The examples of a property are the same in every run, on every machine. `scripts/check explore` looks for new ones.
 settings.register_profile(

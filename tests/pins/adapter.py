@@ -23,6 +23,17 @@ from specact.families.chunks.sources import load_policy
 from specact.families.codes.sampling import sample_codes, verify
 from specact.families.codes.values import CodeDistribution
 from specact.families.flash.rounds import load_rounds
+from specact.families.freqcache.frequency import (
+    edge_energy,
+    luma,
+    patches_of,
+    phase_correlation,
+    reuse_budget,
+    reused,
+    source_patches,
+    spectral_entropy,
+    spectrum,
+)
 from specact.families.load import load_pair
 from specact.families.staged.wire import SplitResponder, kind_at, unpack
 from specact.families.tokens.decoding import load_decoding
@@ -174,6 +185,30 @@ def simulate(env: str, pair: Any, observation: Any, seed: int, steps: int) -> It
         )
         robot.act(policy.act(observed))
     robot.close()
+
+
+def with_grippers(flow: Any, *dimensions: int) -> Any:
+    """A flow policy's pair, with dimensions of its actions taken as grippers by FLASH's guards."""
+    return replace(flow, settings=replace(flow.settings, grippers=dimensions))
+
+
+def frequencies(before: Any, now: Any, grid: tuple[int, int]) -> dict[str, Any]:
+    """FreqCache's choice of tokens between two frames, step by step."""
+    planes = [luma(before), luma(now)]
+    spectra = [spectrum(plane) for plane in planes]
+    motion = phase_correlation(spectra[0], spectra[1], planes[0].shape)
+    size = planes[0].shape[0] // grid[0], planes[0].shape[1] // grid[1]
+    earlier, edges = source_patches(motion, size, grid), edge_energy(patches_of(planes[1], grid))
+    entropy = spectral_entropy(spectra[1])
+    budget = reuse_budget(entropy, 0.2, 0.9)
+    return {
+        "motion": [motion.rows, motion.columns, min(motion.confidence, 1e3)],
+        "earlier": earlier,
+        "edges": edges,
+        "entropy": entropy,
+        "budget": budget,
+        "reused": reused(earlier, edges, budget, 0.3),
+    }
 
 
 # ---- inpainting ------------------------------------------------------------------------------------------------------

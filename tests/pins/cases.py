@@ -166,10 +166,28 @@ CASES |= {
     "chunks-average": partial(rollout, "chunks-average", with_gate("periodic")),
     "chunks-codes-within": partial(rollout, "chunks-codes", always),
     "chunks-codes-deviation": partial(rollout, "chunks-codes", deviation(0.2)),
-    "gate-verify-skip": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.02, 3)),
+    "gate-verify-skip": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.2, 2)),
     "gate-similarity": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.05, None)),
     "audit": partial(rollout, "ball", lambda pair: adapter.audited(adapter.gate(pair, "never"), 0.3)),
 }  # fmt: skip
+
+
+def guarded(variant: int) -> Found:
+    """FLASH with a gripper: in variant 1 its change ends an accepted prefix, and the next round is a full one."""
+    pair = adapter.with_grippers(adapter.pair("pusht-flow/flash_last"), 0)
+    return play(adapter.policy(pair, adapter.gate(pair, "always"), seed=variant + 3), observations("pusht", 60))
+
+
+def frequencies(variant: int) -> Found:
+    """Between recorded frames, which hardly move, and a frame and itself, moved by patches and a few pixels."""
+    frames = [seen["image.corner2"] for seen in observations("metaworld", 8, episode=variant % 2)]
+    shifts = [(16, 0), (0, -32), (-13, 21)]
+    moved = [(frames[0], np.roll(frames[0], shift, axis=(0, 1))) for shift in shifts]
+    pairs = [*zip(frames[::3], frames[1::3], strict=False), *moved]
+    return {"pairs": [adapter.frequencies(before, now, (4, 4)) for before, now in pairs]}
+
+
+CASES |= {"flash-guarded": guarded, "freqcache-frequencies": frequencies}
 
 # ---- codes whose second depends on the first: no packaged bundle has them --------------------------------------------
 

@@ -1,0 +1,73 @@
+"""The processes that tests start: they receive signals, and end with the test run, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+_IGNORED = "SPECACT_TESTS_IGNORE"
+_watchdogs: list[subprocess.Popen[bytes]] = []
+
+
+def receive_signals() -> None:
+    """Lets children receive signals that this process ignores, as under ``nohup`` or in the background of a shell.
+
+    Ignored signals are inherited, handlers are not. So this process, and the workers of the same test run, handle them
+    by doing nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    numbers = {int(number) for number in os.environ.get(_IGNORED, "").split()}
+    numbers |= {n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) if signal.getsignal(n) is signal.SIG_IGN}
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    os.environ[_IGNORED] = " ".join(str(int(number)) for number in numbers)
+
+
+def end_with_this_process() -> None:
+    """Starts a watchdog: when this process has ended, even by SIGKILL, it kills all that descends from it.
+
+    Descendants are known by a variable of their environment, and so on Linux only, which shows it in ``/proc``.
+    """
+    if not Path("/proc/self/environ").exists():
+        return
+    mark = f"SPECACT_TESTS_{os.getpid()}", uuid4().hex
+    # A session of its own: what ends a whole group of processes spares it.
+    watchdog = subprocess.Popen(
+        [sys.executable, "-IS", __file__, "=".join(mark)], stdin=subprocess.PIPE, start_new_session=True
+    )
+    _watchdogs.append(watchdog)  # its standard input stays open as long as this process lives
+    os.environ.update([mark])
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:  # it has ended, or is not ours
+            continue
+    return found
+
+
+def _watch(mark: bytes) -> None:
+    sys.stdin.buffer.read()
+    # Again and again, because a process may start another before it is killed.
+    while pids := _marked(mark):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1].encode())
