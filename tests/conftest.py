@@ -1,6 +1,5 @@
 """What several tests share: a tiny bundle, trained once, the command line as a process, and a look at leftovers."""
 
-import fcntl
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; subprocesses inherit it
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.children import end_with_this_process, receive_signals
+from tests.tiny import TINY, TINY_FLOW, made_once, quiet
 
 import specact
 
@@ -41,87 +41,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
 
 
-# Policies this small learn next to nothing; what is tested is that every part fits and every number is the right one.
-TINY = """
-env = "ball"
-generate_episodes = 40
-generate_noise = 0.5
-window = 2
-chunk = 2
-execute = 1
-seed = 3
-
-[tokenizer]
-codes = 8
-latent = 16
-hidden = 32
-steps = 400
-batch = 128
-
-[policies.target]
-layers = 2
-heads = 2
-width = 16
-head_width = 32
-dropout = 0.1
-steps = 300
-batch = 32
-warmup = 5
-average = 0.9
-bfloat16 = false
-
-[policies.draft]
-like = "target"
-layers = 1
-width = 8
-head_width = 0
-steps = 60
-
-[bundles]
-tiny = ["target", "draft"]
-"""
-
-TINY_FLOW = """
-kind = "flow"
-bundle = "tiny-flow"
-env = "ball"
-generate_episodes = 20
-generate_noise = 0.5
-window = 2
-chunk = 6
-layers = 2
-heads = 2
-width = 16
-steps = 100
-batch = 32
-warmup = 5
-average = 0.9
-bfloat16 = false
-seed = 3
-"""
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A finished training run of :data:`TINY`, with ``recipe.toml`` beside it. Read only: copy before damaging it."""
-    shared = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
-        shared = shared.parent  # the folder that all processes of one test run share
-    folder = shared / "tiny"
-    with (shared / "tiny.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            from specact.lab.train.recipe import load_recipe
-            from specact.lab.train.train import train
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The folder that all processes of one test run share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder if worker_id == "master" else folder.parent
 
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            (folder / "recipe.toml").write_text(TINY)
-            train(load_recipe(folder / "recipe.toml"), Path(), folder / "run", lambda stage, done, total: None)
-            (folder / "done").touch()
-    return folder / "run"
+
+@pytest.fixture(scope="session")
+def tiny_run(shared: Path) -> Path:
+    """A finished training run of :data:`TINY`, with ``recipe.toml`` beside it. Read only: copy before damaging it."""
+
+    def make(folder: Path) -> None:
+        from specact.lab.train.recipe import load_recipe
+        from specact.lab.train.train import train
+
+        (folder / "recipe.toml").write_text(TINY)
+        train(load_recipe(folder / "recipe.toml"), Path(), folder / "run", quiet)
+
+    return made_once(shared / "tiny", make) / "run"
 
 
 @pytest.fixture(scope="session")
@@ -137,25 +78,17 @@ def tiny_bundle(tiny_run: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_flow(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def tiny_flow(shared: Path) -> Path:
     """A flow bundle that has learned next to nothing. Read only; its training run is two folders above it."""
-    shared = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
-        shared = shared.parent
-    folder = shared / "tiny-flow"
-    with (shared / "tiny-flow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            from specact.lab.train.chunk_recipe import load_chunk_recipe
-            from specact.lab.train.chunk_train import train_chunks
 
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            (folder / "recipe.toml").write_text(TINY_FLOW)
-            recipe = load_chunk_recipe(folder / "recipe.toml")
-            train_chunks(recipe, Path(), folder / "run", lambda stage, done, total: None)
-            (folder / "done").touch()
-    return folder / "run" / "bundles" / "tiny-flow"
+    def make(folder: Path) -> None:
+        from specact.lab.train.chunk_recipe import load_chunk_recipe
+        from specact.lab.train.chunk_train import train_chunks
+
+        (folder / "recipe.toml").write_text(TINY_FLOW)
+        train_chunks(load_chunk_recipe(folder / "recipe.toml"), Path(), folder / "run", quiet)
+
+    return made_once(shared / "tiny-flow", make) / "run" / "bundles" / "tiny-flow"
 
 
 @pytest.fixture

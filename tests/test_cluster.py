@@ -22,6 +22,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 import pytest
 from tests.cluster_work import end_once, finish_after, shard_on_node, square_root
+from tests.tiny import quiet
 
 import specact
 from specact.cli.serve import app
@@ -72,10 +73,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def on(cluster: Cluster) -> str:
     return f"ray:{cluster.address}"
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from tests.tiny import quiet
 
 from specact.errors import ConfigError
 from specact.files import check_name, is_name, remove_torn, write_whole
@@ -146,10 +147,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 Run = Callable[[Path, Path, Path], object]
 RUNS: dict[str, Run] = {
-    "train": lambda out, recipe, bundle: train(load_recipe(recipe), Path(), out, lambda stage, done, total: None),
-    "evaluate": lambda out, recipe, bundle: evaluate(
-        Evaluation(str(bundle), None, ("draft",), 1), out, lambda stage, done, total: None, Pool(1)
-    ),
+    "train": lambda out, recipe, bundle: train(load_recipe(recipe), Path(), out, quiet),
+    "evaluate": lambda out, recipe, bundle: evaluate(Evaluation(str(bundle), None, ("draft",), 1), out, quiet, Pool(1)),
 }
 
 
@@ -169,7 +168,7 @@ def test_a_flow_policys_training_holds_its_folder(tmp_path: Path, environment: d
     holder = started(HOLD, environment, tmp_path)
     recipe = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
     with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid} on"):
-        train_chunks(recipe, Path(), tmp_path, lambda stage, done, total: None)
+        train_chunks(recipe, Path(), tmp_path, quiet)
     holder.communicate("end\n")
 
 

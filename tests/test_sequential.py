@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact import Bundle, SpeculativePolicy, load_bundle
 from specact.errors import BundleError, ConfigError, RemoteError
@@ -40,7 +41,7 @@ MIXED: list[tuple[str, str]] = [("target", "other"), ("other", "draft@snapshot")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    made = train(RECIPE, Path(), tmp_path_factory.mktemp("sequential") / "run", lambda stage, done, total: None)
+    made = train(RECIPE, Path(), tmp_path_factory.mktemp("sequential") / "run", quiet)
     return load_bundle(made.bundles[0])
 
 

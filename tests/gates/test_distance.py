@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 from tests.lab.train.test_drafters import write_target
+from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
@@ -43,10 +43,6 @@ from specact.pair import Named
 
 SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
 FEW = HeadRecipe(hidden=32, steps=300, batch=128, rounds=1)
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 def shown(episodes: int, seed: int) -> Episodes:

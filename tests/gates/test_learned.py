@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.gates.fixed import Fixed
+from tests.tiny import KilledError, quiet
 
 from specact import load_bundle
 from specact.errors import BundleError, ConfigError
@@ -80,8 +81,8 @@ def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("taught") / "tiny"))
     bundle = load_bundle(path)
     with Pool(1) as pool:
-        roll = collector(2000, pool, lambda stage, done, total: None)
-        metrics = train_head(bundle, FEW, roll, path / "gate", lambda stage, done, total: None)
+        roll = collector(2000, pool, quiet)
+        metrics = train_head(bundle, FEW, roll, path / "gate", quiet)
     return bundle, metrics
 
 
@@ -99,8 +100,8 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
     recipe = replace(FEW, objective="rejection", rounds=1)
     with Pool(1) as pool:
-        roll = collector(2000, pool, lambda stage, done, total: None)
-        metrics = train_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
+        roll = collector(2000, pool, quiet)
+        metrics = train_head(bundle, recipe, roll, bundle.path / "gate", quiet)
         data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4
     gate = GateChoices().settings("learned", bundle).build(bundle)
@@ -152,10 +153,6 @@ def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str,
         assert built.on == ("rejection" if gate == "learned" else "action_change")
 
 
-class KilledError(Exception):
-    """Stands for a kill."""
-
-
 def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
     recipe, before = replace(FEW, steps=30, rates=(0.4,)), sorted(path.name for path in bundle.path.iterdir())
@@ -167,13 +164,13 @@ def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: P
             raise KilledError
 
     with Pool(1) as pool:
-        roll = collector(300, pool, lambda stage, done, total: None)
+        roll = collector(300, pool, quiet)
         with pytest.raises(KilledError):
             train_head(bundle, recipe, roll, bundle.path / "gate", stop)
         assert sorted(path.name for path in bundle.path.iterdir()) == sorted([*before, "gate"])
         with pytest.raises(ConfigError, match="has no learned gate"):
             GateChoices().settings("learned", load_bundle(bundle.path))
-        train_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
+        train_head(bundle, recipe, roll, bundle.path / "gate", quiet)
     again = load_bundle(bundle.path)
     assert again.fingerprint == bundle.fingerprint
     assert fingerprint_of(again.path / HEAD) == again.manifest["head"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.families.tokens.dots import rngs
-from tests.lab.train.test_drafters import SPEC, quiet, recipe_for, train_drafters, write_target
+from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
+from tests.tiny import quiet
 
 from specact.families.load import load_pair
 from specact.families.tokens.bins import to_actions

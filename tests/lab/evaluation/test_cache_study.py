@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.families.freqcache.test_cached import window
+from tests.tiny import quiet
 
 from specact.errors import ConfigError
 from specact.families.flash.pair import FlashPair
@@ -16,10 +17,6 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.flow_study import FlowStudy
 from specact.lab.report.cache import draw_cache, methods_table, report_markdown
 from specact.lab.report.drawing import style
-
-
-def quiet(*said: object) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 pytest.importorskip("mujoco")
 
@@ -52,10 +53,6 @@ def test_it_proposes_what_the_head_expects_with_the_drafts_offsets(ball: Bundle)
         np.testing.assert_allclose(found.offsets, draft.offsets, atol=1e-5)
         np.testing.assert_allclose(found.probs, HeadDraft(ball.draft, head).infer(window).probs, atol=1e-5)
         assert np.abs(found.probs - draft.probs).max() > 0.01, "draft and head agree so well that nothing is tested"
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact import Bundle, load_bundle
 from specact.errors import ConfigError, DataError
@@ -19,10 +20,6 @@ from specact.lab.evaluation.imitation import OpenLoopJob, run_open_loop
 from specact.lab.evaluation.offline import calibrate_offline, evaluate_offline
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    """No progress bar."""
 
 
 @pytest.fixture(scope="module")

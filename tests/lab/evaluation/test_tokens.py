@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.lab.train.test_drafters import LENGTH, quiet, recipe_for, write_target
+from tests.lab.train.test_drafters import LENGTH, recipe_for, write_target
+from tests.tiny import quiet
 
 from specact.cli.eval import summary_table
 from specact.errors import ConfigError, DataError

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import KilledError, quiet
 
 from specact import load_bundle
 from specact.errors import ConfigError
@@ -33,10 +34,6 @@ METHODS = (
     "draft", "target", "target_on_device", "hybrid", "random", "plain_random", "adahi", "gated_target", "oracle",
 )  # fmt: skip
 DRAFT_MS, GATE_MS, TARGET_MS = 2.0, 0.5, 11.0
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    pass
 
 
 def evaluation(bundle: Path, **changes: Any) -> Evaluation:
@@ -100,10 +97,6 @@ def test_two_processes_give_the_bits_of_one(whole: Path, tiny_bundle: Path, tmp_
     with Pool(2) as pool:
         evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, pool)
     assert_same(tmp_path / "run", whole)
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 @pytest.mark.parametrize(("where", "done"), [("hybrid", 2), ("calibrating deviation", 6), ("random", 2)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.codes.bundle import load_bundle
@@ -67,10 +68,6 @@ def small(**changes: object) -> Sweep:
         BALL.fingerprint, settings("naive")[:2], "ball", (0.0, 0.05), ("this-machine", "agx-50w"), ("none",), episodes=2
     )
     return replace(what, **changes)  # type: ignore[arg-type]
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    pass
 
 
 def test_a_sweep_holds_its_folder(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.lab.train.dots import demonstrations
 from tests.lab.train.test_encoder import RECIPE, SEEING, SMALL
+from tests.tiny import quiet
 
 from specact import load_bundle
 from specact.families.codes.head import load_head
@@ -27,10 +27,6 @@ from specact.observation import Window
 
 TASK = "tests.lab.train.dots:TASK"
 FEW = HeadRecipe(hidden=16, steps=40, batch=32, rounds=2, rates=(0.5,))
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

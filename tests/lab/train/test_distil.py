@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact import load_bundle
 from specact.errors import ConfigError
@@ -32,7 +33,7 @@ def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Bundle:
         def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
-        return load_bundle(distil(load_bundle(bundle), recipe, roll, out, lambda stage, done, total: None))
+        return load_bundle(distil(load_bundle(bundle), recipe, roll, out, quiet))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact.errors import ConfigError
 from specact.families.chunks.folder import PairSettings, make_pair
@@ -26,10 +27,6 @@ DRAFT = ChunkRecipe(
     steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
 )  # fmt: skip
 FEW = DistilRecipe(rates=(0.0, 0.5), rounds=2)
-
-
-def quiet(*_: object) -> None:
-    """No progress bar."""
 
 
 def lessons(pair: AnyPair, number: int, wanted: int = 400) -> DistillationData:

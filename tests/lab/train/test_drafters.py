@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tiny import KilledError, quiet
 
 from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
@@ -46,14 +47,6 @@ RECIPE = DrafterRecipe(
 )  # fmt: skip
 
 train_drafters = functools.partial(drafters.train_drafters, every=50)
-
-
-class KilledError(Exception):
-    """Stands for a kill at a known moment."""
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
 
 
 def write_target(folder: Path, seed: int = 0) -> TokenBundle:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.lab.train.dots import demonstrations, dots
+from tests.tiny import quiet
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import load_bundle
@@ -197,7 +198,7 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     answer = bundle.target.infer(Window({"image": frames}))
     np.testing.assert_allclose(answer.probs, logits[0].softmax(-1).numpy(), atol=1e-4)
     files = {path: path.read_bytes() for path in sorted(trained.bundles[0].glob("*.onnx"))}
-    again = train(recipe, tmp_path, tmp_path / "run", lambda stage, done, total: None)
+    again = train(recipe, tmp_path, tmp_path / "run", quiet)
     assert again.metrics == trained.metrics
     assert {path: path.read_bytes() for path in files} == files
 

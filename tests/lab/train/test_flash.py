@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact.cli.train import Train
 from specact.errors import ConfigError
@@ -25,10 +26,6 @@ RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="", execute=3, heads=2, steps=150, batch=32, learning_rate=5e-3, warmup=5,
     average=0.95,
 )  # fmt: skip
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

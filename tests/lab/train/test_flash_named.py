@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact.cli.eval import Comparison, Eval
 from specact.cli.options import Parts
@@ -77,10 +78,6 @@ def padded_flow(path: Path, somewhere: float = 7.0) -> FlowPolicy:
     units = (bundle.units.centre, bundle.units.scale, bundle.units.low, bundle.units.high)
     wide = (np.pad(own, (0, 2), constant_values=rest) for own, rest in zip(units, (0, 1, -np.inf, np.inf), strict=True))
     return FlowPolicy(Padded(bundle.networks, somewhere), FlowUnits(*wide), bundle.spec)  # type: ignore[arg-type]
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

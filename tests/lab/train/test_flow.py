@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.tiny import KilledError, quiet
 from torch import Tensor
 
 from specact.errors import BundleError, ConfigError
@@ -95,10 +96,6 @@ def test_draws_of_a_window_read_its_entry_of_the_cache(trained: Flow) -> None:
         torch.testing.assert_close(shared, trained.expert(noisy, time, cache.repeat(draws, *others)))
         mixed_up = trained.expert(noisy, time, cache.repeat_interleave(draws, 0))
     assert (shared - mixed_up).abs().max() > 1e-3
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
@@ -242,6 +239,6 @@ def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tmp_path: Path) 
     mine = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
     for other in (replace(mine, seed=1), replace(mine, bundle="other")):
         with pytest.raises(ConfigError, match="holds a run of another recipe"):
-            train_chunks(other, Path(), out, lambda stage, done, total: None)
+            train_chunks(other, Path(), out, quiet)
     with pytest.raises(ConfigError, match="holds a run of another recipe"):
-        train(load_recipe(RECIPES / "ball.toml"), Path(), out, lambda stage, done, total: None)
+        train(load_recipe(RECIPES / "ball.toml"), Path(), out, quiet)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
@@ -37,10 +38,6 @@ like = "target"
 BUNDLES = '[bundles]\nmine = ["target", "draft"]\n'
 GOOD = TOP + TOKENIZER + POLICIES + BUNDLES
 FLOW = 'kind = "flow"\nbundle = "b"\nenv = "ball"\ndata = ["made.npz"]\nwidth = 16\nchunk = 2\nsteps = 2\n'
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
 
 
 def demonstrations() -> Episodes:

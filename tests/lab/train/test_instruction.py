@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.lab.train.told import TASK, WAYS
+from tests.tiny import quiet
 
 from specact import load_bundle
 from specact.errors import BundleError, ConfigError
@@ -63,10 +64,6 @@ RECIPE = Recipe(
     policies={"target": TARGET, "draft": DRAFT},
     bundles={"told": ("target", "draft")},
 )
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.lab import cameras
+from tests.tiny import KilledError, quiet
 
 from specact import SpeculativePolicy, load_bundle
 from specact.errors import ConfigError, DataError
@@ -94,10 +95,6 @@ bfloat16 = false
 """
 
 
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a dataset and both recipes."""
@@ -143,10 +140,6 @@ def test_the_exported_target_answers_for_every_input(made: Path) -> None:
 
 def test_no_decoded_frames_are_left_when_a_run_is_finished(made: Path) -> None:
     assert sorted(path.name for path in made.iterdir() if path.is_dir()) == ["bundles"]
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 def test_a_stopped_run_finds_its_decoded_frames_and_ends_like_another(made: Path, data: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import KilledError, kill_at, quiet
 
 from specact import load_bundle
 from specact.errors import ConfigError, SpecactError
@@ -59,22 +60,6 @@ def reach(stage: str, whole: Path, out: Path) -> Path:
     lines = (whole / "log.jsonl").read_text().splitlines(keepends=True)
     (out / "log.jsonl").write_text("".join(line for line in lines if json.loads(line)["stage"] in done))
     return out
-
-
-class KilledError(Exception):
-    """Stands for a kill at a known step."""
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
-
-
-def kill_at(stage: str, step: int) -> Callable[[str, int, int], None]:
-    def progress(name: str, done: int, total: int) -> None:
-        if (name, done) == (stage, step):
-            raise KilledError
-
-    return progress
 
 
 def weights(folder: Path) -> dict[str, bytes]:

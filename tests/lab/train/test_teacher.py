@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import quiet
 
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.adapters import Inputs, chunk_policy
@@ -26,10 +27,6 @@ from specact.lab.train.windows import Dataset
 from specact.observation import Field
 
 RECIPE = ChunkRecipe("flow", "taught", "ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8)
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    """No progress bar."""
 
 
 def taught_by(answer: Callable[[Chunk], Chunk], chunk: int = 6, fingerprint: str = "one") -> LoadedPolicy:
