@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,15 +67,6 @@ def running_browser(width: int) -> Iterator[Browser]:
         page.set_default_timeout(120_000.0)
         yield Browser(page)
         browser.close()
-
-
-def until(condition: Callable[[], object], what: str, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Waits for what other processes bring about."""
-    end = time.monotonic() + 120.0
-    while not condition():
-        assert time.monotonic() < end, f"in vain: {what}"
-        meanwhile()
-        time.sleep(0.02)
 
 
 def stop(process: subprocess.Popen[Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -46,14 +48,31 @@ def end_with_this_process() -> None:
     os.environ.update([mark])
 
 
+def wait_for(
+    condition: Callable[[], object], what: object = "", meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """Waits for what other processes or threads bring about, with patience for a machine that is busy."""
+    until = time.monotonic() + 300.0
+    while not condition():
+        assert time.monotonic() < until, f"it did not happen: {what}"
+        meanwhile()
+        time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; its parent need not have noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def _marked(mark: bytes) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # it has ended, or is not ours
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
-        except OSError:  # it has ended, or is not ours
-            continue
     return found
 
 
@@ -62,10 +81,8 @@ def _watch(mark: bytes) -> None:
     # Again and again, because a process may start another before it is killed.
     while pids := _marked(mark):
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.05)
 
 

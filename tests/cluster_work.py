@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
+from tests.children import wait_for
 
 if TYPE_CHECKING:
     from specact.lab.rollout.pool import Result
@@ -24,10 +25,7 @@ def shard_on_node(item: tuple[Shard, Path]) -> Result:
     # Whole as soon as it has its name.
     (folder / f"{os.getpid()}.pid").write_text(str(os.getpid()))
     (folder / f"{os.getpid()}.pid").rename(began)
-    until = time.monotonic() + 300.0
-    while not (folder / "go").exists():
-        assert time.monotonic() < until, "nobody said go"
-        time.sleep(0.02)
+    wait_for((folder / "go").exists, "somebody says go")
     return run_shard(shard)
 
 

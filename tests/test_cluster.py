@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import numpy as np
 import pytest
+from tests.children import has_ended, wait_for
 from tests.cluster_work import end_once, finish_after, shard_on_node, square_root
 from tests.tiny import quiet
 
@@ -91,21 +91,6 @@ def shard(first: int, **changes: Any) -> Shard:
     )  # fmt: skip
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
-
-
-def ended(process: str) -> bool:
-    """Whether a process runs no more; nobody may have waited for it."""
-    try:
-        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 class StoppedError(Exception):
     """Stands for a kill."""
 
@@ -140,7 +125,7 @@ def test_a_node_that_is_lost_costs_its_running_shards_which_run_again(
         (there,) = tmp_path.glob(f"*-{lost.node_id}")
         cluster.remove_node(lost, allow_graceful=False)
         # A worker outlives its node for a moment, in which it could still finish.
-        wait_for(lambda: ended(there.read_text()))
+        wait_for(lambda: has_ended(int(there.read_text())))
         (tmp_path / "go").touch()
         found = {item.episodes: result for (item, _), result in ran.result(PATIENCE_S)}
     began = [path.name for path in tmp_path.glob("*-*")]
@@ -198,6 +183,7 @@ WAITS = """
 import sys
 from pathlib import Path
 from specact.lab.rollout.pool import Pool
+from tests.children import has_ended, wait_for
 from tests.cluster_work import wait_for_ever
 with Pool(1, sys.argv[1]) as pool:
     list(pool.each(wait_for_ever, [Path(sys.argv[2])] * 3))
@@ -210,7 +196,7 @@ def test_an_interrupted_process_leaves_no_task_behind(on: str, tmp_path: Path) -
     wait_for(lambda: (tmp_path / "process").exists() or began.poll() is not None)
     began.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in began.communicate(timeout=PATIENCE_S)[1]
-    wait_for(lambda: ended((tmp_path / "process").read_text()))
+    wait_for(lambda: has_ended(int((tmp_path / "process").read_text())))
 
 
 def test_leaving_a_pool_cancels_no_task_of_a_process_that_stays_in_the_cluster(on: str, tmp_path: Path) -> None:

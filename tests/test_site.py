@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from tests.browser import running_browser, until
+from tests.browser import running_browser
+from tests.children import wait_for
 from tests.test_public_api import FACES
 
 from specact.cli.main import VERBS
@@ -115,7 +116,7 @@ def test_a_reader_without_a_network_finds_something_in_a_file(site: Path) -> Non
             browser.open(site / page)
         # Typed, not filled in: the page looks at what is there after each key.
         browser.page.locator("input[name=query]").press_sequentially("deadline")
-        until(lambda: browser.page.locator(".md-search-result__item").count() > 3, "search results")
+        wait_for(lambda: browser.page.locator(".md-search-result__item").count() > 3, "search results")
         assert browser.complaints == []
         assert [address for address in browser.requests if not address.startswith("file:")] == []
 

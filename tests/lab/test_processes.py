@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.children import wait_for
 
 from specact.errors import RemoteError
 from specact.lab.processes import ServerProcess, linked, serving
@@ -105,10 +106,7 @@ def test_a_talkative_command_is_never_stopped_by_a_full_pipe(tmp_path: Path) -> 
     done = tmp_path / "done"
     code = f"{ANNOUNCE} print('x' * 10**6, flush=True); open({str(done)!r}, 'w'); import time; time.sleep(600)"
     with child(code) as talkative:
-        until = time.monotonic() + 60.0
-        while not done.exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(done.exists)
         talkative.kill()
         assert talkative.output.count("x") == 10**6
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from tests.children import wait_for
 
 from specact.errors import ConfigError
 from specact.lab.envs import load_task
@@ -277,10 +277,8 @@ def served(port: int, environment: dict[str, str], *arguments: str) -> Iterator[
     command = [sys.executable, "-m", "specact.lab.vla_eval", "--port", str(port), *arguments]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 60.0
-        while not _well(port):
-            assert process.poll() is None and time.monotonic() < until, "the server did not start"
-            time.sleep(0.05)
+        wait_for(lambda: _well(port) or process.poll() is not None, "the server starts")
+        assert process.poll() is None
         yield process
     finally:
         process.kill()

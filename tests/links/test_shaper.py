@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.children import wait_for
 from tests.example_count import example_count
 
 from specact.errors import ConfigError
@@ -57,14 +58,6 @@ def assert_silent(side: socket.socket) -> None:
     side.settimeout(PATIENCE)
 
 
-def until(condition: object) -> None:
-    """Waits for something that other threads are about to do."""
-    end = time.monotonic() + PATIENCE
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(1e-3)
-
-
 def resetting(side: socket.socket) -> None:
     """Makes a socket end with a reset when it is closed."""
     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -108,8 +101,8 @@ def test_bytes_arrive_unchanged_and_in_order_both_ways(serving: Serving, sizes: 
             sender.start()
             assert receive(client, 10**9) == b"".join(chunks)
             sender.join()
-        until(lambda: heard)
-        until(lambda: shaper.up_bytes == shaper.down_bytes == sum(sizes))
+        wait_for(lambda: heard)
+        wait_for(lambda: shaper.up_bytes == shaper.down_bytes == sum(sizes))
     assert heard == [b"".join(chunks)]
     assert shaper.connections == 1
 
@@ -189,7 +182,7 @@ def test_reset_all_resets_both_sides_of_every_connection(serving: Serving) -> No
             for client in (first, second):
                 with pytest.raises(ConnectionResetError):
                     client.recv(1)
-        until(lambda: len(ends) == 2)
+        wait_for(lambda: len(ends) == 2)
         with connected(shaper.port) as third:  # new ones are served
             assert third.recv(1) == b"!"
     assert ends[:2] == [ConnectionResetError] * 2
@@ -287,9 +280,9 @@ def test_a_reset_by_one_side_reaches_the_other(serving: Serving, who: str) -> No
                     client.recv(1)
             else:
                 resetting(client)
-        until(lambda: len(events) == 2)
+        wait_for(lambda: len(events) == 2)
         if who == "client":
-            until(lambda: ends)
+            wait_for(lambda: ends)
             assert time.monotonic() - start >= 0.02  # it travels like any message
     assert events == [LinkEvent(0, "opened", 0, 0), LinkEvent(0, "reset", 4, 4)]
 
@@ -300,7 +293,7 @@ def test_a_target_that_is_not_there_is_a_reset_for_the_client() -> None:
         # The reset may arrive before `connect` has returned.
         with pytest.raises(ConnectionResetError), connected(shaper.port) as client:
             client.recv(1)
-        until(lambda: len(events) == 2)
+        wait_for(lambda: len(events) == 2)
     assert [event.kind for event in events] == ["opened", "refused"]
 
 
@@ -339,7 +332,7 @@ def test_many_connections_at_once(echo_port: int) -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        until(lambda: len(events) == 24)
+        wait_for(lambda: len(events) == 24)
     assert (shaper.connections, shaper.up_bytes, shaper.down_bytes) == (12, 6000, 6000)
     closed = [event for event in events if event.kind != "opened"]
     assert sorted(event.connection for event in closed) == list(range(12))
@@ -352,7 +345,7 @@ def test_it_ends_at_once_whatever_is_on_the_way(echo_port: int) -> None:
     with Shaper(minute, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
         client.sendall(bytes(1 << 20))
         shaper.black_hole(60.0)
-        until(lambda: shaper.connections == 1)
+        wait_for(lambda: shaper.connections == 1)
     assert time.monotonic() - start < PATIENCE
 
 

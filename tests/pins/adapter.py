@@ -23,17 +23,7 @@ from specact.families.chunks.sources import load_policy
 from specact.families.codes.sampling import sample_codes, verify
 from specact.families.codes.values import CodeDistribution
 from specact.families.flash.rounds import load_rounds
-from specact.families.freqcache.frequency import (
-    edge_energy,
-    luma,
-    patches_of,
-    phase_correlation,
-    reuse_budget,
-    reused,
-    source_patches,
-    spectral_entropy,
-    spectrum,
-)
+from specact.families.freqcache import frequency
 from specact.families.load import load_pair
 from specact.families.staged.wire import SplitResponder, kind_at, unpack
 from specact.families.tokens.decoding import load_decoding
@@ -128,49 +118,21 @@ def evidence(record: StepRecord) -> dict[str, Any]:
     drafted, outcome = record.proposal.evidence, record.outcome
     found = None if outcome is None else outcome.evidence
     if hasattr(drafted, "codes"):
+        known = {"drafted codes": drafted.codes, "draft's probabilities": drafted.draft.probs[0]}
         verdict = None if found is None else found.verdict
-        return {
-            "drafted codes": drafted.codes,
-            "draft's probabilities": drafted.draft.probs[0],
-            "codes": None if verdict is None else verdict.codes,
-            "rejection": None if verdict is None else verdict.rejection,
-        }
+        return known | {name: getattr(verdict, name, None) for name in ("codes", "rejection")}
+    if not hasattr(drafted, "question"):
+        return {}
+    asked, names = drafted.question, {}
     if hasattr(drafted, "feature"):
-        asked = drafted.question
-        return {
-            "retrieved": drafted.retrieved,
-            "candidates": asked.candidates,
-            "tolerance": asked.rule.each,
-            "tail": asked.tail,
-        } | ({} if found is None else _decoded(found))
-    if hasattr(drafted, "question"):
-        asked = drafted.question
-        return {
-            "full asked": asked.full,
-            "held": asked.held,
-            "reused": None if asked.parts is None else {name: one.mask for name, one in asked.parts.last.items()},
-        } | ({} if found is None else _round(found))
-    return {}
-
-
-def _decoded(found: Any) -> dict[str, Any]:
-    return {
-        "tokens": found.tokens,
-        "sources": found.sources,
-        "passes": found.accepted,
-        "read": found.read,
-        "rejected": found.rejected,
-    }
-
-
-def _round(found: Any) -> dict[str, Any]:
-    return {
-        "full": found.full,
-        "checked": found.checked,
-        "kept": found.accepted,
-        "switches": found.switches,
-        "deviation": found.deviation,
-    }
+        known = {"retrieved": drafted.retrieved, "tolerance": asked.rule.each}
+        known |= {name: getattr(asked, name) for name in ("candidates", "tail")}
+        names = {"passes": "accepted"} | {name: name for name in ("tokens", "sources", "read", "rejected")}
+    else:
+        masks = None if asked.parts is None else {name: one.mask for name, one in asked.parts.last.items()}
+        known = {"full asked": asked.full, "held": asked.held, "reused": masks}
+        names = {"kept": "accepted"} | {name: name for name in ("full", "checked", "switches", "deviation")}
+    return known | ({} if found is None else {key: getattr(found, name) for key, name in names.items()})
 
 
 def simulate(env: str, pair: Any, observation: Any, seed: int, steps: int) -> Iterator[dict[str, Any]]:
@@ -194,21 +156,18 @@ def with_grippers(flow: Any, *dimensions: int) -> Any:
 
 def frequencies(before: Any, now: Any, grid: tuple[int, int]) -> dict[str, Any]:
     """FreqCache's choice of tokens between two frames, step by step."""
-    planes = [luma(before), luma(now)]
-    spectra = [spectrum(plane) for plane in planes]
-    motion = phase_correlation(spectra[0], spectra[1], planes[0].shape)
-    size = planes[0].shape[0] // grid[0], planes[0].shape[1] // grid[1]
-    earlier, edges = source_patches(motion, size, grid), edge_energy(patches_of(planes[1], grid))
-    entropy = spectral_entropy(spectra[1])
-    budget = reuse_budget(entropy, 0.2, 0.9)
-    return {
-        "motion": [motion.rows, motion.columns, min(motion.confidence, 1e3)],
-        "earlier": earlier,
-        "edges": edges,
-        "entropy": entropy,
-        "budget": budget,
-        "reused": reused(earlier, edges, budget, 0.3),
-    }
+    planes = [frequency.luma(frame) for frame in (before, now)]
+    spectra, shape = [frequency.spectrum(plane) for plane in planes], planes[0].shape
+    motion = frequency.phase_correlation(spectra[0], spectra[1], shape)
+    earlier = frequency.source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
+    edges, entropy = (
+        frequency.edge_energy(frequency.patches_of(planes[1], grid)),
+        frequency.spectral_entropy(spectra[1]),
+    )
+    budget = frequency.reuse_budget(entropy, 0.2, 0.9)
+    moved = [motion.rows, motion.columns, min(motion.confidence, 1e3)]
+    mask = frequency.reused(earlier, edges, budget, 0.3)
+    return {"motion": moved, "earlier": earlier, "edges": edges, "entropy": entropy, "budget": budget, "reused": mask}
 
 
 # ---- inpainting ------------------------------------------------------------------------------------------------------
@@ -434,8 +393,6 @@ def _exchange(responder: Any, dialect: Any, request: Any) -> Any:
 
 @dataclass
 class _Served:
-    """A target whose answers cross the wire."""
-
     pair: Any
 
     def answer(self, window: Any, address: Any) -> Any:

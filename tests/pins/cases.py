@@ -329,11 +329,9 @@ def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Foun
                 made.append(policy.record.decision)
         return made
 
-    return {str(rate): adapter.find_gate(pair, name, rate, 3, decisions, **options) for rate in (0.3, 0.6)} | {
-        "ties": [
-            adapter.threshold_for_rate(np.array([0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.5]), rate) for rate in (0.2, 0.5, 0.9)
-        ]
-    }
+    scores = np.array([0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.5])
+    found: Found = {"ties": [adapter.threshold_for_rate(scores, rate) for rate in (0.2, 0.5, 0.9)]}
+    return found | {str(rate): adapter.find_gate(pair, name, rate, 3, decisions, **options) for rate in (0.3, 0.6)}
 
 
 CASES |= {
@@ -367,15 +365,12 @@ def placement(variant: int) -> Found:
     links = np.exp(np.cumsum(rng.normal(0.0, 0.7, 40)) + np.log(2e6)).tolist()
     rates = (1e5, 1e6, 1e7)
     totals = {kind: [adapter.total_s(known, rate, 0.01, kind) for rate in rates] for kind in ("faithful", "printed")}
-    best = [
-        [adapter.best_cut(row, known.loads, range(5), budget) for row in totals["faithful"]] for budget in (0.5, 9.0)
-    ]
+    best = partial(adapter.best_cut, loads=known.loads, allowed=range(5))
+    adjusted = partial(adapter.adjusted_cut, 2, low=-1e5, high=1e5, pool=range(1, 5), cut_bytes=known.cut_bytes)
     return {
         "totals": totals,
-        "best": best,
-        "adjusted": [
-            adapter.adjusted_cut(2, change, -1e5, 1e5, range(1, 5), known.cut_bytes) for change in (-2e5, 0.0, 2e5)
-        ],
+        "best": [[best(row, budget=budget) for row in totals["faithful"]] for budget in (0.5, 9.0)],
+        "adjusted": [adjusted(change=change) for change in (-2e5, 0.0, 2e5)],
         "roboecc": adapter.chosen_cuts(costs, "roboecc", links, 0.01),
         "smallest": adapter.chosen_cuts(costs, "smallest", links, 0.01, look_every=3),
         "smallest, latency apart": adapter.chosen_cuts(costs, "smallest", links, 0.03, latency_apart=True),
@@ -383,11 +378,7 @@ def placement(variant: int) -> Found:
     }
 
 
-CASES |= {
-    "stages-ball": partial(stages, "ball"),
-    "stages-pusht-flow": partial(stages, "pusht-flow"),
-    "placement": placement,
-}
+CASES |= {f"stages-{bundle}": partial(stages, bundle) for bundle in ("ball", "pusht-flow")} | {"placement": placement}
 
 # ---- TISED's equations -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from tests.children import wait_for
 
 from specact import Bundle, SpeculativePolicy, calibrated_gate
 from specact.families.codes.values import executed_codes
@@ -175,12 +176,3 @@ def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bund
             draws = [sample_codes(law, stream(0, Role.VERIFY, step=start + i)).tolist() for law in (alone, together)]
             differing += draws[0] != draws[1]
     assert differing <= 2
-
-
-def wait_for(what: Callable[[], bool], within_s: float = 60.0) -> None:
-    import time
-
-    until = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ import pytest
 from mcap.reader import make_reader
 from rosbags.highlevel import AnyReader
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+from tests.children import wait_for
 from tests.lab import toys
 from tests.lab.recorded import ABOUT, drive, record
 
@@ -264,7 +264,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path: Path) -> None:
         # A flush a step.
         recorder._file._flushed_s = -np.inf
         truth = drive(recorder, 1)
-        _until(lambda: recorder._steps.empty())
+        wait_for(lambda: recorder._steps.empty())
         recorder._file._flushed_s = -np.inf
         more = drive(recorder, 3)
         told = recorder.close()
@@ -276,13 +276,6 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path: Path) -> None:
     recorded = read_recording(tmp_path / "run.mcap")
     assert recorded.whole and len(recorded.steps) == told["steps"]
     assert len(by_rosbags(tmp_path / "run.mcap").get("/control", [])) == told["steps"]
-
-
-def _until(done: Callable[[], bool]) -> None:
-    until = time.monotonic() + 300.0
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_a_recording_replaces_no_file(tmp_path: Path) -> None:
@@ -413,7 +406,7 @@ def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
             return len(read_recording(path).steps) >= 10
         return False
 
-    _until(flushed)
+    wait_for(flushed)
     before = len(read_recording(path).steps)
     process.send_signal(number)
     out, _ = process.communicate(timeout=300)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.children import wait_for
 
 from specact.clock import RealClock
 from specact.errors import StallError
@@ -104,9 +105,7 @@ def test_a_call_that_cannot_be_interrupted_ends_the_loop_once_it_returns() -> No
     # A signal interrupts the main thread alone.
     thread = threading.Thread(target=run, name="loop")
     thread.start()
-    until = time.monotonic() + PATIENCE_S
-    while not robot.stopped_by and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: robot.stopped_by)
     assert robot.stopped_by == ["specact watchdog"] and thread.is_alive()
     robot.let_go.set()
     thread.join(PATIENCE_S)
@@ -171,13 +170,6 @@ def driven(tmp_path: Path) -> Any:
     for process in started:
         process.kill()
         process.wait()
-
-
-def wait_for(condition: Any) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)
 
 
 def state_of(process: subprocess.Popen[str]) -> str:

@@ -12,7 +12,8 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
-from tests.browser import Browser, running_browser, stop, until
+from tests.browser import Browser, running_browser, stop
+from tests.children import wait_for
 
 from specact import SpeculativePolicy, load_bundle
 from specact.families.codes.verify import SpeculativeVerifier
@@ -46,7 +47,7 @@ def pretend(browser: Browser, status: dict[str, Any]) -> None:
     """Opens the page without a server: this is what it hears."""
     browser.page.add_init_script(f"window.fetch = async () => new Response({json.dumps(json.dumps(status))})")
     browser.open(PAGE)
-    until(lambda: browser.text("#age"), "numbers are shown")
+    wait_for(lambda: browser.text("#age"), "numbers are shown")
 
 
 def column(browser: Browser, number: int) -> list[str]:
@@ -76,7 +77,7 @@ class Server:
         words = [*command, "serve", "--bundle", "ball", "--port", str(port)]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
-        until(lambda: "status page" in log.read_text() or self.process.poll() is not None, "the server starts")
+        wait_for(lambda: "status page" in log.read_text() or self.process.poll() is not None, "the server starts")
         said = log.read_text()
         found = re.search(r"serving ball on (ws://\S+:\d+); status page (http://\S+/)", said)
         assert found is not None, said
@@ -119,20 +120,20 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
             calm(), calm(), hostile()
 
         browser.open(server.url)
-        until(lambda: browser.shows("Ready requests are answered"), "the server is ready", work)
+        wait_for(lambda: browser.shows("Ready requests are answered"), "the server is ready", work)
         assert browser.text("h1") == "ball"
         assert sorted(column(browser, 0)) == sorted(["ball-07", HOSTILE])
         assert browser.page.locator("main img").count() == 0
         seen = sort(browser, REQUESTS)
-        until(lambda: column(browser, REQUESTS) != seen, "requests are counted", work)
+        wait_for(lambda: column(browser, REQUESTS) != seen, "requests are counted", work)
         line = browser.page.locator("#rates path.first")
-        until(lambda: "L" in str(line.get_attribute("d")), "a line", work)
-        until(lambda: column(browser, 0) == ["ball-07", HOSTILE], "who asks most comes first", work)
-        until(lambda: re.search(r"ok\s+[1-9]\d*\s+100.0 %", browser.text("#outcomes")), "answers are counted", work)
-        until(lambda: re.search(r"total(\s+\d+\.\d+){3}", browser.text("#stages")), "stages are timed", work)
-        until(lambda: all(re.match(r"\d+\.\d+", cell) for cell in column(browser, P99)), "robots are timed", work)
+        wait_for(lambda: "L" in str(line.get_attribute("d")), "a line", work)
+        wait_for(lambda: column(browser, 0) == ["ball-07", HOSTILE], "who asks most comes first", work)
+        wait_for(lambda: re.search(r"ok\s+[1-9]\d*\s+100.0 %", browser.text("#outcomes")), "answers are counted", work)
+        wait_for(lambda: re.search(r"total(\s+\d+\.\d+){3}", browser.text("#stages")), "stages are timed", work)
+        wait_for(lambda: all(re.match(r"\d+\.\d+", cell) for cell in column(browser, P99)), "robots are timed", work)
         assert browser.shows("100.0 %"), "every step was transmitted"
-    until(lambda: browser.shows("No robot is connected"), "they have hung up")
+    wait_for(lambda: browser.shows("No robot is connected"), "they have hung up")
     assert browser.complaints == []
     assert {urlsplit(request).netloc for request in browser.requests} == {urlsplit(server.url).netloc}
 
@@ -140,20 +141,20 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
 def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
     server = serve(token=TOKEN)
     browser.open(server.url)
-    until(lambda: browser.shows("Token needed"), "the token is asked for")
+    wait_for(lambda: browser.shows("Token needed"), "the token is asked for")
     assert browser.shows("Token of this server")
     assert browser.text("main") == ""
     enter(browser, "not the token, but long enough")
-    until(lambda: browser.shows("Wrong token"), "it is refused")
+    wait_for(lambda: browser.shows("Wrong token"), "it is refused")
     asked = len(browser.requests)
     enter(browser, TOKEN)
-    until(lambda: browser.shows("Ready"), "it is accepted")
+    wait_for(lambda: browser.shows("Ready"), "it is accepted")
     assert "/v1/status" in browser.requests[asked]
     assert not browser.shows("Token")
     assert browser.page.input_value("#token") == ""
     assert browser.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
     browser.open(server.url)
-    until(lambda: browser.shows("Ready"), "the tab remembers it")
+    wait_for(lambda: browser.shows("Ready"), "the tab remembers it")
     assert not any("odd" in request for request in browser.requests)
 
 
@@ -161,7 +162,7 @@ def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
 def test_a_token_in_the_address_is_used_and_removed(serve: Serve, browser: Browser, fragment: str) -> None:
     server = serve(token=TOKEN)
     browser.open(f"{server.url}#token={fragment}")
-    until(lambda: browser.shows("Ready"), "it is accepted")
+    wait_for(lambda: browser.shows("Ready"), "it is accepted")
     assert browser.page.url == server.url
     assert browser.complaints == []
 
@@ -169,16 +170,16 @@ def test_a_token_in_the_address_is_used_and_removed(serve: Serve, browser: Brows
 def test_it_says_when_the_server_is_gone_and_when_it_is_back(serve: Serve, browser: Browser) -> None:
     server = serve()
     browser.open(server.url)
-    until(lambda: browser.shows("Ready"), "the server is ready")
+    wait_for(lambda: browser.shows("Ready"), "the server is ready")
     assert browser.text("#age").startswith("live")
     server.process.send_signal(signal.SIGTERM)
-    until(lambda: browser.shows("Unreachable"), "it says so")
-    until(lambda: re.match(r"last numbers \d+ s old, from \d\d:\d\d:\d\d", browser.text("#age")), "how old they are")
+    wait_for(lambda: browser.shows("Unreachable"), "it says so")
+    wait_for(lambda: re.match(r"last numbers \d+ s old, from \d\d:\d\d:\d\d", browser.text("#age")), "how old they are")
     assert browser.text("h1") == "ball"
     assert browser.shows("Answers per second"), "the last numbers stay"
     server.process.wait(15.0)
     serve(port=urlsplit(server.url).port)
-    until(lambda: browser.shows("Ready"), "the page comes back by itself")
+    wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
     assert browser.text("#age").startswith("live")
 
 

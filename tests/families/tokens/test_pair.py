@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from tests.children import wait_for
 from tests.families.tokens.dots import rngs, windows
 
 from specact.errors import BundleError, ConfigError, MissingExtraError, WireError
@@ -192,10 +192,7 @@ def test_a_late_verdict_of_a_server_replaces_the_rest_of_a_chunk(
     waited = SpeculativePolicy(composed, Always())
     for number, window in enumerate(SEEN[:12], 1):
         executed = [policy.act_on(window)]
-        until = time.monotonic() + 30.0
-        while not verdicts.free and not verdicts._in_flight[0].done():  # type: ignore[index]
-            assert time.monotonic() < until, "the server's answer did not come"
-            time.sleep(0.001)
+        wait_for(lambda: verdicts.free or verdicts._in_flight[0].done(), "the server answers")  # type: ignore[index]
         executed += [policy.act_on(None) for _ in range(pair.execute - 1)]
         np.testing.assert_array_equal(executed[1:], [waited.act_on(window) for _ in range(pair.execute)][1:])
         assert policy.counts["in_time"] == number and policy.counts["missed"] == 0

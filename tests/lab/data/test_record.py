@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tests.children import wait_for
 from tests.lab import toys
 
 from specact.errors import ConfigError, DataError
@@ -131,10 +131,8 @@ def test_a_recording_that_was_killed_goes_on(tmp_path: Path, parts: int) -> None
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "killed")], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    until = time.monotonic() + 120
-    while len(list((tmp_path / "killed").glob("parts/*.parquet"))) < parts and process.poll() is None:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    written = (tmp_path / "killed").glob
+    wait_for(lambda: len(list(written("parts/*.parquet"))) >= parts or process.poll() is not None)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     done = subprocess.run([*command, "--out", str(tmp_path / "killed"), "--json"], cwd=ROOT, capture_output=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
-from tests.browser import until
+from tests.children import wait_for
 
 from specact.files import write_json
 from specact.lab.evaluation.film import HEIGHT_PX, WIDTH_PX
@@ -100,14 +100,14 @@ def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Br
     moment = "(film) => film.currentTime"
     film.focus()
     browser.page.keyboard.press("Space")
-    until(lambda: film.evaluate(moment) > 0.5, "it plays")
+    wait_for(lambda: film.evaluate(moment) > 0.5, "it plays")
     browser.page.keyboard.press("Space")
     assert film.evaluate("(film) => film.paused")
     stopped = film.evaluate(moment)
     browser.page.keyboard.press("ArrowRight")
-    until(lambda: film.evaluate(moment) > stopped, "it is searched")
+    wait_for(lambda: film.evaluate(moment) > stopped, "it is searched")
     browser.page.keyboard.press("Home")
-    until(lambda: film.evaluate(moment) == 0.0, "it is at its beginning")
+    wait_for(lambda: film.evaluate(moment) == 0.0, "it is at its beginning")
     assert film.evaluate("(film) => [film.error, film.readyState, film.videoWidth, film.videoHeight]") == [
         None, 4, WIDTH_PX, HEIGHT_PX,
     ]  # fmt: skip

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.children import has_ended, wait_for
 
 from specact.lab.rollout.pool import Pool
 
@@ -24,14 +24,6 @@ if __name__ == "__main__":
 """
 
 
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_a_parent_that_was_killed(
@@ -42,13 +34,9 @@ def test_workers_end_with_a_parent_that_was_killed(
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment) as starter:
         assert starter.stdout is not None
         workers = [int(pid) for pid in starter.stdout.readline().split()]
-        assert len(workers) == 2
-        assert all(map(_alive, workers))
+        assert len(workers) == 2 and not any(map(has_ended, workers))
         os.kill(starter.pid, how)
-    until = time.monotonic() + 30.0
-    while any(map(_alive, workers)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(map(_alive, workers))
+    wait_for(lambda: all(map(has_ended, workers)))
 
 
 def test_a_pool_of_several_workers_works_inside_its_context_only() -> None:

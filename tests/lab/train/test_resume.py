@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.children import wait_for
 from tests.tiny import KilledError, kill_at, quiet
 
 from specact import load_bundle
@@ -246,10 +247,7 @@ def test_what_ends_the_command_ends_its_stages(
         assert f"ended by {number.name}; run the same command again to go on from here" in said
         assert "Traceback" not in said
     # Nobody reads what they tell any more.
-    until = time.monotonic() + 60.0
-    while in_session(process.pid):
-        assert time.monotonic() < until, "a process is left"
-        time.sleep(0.01)
+    wait_for(lambda: not in_session(process.pid), "no process is left")
     assert not (out / ".lock").exists() or number == signal.SIGKILL
 
 
