@@ -25,6 +25,7 @@ from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import ChunkSource, Finished, InferenceThread, InlineInference, LocalSource
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.types import Miss, OffloadTimes
+from specact.units import ActionRange
 
 STILL = (IDLE,)
 
@@ -432,6 +433,16 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
 def test_what_does_not_fit_is_refused(make: Callable[[Timed], ChunkRunner], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         make(Timed(LocalSource(Prophet()), VirtualClock(), 0.0))
+
+
+@pytest.mark.parametrize(("first", "sent", "misses"), [(1.5, 1.0, {}), (1e30, None, {"invalid": 1})])
+def test_a_chunk_far_outside_the_range_is_a_miss(first: float, sent: float | None, misses: dict[str, int]) -> None:
+    arm, source = Arm(VirtualClock()), Prophet()
+    source.infer = lambda *asked: np.full((8, 1), first, np.float32)  # type: ignore[method-assign]
+    inference, limits = Timed(LocalSource(source), arm.clock, 0.0), ActionRange([-1.0], [1.0])
+    runner = ChunkRunner(inference, Execution("synchronous", 1), action_range=limits, clock=arm.clock)
+    found = runner.act(arm.observe())
+    assert (None if found is None else float(found[0])) == sent and runner.summary()["misses"] == misses
 
 
 def test_an_answer_of_another_shape_or_that_is_not_finite_is_not_played() -> None:
