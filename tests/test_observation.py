@@ -380,7 +380,7 @@ def test_arrays_that_no_observation_can_have(shape: Any, dtype: Any, history: An
 
 @pytest.mark.parametrize("name", ["", "image.", ".image", "a b", "image/front", "1st", "a" * 65, 7, None])
 def test_names_that_no_graph_could_have(name: Any) -> None:
-    with pytest.raises(BundleError, match="must be an identifier, with dots in between"):
+    with pytest.raises(BundleError):
         ObservationSpec({name: Field((1,))})
 
 
@@ -396,10 +396,8 @@ FIELD = {"shape": [2], "dtype": "float32", "history": 1}
         3,
         {},
         {"fields": {}, "instruction": False},
-        {"fields": {"state": FIELD}},
         {"fields": [FIELD], "instruction": False},
         {"fields": {"state": None}, "instruction": False},
-        {"fields": {"state": {"shape": [2], "dtype": "float32"}}, "instruction": False},
         {"fields": {"state": FIELD | {"shape": 2}}, "instruction": False},
         {"fields": {"state": FIELD | {"shape": "22"}}, "instruction": False},
         {"fields": {"state": FIELD | {"shape": [[2]]}}, "instruction": False},

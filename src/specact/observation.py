@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ObservationError
-
-__all__ = [
-    "Field",
-    "Observation",
-    "ObservationHistory",
-    "ObservationSpec",
-    "Window",
-    "lerobot_name",
-    "read_observation",
-    "read_spec",
-    "vectors",
-]
+from specact.records import Size, check_fields, read_record
 
 Observation = Mapping[str, Any] | NDArray[Any]
 """A mapping of arrays and optionally an instruction by name; or one array, which is taken as ``state``."""
 DType = Literal["float32", "uint8"]
 # The name of an observation given as one array.
 STATE = "state"
-# Dimensions of one observation without its history, and fields of a spec: limits of the message format.
-_MAX_DIMENSIONS, _MAX_FIELDS = 3, 64
-# Limit of every axis and history, so that computed sizes do not overflow.
-_MAX_LENGTH = 1 << 20
+# Limits of the message format: dimensions of one observation without its history, and fields of a spec.
+MAX_DIMENSIONS, MAX_FIELDS = 3, 64
+Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=MAX_DIMENSIONS)]
+Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(min_length=1, max_length=MAX_FIELDS)]
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -51,25 +41,12 @@ class Field:
         BundleError: for an invalid shape, dtype or history.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: DType = "float32"
-    history: int = 1
+    history: Annotated[int, Meta(ge=0, le=1 << 20)] = 1
 
     def __post_init__(self) -> None:
-        sizes: tuple[object, ...] = (*self.shape, self.history)
-        whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-        shaped = whole and 1 <= len(self.shape) <= _MAX_DIMENSIONS
-        if (
-            not shaped
-            or not 1 <= min(self.shape) <= max(self.shape) <= _MAX_LENGTH
-            or not 0 <= self.history <= _MAX_LENGTH
-        ):
-            raise BundleError(
-                f"an observation's shape must be 1 to {_MAX_DIMENSIONS} positive integers and its history an integer "
-                f"of at least 0, none of them above {_MAX_LENGTH}, got {self.shape!r:.60} and {self.history!r:.60}"
-            )
-        if self.dtype not in get_args(DType):
-            raise BundleError(f"an observation is float32 or uint8, got {self.dtype!r:.60}")
+        check_fields(self, BundleError)
         if self.dtype == "uint8" and (len(self.shape) != 3 or self.shape[2] != 3):
             raise BundleError(f"camera frames have the shape [height, width, 3], got {self.shape!r:.60}")
 
@@ -130,13 +107,9 @@ class ObservationSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
-        if not self.fields:
-            raise BundleError("a policy needs at least one observation")
-        if len(self.fields) > _MAX_FIELDS:
-            raise BundleError(f"a policy sees at most {_MAX_FIELDS} observations, got {len(self.fields)}")
-        names: tuple[object, ...] = tuple(self.fields)
-        for name in names:
-            if not isinstance(name, str) or len(name) > 64 or not all(p.isidentifier() for p in name.split(".")):
+        read_record(tuple(self.fields), Names, "the names of a spec's observations", BundleError)
+        for name in self.fields:
+            if not all(part.isidentifier() for part in name.split(".")):
                 raise BundleError(
                     f"an observation's name must be an identifier, with dots in between where it has several parts, "
                     f"such as state or image.front; got {name!r:.60}"
@@ -221,10 +194,7 @@ class ObservationSpec:
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for a manifest or a message; :func:`read_spec` reads it."""
-        fields = {
-            name: {"shape": list(field.shape), "dtype": field.dtype, "history": field.history}
-            for name, field in self.fields.items()
-        }
+        fields = {name: asdict(field) | {"shape": list(field.shape)} for name, field in self.fields.items()}
         return {"fields": fields, "instruction": self.instruction}
 
 
@@ -249,20 +219,7 @@ def read_spec(value: Any) -> ObservationSpec:
     Raises:
         BundleError: if that is not what they are.
     """
-    try:
-        fields = {
-            name: Field(tuple(field["shape"]), field["dtype"], field["history"])
-            for name, field in value["fields"].items()
-        }
-        instruction = value["instruction"]
-    except (TypeError, KeyError, AttributeError) as error:
-        raise BundleError(
-            f"an observation spec has fields, each with shape, dtype and history, and instruction; this one is "
-            f"unusable ({type(error).__name__}: {error})"
-        ) from None
-    if not isinstance(instruction, bool):
-        raise BundleError(f"an observation spec's instruction is true or false, got {instruction!r:.60}")
-    return ObservationSpec(fields, instruction)
+    return read_record(value, ObservationSpec, "the observation spec", BundleError)
 
 
 class ObservationHistory:

@@ -7,6 +7,7 @@ import math
 import re
 import reprlib
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -47,14 +48,25 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_fields(self)
 
 
-def check_fields(record: object) -> None:
+def check_fields(record: object, error: type[SpecactError] = ConfigError) -> None:
     """Refuses a record or dataclass with a value that its annotation does not allow.
 
     Raises:
-        ConfigError: names the field, what is allowed, and the value.
+        SpecactError: of the given kind; names the field, what is allowed, and the value.
     """
     for name, hint in get_type_hints(type(record), include_extras=True).items():
-        _convert(getattr(record, name), hint, name, ConfigError)
+        _convert(getattr(record, name), hint, name, error)
+
+
+def check_arguments(make: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Refuses arguments of a function or constructor that its annotations do not allow.
+
+    Raises:
+        ConfigError: names the argument, what is allowed, and the value.
+    """
+    for name, hint in get_type_hints(make, include_extras=True).items():
+        if name in values:
+            _convert(values[name], hint, name, ConfigError)
 
 
 def read_toml(path: Path, kind: type[T], what: str) -> T:
@@ -128,7 +140,8 @@ def _explain(failure: str, values: Any, kind: inspect.Type, where: str, file: bo
         else:
             found, path = found[name], f"{path}.{name}"
     path = path.lstrip(".")
-    place = f"{where}: {path}" if file and path else path or where
+    between = ": " if file else "" if path.startswith("[") else "."
+    place = f"{where}{between}{path}" if path else where
     fields = sorted(field.encode_name for field in getattr(_only(kind), "fields", ()))
     if unknown := re.search(r"unknown field `(.+)`", message):
         return str(unknown_name(f"key in {place}", unknown[1], fields))

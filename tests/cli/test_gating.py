@@ -12,9 +12,8 @@ from specact import load_bundle
 from specact.cli.gating import audit_estimator, true_skip_of, true_skip_text
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkPair
-from specact.gates.calibration import Calibration
+from specact.gates.calibration import Calibration, deciding_gate
 from specact.gates.controller import RateBudget
-from specact.gates.deciding import deciding_gate
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.units import ActionUnits
 

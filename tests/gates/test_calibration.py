@@ -160,7 +160,7 @@ def test_a_calibration_with_values_of_other_types_is_a_sentence(bundle_copy: Pat
     with pytest.raises(BundleError, match=r"deviation-0\.60\.json is not a calibration .*make it again"):
         calibrated_gate(bundle, "deviation", 0.6)
     path.write_text(json.dumps(raw | {"model": None}))
-    with pytest.raises(BundleError, match="its model must be an object"):
+    with pytest.raises(BundleError, match="is not a calibration"):
         calibrated_gate(bundle, "deviation", 0.6)
 
 

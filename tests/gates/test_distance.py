@@ -22,8 +22,7 @@ from specact.families.distance import load_distance_head
 from specact.families.head import HEAD, TRAINING, TrainedFor, give_head
 from specact.families.load import AnyPair, load_pair
 from specact.gates import ActionDeviation, LearnedDistance
-from specact.gates.calibration import calibrated_gate
-from specact.gates.deciding import deciding_gate
+from specact.gates.calibration import calibrated_gate, deciding_gate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes

@@ -62,9 +62,9 @@ class GateOptions:
         Raises:
             ConfigError: for a gate that cannot be calibrated for this pair, or a folder that cannot be written.
         """
-        from specact.gates.deciding import check_gate_options
+        from specact.gates.settings import check_options
 
-        check_gate_options(self.gates.gate_options, [self.gate])
+        check_options(self.gates.gate_options, [self.gate])
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
         loaded = self.parts.load(pair)

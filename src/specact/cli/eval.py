@@ -92,11 +92,11 @@ class Comparison:
     gates: Rare[GateChoices] = BUNDLE_DEFAULTS
 
     def __post_init__(self) -> None:
-        from specact.gates.deciding import check_gate_options
+        from specact.gates.settings import check_options
         from specact.lab.rollout.methods import load_method
 
         check_fields(self)
-        check_gate_options(self.gates.gate_options, [load_method(name).gate for name in self.methods])
+        check_options(self.gates.gate_options, [load_method(name).gate for name in self.methods])
 
     def report(self, summary: dict[str, Any], table: Table) -> None:
         """Prints the result."""

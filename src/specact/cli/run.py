@@ -263,7 +263,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     from specact.families.chunks.openpi import target_endpoint
     from specact.families.load import load_pair
     from specact.families.staged.wire import split_dialect
-    from specact.gates.deciding import deciding_gate
+    from specact.gates.calibration import deciding_gate
     from specact.placement.target import SplitTarget, placed_target
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Client

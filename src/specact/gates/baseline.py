@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from specact.errors import ConfigError
 from specact.gates.gate import Gate
+from specact.records import Count, Share, check_arguments
 from specact.types import Proposal
 
 
@@ -22,11 +22,9 @@ class Never(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Never:
-        """It has no settings."""
         return cls()
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """Always 0."""
         return 0.0
 
 
@@ -40,11 +38,9 @@ class Always(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Always:
-        """It has no settings."""
         return cls()
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """Always 0."""
         return 0.0
 
 
@@ -60,18 +56,15 @@ class Periodic(Gate):
 
     calibrated: ClassVar[bool] = False
 
-    def __init__(self, period: int = 3) -> None:
-        if period < 1:
-            raise ConfigError(f"a period must be at least 1, got {period}")
+    def __init__(self, period: Count = 3) -> None:
+        check_arguments(Periodic.__init__, {"period": period})
         super().__init__(math.inf, max_skips=period - 1)
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Periodic:
-        """Every third step."""
         return cls()
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """Always 0."""
         return 0.0
 
 
@@ -85,17 +78,14 @@ class Random(Gate):
 
     calibrated: ClassVar[bool] = False
 
-    def __init__(self, rate: float, *, max_skips: int | None = None, force_first: bool = False) -> None:
-        if not 0.0 <= rate <= 1.0:
-            raise ConfigError(f"a transmission rate must lie in [0, 1], got {rate}")
+    def __init__(self, rate: Share, *, max_skips: int | None = None, force_first: bool = False) -> None:
+        check_arguments(Random.__init__, {"rate": rate})
         super().__init__(1.0 - rate, max_skips=max_skips, force_first=force_first)
         self.rate = rate
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, *, tie_probability: float = 0.0, **settings: Any) -> Random:
-        """Its settings' threshold is the rate; it has no ties."""
         return cls(threshold, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """A uniform number in (0, 1]."""
         return 1.0 - float(rng.random())

@@ -7,8 +7,7 @@ the threshold for a rate rho; the quantile is used here.
 from __future__ import annotations
 
 import dataclasses
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,11 @@ from specact.errors import BundleError, ConfigError
 from specact.families.head import calibrate_command
 from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
+from specact.gates.controller import Budget, Controller
 from specact.gates.gate import Gate
-from specact.gates.settings import GateSettings
+from specact.gates.settings import GateChoices, GateSettings, check_options, load_gate
 from specact.pair import Named
+from specact.records import read_json
 from specact.runtime.manifest import MAX_JSON_BYTES, read_part
 
 
@@ -91,16 +92,11 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         BundleError: if it is damaged, or its fingerprint is not the bundle's.
     """
     try:
-        raw = json.loads(read_part(path, MAX_JSON_BYTES))
-        options = tuple((name, value) for name, value in raw["settings"].pop("options"))
-        calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
-        if not isinstance(calibration.model, dict):
-            raise TypeError("its model must be an object")
-        name = file_name(calibration.settings.name, calibration.rate, calibration.decoding)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        calibration = read_json(read_part(path, MAX_JSON_BYTES), Calibration, str(path), BundleError)
+    except BundleError as error:
         raise _damaged(path, error) from None
     # The file's gate must be the requested one: a bundle must not substitute other code (a plug-in) for it.
-    if name != path.name:
+    if file_name(calibration.settings.name, calibration.rate, calibration.decoding) != path.name:
         under = f" under the decoding {calibration.decoding!r:.40}" if calibration.decoding else ""
         raise BundleError(
             f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}{under}, "
@@ -147,10 +143,43 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
         )
     try:
         return calibration.settings.build(bundle)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:  # values of types that no gate has
-        file = file_name(gate, rate, calibration.decoding)
-        raise _damaged(Path(bundle.path or "") / "calibration" / file, error) from None
+    except (ValueError, KeyError, TypeError) as error:  # values of types that no gate has
+        raise _damaged(Path(file_name(gate, rate, calibration.decoding)), error) from None
 
 
 def _damaged(path: Path, error: Exception) -> BundleError:
     return BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate")
+
+
+def deciding_gate(
+    bundle: AnyPair, name: str, rate: float, budget: Budget | None, gate_options: tuple[str, ...] = ()
+) -> Gate:
+    """The calibrated gate of this rate, or one under a controller where there is a budget.
+
+    Args:
+        bundle: the pair.
+        name: of the gate.
+        rate: share of inferences to transmit.
+        budget: budget for a controller, or None.
+        gate_options: its parameters, see :class:`~specact.gates.settings.GateChoices`; those of its calibration if
+            empty.
+
+    Raises:
+        ConfigError: if the gate is unknown, has no threshold to control or no such parameters, or the bundle has no
+            calibration, or one with other parameters.
+    """
+    check_options(gate_options, [name])
+    settings = GateChoices(gate_options=gate_options).settings(name, bundle)
+    if not load_gate(name).calibrated:
+        if budget is not None:
+            raise ConfigError(f"--gate {name} has no threshold, so it cannot hold a budget; choose another gate")
+        return replace(settings, threshold=rate).build(bundle)
+    if budget is not None:
+        return Controller(settings.build(bundle), budget)
+    stored = find_calibration(bundle, name, rate)
+    if gate_options and stored is not None and stored.settings.options != settings.options:
+        raise ConfigError(
+            f"{name!r} was calibrated with the parameters {dict(stored.settings.options)}; leave out --gate-options, "
+            "or calibrate again with these"
+        )
+    return calibrated_gate(bundle, name, rate)

@@ -54,7 +54,6 @@ class RateBudget:
         self.rate = rate
 
     def overspent(self, record: StepRecord) -> float:
-        """See :class:`Budget`."""
         return record.decision.transmit - self.rate
 
 
@@ -79,7 +78,6 @@ class LinkBudget:
         self.rate = min(1.0, bytes_per_s / (request_bytes * inferences_hz))
 
     def overspent(self, record: StepRecord) -> float:
-        """See :class:`Budget`."""
         return (record.decision.transmit and not record.unsent) - self.rate
 
 
@@ -116,7 +114,6 @@ class LatencyBudget:
         return max(1e-6, self._mean_s[1] - self._mean_s[0])
 
     def overspent(self, record: StepRecord) -> float:
-        """See :class:`Budget`."""
         kind, took = int(record.decision.transmit), record.times.total
         self._count[kind] += 1
         self._mean_s[kind] += (took - self._mean_s[kind]) / min(self._count[kind], self.memory)
@@ -164,7 +161,6 @@ class Controller(Gate):
         return self._budget.rate
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The inner gate's."""
         return self._inner.score(proposal, rng)
 
     def reset(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, unknown_name
 from specact.gates.gate import Gate
+from specact.records import Count, PositiveShare, check_arguments
 from specact.types import Proposal
 
 Reading = Literal["euclidean", "path_ratio", "disparity", "zscore", "jump"]
@@ -47,21 +47,15 @@ class ActionDeviation(Gate):
         threshold: float,
         *,
         reading: Reading = "euclidean",
-        alpha: float = 0.5,
+        alpha: PositiveShare = 0.5,
         source: Source = "executed",
-        path: int = 10,
+        path: Count = 10,
         **limits: Any,
     ) -> None:
         super().__init__(threshold, **limits)
-        if reading not in get_args(Reading):
-            raise unknown_name("reading of the action deviation", reading, get_args(Reading))
-        if source not in get_args(Source):
-            raise unknown_name("source of the average", source, get_args(Source))
-        if not 0.0 < alpha <= 1.0:
-            raise ConfigError(f"alpha must lie in (0, 1], got {alpha}")
-        if path < 1:
-            raise ConfigError(f"path must be at least 1, got {path}")
         self.reading, self.alpha, self.source, self.path = reading, alpha, source, path
+        given = {"reading": reading, "alpha": alpha, "source": source, "path": path}
+        check_arguments(ActionDeviation.__init__, given)
         self._clear()
 
     def reset(self) -> None:
@@ -89,7 +83,6 @@ class ActionDeviation(Gate):
             self._variance = (1.0 - self.alpha) * (self._variance + step * change)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The deviation; 0 before the first executed action."""
         if self._mean is None or self._variance is None or self._last is None:
             return 0.0
         action = proposal.actions[0]

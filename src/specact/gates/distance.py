@@ -38,5 +38,4 @@ class LearnedDistance(Gate):
         return cls(threshold, head=load_distance_head(pair), **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The estimated distance, at least 0; see :class:`~specact.families.distance.DistanceHead`."""
         return self._head.estimate(proposal.window, proposal.actions)

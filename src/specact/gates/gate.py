@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
+from specact.records import Share, WholeNumber, check_arguments
 from specact.types import Decision, Proposal, StepRecord
 
 
@@ -45,24 +46,17 @@ class Gate(ABC):
         self,
         threshold: float,
         *,
-        tie_probability: float = 0.0,
-        max_skips: int | None = None,
+        tie_probability: Share = 0.0,
+        max_skips: WholeNumber | None = None,
         force_first: bool = True,
         audit_rate: float = 0.0,
     ) -> None:
         if math.isnan(threshold):
             raise ConfigError("a gate's threshold must be a number, got NaN; calibrate the gate")
-        if not 0.0 <= tie_probability <= 1.0:
-            raise ConfigError(f"tie_probability must lie in [0, 1], got {tie_probability}")
-        if max_skips is not None and max_skips < 0:
-            raise ConfigError(f"max_skips must be at least 0, or None for no limit, got {max_skips}")
-        self.threshold = threshold
-        self.tie_probability = tie_probability
-        self.max_skips = max_skips
-        self.force_first = force_first
-        self.audit_rate = audit_rate
-        self._skips = 0
-        self._first = True
+        self.threshold, self.tie_probability = threshold, tie_probability
+        self.max_skips, self.force_first, self.audit_rate = max_skips, force_first, audit_rate
+        check_arguments(Gate.__init__, {"tie_probability": tie_probability, "max_skips": max_skips})
+        self._skips, self._first = 0, True
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import unknown_name
 from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.sampling import code_rejection, residual
 from specact.families.codes.spec import InfersCodes
@@ -17,6 +16,7 @@ from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
 from specact.families.head import check_calibrated_head
 from specact.gates.gate import Gate
+from specact.records import check_arguments
 from specact.types import Proposal
 
 Quantity = Literal["rejection", "action_change"]
@@ -44,14 +44,12 @@ class RejectionGate(Gate):
         self, threshold: float, *, tokenizer: ActionTokenizer, on: Quantity = "rejection", **limits: Any
     ) -> None:
         super().__init__(threshold, **limits)
-        if on not in get_args(Quantity):
-            raise unknown_name("quantity to judge a step by", on, get_args(Quantity))
         self.on = on
+        check_arguments(RejectionGate.__init__, {"on": on})
         self._tokenizer = tokenizer
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        """With the pair's tokenizer."""
         return cls(threshold, tokenizer=pair.tokenizer, **settings)
 
     @abstractmethod
@@ -59,7 +57,6 @@ class RejectionGate(Gate):
         """The target distribution that the draft's is compared with."""
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
         target, codes = self.target(proposal), proposal.evidence.codes
         p, q = target.rows_given(codes), proposal.evidence.draft.rows_given(codes)
         rejection = np.array(list(map(code_rejection, p.tolist(), q.tolist(), codes.tolist())))
@@ -109,11 +106,9 @@ class Oracle(RejectionGate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, *, target: InfersCodes | None = None, **settings: Any) -> Gate:
-        """With the pair's target, or the given one in its place."""
         return super().for_pair(pair, threshold, target=pair.target if target is None else target, **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
-        """The target's distribution."""
         return self._target.infer(proposal.window)
 
 
@@ -145,7 +140,6 @@ class Learned(RejectionGate):
         return super().for_pair(pair, threshold, head=load_head(pair), **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
-        """The head's estimate of the target's distribution."""
         return CodeDistribution(
             self._head.estimate(proposal.window, proposal.evidence.draft), proposal.evidence.draft.offsets
         )

@@ -1,13 +1,15 @@
-"""Gate settings as plain values, for calibrations, manifests and worker processes."""
+"""Gates by name, and their parameters as plain values for files and worker processes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import Parameter, isabstract, signature
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+import msgspec
 
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.chunks.wire import FAMILY as CHUNKS
@@ -18,6 +20,9 @@ from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.uncertainty import Kind
 from specact.plugins import is_plugin, load_object
+from specact.records import PositiveShare, WholeNumber, check_fields, read_record
+
+MaxSkips = WholeNumber | Literal["unlimited"] | None
 
 GATES = {
     "never": "specact.gates.baseline:Never",
@@ -33,8 +38,20 @@ GATES = {
     "oracle": "specact.gates.rejection:Oracle",
     "oracle_action": "specact.gates.rejection:Oracle",
 }
+_UNCALIBRATED = ("never", "always", "random", "periodic", "verify_skip")
+# The built-in gates that need a threshold, and so a calibration.
+CALIBRATED = tuple(name for name in GATES if name not in _UNCALIBRATED)
+# The gates whose head has to be trained first.
+LEARNED = ("learned", "learned_action")
+# They know the target before they decide: bounds of what a gate can reach.
+ORACLES = ("oracle", "oracle_action")
+
 # Gates of chunks, tokens and flows that share a name with a gate of action codes.
 _CHUNK_GATES = {"learned": "specact.gates.distance:LearnedDistance"}
+
+# Parameters of every gate, which are no options, and kinds of plain values.
+_EVERY = {"self", "pair", "threshold", *signature(Gate.__init__).parameters}
+_PLAIN, _Kind = (Literal, Annotated), Parameter
 
 
 def load_gate(name: str, family: str | None = None) -> type[Gate]:
@@ -79,167 +96,143 @@ def _is_gate(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, Gate) and not isabstract(found)
 
 
-# The gates whose head has to be trained first.
-LEARNED = ("learned", "learned_action")
-# They know the target before they decide: bounds of what a gate can reach.
-ORACLES = ("oracle", "oracle_action")
-
-# The built-in gates that need a threshold, and so a calibration.
-CALIBRATED = tuple(name for name in GATES if load_gate(name).calibrated)
+def parameters_of(kind: type[Gate]) -> type[msgspec.Struct]:
+    """The parameters of a gate as a record: plain keywords of its constructor and ``for_pair``, and ``max_skips``."""
+    fields: dict[str, tuple[str, Any, Any]] = {}
+    for make in (kind.for_pair, kind.__init__):
+        try:
+            hints = get_type_hints(make, include_extras=True)
+        except Exception:  # noqa: BLE001 - third-party annotations may not resolve
+            hints = {}
+        for name, parameter in signature(make).parameters.items():
+            hint, keyword = hints.get(name, Any), parameter.kind in (_Kind.KEYWORD_ONLY, _Kind.POSITIONAL_OR_KEYWORD)
+            if keyword and name not in _EVERY and (hint in (Any, int, float, bool, str) or get_origin(hint) in _PLAIN):
+                fields[name] = name, hint, None
+    fields["max_skips"] = "max_skips", MaxSkips, None
+    return msgspec.defstruct(kind.__name__, list(fields.values()), forbid_unknown_fields=True)
 
 
 @dataclass(frozen=True)
 class GateChoices:
-    """Settings that the papers do not specify; the bundle's own if not given.
+    """Parameters of gates that the papers do not specify; the pair's own recommendation if not given.
 
     Attributes:
-        reading: of the action deviation, see docs/choices.md; euclidean if the bundle recommends none.
-        alpha: weight of the newest action in the average; 0.5 if the bundle recommends none.
-        source: which actions feed the average, executed or draft; executed if the bundle recommends none.
-        uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the bundle recommends none.
+        reading: of the action deviation, see docs/choices.md; euclidean if the pair recommends none.
+        alpha: weight of the newest action in the average; 0.5 if the pair recommends none.
+        source: which actions feed the average, executed or draft; executed if the pair recommends none.
+        uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the pair recommends none.
         max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
-            learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends none.
+            learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the pair recommends none.
         learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
-        gate_options: of MODULE:GATE, each as NAME=VALUE: keywords of its constructor. No bundle recommends any.
+        gate_options: parameters of a gate, NAME=VALUE, or GATE.NAME=VALUE for one of several gates. Without a gate's
+            name one applies to MODULE:GATE, and to the built-in gates that have it.
 
     Raises:
         ConfigError: for a value that is not allowed.
     """
 
     reading: Reading | None = None
-    alpha: float | None = None
+    alpha: PositiveShare | None = None
     source: Source | None = None
     uncertainty: Kind | None = None
-    max_skips: int | Literal["unlimited"] | None = None
-    learned_max_skips: int | Literal["unlimited"] | None = None
+    max_skips: MaxSkips = None
+    learned_max_skips: MaxSkips = None
     gate_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, allowed in (("reading", Reading), ("source", Source), ("uncertainty", Kind)):
-            chosen = getattr(self, name)
-            if chosen is not None and chosen not in get_args(allowed):
-                raise unknown_name(f"value of the gate choice {name!r}", str(chosen), get_args(allowed))
-        # Values from a recipe's table are not type-checked before.
-        alpha: Any = self.alpha
-        limits: dict[str, Any] = {"max_skips": self.max_skips, "learned_max_skips": self.learned_max_skips}
-        if alpha is not None and not (isinstance(alpha, int | float) and 0.0 < alpha <= 1.0):
-            raise ConfigError(f"alpha must be a number above 0 and at most 1, got {alpha!r}")
-        for name, limit in limits.items():
-            if limit not in (None, "unlimited") and not (type(limit) is int and limit >= 0):
-                raise ConfigError(f'{name} must be an integer of at least 0, or "unlimited", got {limit!r}')
+        check_fields(self)
 
     def over(self, recommended: Mapping[str, Any]) -> GateChoices:
-        """These choices, with a bundle's recommendations as defaults.
+        """These choices with other defaults.
+
+        Args:
+            recommended: by field name, as in the manifest of a pair or in a recipe.
 
         Raises:
-            ConfigError: for a recommendation of an unknown name, or a value that is not allowed.
+            ConfigError: for a name or value that is not allowed.
         """
-        names = {field.name for field in fields(self)} - {"gate_options"}
-        for name in recommended:
-            if name not in names:
-                raise unknown_name("gate choice", name, names)
-        return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
+        defaults = read_record(dict(recommended), GateChoices, "the recommended gates")
+        return replace(defaults, **{name: value for name, value in vars(self).items() if value is not None})
 
-    def settings(self, gate: str, bundle: AnyPair) -> GateSettings:
-        """Settings of a gate without its threshold, with the bundle's recommendations as defaults.
+    def settings(self, gate: str, pair: AnyPair) -> GateSettings:
+        """Settings of a gate without its threshold, with the pair's recommendations as defaults.
 
         Raises:
-            ConfigError: for an unknown gate, an unknown option, or a learned gate that the bundle does not have.
+            ConfigError: for an unknown gate, an unknown parameter, or a learned gate that the pair does not have.
         """
-        choices = self.over(bundle.recommended_gates)
-        kind = gate_for(gate, bundle)
-        options: dict[str, dict[str, Any]] = {
+        choices, kind = self.over(pair.recommended_gates), gate_for(gate, pair)
+        # A limit that helps the deviation can lower a learned gate's success rate, so recommendations are separate.
+        learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
+        defaults: dict[str, dict[str, Any]] = {
             "deviation": {
                 "reading": choices.reading or "euclidean",
                 "alpha": 0.5 if choices.alpha is None else choices.alpha,
                 "source": choices.source or "executed",
+                "max_skips": choices.max_skips,
             },
             "uncertainty": {"kind": choices.uncertainty or "disagreement"},
-            "learned": {} if bundle.codec.dialect.family == CHUNKS else {"on": "rejection"},
-            "learned_action": {"on": "action_change"},
+            "learned": ({} if pair.codec.dialect.family == CHUNKS else {"on": "rejection"}) | {"max_skips": learned},
+            "learned_action": {"on": "action_change", "max_skips": learned},
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
+        values = defaults.get(gate, {"max_skips": self.max_skips} if is_plugin(gate) else {})
         if gate in LEARNED:
-            options[gate]["weights"] = head_fingerprint(bundle)
-        if is_plugin(gate):
-            options[gate] = dict(_read_options(gate, kind, self.gate_options))
-        # A limit that helps the deviation can lower a learned gate's success rate, so recommendations are separate.
-        learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
-        limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
-            gate, self.max_skips if is_plugin(gate) else None
-        )
-        return GateSettings(
-            gate, max_skips=None if limit == "unlimited" else limit, options=tuple(options.get(gate, {}).items())
-        )
+            values["weights"] = head_fingerprint(pair)
+        values |= _read_options(gate, kind, self.gate_options)
+        limit = values.pop("max_skips", None)
+        return GateSettings(gate, max_skips=None if limit == "unlimited" else limit, options=tuple(values.items()))
 
 
 BUNDLE_DEFAULTS = GateChoices()
 
 
-def _read_options(name: str, kind: type[Gate], given: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Options of a user-defined gate by name, converted to its constructor's annotated types."""
-    there = _options_of(kind)
-    for text in given:
-        option, separator, value = text.partition("=")
+def check_options(words: Sequence[str], gates: Iterable[str]) -> None:
+    """Refuses parameters that none of the gates has.
+
+    Raises:
+        ConfigError: for such a word of :attr:`GateChoices.gate_options`.
+    """
+    known = {name: set(parameters_of(load_gate(name)).__struct_fields__) for name in gates}
+    for word in words:
+        of, _, name = word.partition("=")[0].rpartition(".")
+        every = set().union(*(names for gate, names in known.items() if of in ("", gate)))
+        if name not in every:
+            raise unknown_name(f"parameter of {of or ', '.join(known)}", name, every)
+
+
+def _read_options(gate: str, kind: type[Gate], words: Sequence[str]) -> dict[str, Any]:
+    """Those of the words that concern a gate, with the types of its parameters."""
+    record, values = parameters_of(kind), dict[str, Any]()
+    hints = get_type_hints(record)
+    for word in words:
+        path, separator, text = word.partition("=")
         if not separator:
-            raise ConfigError(f"an option of a gate has the form NAME=VALUE, got {text!r}")
-        if option not in there:
-            has = f"it has {', '.join(sorted(there))}" if there else "its constructor has none of its own"
-            raise ConfigError(
-                f"the gate {name!r} has no option {option!r}; {has}. Its threshold is found by specact calibrate, and "
-                "--max-skips limits its skips"
-            )
-        yield option, _read_value(f"the option {option!r} of the gate {name!r}", value, there[option])
+            raise ConfigError(f"a parameter of a gate has the form NAME=VALUE or GATE.NAME=VALUE, got {word!r}")
+        of, _, name = path.rpartition(".")
+        if of == gate or (not of and (is_plugin(gate) or name in hints)):
+            values[name] = text if hints.get(name) is str else _plain(text)
+    read_record(values, record, f"the gate {gate!r}")
+    return {name: float(value) if hints[name] is float else value for name, value in values.items()}
 
 
-def _options_of(kind: type[Gate]) -> dict[str, Any]:
-    """Types by name of the parameters of a gate's constructor and ``for_pair`` that the base class does not have."""
-    makers: list[Any] = [kind.for_pair, kind.__init__]
-    every = {"self", "pair", "threshold", *signature(Gate.__init__).parameters}
-    found: dict[str, Any] = {}
-    for maker in makers:
-        try:
-            hints = get_type_hints(maker)
-        except Exception:  # noqa: BLE001 - third-party annotations may not resolve
-            hints = {}
-        for parameter in signature(maker).parameters.values():
-            if parameter.name not in every and parameter.kind in (
-                Parameter.KEYWORD_ONLY,
-                Parameter.POSITIONAL_OR_KEYWORD,
-            ):
-                found[parameter.name] = hints.get(parameter.name)
-    return found
-
-
-def _read_value(what: str, text: str, kind: Any) -> Any:
-    """A JSON value or text, converted to ``kind`` where that is a Literal, int, float, bool or str."""
-    if kind is str:
-        return text
+def _plain(text: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except ValueError:
-        value = text
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise unknown_name(f"value of {what}", str(value), [str(one) for one in get_args(kind)])
-    elif kind is float and type(value) in (int, float):
-        return float(value)
-    elif kind in (int, float, bool) and type(value) is not kind:
-        raise ConfigError(f"{what} must be of type {kind.__name__}, got {text!r}")
-    return value
+        return text
 
 
 @dataclass(frozen=True)
 class GateSettings:
-    """A gate as plain values, for other processes and manifests.
+    """A gate as plain values, for other processes and files.
 
     Attributes:
         name: one of :data:`GATES`, or ``MODULE:GATE``.
         threshold: for ``random`` the probability of transmission.
         tie_probability: see :class:`~specact.gates.gate.Gate`.
         max_skips: see :class:`~specact.gates.gate.Gate`.
-        options: parameters of the gate's class, by name.
+        options: other parameters of the gate's class, by name.
     """
 
     name: str
@@ -270,29 +263,28 @@ class GateSettings:
         """The settings as requested, before calibration."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
-    def build(self, bundle: AnyPair, target: InfersCodes | None = None) -> Gate:
+    def build(self, pair: AnyPair, target: InfersCodes | None = None) -> Gate:
         """A fresh gate for one robot.
 
         Args:
-            bundle: the pair it was calibrated for.
-            target: used by an oracle instead of the bundle's target.
+            pair: the pair it was calibrated for.
+            target: used by an oracle instead of the pair's target.
 
         Raises:
-            BundleError: if the bundle's learned gate is not the one that was calibrated.
-            ConfigError: if the bundle has no learned gate, or a user-defined gate cannot be created.
+            BundleError: if the pair's learned gate is not the one that was calibrated.
+            ConfigError: if the pair has no learned gate, or a user-defined gate cannot be created.
         """
         options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name in ORACLES:
             options["target"] = target
-        kind = gate_for(self.name, bundle)
-        if not is_plugin(self.name):
-            return kind.for_pair(bundle, self.threshold, **options)
+        kind = gate_for(self.name, pair)
         try:
-            return kind.for_pair(bundle, self.threshold, **options)
+            return kind.for_pair(pair, self.threshold, **options)
         except SpecactError:
             raise
-        # A third-party class can raise anything.
-        except Exception as error:
+        except Exception as error:  # a third-party class can raise anything
+            if not is_plugin(self.name):
+                raise
             raise ConfigError(
                 f"the gate {self.name!r} cannot be created: {type(error).__name__}: {error}; its constructor takes "
                 "threshold and **limits and passes both on to Gate's, or it overrides for_pair"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from specact.errors import ConfigError, unknown_name
 from specact.families.codes.sampling import sample, softmax
 from specact.gates.gate import Gate
+from specact.records import Count, Positive, check_arguments
 from specact.types import Floats, Proposal
 
 Kind = Literal["disagreement", "temperature", "entropy", "one_minus_q"]
@@ -44,21 +43,16 @@ class Uncertainty(Gate):
         threshold: float,
         *,
         kind: Kind = "disagreement",
-        perturbations: int = 20,
-        max_temperature: float = 2.0,
+        perturbations: Count = 20,
+        max_temperature: Positive = 2.0,
         **limits: Any,
     ) -> None:
         super().__init__(threshold, **limits)
-        if kind not in get_args(Kind):
-            raise unknown_name("kind of uncertainty", kind, get_args(Kind))
-        if perturbations < 1 or not 0.0 < max_temperature < math.inf:
-            raise ConfigError(
-                f"perturbations must be at least 1 and max_temperature above 0, got {perturbations}, {max_temperature}"
-            )
         self.kind, self.perturbations, self.max_temperature = kind, perturbations, max_temperature
+        given = {"kind": kind, "perturbations": perturbations, "max_temperature": max_temperature}
+        check_arguments(Uncertainty.__init__, given)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """In [0, 1], but for ``entropy``: 0 to G log K."""
         rows = proposal.evidence.draft.rows_given(proposal.evidence.codes)
         if self.kind == "one_minus_q":
             return float(1.0 - np.prod(rows[np.arange(len(rows)), proposal.evidence.codes]))

@@ -45,12 +45,10 @@ class VerifySkip(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
-        """With the skip rule that was calibrated for the pair's drafters."""
         skip = _remembering(pair).drafters.settings.skip
         return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """See the class."""
         evidence: DraftedTokens = proposal.evidence
         self._since += 1
         too_long_ago = self.reach is not None and self._since > self.reach
@@ -59,11 +57,9 @@ class VerifySkip(Gate):
         return 1.0 - float(evidence.feature @ self._verified)
 
     def on_verified(self, record: StepRecord) -> None:
-        """Stores the features of a verified inference."""
         self._verified, self._since = record.proposal.evidence.feature, 0
 
     def reset(self) -> None:
-        """See :class:`~specact.gates.gate.Gate`."""
         super().reset()
         self._verified, self._since = None, 0
 
@@ -82,7 +78,6 @@ class Similarity(VerifySkip):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
-        """See :class:`~specact.gates.gate.Gate`."""
         _remembering(pair)
         return cls(threshold, **settings)
 
