@@ -10,10 +10,10 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_990),
+    f"{SRC}": (1_600, 2_960),
     f"{SRC}/bundle": (450, 450),
     f"{SRC}/runtime": (0, 689),
-    f"{SRC}/gates": (1_000, 1_654),
+    f"{SRC}/gates": (1_000, 1_570),
     f"{SRC}/families": (2_900, 9_451),
     f"{SRC}/placement": (0, 760),
     f"{SRC}/systems": (2_200, 2_200),

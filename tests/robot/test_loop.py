@@ -201,27 +201,6 @@ def test_a_later_one_holds_the_last_action_and_is_counted_under_its_cause(shown:
 STILL = (0.75,)
 
 
-@pytest.mark.parametrize(
-    ("rule", "still_from"),
-    [
-        (Fallback(stop_action=STILL), None),
-        (Fallback("hold_last", stop_action=STILL), None),
-        (Fallback("stop", stop_action=STILL), 1),
-        # A usable one in between starts the count anew.
-        (Fallback(max_consecutive_misses=2, stop_action=STILL), 6),
-        (Fallback(max_consecutive_misses=3, stop_action=STILL), None),
-    ],
-)
-def test_later_ones_stop_the_robot_where_the_fallback_says_so(rule: Fallback, still_from: int | None) -> None:
-    clock = VirtualClock()
-    arm = Seeing(clock, GOOD, NAN, NAN, GOOD, NAN, NAN, NAN, GOOD, GOOD)
-    policy = policy_of(clock, [QUICK], fallback=rule)
-    drive(arm, policy, 9, clock)
-    still = [action == 0.75 for action in arm.actions[:9]]
-    assert still == [still_from is not None and i >= still_from for i in range(9)]
-    assert policy.safety.stopped == (still_from is not None)
-
-
 class Overflowing(Slow):
     """A draft whose action is not finite where the state is above 4."""
 
