@@ -51,7 +51,7 @@ class Method:
     Attributes:
         name: in the table.
         linked: whether it uses a server, and so depends on the link.
-        options: of ``specact run``; words in capitals are placeholders.
+        options: verb and options; words in capitals are placeholders.
     """
 
     name: str
@@ -67,16 +67,16 @@ ASYNCHRONOUS = (
     "--max-chunk-age-ms", "5000",
 )  # fmt: skip
 METHODS = (
-    Method("target, waited for", False, ("--bundle", "ALONE", *WAITING)),
-    Method("target, asynchronous", False, ("--policy", "TARGET", *ASYNCHRONOUS)),
-    Method("target, fewer steps", False, ("--bundle", "FEWER", *WAITING)),
-    Method("draft", False, ("--bundle", "PAIR", "--gate", "never")),
-    Method("ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--deadline-ms", str(PERIOD_MS))),
-    Method("hybrid", True, ("--bundle", "PAIR", "--gate", "always", "--deadline-ms", str(PERIOD_MS))),
-    Method("ADAHI, 200 ms", True, ("--bundle", "PAIR", "--gate", "deviation", "--deadline-ms", str(CHUNK_MS))),
-    Method("hybrid, 200 ms", True, ("--bundle", "PAIR", "--gate", "always", "--deadline-ms", str(CHUNK_MS))),
-    Method("late ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--execution", "late")),
-    Method("remote target, asynchronous", True, ("--policy", "SERVER", *ASYNCHRONOUS, "--deadline-ms", str(REMOTE_MS))),
+    Method("target, waited for", False, ("run", "ALONE", *WAITING)),
+    Method("target, asynchronous", False, ("play", "TARGET", *ASYNCHRONOUS)),
+    Method("target, fewer steps", False, ("run", "FEWER", *WAITING)),
+    Method("draft", False, ("run", "PAIR", "--gate", "never")),
+    Method("ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--deadline-ms", str(PERIOD_MS))),
+    Method("hybrid", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", str(PERIOD_MS))),
+    Method("ADAHI, 200 ms", True, ("run", "PAIR", "--gate", "deviation", "--deadline-ms", str(CHUNK_MS))),
+    Method("hybrid, 200 ms", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", str(CHUNK_MS))),
+    Method("late ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--execution", "late")),
+    Method("remote target, asynchronous", True, ("play", "SERVER", *ASYNCHRONOUS, "--deadline-ms", str(REMOTE_MS))),
 )
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--pair", help="a pair of chunk policies, calibrated; the server serves its target")
-    parser.add_argument("--target", required=True, help="the same target alone, as specact run --policy takes it")
+    parser.add_argument("--target", required=True, help="the same target alone, as specact play takes it")
     parser.add_argument("--shares", default="1,0.5,0.25,0.1,0.05")
     parser.add_argument("--links", default="wifi-paper,lte")
     parser.add_argument("--episodes", type=int, default=20)
@@ -182,12 +182,12 @@ def run_one(
 ) -> dict[str, Any]:
     """One cell: the output of ``specact run``, or its error."""
     options = [stands.get(option, option) for option in method.options]
-    if "--bundle" in options:
+    if options[0] == "run":
         options += ["--server", pair_server]
     if "deviation" in options:
         options += ["--rate", arguments.rate]
     command = [
-        *COMMAND, "run", *options, "--env", "metaworld", "--live", "--device-share", str(share), "--episodes",
+        *COMMAND, *options, "--env", "metaworld", "--live", "--device-share", str(share), "--episodes",
         str(arguments.episodes), "--seed", str(arguments.seed), "--json",
     ]  # fmt: skip
     done = subprocess.run(

@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/links": (700, 1_339),
     f"{SRC}/contracts": (350, 690),
     f"{SRC}/tised": (0, 1_125),
-    f"{SRC}/cli": (2_000, 3_990),
+    f"{SRC}/cli": (2_000, 3_770),
     f"{SRC}/lab": (0, 603),
     f"{SRC}/lab/data": (2_500, 3_126),
     f"{SRC}/lab/envs": (2_700, 2_839),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,83 +13,9 @@ from specact.lab.processes import ServerProcess, linked, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-ROBOT = """
-import numpy as np
 
-class Walker:
-    def __init__(self):
-        self.taken = []
-
-    def observe(self):
-        return {"state": np.full(8, 0.01 * len(self.taken)), "goal": np.array([0.2, 0.1])}
-
-    def act(self, action):
-        assert action.shape == (2,)
-        self.taken.append(action)
-"""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("ball") as child:
-        yield child
-
-
-def test_run_drives_a_simulated_robot_at_its_control_rate(specact_run: Run, server: ServerProcess) -> None:
-    done = specact_run(
-        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--episodes", "1", "--deadline-ms",
-        "2000", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["ticks"] > 20
-    assert summary["inferences"] == -(-summary["ticks"] // 5)
-    assert summary["misses"] == {} and not summary["stopped"]
-    assert 0.0 < summary["transmission_rate"] < 1.0
-    # One request per transmitted inference, and some that had left ahead in vain.
-    assert summary["line"]["answered"] == round(summary["transmission_rate"] * summary["inferences"])
-    assert summary["line"]["sent"] >= summary["line"]["answered"]
-
-
-def test_run_drives_anything_with_observe_and_act(specact_run: Run, server: ServerProcess, tmp_path: Path) -> None:
-    (tmp_path / "walker.py").write_text(ROBOT)
-    done = specact_run(
-        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Walker",
-        "--seconds", "1", "--gate", "always", "--deadline-ms", "2000", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "sent       1.00" in done.stdout
-    refused = specact_run(
-        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Runner",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert refused.returncode == 2
-    assert "Runner" in refused.stderr and "Traceback" not in refused.stderr
-
-
-def test_run_without_a_server_says_so_before_anything_moves(specact_run: Run) -> None:
-    done = specact_run("run", "--bundle", "ball", "--server", "ws://127.0.0.1:1", "--episodes", "1")
-    assert done.returncode == 2
-    assert "ws://127.0.0.1:1" in done.stderr and "refused" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--on-miss", "stop"], "needs a stop_action"),
-        (["--rate-hz", "-5"], "--rate-hz must be at least 0.001 and at most 1000000, got -5.0"),
-        (["--env", "swarm"], "state has shape (20,), this policy needs (8,)"),
-        (["--ca", "nowhere.pem"], "cannot use nowhere.pem as the PEM file of a certificate authority: No such file"),
-    ],
-)
-def test_run_refuses_what_cannot_work(specact_run: Run, server: ServerProcess, options: list[str], why: str) -> None:
-    done = specact_run("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", *options)
-    assert done.returncode == 2
-    assert why in done.stderr and "Traceback" not in done.stderr
-
-
-def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, server: ServerProcess) -> None:
-    with linked(server.port, "wifi-paper") as relay:
+def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, ball_server: ServerProcess) -> None:
+    with linked(ball_server.port, "wifi-paper") as relay:
         done = specact_run("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["server"]
@@ -112,13 +38,12 @@ def test_doctor_measures_an_openpi_server_for_a_pair_of_chunk_policies(specact_r
     assert refused.returncode == 2 and "this pair's family is 'codes'" in refused.stderr
 
 
-@pytest.mark.parametrize("wire", ["stream", "json"])
-def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, wire: str, tmp_path: Path) -> None:
+def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, tmp_path: Path) -> None:
     """Only times differ: steps, scores and decisions of both are those of the same episodes."""
     shared = ("eval", "--bundle", "ball", "--methods", "hybrid,adahi", "--episodes", "1", "--json")
     virtual = specact_run(*shared, "--out", str(tmp_path / "virtual"), "--workers", "1")
     real = specact_run(
-        *shared, "--out", str(tmp_path / "real"), "--realtime", "--wire", wire, "--deadline-ms", "5000", "--link",
+        *shared, "--out", str(tmp_path / "real"), "--realtime", "--deadline-ms", "5000", "--link",
         "loopback",
     )  # fmt: skip
     assert virtual.returncode == real.returncode == 0, virtual.stderr + real.stderr

@@ -26,10 +26,10 @@ def stages(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_robot_runs_with_a_split_target(specact_run: Run, stages: Path) -> None:
     with serving(stages) as server:
-        where: tuple[str | Path, ...] = ("--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}")
-        options = (*where, "--split", stages, "--json", "--gate", "always", "--episodes", "1", "--deadline-ms", "5000")
-        fixed = specact_run("run", *options, "--cut", "3", "--activations", "float32")
-        free = specact_run("run", *options)
+        where: tuple[str, ...] = ("ball", "--server", f"ws://127.0.0.1:{server.port}")
+        options = (*where, "--json", "--gate", "always", "--episodes", "1", "--deadline-ms", "5000", "--split")
+        fixed = specact_run("run", *options, f"{stages}@3", "--activations", "float32")
+        free = specact_run("run", *options, stages)
         other = specact_run("run", *where, "--gate", "always")
     for done in (fixed, free):
         assert done.returncode == 0, done.stderr
@@ -41,30 +41,13 @@ def test_a_robot_runs_with_a_split_target(specact_run: Run, stages: Path) -> Non
     assert other.returncode == 2 and "the server split" in other.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--cut", "3"), "--cut and --activations are for a target in stages"),
-        (("--activations", "uint8"), "--cut and --activations are for a target in stages"),
-        (("--split", "STAGES", "--sampling", "server"), "--split cannot be combined with --sampling server"),
-        (("--split", "pretrained/ball"), "this needs a target in stages"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    specact_run: Run, stages: Path, options: tuple[str, ...], why: str
-) -> None:
-    named = [str(stages) if option == "STAGES" else option for option in options]
-    done = specact_run("run", "--bundle", "ball", *named)
-    assert done.returncode == 2 and why in done.stderr
-
-
 def test_stages_of_another_network_and_what_cannot_be_split_are_refused(specact_run: Run, stages: Path) -> None:
     again = specact_run("split", "ball", "--out", stages)
     assert again.returncode == 2 and "exists already" in again.stderr
     tokens = specact_run("split", "relocate-tokens", "--out", stages / "more")
     assert tokens.returncode == 2 and "of the kind 'tokens'" in tokens.stderr
     with serving(stages) as server:
-        options = ("--bundle", "ball-sampled", "--server", f"ws://127.0.0.1:{server.port}", "--split", stages)
+        options = ("ball-sampled", "--server", f"ws://127.0.0.1:{server.port}", "--split", stages)
         wrong = specact_run("run", *options, "--gate", "always")
     assert wrong.returncode == 2 and "split that one" in wrong.stderr
 
@@ -72,10 +55,10 @@ def test_stages_of_another_network_and_what_cannot_be_split_are_refused(specact_
 def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(specact_run: Run, tmp_path: Path) -> None:
     assert specact_run("split", "ball-chase-flow", "--out", tmp_path / "flow").returncode == 0
     with serving(tmp_path / "flow") as server:
-        options = ("--server", f"ws://127.0.0.1:{server.port}", "--split", tmp_path / "flow", "--decoding", "flash")
+        options = ("--server", f"ws://127.0.0.1:{server.port}", "--decoding", "flash")
         done = specact_run(
-            "run", "--bundle", "ball-chase-flow", *options, "--gate", "always", "--cut", "4", "--deadline-ms", "5000",
-            "--episodes", "1", "--json",
+            "run", "ball-chase-flow", *options, "--gate", "always", "--split", f"{tmp_path / 'flow'}@4",
+            "--deadline-ms", "5000", "--episodes", "1", "--json",
         )  # fmt: skip
     said = json.loads(done.stdout)
     assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["misses"]

@@ -16,8 +16,15 @@ from specact import calibrated_gate, load_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import PARTS
 from specact.gates import ActionDeviation
-from specact.gates.calibration import Calibration, find_calibration, read_calibration, threshold_for_rate
-from specact.gates.settings import GateSettings
+from specact.gates.calibration import (
+    Calibration,
+    deciding_gate,
+    find_calibration,
+    read_calibration,
+    threshold_for_rate,
+)
+from specact.gates.controller import RateBudget
+from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.rejection import fit_rejection
 from specact.lab.statistics import roc_auc
@@ -261,3 +268,19 @@ def test_negative_scores_are_fitted_too() -> None:
     model = fit_rejection(np.linspace(-3.0, -1.0, 200), np.linspace(0.0, 1.0, 200))
     assert model.linear.slope == pytest.approx(0.5)
     assert np.isfinite([model.logarithmic.slope, model.logarithmic.intercept, model.logarithmic.shift]).all()
+
+
+def test_options_of_a_gate_of_ones_own_are_its_calibrations_or_those_given(
+    bundle_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
+    pair, given, bend = load_bundle(bundle_copy), ("worst=true",), "my_gate:Bend"
+    assert deciding_gate(pair, bend, 0.5, RateBudget(0.5), given).settings()["worst"] is True
+    settings = GateChoices(gate_options=given).settings(bend, pair)
+    Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {}).save(bundle_copy / "calibration")
+    for options in ((), given):
+        assert vars(deciding_gate(pair, bend, 0.5, None, options))["worst"] is True
+    with pytest.raises(ConfigError, match="'worst': True"):
+        deciding_gate(pair, bend, 0.5, None, ("worst=false",))
+    with pytest.raises(ConfigError, match="'worst'"):
+        deciding_gate(pair, "deviation", 0.5, RateBudget(0.5), given)

@@ -152,8 +152,8 @@ def test_the_commands_of_the_documentation(
     assert made.returncode == 0, made.stderr
     driven = ("--robot", "arms:Arm", "--seconds", "1.5", "--deadline-ms", "1000", "--json")
     found = [
-        specact_run("run", *what, *driven, cwd=tmp_path)
-        for what in (("--bundle", "mine", "--server", address, "--gate", "always"), ("--policy", address))
+        specact_run(*what, *driven, cwd=tmp_path)
+        for what in (("run", "mine", "--server", address, "--gate", "always"), ("play", address))
     ]
     for done in found:
         assert done.returncode == 0, done.stderr

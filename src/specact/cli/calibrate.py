@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Parts, Rare, Verb
+from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import print_json, progress_bars, remark, say
 from specact.errors import unknown_name
 from specact.files import check_folder
 from specact.gates.settings import BUNDLE_DEFAULTS, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
-from specact.records import Count, InsideUnit, Seed, check_fields
+from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
     from specact.families.load import AnyPair
@@ -26,35 +26,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GateOptions:
-    """A gate and its rate.
+class GateOptions(Options):
+    """A gate and its rate."""
 
-    Attributes:
-        gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE.
-        rate: wanted share of inferences that ask the target.
-        rounds: thresholds that are tried, each on the states that the one before leads to.
-        seed: random seed.
-        retrain: train a learned gate again, even if the pair has one.
-        lessons: inferences that a learned gate is trained on, in each of two rounds; along demonstrations, at most.
-        out: folder for the calibration; the pair's own if not given.
-        workers: processes; one per core if not given.
-        json: print the calibration as JSON.
-    """
-
-    gate: str = "deviation"
-    rate: InsideUnit = 0.6
-    rounds: Count = 4
-    seed: Seed = 0
-    retrain: bool = False
+    gate: str = "deviation"  # deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE
+    rate: InsideUnit = 0.6  # wanted share of inferences that ask the target
+    rounds: Count = 4  # thresholds that are tried, each on the states that the one before leads to
+    seed: Seed = 0  # random seed
+    retrain: bool = False  # train a learned gate again, even if the pair has one
+    # inferences that a learned gate is trained on, in each of two rounds; along demonstrations, at most
     lessons: Count = 100_000
-    out: Path | None = None
-    workers: Count | None = None
-    json: bool = False
+    out: Maybe[Path] = None  # folder for the calibration; the pair's own if not given
+    workers: Maybe[Count] = None  # processes; one per core if not given
+    json: bool = False  # print the calibration as JSON
     parts: Rare[Parts] = field(default_factory=Parts)
     gates: Rare[GateChoices] = BUNDLE_DEFAULTS
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def load(self, pair: str) -> AnyPair:
         """The pair, if its gate can be calibrated and stored: before anything is rolled out or trained.
@@ -106,20 +92,17 @@ class GateOptions:
 
 
 @dataclass(frozen=True)
-class Calibrate(Verb):
+class Calibrate(Options):
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
     A learned gate is trained first if the pair has none; its head is written into the pair's folder. Without a
     simulator: specact offline calibrate. More options: --help-all.
     """
 
-    pair: Positional[str]
-    """Path or name of a pair, or MODULE:NAME."""
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     options: Flat[GateOptions] = field(default_factory=GateOptions)
-    env: str | None = None
-    """Environment, a name or MODULE:TASK; the pair's own if not given."""
-    episodes: Count = 40
-    """Episodes per round, and for the check."""
+    env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
+    episodes: Count = 40  # episodes per round, and for the check
 
     def run(self) -> None:
         from specact.lab.envs import env_of

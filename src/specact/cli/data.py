@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Verb
+from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import print_json, print_rows, progress_bars, remark, say
 from specact.errors import ConfigError
 from specact.files import check_folder
-from specact.records import Count, NotNegative, Seed, WholeNumber, check_fields
+from specact.records import Count, NotNegative, Seed, WholeNumber
 
 if TYPE_CHECKING:
     from specact.lab.data.episodes import Episodes
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Info(Verb):
+class Info(Options):
     """Describe demonstrations and warn of problems for training."""
 
-    path: Positional[Path]
-    """npz file, zarr replay buffer, LeRobot dataset folder (v2.1, v3.0), or robomimic HDF5 file."""
-    recipe: Path | None = None
-    """Recipe: show the data as it reads them, in its environment's terms, and what each of its policies sees."""
-    json: bool = False
-    """Print the description as JSON."""
+    path: Positional[Path]  # npz file, zarr replay buffer, LeRobot dataset folder (v2.1, v3.0), or robomimic HDF5 file
+    # recipe: show the data as it reads them, in its environment's terms, and what each of its policies sees
+    recipe: Maybe[Path] = None
+    json: bool = False  # print the description as JSON
 
     def run(self) -> None:
         from specact.lab.data.info import describe
@@ -52,32 +50,25 @@ class Info(Verb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expert:
+class Expert(Options):
     """Demonstrations of a scripted expert."""
 
+    # task with an expert: ball, ball-chase, swarm, peg, metaworld, one of its tasks (metaworld/reach-v3), or
+    # MODULE:TASK
     env: str
-    """Task with an expert: ball, ball-chase, swarm, peg, metaworld, one of its tasks (metaworld/reach-v3), or
-    MODULE:TASK."""
-    episodes: Count = 200
-    """Successful episodes to keep; of a suite, of each of its tasks."""
-    seed: Seed = 0
-    """Random seed."""
+    episodes: Count = 200  # successful episodes to keep; of a suite, of each of its tasks
+    seed: Seed = 0  # random seed
+    # standard deviation of bursts of noise on executed actions; recorded actions are the expert's
     noise: NotNegative = 0.0
-    """Standard deviation of bursts of noise on executed actions; recorded actions are the expert's."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(Verb):
+class Generate(Options):
     """Generate demonstrations with a scripted expert, as arrays without camera frames."""
 
     expert: Flat[Expert]
-    out: Path
-    """The .npz file."""
-    json: bool = False
-    """Print the counts as JSON."""
+    out: Path  # the .npz file
+    json: bool = False  # print the counts as JSON
 
     def run(self) -> None:
         from specact.lab.data.generate import generate, save
@@ -104,20 +95,15 @@ class Generate(Verb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Verb):
+class Record(Options):
     """Record a scripted expert's demonstrations as a LeRobot dataset (v3.0), on several processes; resumes."""
 
     expert: Flat[Expert]
-    out: Path
-    """The dataset's folder."""
-    pixels: WholeNumber = 64
-    """Height and width of the frames of each camera; 0 for no frames."""
-    privileged: bool = False
-    """Also record what only the simulator knows (privileged.*), for auxiliary in recipes."""
-    workers: Count | None = None
-    """Processes; one per core if not given."""
-    json: bool = False
-    """Print the counts as JSON."""
+    out: Path  # the dataset's folder
+    pixels: WholeNumber = 64  # height and width of the frames of each camera; 0 for no frames
+    privileged: bool = False  # also record what only the simulator knows (privileged.*), for auxiliary in recipes
+    workers: Maybe[Count] = None  # processes; one per core if not given
+    json: bool = False  # print the counts as JSON
 
     def run(self) -> None:
         from specact.lab.data.record import Order, record
@@ -139,15 +125,12 @@ class Record(Verb):
 
 
 @dataclass(frozen=True)
-class FromRecording(Verb):
+class FromRecording(Options):
     """Convert recordings of specact run --record to a LeRobot dataset (v3.0), for training."""
 
-    recordings: Positional[tuple[Path, ...]]
-    """MCAP files, of the same observations and control rate."""
-    out: Path
-    """The dataset's folder."""
-    json: bool = False
-    """Print the counts as JSON."""
+    recordings: Positional[tuple[Path, ...]]  # MCAP files, of the same observations and control rate
+    out: Path  # the dataset's folder
+    json: bool = False  # print the counts as JSON
 
     def run(self) -> None:
         from specact.lab.data.recordings import to_dataset

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from specact.cli.eval import contrast_lines, summary_table
-from specact.cli.options import Verb
+from specact.cli.options import Maybe, Options
 from specact.cli.output import command_line, print_json, progress_bars, say
 from specact.errors import ConfigError
 from specact.files import write_whole
@@ -27,24 +27,18 @@ FLOW, TOKENS = ("full", "full_2", "flash", "unchecked"), ("ar", "strict_last", "
 
 
 @dataclass(frozen=True)
-class Demo(Verb):
+class Demo(Options):
     """Run draft, target, hybrid, random and ADAHI on the same simulated episodes and print a comparison.
 
     For a token policy or a flow policy, compare its decodings, such as Spec-VLA, KERV and FLASH.
     """
 
-    pair: Positional[str] = "ball"
-    """path or name of a bundle."""
-    episodes: Count = 60
-    """episodes per method."""
-    seed: Seed = 0
-    """random seed."""
-    out: Path | None = None
-    """run folder; a new one under runs/ if not given."""
-    workers: Count | None = None
-    """processes; one per core if not given."""
-    json: bool = False
-    """print the summary as JSON."""
+    pair: Positional[str] = "ball"  # path or name of a bundle
+    episodes: Count = 60  # episodes per method
+    seed: Seed = 0  # random seed
+    out: Maybe[Path] = None  # run folder; a new one under runs/ if not given
+    workers: Maybe[Count] = None  # processes; one per core if not given
+    json: bool = False  # print the summary as JSON
 
     def run(self) -> None:
         from specact.families.load import load_pair

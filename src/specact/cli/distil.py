@@ -8,30 +8,23 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from specact.cli.options import Verb
+from specact.cli.options import Maybe, Options
 from specact.cli.output import print_json, progress_bars, remark
 from specact.files import check_folder
 from specact.records import Count
 
 
 @dataclass(frozen=True)
-class Distil(Verb):
+class Distil(Options):
     """Make NAME-distilled of a pair: its draft is trained on the target's answers in states of the gated policy."""
 
-    pair: Positional[str]
-    """Path or name of a pair."""
-    out: Path
-    """Folder of the run; an interrupted one resumes."""
-    target: str | None = None
-    """Of a pair of chunk policies that does not name its target: MODULE:NAME or a .toml file."""
-    env: str | None = None
-    """Environment, a name or MODULE:TASK; the pair's own if not given."""
-    lessons: Count = 100_000
-    """Inferences to train the draft on, in each of two rounds."""
-    threads: Count = 1
-    """PyTorch threads; results are reproducible only with the same number."""
-    json: bool = False
-    """Print the result as JSON."""
+    pair: Positional[str]  # path or name of a pair
+    out: Path  # folder of the run; an interrupted one resumes
+    target: Maybe[str] = None  # of a pair of chunk policies that does not name its target: MODULE:NAME or a .toml file
+    env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
+    lessons: Count = 100_000  # inferences to train the draft on, in each of two rounds
+    threads: Count = 1  # PyTorch threads; results are reproducible only with the same number
+    json: bool = False  # print the result as JSON
 
     def run(self) -> None:
         from specact.families.chunks.pair import ChunkPair

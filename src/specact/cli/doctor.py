@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tyro.conf import Positional
 
-from specact.cli.options import Access, Flat, Verb
+from specact.cli.options import Access, Flat, Maybe, Options
 from specact.cli.output import print_json, print_rows, say
 from specact.extras import EXTRAS
 from specact.records import Count
@@ -21,20 +21,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Doctor(Verb):
+class Doctor(Options):
     """Report the installed extras, the inference times of a pair and, with --server, the latency of its server."""
 
-    pair: Positional[str] = "ball"
-    """path or name of a pair, or MODULE:NAME; the server must serve its target."""
-    draft: str | None = None
-    """of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
-    server: str | None = None
-    """address to measure, such as ws://127.0.0.1:8600, or openpi:ws://HOST:PORT#FILE.toml."""
-    requests: Count = 200
-    """requests to send to the server, at the pair's inference rate."""
+    pair: Positional[str] = "ball"  # path or name of a pair, or MODULE:NAME; the server must serve its target
+    # of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file
+    draft: Maybe[str] = None
+    server: Maybe[str] = None  # address to measure, such as ws://127.0.0.1:8600, or openpi:ws://HOST:PORT#FILE.toml
+    requests: Count = 200  # requests to send to the server, at the pair's inference rate
     access: Flat[Access] = field(default_factory=Access)
-    json: bool = False
-    """print the findings as JSON."""
+    json: bool = False  # print the findings as JSON
 
     def run(self) -> None:
         from specact.families.load import load_pair

@@ -1,27 +1,37 @@
-"""Drives a real or a simulated robot for ``specact run``, and prints a summary."""
+"""Drives a real or a simulated robot for ``specact run`` and ``specact play``, and prints a summary."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
+from tyro.conf import arg
 
-from specact.cli.output import command_line, print_json, progress_bars, remarks, results
-from specact.errors import MissingExtraError, ObservationError
+from specact.cli.options import Access, Maybe, Options, Rare
+from specact.cli.output import command_line, print_json, print_rows, progress_bars, remark, say
+from specact.errors import ConfigError, MissingExtraError
+from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
-from specact.plugins import make_object
+from specact.plugins import load_maker, make_object
+from specact.records import Count, Positive, PositiveShare, RateHz, Seed, WholeNumber
 
 if TYPE_CHECKING:
     from specact.observation import ObservationSpec
     from specact.robot.loop import Acting, Journal, Robot, Tick
     from specact.robot.recording import Recorder
+    from specact.units import ActionUnits
+
+
+# Exit status of a run that was stopped by misses.
+STOPPED = 3
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Plan:
         make: returns the source of actions for a robot.
         note: called with every tick.
         summarise: the summary, as plain values, from the journal of the control loop.
+        rows: the policies' own part of a summary, as text.
         about: metadata of the policies for a recording, as plain values.
     """
 
@@ -46,84 +57,193 @@ class Plan:
     make: Callable[[Any], Acting]
     note: Callable[[Tick], None]
     summarise: Callable[[Journal], dict[str, Any]]
+    rows: Callable[[dict[str, Any]], dict[str, str]]
     about: dict[str, Any]
 
 
-def drive(
-    plan: Plan, interrupts: Interrupts, robot: str | None, env: str | None, *, live: bool, device_share: float | None,
-    seconds: float, episodes: int, seed: int, record: Path | None, json: bool,
-) -> None:  # fmt: skip
-    """Runs the control loop and prints the summary, also after an error.
+@dataclass(frozen=True)
+class Tuning(Options):
+    """What few robots need."""
 
-    Args:
-        plan: the policies.
-        interrupts: already entered.
-        robot: ``MODULE:CLASS``, or None for a simulated one.
-        env: of the simulated robot; the plan's own if None.
-        live: whether the simulated world runs in real time.
-        device_share: of one core, for all but the simulated world; None for no limit.
-        seconds: how long a real robot runs [s].
-        episodes: of a simulated one.
-        seed: of its starts.
-        record: the file to record to, or None.
-        json: whether the summary is JSON.
-    """
-    from specact.clock import RealClock
-    from specact.robot.loop import Journal, run_loop
+    rate_hz: Maybe[RateHz] = None  # control rate [Hz]; the policies' own if not given
+    # actions whose observation is older are not executed [ms]; a little more than usual if not given
+    max_chunk_age_ms: Maybe[Positive] = None
+    max_stall_ms: Positive = 2000.0  # the robot is stopped where its own code takes longer to observe or to act [ms]
+    live: bool = False  # the simulated world does not wait for actions, as a real one does not: it has its own process
+    # share of one core for everything except the simulated world, as on a slower device; needs Linux and permission to
+    # create control groups
+    device_share: Maybe[PositiveShare] = None
+    seed: Seed = 0  # random seed
+    name: str = "robot"  # name of this robot on the server's status page
+    jpeg_quality: Maybe[Annotated[int, Meta(ge=1, le=95)]] = None  # of camera frames as JPEG; raw if not given
 
-    journal, outcomes, seen = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
-    acting: Acting | None = None
 
-    def note(tick: Tick) -> None:
-        journal.note(tick)
-        if recorder is not None:
-            recorder.note(tick)
-        if tick.unusable is not None and tick.unusable.cause not in seen:
-            seen.add(tick.unusable.cause)
-            _warn(tick.unusable)
-        plan.note(tick)
+@dataclass(frozen=True)
+class Session(Options):
+    """The robot, and for how long it is driven."""
 
-    def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
-        if recorder is not None:
-            driven = recorder.begin(driven, acting, episode)
-        run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.safety.stopped, note)
+    robot: Maybe[str] = None  # MODULE:CLASS with observe(), act(action), maybe stop(); a simulated one if not given
+    seconds: Maybe[Positive] = None  # how long a real robot runs [s]; 60 if not given
+    env: Maybe[str] = None  # of a simulated robot; the policies' own if not given
+    episodes: Maybe[Count] = None  # of a simulated robot; 5 if not given
+    on_miss: Annotated[OnMiss, arg(metavar="WHAT")] = "execute_draft"  # execute_draft, hold_last or stop
+    max_misses: Annotated[Maybe[WholeNumber], arg(metavar="N")] = None  # after more misses in a row the robot stops
+    # makes the robot stand still; sent at the end, unless it has stop()
+    stop_action: Annotated[Maybe[tuple[float, ...]], arg(metavar="NUMBER ...")] = None
+    record: Maybe[Path] = None  # MCAP file for observations, actions and decisions
+    json: bool = False  # print the summary as JSON
+    tuning: Rare[Tuning] = field(default_factory=Tuning)
+    access: Rare[Access] = field(default_factory=Access)
 
-    recorder = None if record is None else _recorder(record, plan, robot, env)
-    real: Any = None
-    try:
-        if robot is not None:
-            real = make_object(robot, "robot", ("observe", "act"))
-            acting = _begin(plan, real, interrupts)
-            until = time.monotonic() + seconds
-            run(real, acting, 0, lambda: time.monotonic() < until)
-        else:
-            simulated, episode_seed, limited = _simulated(env, plan, live, device_share)
-            with closing(simulated), limited, progress_bars() as update:
-                acting = plan.make(simulated)
-                for episode in range(episodes):
-                    update("episodes", episode, episodes)
-                    simulated.start(episode_seed(seed, episode, simulated.task))
-                    acting.reset(episode)
-                    run(simulated, acting, episode, lambda: not simulated.done)
-                    outcomes.append(simulated.outcome | {"stopped": acting.safety.stopped})
-                    if recorder is not None:
-                        recorder.end(simulated.outcome)
-                update("episodes", episodes, episodes)
-    finally:
-        # The robot has stopped. A second signal must not suppress the summary.
-        interrupts.held = True
-        recording = None if recorder is None else recorder.close()
-        if acting is not None:
-            summary = plan.summarise(journal) | {
-                "episodes": outcomes,
-                "stopped": acting.safety.stopped,
-                "stopped_by": None if real is None else _stopped_by(real, plan.stop_action),
-                "recording": recording,
-            }
-            if summary["ticks"] and json:
-                print_json(summary)
-            elif summary["ticks"]:
-                _print(summary, plan.period_s)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.robot is None and self.seconds is not None:
+            raise ConfigError("--seconds is for a real robot (--robot); for a simulated one use --episodes")
+        if self.robot is not None and (self.env is not None or self.episodes is not None):
+            raise ConfigError("--env and --episodes are of a simulated robot, and --robot is a real one; use --seconds")
+        if self.robot is not None:
+            load_maker(self.robot, "robot")  # before a connection is made
+
+    def fallback(self, units: ActionUnits | None, usual_age_s: float) -> Fallback:
+        """The rule for misses, before a connection is made.
+
+        Args:
+            units: of the robot's actions, or None if they are unknown.
+            usual_age_s: maximum age of a chunk's observation that is not given [s].
+
+        Raises:
+            ConfigError: for a stop action that is missing, or no valid action of the robot.
+        """
+        age_ms = self.tuning.max_chunk_age_ms or 1e3 * usual_age_s
+        made = Fallback(self.on_miss, self.max_misses, self.stop_action, age_ms, self.tuning.max_stall_ms)
+        try:
+            if made.still is not None and units is not None:
+                units.normalise(made.still)
+        except ConfigError as error:
+            raise ConfigError(f"--stop-action: {error}") from None
+        return made
+
+    def drive(self, plan: Plan, interrupts: Interrupts) -> None:
+        """Runs the control loop and prints the summary, also after an error; exits if misses stopped a real robot.
+
+        Args:
+            plan: the policies.
+            interrupts: already entered.
+        """
+        from specact.clock import RealClock
+        from specact.robot.loop import Journal, run_loop
+
+        journal, outcomes, told = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
+        acting: Acting | None = None
+
+        def note(tick: Tick) -> None:
+            journal.note(tick)
+            if recorder is not None:
+                recorder.note(tick)
+            if tick.unusable is not None and tick.unusable.cause not in told:
+                told.add(tick.unusable.cause)
+                why = f"an observation cannot be used: {tick.unusable}"
+                remark(f"{why}; the fallback acts, and further ones like it are only counted", warn=True)
+            plan.note(tick)
+
+        def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
+            if recorder is not None:
+                driven = recorder.begin(driven, acting, episode)
+            run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.safety.stopped, note)
+
+        recorder = None if self.record is None else self._recorder(self.record, plan)
+        real: Any = None
+        try:
+            if self.robot is not None:
+                real = make_object(self.robot, "robot", ("observe", "act"))
+                acting = _begin(plan, real, interrupts)
+                until = time.monotonic() + (self.seconds or 60.0)
+                run(real, acting, 0, lambda: time.monotonic() < until)
+            else:
+                simulated, episode_seed, limited = self._simulated(plan)
+                episodes = self.episodes or 5
+                with closing(simulated), limited, progress_bars() as update:
+                    acting = plan.make(simulated)
+                    for episode in range(episodes):
+                        update("episodes", episode, episodes)
+                        simulated.start(episode_seed(self.tuning.seed, episode, simulated.task))
+                        acting.reset(episode)
+                        run(simulated, acting, episode, lambda: not simulated.done)
+                        outcomes.append(simulated.outcome | {"stopped": acting.safety.stopped})
+                        if recorder is not None:
+                            recorder.end(simulated.outcome)
+                    update("episodes", episodes, episodes)
+        finally:
+            # The robot has stopped. A second signal must not suppress the summary.
+            interrupts.held = True
+            recording = None if recorder is None else recorder.close()
+            if acting is not None:
+                end = {"episodes": outcomes, "stopped": acting.safety.stopped, "stopped_by": _stopped_by(real, plan)}
+                self._report(plan, plan.summarise(journal) | end | {"recording": recording})
+        if real is not None and acting.safety.stopped:
+            raise SystemExit(STOPPED)
+
+    def _recorder(self, path: Path, plan: Plan) -> Recorder:
+        from specact import __version__
+        from specact.robot.recording import Recorder
+
+        about = {
+            "specact": __version__, "command": command_line(), "robot": self.robot,
+            "began": datetime.now(UTC).isoformat(timespec="seconds"),
+            "env": (self.env or plan.env) if self.robot is None else None, "rate_hz": round(1.0 / plan.period_s, 6),
+        }  # fmt: skip
+        return Recorder(path, plan.observation, about | plan.about)
+
+    def _simulated(self, plan: Plan) -> tuple[Any, Any, Any]:
+        """The simulated robot, the seeds of its episodes, and a context that limits the device's share of a core."""
+        try:
+            from specact.lab import device
+            from specact.lab.envs import env_of, load_task
+            from specact.lab.envs.live import LiveRobot
+            from specact.lab.envs.robot import SimulatedRobot
+            from specact.lab.rollout.rollout import episode_seed
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(error.name or "gymnasium", "sim") from error
+        name = self.env or env_of(plan, None)
+        # The live world's process is started first: the limit applies to the device alone.
+        live = LiveRobot(name, plan.observation, plan.period_s) if self.tuning.live else None
+        robot = live or SimulatedRobot(load_task(name, plan.observation))
+        return robot, episode_seed, device.device_share(self.tuning.device_share)
+
+    def _report(self, plan: Plan, summary: dict[str, Any]) -> None:
+        if not summary["ticks"]:
+            return
+        if self.json:
+            print_json(summary)
+            return
+        if summary["episodes"]:
+            won = sum(outcome["success"] for outcome in summary["episodes"])
+            say(f"{won} of {len(summary['episodes'])} episodes succeeded")
+        late, seeing, stall = (summary[f"longest_{what}_ms"] for what in ("lateness", "observation", "stall"))
+        times = summary["inference_ms"].items()
+        rows = {
+            "control": f"{summary['ticks']} ticks of {1e3 * plan.period_s:.0f} ms, {summary['overruns']} more lost, "
+            f"longest lateness {late:.1f} ms, observation {seeing:.1f} ms, stall {stall:.1f} ms, "
+            f"{summary['outdated']} with an action too old to be sent",
+            "unusable": format_counts(summary["unusable"]),
+            "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in times if value is not None),
+            **plan.rows(summary),
+        }
+        if summary["line"] is not None:
+            rows["line"] = format_counts(summary["line"])
+        if (made := summary["recording"]) is not None:
+            rows["recorded"] = f"{made['steps']} control steps to {made['file']}, {made['dropped']} dropped"
+        print_rows(rows)
+        if made is not None and made["error"] is not None:
+            say(made["error"], warn=True)
+        if summary["stopped"]:
+            say("the robot stopped itself: too many misses", warn=True)
+        if summary["stopped_by"] == "nothing":
+            say(
+                "the robot was not told to stop: its last action stays in force; give --stop-action what makes it "
+                "stand still, or the robot a method stop()",
+                warn=True,
+            )
 
 
 def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
@@ -139,103 +259,20 @@ def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
         raise
 
 
-def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Recorder:
-    from specact import __version__
-    from specact.robot.recording import Recorder
-
-    about = {
-        "specact": __version__, "command": command_line(), "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "robot": robot, "env": (env or plan.env) if robot is None else None, "rate_hz": round(1.0 / plan.period_s, 6),
-    }  # fmt: skip
-    return Recorder(path, plan.observation, about | plan.about)
-
-
-def _stopped_by(robot: Any, stop_action: NDArray[np.float32] | None) -> str:
+def _stopped_by(robot: Any, plan: Plan) -> str | None:
     """What stopped a real robot at the end."""
-    return "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if stop_action is None else "stop_action"
+    if robot is None:
+        return None
+    return (
+        "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if plan.stop_action is None else "stop_action"
+    )
 
 
-def _warn(error: ObservationError) -> None:
-    remarks.print(
-        f"an observation cannot be used: {error}; the fallback acts, and further ones like it are only counted",
-        style="yellow", highlight=False, soft_wrap=True,
-    )  # fmt: skip
-
-
-def _print(summary: dict[str, Any], period_s: float) -> None:
-    if summary["episodes"]:
-        won = sum(outcome["success"] for outcome in summary["episodes"])
-        results.print(f"{won} of {len(summary['episodes'])} episodes succeeded", highlight=False)
-    inference = summary["inference_ms"]
-    lines = {
-        "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, "
-        f"longest lateness {summary['longest_lateness_ms']:.1f} ms, "
-        f"observation {summary['longest_observation_ms']:.1f} ms, stall {summary['longest_stall_ms']:.1f} ms, "
-        f"{summary['outdated']} with an action too old to be sent",
-        "unusable": _format_counts(summary["unusable"]),
-        "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),
-        **(_chunk_lines(summary) if "chunks" in summary else _pair_lines(summary)),
-        "missed": _format_counts(summary["misses"]),
-    }
-    if summary["line"] is not None:
-        lines["line"] = _format_counts(summary["line"])
-    if summary.get("cuts") is not None:
-        lines["cuts"] = _format_counts(summary["cuts"])
-    if summary.get("late") is not None:
-        del lines["missed"]  # of the ticks; a late verdict's miss comes after its tick
-        lines["late"] = _format_counts(summary["late"])
-    if summary.get("true_skip") is not None:
-        from specact.cli.gating import true_skip_text
-
-        lines["true skip"] = true_skip_text(summary["true_skip"])
-    recording = summary["recording"]
-    if recording is not None:
-        lines["recorded"] = f"{recording['steps']} control steps to {recording['file']}, {recording['dropped']} dropped"
-    for name, text in lines.items():
-        results.print(f"{name:10} {text}", highlight=False, soft_wrap=True)
-    if recording is not None and recording["error"] is not None:
-        results.print(recording["error"], style="yellow", highlight=False, soft_wrap=True)
-    if summary["stopped"]:
-        results.print("the robot stopped itself: too many misses", style="yellow")
-    if summary["stopped_by"] == "nothing":
-        results.print(
-            "the robot was not told to stop: its last action stays in force; give --stop-action what makes it stand "
-            "still, or the robot a method stop()",
-            style="yellow",
-            soft_wrap=True,
-        )
-
-
-def _pair_lines(summary: dict[str, Any]) -> dict[str, str]:
-    return {
-        "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences"
-        + ("" if summary["held_rate"] is None else f"; {summary['held_rate']:.2f} wanted in the end")
-    }
-
-
-def _chunk_lines(summary: dict[str, Any]) -> dict[str, str]:
-    age = summary["observation_age_ms"]
-    return {
-        "chunks": f"{summary['chunks']} played of {summary['inferences']} inferred, {summary['idle']} idle ticks"
-        + ("" if age is None else f", observations {age:.0f} ms old when their first action was played")
-    }
-
-
-def _format_counts(counts: dict[str, int]) -> str:
+def format_counts(counts: dict[str, int]) -> str:
+    """Counts as text."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _simulated(env: str | None, plan: Plan, live: bool, device_share: float | None) -> tuple[Any, Any, Any]:
-    """The simulated robot, the seeds of its episodes, and a context that limits the device's share of a core."""
-    try:
-        from specact.lab import device
-        from specact.lab.envs import env_of, load_task
-        from specact.lab.envs.live import LiveRobot
-        from specact.lab.envs.robot import SimulatedRobot
-        from specact.lab.rollout.rollout import episode_seed
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "gymnasium", "sim") from error
-    name = env or env_of(plan, None)
-    # The live world's process is started first: the limit applies to the device alone.
-    made = LiveRobot(name, plan.observation, plan.period_s) if live else None
-    return made or SimulatedRobot(load_task(name, plan.observation)), episode_seed, device.device_share(device_share)
+def describe_units(units: ActionUnits | None) -> dict[str, Any] | None:
+    """Units as plain values."""
+    return None if units is None else {"centre": units.centre.tolist(), "scale": units.scale.tolist()}

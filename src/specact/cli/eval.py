@@ -9,85 +9,53 @@ from typing import Any, Literal
 from rich.table import Table
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Names, Parts, Rare, Verb
+from specact.cli.options import Flat, Maybe, Names, Options, Parts, Rare
 from specact.cli.output import command_line, print_json, progress_bars, say, table_of
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
-from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, check_fields
+from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 
 # Shown for a number that a method does not have.
 _MISSING = "-"
 
 
 @dataclass(frozen=True)
-class Times:
-    """Accounted times, to model other machines; measured if not given.
+class Times(Options):
+    """Accounted times, to model other machines; measured if not given."""
 
-    Attributes:
-        draft_ms: of a draft inference.
-        gate_ms: of a gate's decision.
-        head_ms: of the learned gate's head where it is the draft.
-        target_ms: of a target inference.
-        kappa: factor on the computation times of the device.
-    """
-
-    draft_ms: NotNegative | None = None
-    gate_ms: NotNegative | None = None
-    head_ms: NotNegative | None = None
-    target_ms: NotNegative | None = None
-    kappa: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    draft_ms: Maybe[NotNegative] = None  # of a draft inference
+    gate_ms: Maybe[NotNegative] = None  # of a gate's decision
+    head_ms: Maybe[NotNegative] = None  # of the learned gate's head where it is the draft
+    target_ms: Maybe[NotNegative] = None  # of a target inference
+    kappa: Positive = 1.0  # factor on the computation times of the device
 
 
 @dataclass(frozen=True)
-class Details:
-    """Options that few need.
+class Details(Options):
+    """Options that few need."""
 
-    Attributes:
-        offset: offset of verified steps: target, or the ablations draft and stale.
-        shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
-        calibration_episodes: per round, where a calibration has to be made first.
-        realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
-        deadline_ms: with --realtime: how long a step waits for the target.
-        mse: also measure each method's error along the demonstrations that were kept back in training.
-        data: of these demonstrations: folder that the recipe's data paths are relative to.
-        demonstrations: at most so many of them.
-    """
-
+    # offset of verified steps: target, or the ablations draft and stale
     offset: Literal["target", "draft", "stale"] = "target"
-    shard: Count = 20
-    calibration_episodes: Count = 40
-    realtime: bool = False
-    deadline_ms: Positive = 200.0
-    mse: bool = False
-    data: str | None = None
-    demonstrations: Count | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
+    calibration_episodes: Count = 40  # per round, where a calibration has to be made first
+    realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
+    deadline_ms: Positive = 200.0  # with --realtime: how long a step waits for the target
+    mse: bool = False  # also measure each method's error along the demonstrations that were kept back in training
+    data: Maybe[str] = None  # of these demonstrations: folder that the recipe's data paths are relative to
+    demonstrations: Maybe[Count] = None  # at most so many of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Methods that are compared.
+class Comparison(Options):
+    """Methods that are compared."""
 
-    Attributes:
-        out: run folder.
-        methods: also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a
-            token policy ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md).
-        rate: rate that gates are calibrated for; random gates run at the rate of their rival.
-        seed: random seed.
-        workers: processes; one per core if not given.
-        json: print the summary as JSON.
-    """
-
-    out: Path
+    out: Path  # run folder
+    # also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a token policy
+    # ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md)
     methods: Names = ("draft", "target", "hybrid", "random", "adahi")
-    rate: InsideUnit = 0.6
-    seed: Seed = 0
-    workers: Count | None = None
-    json: bool = False
+    rate: InsideUnit = 0.6  # rate that gates are calibrated for; random gates run at the rate of their rival
+    seed: Seed = 0  # random seed
+    workers: Maybe[Count] = None  # processes; one per core if not given
+    json: bool = False  # print the summary as JSON
     parts: Rare[Parts] = field(default_factory=Parts)
     gates: Rare[GateChoices] = BUNDLE_DEFAULTS
 
@@ -95,7 +63,7 @@ class Comparison:
         from specact.gates.settings import check_options
         from specact.lab.rollout.methods import load_method
 
-        check_fields(self)
+        super().__post_init__()
         check_options(self.gates.gate_options, [load_method(name).gate for name in self.methods])
 
     def report(self, summary: dict[str, Any], table: Table) -> None:
@@ -110,23 +78,19 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Eval(Verb):
+class Eval(Options):
     """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
 
     Without a simulator: specact offline eval. More options (times, gates, real time, errors): --help-all.
     """
 
-    pair: Positional[str]
-    """Path or name of a pair, or MODULE:NAME."""
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     options: Flat[Comparison]
-    episodes: Count = 100
-    """Episodes per method; episode k starts the same for all of them."""
-    env: str | None = None
-    """Environment, a name or MODULE:TASK; the pair's own if not given."""
-    link: str = "wifi-paper"
-    """wifi-paper, lan, 5g, lte, loopback, ..., see specact proxy --help."""
+    episodes: Count = 100  # episodes per method; episode k starts the same for all of them
+    env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
+    link: str = "wifi-paper"  # wifi-paper, lan, 5g, lte, loopback, ..., see specact proxy --help
+    # where it runs: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md
     on: str = "here"
-    """Where it runs: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md."""
     times: Rare[Times] = field(default_factory=Times)
     details: Rare[Details] = field(default_factory=Details)
 

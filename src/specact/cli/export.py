@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from specact.cli.options import Verb
+from specact.cli.options import Maybe, Options
 from specact.cli.output import print_json, say
 from specact.errors import ConfigError
 from specact.files import check_folder
@@ -21,21 +21,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Export(Verb):
+class Export(Options):
     """Copy a bundle, of a finished training run or any other, to a folder, and check that it loads."""
 
-    source: Positional[Path]
-    """folder of a training run, or path or name of a bundle."""
-    out: Path
-    """folder to create."""
-    bundle: str | None = None
-    """name of the bundle, if the run made several."""
-    device: bool = False
-    """leave out the target, or a token policy's decoder, which a robot with a server does not need."""
-    refresh: bool = False
-    """add the network with which FreqCache computes a part of a flow policy's prefix again."""
-    json: bool = False
-    """print path, fingerprints and parity as JSON."""
+    source: Positional[Path]  # folder of a training run, or path or name of a bundle
+    out: Path  # folder to create
+    bundle: Maybe[str] = None  # name of the bundle, if the run made several
+    device: bool = False  # leave out the target, or a token policy's decoder, which a robot with a server does not need
+    refresh: bool = False  # add the network with which FreqCache computes a part of a flow policy's prefix again
+    json: bool = False  # print path, fingerprints and parity as JSON
 
     def run(self) -> None:
         from specact.families.head import TRAINING

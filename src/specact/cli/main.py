@@ -21,6 +21,7 @@ from specact.interrupts import Interrupted
 VERBS = {
     "demo": "compare draft, target, hybrid, random and ADAHI on simulated episodes",
     "run": "drive a robot with a pair: the draft acts, a gate decides when the server's target is asked",
+    "play": "drive a robot with one policy alone, while it infers the next chunk",
     "serve": "serve a target to robots",
     "doctor": "report extras, inference times, and the latency of a server",
     "proxy": "relay a connection like a slow link",
@@ -44,13 +45,23 @@ VERBS = {
 RESUMED = ("train", "distil", "eval", "reproduce", "tised")
 # What earlier versions had: a verb, an option of a verb, or of any verb; and what to type now.
 OLD = {
+    "run --policy": "specact play SOURCE",
+    "run --overlap": "it without: a request leaves once its draft is there",
+    "run --no-overlap": "it without: a request leaves once its draft is there",
+    "run --hold --": "--hold RATE, as in --hold 0.4",
+    "run --latency-budget-ms": "--hold TIMEms, as in --hold 30ms",
+    "run --link-share-kbit": "--hold SHAREkbit, as in --hold 100kbit",
+    "run --max-consecutive-misses": "--max-misses N",
+    "run --cut": "--split FOLDER@CUT",
     "calibrate --offline": "specact offline calibrate",
     "eval --offline": "specact offline eval",
+    "eval --wire": "it without: only the stream is left",
+    "eval --overlap": "it without: a request leaves once its draft is there",
     "train --distil": "specact distil PAIR; with a recipe, --teacher SOURCE",
     "proxy --netem": "specact netem DEVICE",
 }
 # Verbs whose first word is a name that earlier versions took as an option.
-_NAMED = {"demo", "doctor", "calibrate", "eval"}
+_NAMED = {"demo", "run", "doctor", "calibrate", "eval"}
 
 
 def load_verb(name: str) -> Any:
@@ -87,9 +98,10 @@ def parse(words: Sequence[str]) -> Any:
     """
     verb, *given = words
     options = load_verb(verb)
-    for word in given:
-        if now := OLD.get(f"{verb} {word.partition('=')[0]}"):
-            raise ConfigError(f"specact {verb} no longer has {word}; type {now}")
+    for old, now in OLD.items():
+        of, _, option = old.partition(" ")
+        if verb == of and f" {option}" in f" {' '.join(given)}":
+            raise ConfigError(f"specact {verb} no longer takes {option.removesuffix(' --')} so; type {now}")
     if verb in _NAMED and "--bundle" in given:  # still read
         at = given.index("--bundle")
         given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from specact.cli.calibrate import GateOptions, training_folder
 from specact.cli.eval import Comparison, optional
-from specact.cli.options import Flat, Verb
+from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import command_line, progress_bars, table_of
 from specact.errors import ConfigError
 
@@ -24,18 +24,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Demonstrations:
-    """Demonstrations of a pair.
+class Demonstrations(Options):
+    """Demonstrations of a pair."""
 
-    Attributes:
-        data: folder that the recipe's data paths are relative to.
-        recipe: of these demonstrations; the pair's own if not given.
-        env: environment that the recipe names, if it is MODULE:TASK.
-    """
-
-    data: Path | None = None
-    recipe: Path | None = None
-    env: str | None = None
+    data: Maybe[Path] = None  # folder that the recipe's data paths are relative to
+    recipe: Maybe[Path] = None  # of these demonstrations; the pair's own if not given
+    env: Maybe[str] = None  # environment that the recipe names, if it is MODULE:TASK
 
     def split(self, pair: AnyPair) -> tuple[Episodes, Episodes]:
         """Those that were trained on, and those that were held out.
@@ -76,14 +70,13 @@ class Demonstrations:
 
 
 @dataclass(frozen=True)
-class Calibrate(Verb):
+class Calibrate(Options):
     """Find a gate's threshold for a transmission rate along demonstrations that were kept back in training.
 
     A learned gate is trained first if the pair has none, along those that were trained on. More options: --help-all.
     """
 
-    pair: Positional[str]
-    """Path or name of a pair, or MODULE:NAME."""
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
     options: Flat[GateOptions] = field(default_factory=GateOptions)
 
@@ -113,14 +106,13 @@ class Calibrate(Verb):
 
 
 @dataclass(frozen=True)
-class Eval(Verb):
+class Eval(Options):
     """Compare methods by errors and transmissions along demonstrations that were kept back in training.
 
     Open loop: actions do not change the next observations. More options: --help-all.
     """
 
-    pair: Positional[str]
-    """Path or name of a pair, or MODULE:NAME."""
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     options: Flat[Comparison]
     demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
 

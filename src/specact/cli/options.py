@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -29,6 +28,8 @@ _IF_ASKED: Any = tyro.conf.Suppress if _BRIEF else tyro.conf.OmitArgPrefixes
 Flat = Annotated[T, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 # The same, for options that only `--help-all` shows.
 Rare = Annotated[T, tyro.conf.arg(name=""), _IF_ASKED]
+# An option that need not be given; its help does not say "(default: None)".
+Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
 # A list of names as one word.
 Names = Annotated[
     tuple[str, ...],
@@ -43,35 +44,27 @@ Names = Annotated[
 
 
 @dataclass(frozen=True)
-class Verb(ABC):
-    """A verb of the command line: its fields are its options, its docstring is its help.
+class Options:
+    """Options that belong together; those of a verb, with its help as docstring, have a method ``run``.
 
     Raises:
-        ConfigError: for an option that its annotation does not allow.
+        ConfigError: for a value that its annotation does not allow.
     """
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @abstractmethod
-    def run(self) -> None:
-        """Does it."""
-
 
 @dataclass(frozen=True)
-class Parts:
-    """What a pair is made of, where it does not say so itself.
+class Parts(Options):
+    """What a pair is made of, where it does not say so itself."""
 
-    Attributes:
-        draft: draft of a pair of chunk policies, of a token policy or of a flow policy: a bundle, MODULE:NAME, a .toml
-            file, lerobot:PATH@HZ or openpi:ws://HOST:PORT#FILE.toml.
-        target: target of a pair of chunk policies, or the flow policy of FLASH's block, likewise.
-        decoding: how chunks of a token policy (docs/tokens.md) or a flow policy (docs/flash.md) are drafted and
-            verified, such as specvla, kerv or flash.
-    """
-
-    draft: str | None = None
-    target: str | None = None
+    # draft of a pair of chunk policies, of a token policy or of a flow policy: a bundle, MODULE:NAME, a .toml file,
+    # lerobot:PATH@HZ or openpi:ws://HOST:PORT#FILE.toml
+    draft: Maybe[str] = None
+    target: Maybe[str] = None  # target of a pair of chunk policies, or the flow policy of FLASH's block, likewise
+    # how chunks of a token policy (docs/tokens.md) or a flow policy (docs/flash.md) are drafted and verified, such as
+    # specvla, kerv or flash
     decoding: str = ""
 
     def load(self, name: str) -> AnyPair:
@@ -82,16 +75,11 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Access:
-    """What a server wants to see.
+class Access(Options):
+    """What a server wants to see."""
 
-    Attributes:
-        token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
-        ca: PEM file of the authority that signed the server's certificate, for wss.
-    """
-
-    token_file: Path | None = None
-    ca: Path | None = None
+    token_file: Maybe[Path] = None  # file with the server's bearer token; the variable SPECACT_TOKEN if not given
+    ca: Maybe[Path] = None  # PEM file of the authority that signed the server's certificate, for wss
 
     @property
     def token(self) -> str | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specact.cli.options import Flat, Verb
+from specact.cli.options import Flat, Options
 from specact.cli.output import print_json, say
 from specact.families.chunks.folder import PairSettings, make_pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair(Verb):
+class Pair(Options):
     """Make a pair of two chunk policies: a folder that run, serve, calibrate and eval take.
 
     A policy is a bundle, BUNDLE#draft or BUNDLE#target of a pair of action codes, a .toml file that describes an ONNX
@@ -19,15 +19,11 @@ class Pair(Verb):
     MODULE:NAME. The last four are named again, with --draft or --target, whenever the pair is used.
     """
 
-    draft: str
-    """The small policy, on the robot."""
-    target: str
-    """The large policy."""
-    out: Path
-    """Folder to create."""
+    draft: str  # the small policy, on the robot
+    target: str  # the large policy
+    out: Path  # folder to create
     settings: Flat[PairSettings] = field(default_factory=PairSettings)
-    json: bool = False
-    """Print the result as JSON."""
+    json: bool = False  # print the result as JSON
 
     def run(self) -> None:
         made = make_pair(self.out, self.draft, self.target, self.settings)

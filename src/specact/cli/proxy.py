@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specact.cli.options import Verb
+from specact.cli.options import Options
 from specact.cli.output import say
 from specact.errors import ConfigError
 from specact.links.link import load_link
@@ -22,23 +22,20 @@ from specact.records import Seed
 
 
 @dataclass(frozen=True)
-class Proxy(Verb):
+class Proxy(Options):
     """Relay TCP connections between a robot and its server like a link: delay, jitter, rate, losses and outages.
 
     Runs until Ctrl-C or SIGTERM. specact netem has the kernel do it, without a relay.
     """
 
-    target: str = "127.0.0.1:8600"
-    """HOST:PORT of the server."""
-    listen: str = "127.0.0.1:8601"
-    """HOST:PORT that the robot connects to; port 0 selects a free one."""
+    target: str = "127.0.0.1:8600"  # HOST:PORT of the server
+    listen: str = "127.0.0.1:8601"  # HOST:PORT that the robot connects to; port 0 selects a free one
+    # loopback, wifi-paper, lan, 5g, lte, rtt:PATH or mahimahi:UP_PATH,DOWN_PATH, then any of +delay=MS, +rate=MBIT_S,
+    # +loss=PROBABILITY, +rto=MS, +outage=START_S:DURATION_S, +start=S, +period=MS
     link: str = "wifi-paper"
-    """loopback, wifi-paper, lan, 5g, lte, rtt:PATH or mahimahi:UP_PATH,DOWN_PATH, then any of +delay=MS, +rate=MBIT_S,
-    +loss=PROBABILITY, +rto=MS, +outage=START_S:DURATION_S, +start=S, +period=MS."""
-    seed: Seed = 0
-    """Random seed of delays and losses."""
+    seed: Seed = 0  # random seed of delays and losses
+    # allow a --listen address that other machines can reach. The relay has no authentication.
     allow_remote: bool = False
-    """Allow a --listen address that other machines can reach. The relay has no authentication."""
 
     def run(self) -> None:
         model = load_link(self.link)

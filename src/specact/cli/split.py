@@ -7,24 +7,22 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from specact.cli.options import Verb
+from specact.cli.options import Options
 from specact.cli.output import print_json, say
 
 
 @dataclass(frozen=True)
-class Split(Verb):
+class Split(Options):
     """Cut a target into stages, at every tensor through which all that follows passes.
 
     The folder goes to both sides: specact serve FOLDER runs the first stages of each request, specact run --split
     FOLDER the others. With float32 activations any cut gives the answer of none, exactly.
     """
 
+    # pair of action codes or policy by regression, whose target is cut, or flow policy, whose prefix is
     bundle: Positional[str]
-    """Pair of action codes or policy by regression, whose target is cut, or flow policy, whose prefix is."""
-    out: Path
-    """Folder to create."""
-    json: bool = False
-    """Print the stages as JSON."""
+    out: Path  # folder to create
+    json: bool = False  # print the stages as JSON
 
     def run(self) -> None:
         from specact.lab.train.split import split_bundle

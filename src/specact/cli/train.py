@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from specact.cli.options import Verb
+from specact.cli.options import Maybe, Options
 from specact.cli.output import print_json, progress_bars, remark
 from specact.errors import ConfigError
 from specact.files import check_folder
@@ -21,27 +21,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Train(Verb):
+class Train(Options):
     """Train the policies of a recipe and export its bundles. An interrupted run resumes."""
 
+    # TOML file, see recipes/. Of the kind flow, regression or tokens: a chunk policy; drafters: of a token policy;
+    # flash: the block of a flow policy; without a kind: a pair of action codes.
     recipe: Positional[Path]
-    """TOML file, see recipes/. Of the kind flow, regression or tokens: a chunk policy; drafters: of a token policy;
-    flash: the block of a flow policy; without a kind: a pair of action codes."""
-    out: Path
-    """Folder of the run: checkpoints, log.jsonl, bundles/."""
-    data: Path = Path()
-    """Folder that the recipe's data paths are relative to."""
-    teacher: str | None = None
-    """Of a chunk policy: a larger policy (a bundle, BUNDLE#target, a .toml file, MODULE:NAME) whose answers to the
-    demonstrated observations are learned, not the demonstrated actions."""
-    threads: Count = 1
-    """PyTorch threads; results are reproducible only with the same number."""
-    jobs: Count | None = None
-    """Stages that may be trained at the same time; as many as there are cores for their threads if not given."""
-    accelerator: Literal["cpu", "cuda"] = "cpu"
-    """What the policies are trained on; a run may resume on the other."""
-    json: bool = False
-    """Print the result as JSON."""
+    out: Path  # folder of the run: checkpoints, log.jsonl, bundles/
+    data: Path = Path()  # folder that the recipe's data paths are relative to
+    # Of a chunk policy: a larger policy (a bundle, BUNDLE#target, a .toml file, MODULE:NAME) whose answers to the
+    # demonstrated observations are learned, not the demonstrated actions
+    teacher: Maybe[str] = None
+    threads: Count = 1  # PyTorch threads; results are reproducible only with the same number
+    # stages that may be trained at the same time; as many as there are cores for their threads if not given
+    jobs: Maybe[Count] = None
+    accelerator: Literal["cpu", "cuda"] = "cpu"  # what the policies are trained on; a run may resume on the other
+    json: bool = False  # print the result as JSON
 
     def run(self) -> None:
         check_folder(self.out)

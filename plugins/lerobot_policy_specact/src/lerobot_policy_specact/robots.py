@@ -26,8 +26,8 @@ from specact.families.chunks.openpi import PREFIX, openpi_endpoint
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import load_policy, try_out
 from specact.families.load import load_pair
+from specact.gates.calibration import deciding_gate
 from specact.gates.controller import RateBudget
-from specact.gates.deciding import deciding_gate
 from specact.gates.settings import load_gate
 from specact.observation import ObservationSpec
 from specact.pair import LoadedPair

@@ -1,0 +1,134 @@
+"""``specact play`` drives a robot with one policy alone, here or on a server, while it infers the next chunk."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from specact.cli.driving import Plan, Session, describe_units, format_counts
+from specact.cli.options import Flat, Maybe, Options
+from specact.cli.output import remark
+from specact.execution.strategy import Execution, Kind
+from specact.interrupts import Interrupts
+from specact.records import Count, Positive, WholeNumber
+from specact.units import ActionRange
+
+if TYPE_CHECKING:
+    from specact.remote.client import Client
+    from specact.robot.chunks import ChunkRunner
+    from specact.robot.inference import ChunkSource
+    from specact.robot.loop import Journal
+    from specact.units import ActionUnits
+
+
+@dataclass(frozen=True)
+class Play(Options):
+    """Drive a robot with one policy alone, without a draft: its actions are played while it infers the next chunk.
+
+    The robot is stopped at the end as by specact run, with the same exit status. More options: --help-all.
+    """
+
+    # ws:// or wss:// with host and port of a server, openpi:ws://HOST:PORT#FILE.toml, or for inference here a bundle,
+    # BUNDLE#target, a .toml file that describes an ONNX file, lerobot:PATH@HZ, or MODULE:NAME
+    policy: Positional[str]
+    # synchronous idles while it infers; naive appends the next chunk; aligned plays each action at its time;
+    # roll_forward shows the policy the robot as it will be; inpainting continues the old chunk
+    execution: Annotated[Kind, tyro.conf.arg(metavar="HOW")] = "synchronous"
+    # actions of a chunk that are played; half if not given
+    execute_actions: Annotated[Count | None, tyro.conf.arg(metavar="N")] = None
+    # as few are left when the next inference begins
+    overlap_actions: Annotated[WholeNumber | None, tyro.conf.arg(metavar="N")] = None
+    # hold_last, stop_action or nothing, when the actions have run out
+    idle: Annotated[Literal["hold_last", "stop_action", "nothing"], tyro.conf.arg(metavar="WHAT")] = "hold_last"
+    deadline_ms: Positive = 1000.0  # how long an inference may take
+    steps: Maybe[Count] = None  # Euler steps of a flow policy here; 10 if not given
+    session: Flat[Session] = field(default_factory=Session)
+
+    def run(self) -> None:
+        with Interrupts() as interrupts, ExitStack() as stack:
+            self.session.drive(self._plan(stack), interrupts)
+
+    def _plan(self, stack: ExitStack) -> Plan:
+        """The policy, in this process or on a server; the stack closes the client, and ends the inferences."""
+        from specact.robot.chunks import ChunkRunner
+        from specact.robot.inference import InferenceThread
+
+        source, client, units, about = self._source(stack)
+        spec, kind = source.spec, self.execution
+        execute = self.execute_actions or max(1, spec.chunk // 2)
+        overlap = self.overlap_actions
+        if overlap is None:
+            overlap = 0 if kind == "synchronous" else execute // 2
+        execution = Execution(kind, execute, overlap)
+        tuning = self.session.tuning
+        period_s, deadline_s = 1.0 / (tuning.rate_hz or spec.rate_hz), self.deadline_ms / 1e3
+        usual_age_s = max(deadline_s, overlap * period_s) + (execute + 1) * period_s
+        fallback = self.session.fallback(units, usual_age_s)
+        inference = stack.enter_context(InferenceThread(source))
+        runners: list[ChunkRunner] = []
+
+        def make(robot: Any) -> ChunkRunner:
+            runner = ChunkRunner(
+                inference, execution, period_s=period_s, roll_forward=getattr(robot, "roll_forward", None),
+                action_range=_action_range(robot, units), idle=self.idle, fallback=fallback,
+                # The client itself enforces the deadline of a server.
+                deadline_s=deadline_s if client is None else math.inf, seed=tuning.seed,
+            )  # fmt: skip
+            runners.append(runner)
+            return runner
+
+        def summarise(journal: Journal) -> dict[str, Any]:
+            line = None if client is None else dict(client.counts)
+            return journal.control() | runners[0].summary() | {"line": line}
+
+        env, about = about.pop("env"), about | {"units": describe_units(units)}
+        return Plan(env, spec.observation, period_s, fallback.still, make, lambda tick: None, summarise, _lines, about)
+
+    def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, dict[str, Any]]:
+        """The policy, the client if it is on a server, the units of its actions, and what it is."""
+        from specact.families.chunks.sources import load_policy, try_out
+        from specact.remote_policy import connect
+        from specact.robot.inference import LocalSource
+
+        if "://" not in self.policy:
+            loaded = load_policy(self.policy) if self.steps is None else load_policy(self.policy, steps=self.steps)
+            try_out(loaded)
+            about = {"policy": loaded.name, "fingerprint": loaded.fingerprint, "env": loaded.env}
+            return LocalSource(loaded.policy), None, loaded.units, about
+        remote = connect(
+            self.policy, deadline_ms=self.deadline_ms, token=self.session.access.token, ca=self.session.access.ca,
+            robot=self.session.tuning.name, timeout=10.0, jpeg_quality=self.session.tuning.jpeg_quality,
+            seed=self.session.tuning.seed,
+        )  # fmt: skip
+        served = remote.client.welcome
+        assert served is not None, "it has connected"
+        about = {"policy": served.bundle, "fingerprint": served.target, "env": ""}
+        return stack.enter_context(remote), remote.client, None, about
+
+
+def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:
+    """What the robot and the policy allow; it is said where neither of them knows."""
+    ranges = [] if units is None else [ActionRange(units.centre - units.scale, units.centre + units.scale)]
+    if getattr(robot, "action_range", None) is not None:
+        ranges.append(ActionRange(*robot.action_range))
+    if not ranges:
+        remark(
+            "actions are not limited, as their range is unknown: give the robot action_range = (low, high)", warn=True
+        )
+        return None
+    return ranges[0].narrowed(ranges[-1])
+
+
+def _lines(summary: dict[str, Any]) -> dict[str, str]:
+    """What was played, and what was missed."""
+    age = summary["observation_age_ms"]
+    old = "" if age is None else f", observations {age:.0f} ms old when their first action was played"
+    return {
+        "chunks": f"{summary['chunks']} played of {summary['inferences']} inferred, {summary['idle']} idle ticks{old}",
+        "missed": format_counts(summary["misses"]),
+    }

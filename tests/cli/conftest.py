@@ -1,0 +1,196 @@
+"""Servers, and robots that write down their life, for the verbs that drive one as processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from specact.lab.processes import ServerProcess, serving
+
+ROBOTS = """
+import json, time
+import numpy as np
+
+LOG = open("life.jsonl", "a", buffering=1)
+
+class Arm:
+    size = 8
+
+    def __init__(self):
+        self.observed = self.acted = self.rolled = 0
+        self.after_stall, self.before = False, None
+
+    def observe(self):
+        self.observed += 1
+        now = time.monotonic()
+        # After a long pause the world looks different.
+        self.after_stall = self.after_stall or (self.before is not None and now - self.before > 0.8)
+        self.before = now
+        return {"state": np.full(self.size, 0.4 if self.after_stall else 0.1), "goal": np.array([0.2, 0.1])}
+
+    def act(self, action):
+        self.acted += 1
+        LOG.write(json.dumps({"action": [float(x) for x in action], "after_stall": self.after_stall}) + "\\n")
+
+class Braked(Arm):
+    def stop(self):
+        LOG.write(json.dumps({"stop": True}) + "\\n")
+
+class Stuck(Arm):
+    def stop(self):
+        raise OSError("the brake is stuck")
+
+class Wide(Arm):
+    size = 12  # for the flow policy
+
+class Modelled(Wide):
+    def roll_forward(self, observation, actions):
+        assert actions.shape[1] == 2 and len(actions) <= 4
+        self.rolled += 1
+        return observation
+
+    def stop(self):
+        LOG.write(json.dumps({"rolled": self.rolled}) + "\\n")
+
+class StuckWide(Wide, Stuck):
+    pass
+
+class Blind(Arm):
+    def observe(self):
+        seen = super().observe()
+        return {"state": seen["state"]} if self.observed == 1 else seen
+
+class Dazzled(Arm):
+    def observe(self):
+        seen = super().observe()
+        n = self.observed
+        return None if n in (4, 5) else seen | {"state": np.zeros(7)} if n == 7 else seen
+
+class Deaf(Arm):
+    def observe(self):
+        seen = super().observe()
+        return seen if self.observed < 4 else None
+
+class Unplugged(Arm):
+    def observe(self):
+        if self.observed == 5:
+            raise OSError("the cable is out")
+        return super().observe()
+
+class Jammed(Arm):
+    def act(self, action):
+        super().act(action)
+        if self.acted == 5:
+            raise OSError("the gear is jammed")
+
+class Cursed(Arm):
+    def observe(self):
+        class Seen(dict):
+            def __getitem__(self, key):
+                raise RuntimeError("within the policy")
+        seen = super().observe()
+        return Seen(seen) if self.observed == 5 else seen
+
+class Noisy(Arm):
+    rng = np.random.default_rng(0)
+
+    def observe(self):
+        return {"state": self.rng.normal(0.0, 0.3, 8), "goal": np.array([0.2, 0.1])}
+
+class Absent:
+    def __init__(self):
+        raise OSError("no such device: /dev/arm0")
+"""
+POLICIES = """
+import numpy as np, specact
+
+made = 0
+
+@specact.chunk_policy(observation={"state": (12,)}, chunk=4, actions=2, rate_hz=20.0)
+def sick(inputs):
+    global made
+    made += 1
+    # Two answers are asked for before the robot moves, and the next one is right.
+    if made > 3:
+        raise RuntimeError("the weights are gone")
+    return np.zeros((len(inputs["state"]), 4, 2))
+
+@specact.chunk_policy(observation={"state": (12,)}, chunk=4, actions=2, rate_hz=20.0)
+def nan(inputs):
+    return np.full((len(inputs["state"]), 4, 2), np.nan)
+"""
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    remarks: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+class Life:
+    """A robot that a verb drives in ``folder``."""
+
+    def __init__(self, folder: Path, command: list[str], environment: dict[str, str]) -> None:
+        self._folder, self._command, self._environment = folder, command, environment
+        (folder / "toy.py").write_text(ROBOTS)
+        (folder / "own.py").write_text(POLICIES)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self._command, *words], cwd=self._folder, env=self._environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *words: str) -> Ended:
+        return self.end(self.start(*words))
+
+    def end(self, process: subprocess.Popen[str], *signals: signal.Signals) -> Ended:
+        for number in signals:
+            process.send_signal(number)
+        out, remarks = process.communicate(timeout=600)
+        return Ended(process.returncode, out, remarks)
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        file = self._folder / "life.jsonl"
+        # The last line may be in the making.
+        return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+
+    @property
+    def actions(self) -> list[list[float]]:
+        return [entry["action"] for entry in self.log if "action" in entry]
+
+    def wait(self, process: subprocess.Popen[str], done: Callable[[], bool]) -> None:
+        until = time.monotonic() + 300.0
+        while not done():
+            assert process.poll() is None and time.monotonic() < until, process.communicate()
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def life(tmp_path: Path, command: list[str], environment: dict[str, str]) -> Life:
+    return Life(tmp_path, command, environment)
+
+
+@pytest.fixture(scope="session")
+def ball_server() -> Iterator[ServerProcess]:
+    with serving("ball") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def ball(ball_server: ServerProcess) -> tuple[str, ...]:
+    """The words of a run of the pair ``ball``, with its server."""
+    return ("run", "ball", "--server", f"ws://127.0.0.1:{ball_server.port}", "--json")

@@ -1,0 +1,101 @@
+"""``specact play``: a policy alone on a simulated and on a real robot."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.cli.conftest import Life
+
+from specact.lab.processes import ServerProcess, serving
+
+STILL = [0.25, -0.5]
+STOP = ("--stop-action", *map(str, STILL))
+FLOW = ("play", "ball-chase-flow")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving("ball-chase-flow", "--steps", "2") as process:
+        yield process
+
+
+@pytest.mark.parametrize("execution", ["synchronous", "naive", "aligned", "roll_forward", "inpainting"])
+def test_a_simulated_robot_plays_a_flow_policy_of_this_device(life: Life, execution: str) -> None:
+    done = life.run(*FLOW, "--execution", execution, "--steps", "2", "--episodes", "1", "--json")
+    assert done.status == 0, done.remarks
+    summary = done.summary
+    assert len(summary["episodes"]) == 1 and summary["ticks"] >= 20 and summary["misses"] == {}
+    assert 0 < summary["chunks"] <= summary["inferences"]
+    assert summary["line"] is None and summary["observation_age_ms"] >= 0.0
+
+
+@pytest.mark.parametrize("execution", ["aligned", "inpainting"])
+def test_a_simulated_robot_plays_a_policy_of_a_server(life: Life, server: ServerProcess, execution: str) -> None:
+    done = life.run(
+        "play", f"ws://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", execution, "--execute-actions",
+        "10", "--overlap-actions", "6", "--episodes", "1", "--deadline-ms", "5000",
+    )  # fmt: skip
+    assert done.status == 0, done.remarks
+    assert "line " in done.out and "missed     none" in done.out
+    summary = life.run(
+        "play", f"ws://127.0.0.1:{server.port}", "--env", "ball-chase", "--episodes", "1", "--json"
+    ).summary
+    # Also sent: what was under way at the end, and the question whether the policy inpaints.
+    assert 0 < summary["inferences"] <= summary["line"]["sent"] <= summary["inferences"] + 2
+
+
+def test_a_robot_with_a_model_of_itself_rolls_forward_and_is_stopped_in_its_own_way(life: Life) -> None:
+    words = ("--execution", "roll_forward", "--execute-actions", "6", "--overlap-actions", "4", "--seconds", "3")
+    done = life.run(*FLOW, "--robot", "toy:Modelled", *words, "--json")
+    assert done.status == 0, done.remarks
+    assert life.log[-1]["rolled"] > 0 and len(life.actions) > 10
+    assert done.summary["stopped_by"] == "stop()"
+    # Without a model it cannot.
+    other = life.run(*FLOW, "--robot", "toy:Wide", "--execution", "roll_forward")
+    assert other.status == 2 and "roll_forward" in other.remarks
+
+
+def test_a_robot_that_was_made_is_stopped_where_the_policy_does_not_fit_it(life: Life) -> None:
+    done = life.run(*FLOW, "--robot", "toy:Modelled", "--execute-actions", "99")
+    assert done.status == 2 and "99" in done.remarks
+    assert life.log == [{"rolled": 0}]
+    # A stop that fails does not hide why there was one.
+    stuck = life.run(*FLOW, "--robot", "toy:StuckWide", "--execute-actions", "99")
+    assert stuck.status == 2 and "99" in stuck.remarks and "the brake is stuck" in stuck.remarks
+
+
+def test_a_signal_ends_in_the_stop_action_and_a_summary(life: Life) -> None:
+    process = life.start(*FLOW, "--robot", "toy:Wide", "--execution", "inpainting", "--json", *STOP)
+    life.wait(process, lambda: len(life.log) >= 10)
+    done = life.end(process, signal.SIGTERM)
+    assert done.status == 143 and "SIGTERM" in done.remarks and "Traceback" not in done.remarks
+    assert life.actions[-1] == STILL and done.summary["ticks"] >= 9
+
+
+def test_an_error_of_the_policy_ends_in_the_stop_action(life: Life) -> None:
+    done = life.run("play", "own:sick", "--robot", "toy:Wide", *STOP, "--json")
+    assert done.status == 2 and "the weights are gone" in done.remarks
+    assert life.actions[-1] == STILL and done.summary["chunks"] == 1
+
+
+def test_answers_that_are_not_finite_never_move_the_robot(life: Life) -> None:
+    done = life.run("play", "own:nan", "--robot", "toy:Wide", *STOP, "--max-misses", "3", "--json")
+    assert done.status == 3, done.remarks
+    assert done.summary["stopped"] and done.summary["misses"] == {"invalid": 4} and done.summary["chunks"] == 0
+    assert {tuple(action) for action in life.actions} == {tuple(STILL)}
+
+
+def test_a_server_that_goes_away_is_missed_by_cause_and_stops_the_robot(life: Life) -> None:
+    with serving("ball-chase-flow", "--steps", "2") as server:
+        running = life.start(
+            "play", f"ws://127.0.0.1:{server.port}", "--robot", "toy:Wide", *STOP, "--max-misses", "5", "--json"
+        )
+        life.wait(running, lambda: len(life.log) >= 10 and life.actions[-1] != STILL)
+        server.kill()
+    done = life.end(running)
+    assert done.status == 3 and "action_range" in done.remarks
+    misses = done.summary["misses"]
+    assert done.summary["stopped"] and sum(misses.values()) >= 6 and "disconnected" in misses
+    assert life.actions[-1] == STILL
