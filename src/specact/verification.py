@@ -117,7 +117,6 @@ class TargetVerifier(ABC, Generic[A]):
         self._target = target
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """See :class:`Verifier`."""
 
         # Finite numbers can still overflow on their way to an action.
         @np.errstate(over="ignore", invalid="ignore")

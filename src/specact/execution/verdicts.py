@@ -112,7 +112,6 @@ class LateVerdicts:
         return SKIPPED
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
-        """See :class:`Verdicts`."""
         if self._in_flight is None or not self._in_flight[0].done():
             return None
         (request, address, seen_s), self._in_flight = self._in_flight, None

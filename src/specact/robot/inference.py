@@ -123,22 +123,18 @@ class InlineInference:
 
     @property
     def busy(self) -> bool:
-        """See :class:`Inference`."""
         return self._result is not None
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
-        """See :class:`Inference`."""
         began = time.perf_counter()
         answer = self.source.ask(window, address, inpainting)
         self._result = Finished(address, answer, time.perf_counter() - began)
 
     def take(self) -> Finished | None:
-        """See :class:`Inference`."""
         found, self._result = self._result, None
         return found
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`Inference`."""
         return self.busy
 
 
@@ -172,12 +168,10 @@ class InferenceThread:
         self._thread.join(within_s)
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
-        """See :class:`Inference`."""
         self.busy = True
         self._requests.put((window, address, inpainting))
 
     def take(self) -> Finished | None:
-        """See :class:`Inference`."""
         if not self._finished.is_set():
             return None
         found, self._result = self._result, None
@@ -191,7 +185,6 @@ class InferenceThread:
         return found
 
     def wait(self, seconds: float) -> bool:
-        """See :class:`Inference`."""
         return self.busy and self._finished.wait(seconds)
 
     def _infer(self) -> None:

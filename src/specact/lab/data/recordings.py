@@ -128,7 +128,7 @@ def read_recording(path: Path) -> Recorded:
     except ModuleNotFoundError as error:
         raise MissingExtraError("mcap", "record") from error
     about: dict[str, Any] | None = None
-    schemas: dict[int, str] = {}
+    schemas: dict[int, Schema] = {}
     channels: dict[int, tuple[str, ros.MessageType]] = {}
     steps: dict[int, Step] = {}
     judged: dict[int, dict[str, Any]] = {}
@@ -140,9 +140,9 @@ def read_recording(path: Path) -> Recorded:
                     if isinstance(record, Metadata) and record.name == METADATA:
                         about = _about(record.metadata)
                     elif isinstance(record, Schema):
-                        schemas[record.id] = record.name
+                        schemas[record.id] = record
                     elif isinstance(record, Channel):
-                        own = _type_of(record.topic, schemas.get(record.schema_id, ""))
+                        own = _type_of(record.topic, schemas.get(record.schema_id))
                         if own is not None:
                             channels[record.id] = record.topic, own
                     elif isinstance(record, Message) and record.channel_id in channels:
@@ -201,12 +201,13 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
     return about
 
 
-def _type_of(topic: str, schema: str) -> ros.MessageType | None:
-    """The type of a channel's messages; None if it is not the topic's own."""
-    if topic not in _TOPICS:
-        return _OBSERVATIONS.get(schema)
-    own = _TOPICS[topic]
-    return own if own.name == schema else None
+def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
+    """The type of a channel's messages as the file defines it; None if it is not the topic's own."""
+    own = None if schema is None else _TOPICS[topic] if topic in _TOPICS else _OBSERVATIONS.get(schema.name)
+    if own is None or own.name != schema.name:
+        return None
+    # Earlier versions recorded other fields.
+    return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own is ros.INFERENCE else own
 
 
 def _store_message(
