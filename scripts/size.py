@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/placement": (0, 760),
     f"{SRC}/systems": (2_200, 2_200),
     f"{SRC}/execution": (500, 600),
-    f"{SRC}/robot": (900, 1_450),
+    f"{SRC}/robot": (900, 1_421),
     f"{SRC}/wire": (450, 1_100),
     f"{SRC}/remote": (800, 1_455),
     f"{SRC}/server": (1_100, 2_907),

@@ -20,8 +20,6 @@ from specact.files import check_name, is_name, remove_torn, write_whole
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.chunk_recipe import load_chunk_recipe
-from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
 from specact.locks import locked
@@ -161,14 +159,6 @@ def test_runs_hold_their_folder(
     with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid} on"):
         RUNS[name](out, tiny_recipe, tiny_bundle)
     assert [path.name for path in out.iterdir()] == [".lock"]
-    holder.communicate("end\n")
-
-
-def test_a_flow_policys_training_holds_its_folder(tmp_path: Path, environment: dict[str, str], tiny_flow: Path) -> None:
-    holder = started(HOLD, environment, tmp_path)
-    recipe = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
-    with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid} on"):
-        train_chunks(recipe, Path(), tmp_path, quiet)
     holder.communicate("end\n")
 
 

@@ -139,17 +139,6 @@ def test_a_bare_state_is_refused_where_more_is_needed() -> None:
     refuses_and_stays(np.zeros(2), r"no 'goal'; this policy needs goal \[3\]")
 
 
-def test_a_refused_first_observation_leaves_the_window_empty() -> None:
-    window = ObservationHistory(PLAIN)
-    with pytest.raises(ObservationError, match="NaN"):
-        window.push(np.array([np.nan, 0.0]))
-    assert window.push(np.array([5.0, 6.0]))["state"][:, 0].tolist() == [5, 5, 5, 5]
-
-
-def test_a_ragged_image_is_refused_like_any_other() -> None:
-    refuses_and_stays(observation(9) | {"image": [[1, 2], [3]]}, "image")
-
-
 # ---- several arrays, cameras and an instruction ---------------------------------------------------------------------
 
 
@@ -286,12 +275,6 @@ def test_a_union_is_idempotent_associative_and_the_same_either_way_round_up_to_o
     assert hash(one.union(other)) == hash(other.union(one))
     assert one.union(other).union(third) == one.union(other.union(third))
     assert one.union(other).union(one) == one.union(other)
-
-
-@given(specs())
-def test_selecting_what_a_window_holds_already_changes_nothing(spec: ObservationSpec) -> None:
-    window = ObservationHistory(spec).push(shown(spec, 1))
-    same(spec.select(window), window)
 
 
 @given(specs(), specs(), st.integers(1, 5))

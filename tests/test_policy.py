@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
@@ -229,20 +228,6 @@ def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypa
     }
     law = executed_law(SpeculativePolicy(bundle, Always(), clock=VirtualClock()), grid, monkeypatch, 0)
     assert 0.5 * np.abs(law - target.probs[0][:, None] * p).sum() <= 1e-12
-
-
-def test_hybrid_draws_from_the_target_over_seeds() -> None:
-    # The real streams this time. Chi-square over the 9 joint codes; error rate 1e-6, and the seeds are fixed.
-    bundle, n = pair(), 1500
-    target, draft = bundle.target.infer(window(0)).probs, bundle.draft.infer(window(0)).probs
-    counts = np.zeros((3, 3))
-    for seed in range(n):
-        policy = SpeculativePolicy(bundle, Always(), seed=seed)
-        policy.act(at(0))
-        assert policy.record is not None
-        counts[tuple(executed_codes(policy.record))] += 1
-    assert stats.chisquare(counts.ravel(), n * np.outer(*target).ravel()).pvalue > ERROR_RATE
-    assert stats.chisquare(counts.ravel(), n * np.outer(*draft).ravel()).pvalue < ERROR_RATE  # the test can tell
 
 
 # ---- which offset goes with them ------------------------------------------------------------------------------------
@@ -517,15 +502,6 @@ def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
     assert not policy.safety.stopped and all(record.miss is None for record in records)
 
 
-def test_too_many_misses_in_a_row_stop_the_robot() -> None:
-    rule = Fallback(max_consecutive_misses=2, stop_action=tuple(STILL))
-    policy, _ = missing(["deadline", "deadline", None, "deadline", "deadline", "expired"], rule)
-    actions, _ = play(policy, 0, steps=8)
-    # Two in a row are borne, a success starts the count anew, the third in a row stops.
-    assert [i for i, action in enumerate(actions) if np.array_equal(action, STILL)] == [5, 6, 7]
-    assert policy.record is not None and policy.record.miss == "expired"
-
-
 @pytest.mark.parametrize("rule", ["hold_last", "stop"])
 def test_a_rule_that_can_stop_needs_to_know_how(rule: Any) -> None:
     with pytest.raises(ConfigError, match="stop_action"):
@@ -578,19 +554,6 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
     stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=tuple(STILL)))
     play(stops, 0, steps=3)
     assert stops.safety.stopped
-
-
-def test_a_late_answer_that_decodes_to_no_finite_action_is_a_miss() -> None:
-    class Overflowing(Keyed):
-        def infer(self, window: Window) -> CodeDistribution:
-            found = super().infer(window)
-            return replace(found, offsets=np.full_like(found.offsets, 3.3e38))
-
-    bundle = replace(pair(), local_target=cast(Any, Overflowing(2)))
-    policy = SpeculativePolicy(bundle, Always(), verdicts=LateVerdicts(math.inf))
-    _, records = play(policy, 0, steps=3)
-    assert [record.miss for record in records] == ["invalid"] * 3
-    assert policy.counts["missed"] == 3 and policy.counts["in_time"] == 0
 
 
 @pytest.mark.parametrize(("centre", "scale"), [(np.nan, 1.0), (0.0, np.inf), (np.inf, 1.0)])
@@ -765,19 +728,6 @@ def test_another_draft_replaces_the_bundles() -> None:
     _, records = play(SpeculativePolicy(bundle, Never(), drafter=CodeDrafter(other, bundle.tokenizer)), 0, steps=3)
     for i, record in enumerate(records):
         np.testing.assert_array_equal(record.proposal.evidence.draft.probs, other.infer(window(i)).probs)
-
-
-class Counting(CodeDrafter):
-    """A drafter that, like a container, is falsy while it is empty."""
-
-    def __len__(self) -> int:
-        return 0
-
-
-def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
-    other, bundle = Keyed(77), pair()
-    _, records = play(SpeculativePolicy(bundle, Never(), drafter=Counting(other, bundle.tokenizer)), 0, steps=1)
-    np.testing.assert_array_equal(records[0].proposal.evidence.draft.probs, other.infer(window(0)).probs)
 
 
 def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() -> None:

@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 from specact.errors import BundleError, ObservationError
 from specact.records import Size, check_fields, read_record
 
+__all__ = [
+    "Field", "Observation", "ObservationHistory", "ObservationSpec", "Window", "lerobot_name", "read_observation",
+    "read_spec", "vectors",
+]  # fmt: skip
+
 Observation = Mapping[str, Any] | NDArray[Any]
 """A mapping of arrays and optionally an instruction by name; or one array, which is taken as ``state``."""
 DType = Literal["float32", "uint8"]

@@ -26,11 +26,9 @@ from specact.gates.calibration import calibrated_gate, deciding_gate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.generate import generate
-from specact.lab.envs import load_task
 from specact.lab.evaluation.budget import measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import calibrate_offline, evaluate_offline
+from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
@@ -154,26 +152,6 @@ def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> Non
     assert json.loads((path / "manifest.json").read_text())["head"]
 
 
-def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_trained_on(tmp_path: Path) -> None:
-    from specact.cli.calibrate import GateOptions
-    from specact.cli.offline import Calibrate, Demonstrations
-    from specact.cli.options import Parts
-
-    made = shown(20, 3)
-    np.savez(tmp_path / "demos.npz", state=made.numbers("state"), action=made.action, episode_ends=made.ends)
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('kind = "flow"\nbundle = "mine"\nrate_hz = 20.0\ndata = ["demos.npz"]\nheld_out = 0.4\n')
-    make_pair(tmp_path / "pair", SMALL, LARGE, PairSettings(execute=2))
-    parts = Parts(SMALL, LARGE)
-    options = GateOptions("learned", 0.5, 1, lessons=200, workers=1, json=True, parts=parts)
-    Calibrate(str(tmp_path / "pair"), Demonstrations(tmp_path, recipe), options).run()
-    pair = load_pair(tmp_path / "pair", draft=SMALL, target=LARGE)
-    assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
-    assert not (tmp_path / "pair" / TRAINING).exists()
-    with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
-        Calibrate(str(tmp_path / "pair"), options=GateOptions("learned_action", parts=parts)).run()
-
-
 def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
         GateChoices().settings("learned_action", learned)
@@ -260,25 +238,6 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     (folder / HEAD).write_bytes(b"another")
     with pytest.raises(BundleError, match="but the manifest was written for"):
         load_pair(folder)
-
-
-def test_along_demonstrations_it_learns_from_a_draft_policy_alone(
-    target: tuple[Path, str, str], tmp_path: Path
-) -> None:
-    """Demonstrations do not hold what the robot executed, from which other drafters draft."""
-    path, env, decoding = target
-    following, policy = load_pair(path, decoding=decoding), "ar" if env == "ball" else "flash_policy"
-    shown = generate(load_task(env, following.observation), 6, noise=0.2, seed=0).episodes
-    with pytest.raises(ConfigError, match=r"drafts from what its robot executed, .* choose a decoding"):
-        lessons_along(following, shown, 10, Path(), quiet)
-    itself = load_pair(path, draft=str(path), decoding=policy)
-    found = lessons_along(itself, shown, 40, Path(), quiet)
-    assert len(found) == 40 and found.outputs["drafted"].shape[1] == itself.execute
-    if env == "ball":  # greedy decoding is deterministic, and the draft is the target
-        assert found.outputs["drafted_distance"].max() < 1e-3
-    with Pool(1) as pool:
-        told = evaluate_offline(itself, ("draft", "hybrid"), shown, 0.5, tmp_path / "run", pool, quiet)
-    assert told["methods"]["draft"]["transmission_rate"] == 0.0 < told["methods"]["hybrid"]["transmission_rate"]
 
 
 def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp_path: Path) -> None:

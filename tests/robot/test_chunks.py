@@ -242,16 +242,6 @@ def test_misses_are_counted_by_cause_and_the_next_control_step_asks_again() -> N
     assert runner.summary()["misses"] == {"overloaded": 1, "invalid": 1} and runner.counts["inferences"] == 3
 
 
-def test_a_miss_stops_the_robot_where_the_fallback_says_so() -> None:
-    for fallback, asked in (
-        (Fallback("stop", None, STILL), 2), (Fallback("hold_last", 1, STILL), 3), (Fallback("hold_last", 5, STILL), 6),
-    ):  # fmt: skip
-        arm, source = Arm(VirtualClock()), Answers(None, *[LOST] * 4)
-        runner, _ = drive(arm, source, Execution("naive", 2), 7, 0.0, fallback=fallback)
-        assert source.asked == asked and runner.safety.stopped == (asked < 6)
-        assert runner.safety.stopped == (arm.moved[-2:][0][1] == IDLE)
-
-
 def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() -> None:
     arm = Arm(VirtualClock())
     runner, _ = drive(arm, Answers(), Execution("naive", 2), 14, 0.0, 5 * PERIOD, 0.0, deadline_s=2 * PERIOD)
@@ -318,23 +308,6 @@ def test_a_robot_may_change_the_action_that_it_is_given() -> None:
     for arm in (plain, doubling):
         drive(arm, Answers(), Execution("synchronous", 2), 8, PERIOD / 4)
     assert doubling.moved == [(at, 2.0 * action) for at, action in plain.moved]
-
-
-def test_a_chunk_that_came_while_the_process_was_suspended_is_not_played() -> None:
-    arm = Arm(VirtualClock())
-    noted = list[Tick]()
-    runner = ChunkRunner(
-        Timed(Answers(), arm.clock, 0.0, PERIOD / 2, 0.0), Execution("naive", 2, 1), period_s=PERIOD,
-        fallback=Fallback(max_chunk_age_ms=1e3), clock=arm.clock,
-    )  # fmt: skip
-
-    def note(tick: Tick) -> None:
-        noted.append(tick)
-        if len(noted) == 2:
-            arm.clock.sleep(10.0)
-
-    run_loop(arm, runner, PERIOD, arm.clock, lambda: len(noted) < 3, note)
-    assert [action for _, action in arm.moved] == [10.0, 11.0, 30.0]
 
 
 # A library may raise what is no Exception; if that ended the thread alone, the last action would be held for ever.

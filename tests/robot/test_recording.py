@@ -34,7 +34,6 @@ from specact.lab.processes import ServerProcess, serving
 from specact.robot import recording_file, ros
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
-from specact.robot.loop import Journal
 from specact.robot.recording import Recorder
 from specact.types import Miss, OffloadTimes, Origin
 from specact.verification import LocalTarget, Pending
@@ -99,11 +98,6 @@ def test_messages_are_what_ros_makes_of_the_same_values(kind: ros.MessageType) -
         assert made == bytes(store.serialize_cdr(message, kind.name))
         for name, found in kind.decode(made).items():
             np.testing.assert_array_equal(found, values[name])
-
-
-def test_a_definition_is_that_of_ros() -> None:
-    own = get_types_from_msg(ros.IMAGE.definition, ros.IMAGE.name)
-    assert own.items() <= get_typestore(Stores.ROS2_HUMBLE).fielddefs.items()
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------
@@ -422,21 +416,3 @@ def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
     if number == signal.SIGTERM:
         # Nothing is missing.
         assert process.returncode == 143 and len(steps) == json.loads(out)["ticks"]
-
-
-def test_a_name_that_is_taken_is_refused_before_the_robot_moves(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "run.mcap").write_text("precious")
-    process = start()
-    _, remarks = process.communicate(timeout=300)
-    assert process.returncode == 2 and "run.mcap is there already; choose another name" in remarks
-    assert not (tmp_path / "steps.txt").exists() and (tmp_path / "run.mcap").read_text() == "precious"
-
-
-def test_the_journal_and_the_recording_agree(tmp_path: Path) -> None:
-    truth, journal = record(tmp_path / "run.mcap"), Journal(0.05)
-    for tick in itertools.chain(*truth.ticks):
-        journal.note(tick)
-    summary, recorded = journal.summary(), read_recording(tmp_path / "run.mcap")
-    assert len(recorded.steps) == summary["ticks"] and len(recorded.inferences) == summary["inferences"]
-    assert np.mean([each["transmit"] for each in recorded.inferences]) == summary["transmission_rate"]
-    assert recorded.dropped == 0

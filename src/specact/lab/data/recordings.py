@@ -202,11 +202,10 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
 
 
 def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
-    """The type of a channel's messages as the file defines it; None if it is not the topic's own."""
-    own = None if schema is None else _TOPICS[topic] if topic in _TOPICS else _OBSERVATIONS.get(schema.name)
-    if own is None or own.name != schema.name:
+    """The type of a channel's messages, with the fields of the version that wrote it; None if it is another topic's."""
+    own = schema and (_TOPICS[topic] if topic in _TOPICS else _OBSERVATIONS.get(schema.name))
+    if not own or own.name != schema.name:
         return None
-    # Earlier versions recorded other fields.
     return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own is ros.INFERENCE else own
 
 
