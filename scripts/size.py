@@ -10,7 +10,7 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_960),
+    f"{SRC}": (1_600, 2_951),
     f"{SRC}/bundle": (450, 450),
     f"{SRC}/runtime": (0, 689),
     f"{SRC}/gates": (1_000, 1_570),

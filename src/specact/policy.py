@@ -21,17 +21,7 @@ from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, Follower, FollowingDrafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
 from specact.safety import NOT_FINITE, Safety
-from specact.types import (
-    NO_OFFLOAD,
-    Chunk,
-    Decision,
-    Miss,
-    Origin,
-    Outcome,
-    StageTimes,
-    StepRecord,
-    all_from,
-)
+from specact.types import NO_OFFLOAD, Chunk, Decision, Miss, Origin, Outcome, StageTimes, StepRecord, all_from
 from specact.verification import LocalTarget, Verifier, is_valid
 
 _INFERENCE_S = 2.0  # more than an inference takes, for the usual age of a chunk
