@@ -1,6 +1,8 @@
 # make demo    set up what the demo needs (no PyTorch) and run it
-# make test    set up everything and run the tests
-# make check   formatting, lint, types, import contracts, sizes and tests
+# make test    set up everything and run the tests, without those of make test-nightly
+# make test-fast     only those that take two minutes together
+# make test-nightly  those that take long, or need a browser or a cluster
+# make check   formatting, lint, types, import contracts, sizes and the tests of make test
 # make explore property tests on more examples, drawn anew each time
 # make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
 # make docs    the documentation site, in build/site
@@ -17,13 +19,19 @@ LEROBOT_PYTHON ?= python3.12
 LEROBOT := .venv-lerobot
 LEROBOT_PIP := $(LEROBOT)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints-lerobot.txt
 
-.PHONY: demo test check explore docs dist lerobot clean
+.PHONY: demo test test-fast test-nightly check explore docs dist lerobot clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/specact demo
 
 test: $(VENV)/.test
 	bash scripts/check tests
+
+test-fast: $(VENV)/.test
+	bash scripts/check fast
+
+test-nightly: $(VENV)/.test
+	bash scripts/check nightly
 
 check: $(VENV)/.test
 	bash scripts/check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -14,7 +15,6 @@ from pathlib import Path
 from uuid import uuid4
 
 _IGNORED = "SPECACT_TESTS_IGNORE"
-_watchdogs: list[subprocess.Popen[bytes]] = []
 
 
 def receive_signals() -> None:
@@ -44,8 +44,9 @@ def end_with_this_process() -> None:
     watchdog = subprocess.Popen(
         [sys.executable, "-IS", __file__, "=".join(mark)], stdin=subprocess.PIPE, start_new_session=True
     )
-    _watchdogs.append(watchdog)  # its standard input stays open as long as this process lives
     os.environ.update([mark])
+    # Its standard input stays open as long as this process lives.
+    atexit.register(watchdog.communicate)
 
 
 def wait_for(

@@ -1,5 +1,7 @@
 """What several tests share: a tiny bundle, trained once, the command line as a process, and a look at leftovers."""
 
+from __future__ import annotations
+
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; subprocesses inherit it
@@ -12,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +22,9 @@ from tests.children import end_with_this_process, receive_signals
 from tests.tiny import TINY, TINY_FLOW, made_once, quiet
 
 import specact
+
+if TYPE_CHECKING:
+    from tests.browser import Browser
 
 receive_signals()
 end_with_this_process()
@@ -34,10 +40,19 @@ settings.load_profile("fixed")
 
 # A file runs in one process. These take minutes, and at the end the other process would have nothing left to do.
 FIRST = ("test_your_own.py", "test_cluster.py")
+# Fixtures that train or start processes: tests with them, or marked slow or nightly, are not among the fast ones.
+SLOW = {"tiny_run", "tiny_bundle", "tiny_flow", "specact_run", "command", "serve", "server", "life", "runs", "cluster"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests of a marker are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first."""
+    """Marks the fast tests, and those with a browser as nightly; puts the longest files first."""
+    for item in items:
+        needs = set(getattr(item, "fixturenames", ()))
+        if needs & {"browser", "phone"}:
+            item.add_marker("nightly")
+        if not needs & SLOW and not any(item.get_closest_marker(name) for name in ("slow", "nightly")):
+            item.add_marker("fast")
     items.sort(key=lambda item: item.path.name not in FIRST)
 
 
@@ -141,3 +156,21 @@ def _open_files() -> Counter[str]:
         with contextlib.suppress(OSError):  # the one that lists them is closed already
             found[str(descriptor.readlink())] += 1
     return found
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """A browser as wide as a desk's."""
+    from tests.browser import running_browser
+
+    with running_browser(1200) as running:
+        yield running
+
+
+@pytest.fixture
+def phone() -> Iterator[Browser]:
+    """A browser as narrow as a phone's."""
+    from tests.browser import running_browser
+
+    with running_browser(390) as running:
+        yield running

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ray = pytest.importorskip("ray")
 # Of Ray Serve, which is imported here.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 600.0

@@ -18,10 +18,13 @@ ROOT = Path(__file__).parents[1]
 BALL, FLOW = "specact/pretrained/ball/", "specact/pretrained/ball-chase-flow/"
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib")
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "pretrained/ball/manifest.json").is_file(),
-    reason="pretrained/ball is missing; CONTRIBUTING.md says how to make it",
-)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        not (ROOT / "pretrained/ball/manifest.json").is_file(),
+        reason="pretrained/ball is missing; CONTRIBUTING.md says how to make it",
+    ),
+]
 
 SMOKE = ROOT / "scripts/smoke.py"
 

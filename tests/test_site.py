@@ -21,6 +21,8 @@ from tests.test_public_api import FACES
 
 from specact.cli.main import VERBS
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 # What a browser fetches by itself. A link is followed by a reader.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}

@@ -13,6 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "your-own.md"
 THIRD_PARTY = ROOT / "tests" / "thirdparty"

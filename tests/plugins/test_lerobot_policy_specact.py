@@ -61,7 +61,7 @@ SEEN = {
 }
 
 # It warns of what it will change, and so does what it imports.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

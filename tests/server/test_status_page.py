@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
-from tests.browser import Browser, running_browser, stop
+from tests.browser import Browser, stop
 from tests.children import wait_for
 
 from specact import SpeculativePolicy, load_bundle
@@ -29,18 +29,6 @@ PAGE = Path(app.__file__).with_name("status.html")
 TOKEN = "a token/with+odd=characters"
 HOSTILE = "<img src=x onerror=alert(1)>"
 REQUESTS, P99 = 2, 9  # columns of the robots' table
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    with running_browser(1200) as running:
-        yield running
-
-
-@pytest.fixture
-def phone() -> Iterator[Browser]:
-    with running_browser(390) as running:
-        yield running
 
 
 def pretend(browser: Browser, status: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ from specact.remote.transport import Endpoint
 from specact.rng import Role, StepAddress, stream, streams
 
 # It warns of what it will change.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "act": tiny.act,

@@ -1,15 +1,12 @@
-"""Small runs of the ball pair, a report on them, and a browser to read it with."""
+"""Small runs of the ball pair, and a report on them."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.browser import Browser, running_browser
+from tests.tiny import made_once, quiet
 
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
@@ -24,54 +21,37 @@ RUNS = {
 }
 
 
-@contextmanager
-def shared(name: str, factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Path]:
-    """A folder that all processes of one test run share, for one of them at a time."""
-    base = factory.getbasetemp()
-    if worker_id != "master":
-        base = base.parent
-    with (base / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield base / name
-
-
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def runs(shared: Path) -> Path:
     """A folder with a run per entry of :data:`RUNS`. Read only: copy before damaging it."""
-    with shared("report-runs", tmp_path_factory, worker_id) as folder:
+
+    def make(folder: Path) -> None:
         for name, what in RUNS.items():
-            if not (folder / name / "summary.json").exists():
-                evaluate(what, folder / name, lambda *_: None, Pool(1), command=f"specact eval {name}")
-    return folder
+            evaluate(what, folder / "runs" / name, quiet, Pool(1), command=f"specact eval {name}")
+
+    return made_once(shared / "report-runs", make) / "runs"
 
 
 @pytest.fixture(scope="session")
 def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A report on :func:`runs` without films."""
     out = tmp_path_factory.mktemp("report") / "report.html"
-    return write_report([runs], out, out.parent / "files", lambda *_: None, films=False)
+    return write_report([runs], out, out.parent / "files", quiet, films=False)
 
 
 @pytest.fixture(scope="session")
-def filmed(runs: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Report:
+def filmed(runs: Path, shared: Path) -> Report:
     """A report with a film, on the run folder ``table`` beside it; skipped where nothing can be drawn."""
-    with shared("report-filmed", tmp_path_factory, worker_id) as folder:
-        if not folder.exists():
-            shutil.copytree(runs / "table", folder / "table")
-        written = write_report([folder / "table"], folder / "report.html", folder / "files", lambda *_: None)
+
+    def make(folder: Path) -> None:
+        shutil.copytree(runs / "table", folder / "table")
+        report(folder)
+
+    def report(folder: Path) -> Report:
+        return write_report([folder / "table"], folder / "report.html", folder / "files", quiet)
+
+    written = report(made_once(shared / "report-filmed", make))
     for gap in written.missing["ball"]:
         if "cannot draw" in gap.what:
             pytest.skip(gap.what)
     return written
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    with running_browser(1200) as running:
-        yield running
-
-
-@pytest.fixture
-def phone() -> Iterator[Browser]:
-    with running_browser(390) as running:
-        yield running
