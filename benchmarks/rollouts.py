@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,16 +92,14 @@ def main() -> None:
 def shard_of(bundle: Bundle, name: str) -> Shard:
     """The method's first shard, with its stored calibration, random gates at 0.6, and fixed accounted times."""
     method = load_method(name)
-    gate = uncalibrated_gate(name, BUNDLE_DEFAULTS, bundle)
+    gate = uncalibrated_gate(method, BUNDLE_DEFAULTS, bundle)
     stored = find_calibration(bundle, method.gate, 0.6)
     if stored is not None:
         gate = stored.settings
     elif method.rate_of is not None:
-        gate = gate_at_rate_of_rival(name, gate, 0.6, {})
-    return Shard(
-        bundle.source, bundle.fingerprint, bundle.env, name, gate, tuple(range(EPISODES)), 1, "wifi-paper",
-        2e-4, 5e-4, gate_s=5e-5,
-    )  # fmt: skip
+        gate = gate_at_rate_of_rival(method, gate, 0.6, {})
+    shard = Shard.of(bundle, bundle.env, method, gate, range(EPISODES), 1)
+    return replace(shard, link="wifi-paper", draft_s=2e-4, target_s=5e-4, gate_s=5e-5)
 
 
 def measure(work: Callable[[], Any], bundle: Bundle, env: str, rounds: int) -> str:

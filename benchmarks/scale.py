@@ -45,6 +45,7 @@ from specact.families.load import load_responder
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.load import run_load, workload_of
 from specact.lab.processes import ServerProcess
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
 from specact.server.settings import ServerSettings
@@ -119,10 +120,7 @@ def work(on: str, rounds: int) -> dict[str, Any]:
     """Seconds for the same shards on one node and on both, and for work that is nothing, here and there."""
     pair = load_bundle("ball")
     shards = [
-        Shard(
-            str(pair.path), pair.fingerprint, "ball", "hybrid", GateSettings("always"),
-            tuple(range(first, first + EPISODES)), 0, "loopback", 0.0, 0.0,
-        )
+        Shard.of(pair, "ball", HYBRID, GateSettings("always"), range(first, first + EPISODES), 0)
         for first in range(0, SHARDS * EPISODES, EPISODES)
     ]  # fmt: skip
     took: dict[str, list[float]] = {"one node": [], "two nodes": [], "nothing, Ray": [], "nothing, process": []}

@@ -35,6 +35,7 @@ from specact.lab.evaluation.run import read_table
 from specact.lab.report.drawing import style
 from specact.lab.report.tables import contrast_table, success_text
 from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
+from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +110,7 @@ def merge(kept: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     tables = {method: {point: np.array(values) for point, values in outcomes[method].items()} for method in order}
     return {part: more[part] for part in SAME} | {
         "methods": {method: methods[method] for method in order},
-        "contrasts": contrasts(tables),
+        "contrasts": contrasts(map(load_method, tables), tables),
         "outcomes": {method: outcomes[method] for method in order},
     }
 
@@ -190,7 +191,7 @@ def gated_table(summary: dict[str, Any]) -> str:
     for name, metrics in summary["methods"].items():
         sent = metrics["transmission_rate"]
         lines.append(f"| `{name}` | {success_text(metrics)} | {sent:.2f} | {metrics['passes']:.2f} |")
-    compared = contrast_table({"contrasts": contrasts(tables)}, ("success",))
+    compared = contrast_table({"contrasts": contrasts(map(load_method, tables), tables)}, ("success",))
     return "\n".join(lines) + f"\n\n{compared}"
 
 

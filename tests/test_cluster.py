@@ -11,8 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from specact.lab.rollout.methods import HYBRID
 
 # Read when Ray is imported: its processes are to listen on loopback alone.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -83,12 +86,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def shard(first: int, **changes: Any) -> Shard:
-    bundle = specact.load_bundle("ball")
-    plain = {"bundle": str(bundle.path), "fingerprint": bundle.fingerprint}
-    return Shard(
-        **{**plain, **changes}, env="ball", method="hybrid", gate=GateSettings("always"), episodes=(first, first + 1),
-        seed=3, link="loopback", draft_s=0.0, target_s=0.0,
-    )  # fmt: skip
+    ball = specact.load_bundle("ball")
+    return replace(Shard.of(ball, "ball", HYBRID, GateSettings("always"), (first, first + 1), 3), **changes)
 
 
 class StoppedError(Exception):

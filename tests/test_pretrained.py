@@ -23,6 +23,7 @@ from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.lab.train.recipe import Recipe, load_recipe
 from specact.observation import Field, ObservationHistory, Window
@@ -212,10 +213,7 @@ def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
 
     def successes(method: str, gate: str) -> int:
         settings = GateChoices().settings(gate, bundle)
-        shard = Shard(
-            str(bundle.path), bundle.fingerprint, "ball", method, settings, tuple(range(60)), 3, "loopback", 0, 0
-        )
-        outcomes, table = run_shard(shard)
+        outcomes, table = run_shard(Shard.of(bundle, "ball", load_method(method), settings, range(60), 3))
         assert np.isfinite(table["rejection"]).all()
         return sum(outcome.success for outcome in outcomes)
 

@@ -31,12 +31,12 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import COMPOSITION, Shard, run_shard
+from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import lessons_along
 from specact.observation import Window
-from specact.pair import Named
 
 SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
 FEW = HeadRecipe(hidden=32, steps=300, batch=128, rounds=1)
@@ -183,11 +183,8 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_it_learns_from_what_a_decoding_proposes(target: tuple[Path, str, str]) -> None:
     path, env, decoding = target
     pair = load_pair(path, decoding=decoding)
-    shard = Shard(
-        str(path), pair.fingerprint, env, COMPOSITION, GateSettings("random", threshold=0.5), (0, 1), 0, "loopback",
-        0.0, 0.0, learning=True, named=Named.of(pair),
-    )  # fmt: skip
-    _, table = run_shard(shard)
+    shard = Shard.of(pair, env, HYBRID, GateSettings("random", threshold=0.5), (0, 1), 0)
+    _, table = run_shard(replace(shard, learning=True))
     assert table["drafted"].shape == (len(table["step"]), pair.execute, len(pair.units.centre))
     # What is learned is the distance of the proposal, not of what was executed, which is 0 on verified steps.
     assert table["drafted_distance"][table["transmitted"]].max() > 0.01

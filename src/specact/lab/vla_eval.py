@@ -66,9 +66,9 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
     ) -> None:
         super().__init__()
         loaded = load_pair(bundle, draft=draft, target=target, decoding=decoding)
-        self._pair = decoded_by(load_method(method), loaded)
-        self._method, self._rate, self._seed = method, rate, seed
-        self._family = rollout_of(self._pair, load_method(method))
+        self._method, self._rate, self._seed = load_method(method), rate, seed
+        self._pair = decoded_by(self._method, loaded)
+        self._family = rollout_of(self._pair, self._method)
         self._policies: dict[str, SpeculativePolicy] = {}
         self._gate()  # what is wrong with it is said before anybody connects
 
@@ -107,12 +107,12 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
 
     def _gate(self) -> Gate:
         """A gate for one episode, with the threshold that ``specact eval`` gives it."""
-        method = load_method(self._method)
+        method = self._method
         if load_gate(method.gate).calibrated:
             return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = uncalibrated_gate(self._method, BUNDLE_DEFAULTS, self._pair)
+        settings = uncalibrated_gate(method, BUNDLE_DEFAULTS, self._pair)
         if method.rate_of is not None:
-            settings = gate_at_rate_of_rival(self._method, settings, self._rate, {})
+            settings = gate_at_rate_of_rival(method, settings, self._rate, {})
         return settings.build(self._pair)
 
 

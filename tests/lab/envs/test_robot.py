@@ -6,6 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from specact.lab.rollout.methods import load_method
+
 pytest.importorskip("mujoco")
 
 from specact import load_bundle
@@ -85,10 +87,7 @@ def test_a_chunk_is_observed_within_only_where_a_history_needs_it(
 def test_rollouts_render_at_inferences_only(looks: list[float]) -> None:
     bundle = load_bundle("metaworld")
     assert bundle.execute > 1 and bundle.observation.history == 1
-    shard = Shard(
-        "metaworld", bundle.fingerprint, "metaworld", "draft", GateSettings("never"), (0, 1), 0, "loopback", 0.0, 0.0
-    )
-    outcomes, table = run_shard(shard)
+    outcomes, table = run_shard(Shard.of(bundle, "metaworld", load_method("draft"), GateSettings("never"), (0, 1), 0))
     assert len(looks) == len(table["episode"]) < sum(outcome.steps for outcome in outcomes)
 
 

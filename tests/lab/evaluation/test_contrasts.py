@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specact.lab.evaluation.metrics import Table, contrasts
+from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import contrast, holm
 
 
@@ -19,9 +20,9 @@ def outcomes(**rates: float) -> dict[str, Table]:
 
 def test_a_table_is_one_family_for_each_end_point() -> None:
     found = outcomes(draft=0.2, target=0.9, hybrid=0.9, random=0.6, adahi=0.8)
-    rows = contrasts(found)
+    rows = contrasts(map(load_method, found), found)
     assert [(row["first"], row["second"]) for row in rows] == [
-        ("hybrid", "target"), ("target", "draft"), ("adahi", "random"), ("adahi", "hybrid"),
+        ("target", "draft"), ("hybrid", "target"), ("adahi", "random"), ("adahi", "hybrid"),
     ]  # fmt: skip
     for end_point in ("success", "score"):
         values = {name: table[end_point].astype(float) for name, table in found.items()}
@@ -37,9 +38,10 @@ def test_a_learned_gate_is_held_to_the_random_gate_with_its_own_privileges_and_t
     rates = {"random": 0.6, "learned": 0.9, "head_draft": 0.85, "draft": 0.3}
     own = {"random_learned": 0.6, "head_random": 0.8, "adahi": 0.7, "uncertainty": 0.7}
     for more, rivals in ((dict[str, float](), ["random", "head_draft"]), (own, ["random_learned", "head_draft"])):
-        rows = contrasts(outcomes(**rates, **more))
+        found = outcomes(**rates, **more)
+        rows = contrasts(map(load_method, found), found)
         assert [row["second"] for row in rows if row["first"] == "learned"][:2] == rivals
     assert {("uncertainty", "adahi"), ("head_draft", "draft"), ("learned", "head_random")} <= {
         (row["first"], row["second"]) for row in rows
     }
-    assert contrasts(outcomes(learned=0.5)) == []
+    assert contrasts([load_method("learned")], outcomes(learned=0.5)) == []

@@ -1,12 +1,15 @@
 """The learned gate's head as the draft: without a gate, and verified by chance; it needs no transmission to be good."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.tiny import quiet
+
+from specact.lab.rollout.methods import load_method
 
 pytest.importorskip("mujoco")
 
@@ -68,8 +71,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 def test_what_is_rejected_is_judged_by_the_heads_distribution(ball: Bundle, made: tuple[Path, dict[str, Any]]) -> None:
     """With p^ in the place of q the acceptance rule is exact for the target: the log says p against p^."""
     gate = GateSettings("random", threshold=0.5, options=(("force_first", True),))
-    shard = Shard("ball", ball.fingerprint, "ball", "head_random", gate, (0, 1), 3, "loopback", 0.0, 0.0, learning=True)
-    _, table = run_shard(shard)
+    shard = Shard.of(ball, "ball", load_method("head_random"), gate, (0, 1), 3)
+    _, table = run_shard(replace(shard, learning=True))
     assert len(table["step"]) > 10
     head = load_head(ball)
     for row in range(len(table["step"])):
@@ -88,10 +91,7 @@ def test_without_a_transmission_it_succeeds_where_the_draft_does_not(ball: Bundl
     """True rates of about .97 and .66: over 60 episodes 51 and 52 are missed with probabilities below 1e-4 and 1e-3."""
 
     def successes(method: str) -> int:
-        shard = Shard(
-            "ball", ball.fingerprint, "ball", method, GateSettings("never"), tuple(range(60)), 3, "loopback", 0, 0
-        )
-        outcomes, table = run_shard(shard)
+        outcomes, table = run_shard(Shard.of(ball, "ball", load_method(method), GateSettings("never"), range(60), 3))
         assert not table["transmitted"].any()
         return sum(outcome.success for outcome in outcomes)
 

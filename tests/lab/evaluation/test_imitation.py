@@ -16,6 +16,7 @@ from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import OpenLoopJob, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.train import stages
 from specact.lab.train.recipe import load_recipe
@@ -40,7 +41,7 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
     """The tiny pair infers at every step and windows hold two observations: the draft's error, computed by hand."""
     bundle = load_bundle(tiny_bundle)
     shown = held_out_demonstrations(bundle, None)
-    found = imitation_error(OpenLoopJob(str(tiny_bundle), shown, "draft", NEVER, 3))
+    found = imitation_error(OpenLoopJob(str(tiny_bundle), shown, load_method("draft"), NEVER, 3))
     state, goal = (np.asarray(shown.observation[name]) for name in ("state", "goal"))
     expected = []
     for number, span in enumerate(shown.slices()):
@@ -76,7 +77,9 @@ def test_frames_that_no_policy_sees_are_not_read(tiny_bundle: Path) -> None:
     shown = held_out_demonstrations(load_bundle(tiny_bundle), None)
     frames: Any = Missing(len(shown.action))
     more = dataclasses.replace(shown, observation={**shown.observation, "image": frames})
-    plain, seeing = (imitation_error(OpenLoopJob(str(tiny_bundle), part, "draft", NEVER, 3)) for part in (shown, more))
+    plain, seeing = (
+        imitation_error(OpenLoopJob(str(tiny_bundle), part, load_method("draft"), NEVER, 3)) for part in (shown, more)
+    )
     assert plain == seeing
 
 
@@ -87,7 +90,7 @@ def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
     """
     shown = generate(load_task("ball"), 20, seed=77, noise=0.5).episodes
     draft, target, hybrid = (
-        imitation_error(OpenLoopJob("ball", shown, method, gate, 0))
+        imitation_error(OpenLoopJob("ball", shown, load_method(method), gate, 0))
         for method, gate in (("draft", NEVER), ("target", ALWAYS), ("hybrid", ALWAYS))
     )
     assert target["mean"] < draft["mean"] - 0.02

@@ -18,6 +18,7 @@ from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.evaluation.imitation import OpenLoopJob, run_open_loop
 from specact.lab.evaluation.offline import calibrate_offline, evaluate_offline
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
 
@@ -48,7 +49,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
     assert abs(rows["random"]["transmission_rate"] - rows["adahi"]["transmission_rate"]) < 0.25
     # The draft's error, by the definition: its actions along those six, whatever was calibrated.
     judged = shown.select(np.array([1, 2, 4, 5, 7, 8]))
-    alone = run_open_loop(OpenLoopJob("ball", judged, "draft", GateSettings("never"), 0))
+    alone = run_open_loop(OpenLoopJob("ball", judged, load_method("draft"), GateSettings("never"), 0))
     assert rows["draft"]["error"]["mean"] == pytest.approx(alone.error.mean(), abs=1e-12)
     contrasts = [row["error"] for row in found["contrasts"]]
     assert [row["p_holm"] for row in contrasts] == holm([row["p"] for row in contrasts]) and contrasts
@@ -60,7 +61,9 @@ def test_a_calibration_is_checked_on_other_demonstrations(ball: Bundle, shown: E
         made = calibrate_offline(ball, wanted, 0.5, shown, pool, quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
     assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0
-    checked = run_open_loop(OpenLoopJob("ball", shown.select(np.arange(1, 9, 2)), "hybrid", made.settings, 0))
+    checked = run_open_loop(
+        OpenLoopJob("ball", shown.select(np.arange(1, 9, 2)), load_method("hybrid"), made.settings, 0)
+    )
     assert made.held_out["rate"] == checked.steps["transmitted"].mean()
 
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from specact.lab.rollout.methods import load_method
 
 pytest.importorskip("mujoco")
 
@@ -40,10 +43,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
 
 
 def shard(pair: ChunkPair, method: str, episodes: tuple[int, ...]) -> Shard:
-    return Shard(
-        str(pair.path), pair.fingerprint, "ball", method, GATES[method], episodes, SEED, "wifi-paper", 0.002, 0.011,
-        named=Named(SMALL, LARGE),
-    )  # fmt: skip
+    made = Shard.of(pair, "ball", load_method(method), GATES[method], episodes, SEED)
+    return replace(made, named=Named(SMALL, LARGE), link="wifi-paper", draft_s=0.002, target_s=0.011)
 
 
 @pytest.mark.parametrize("method", GATES)

@@ -37,8 +37,8 @@ GATES = {
 
 
 def shard(method: str, episodes: tuple[int, ...], source: str = SOURCE, task: str = TASK) -> Shard:
-    fingerprint = load_pair(source).fingerprint
-    return Shard(source, fingerprint, task, method, GATES[method], episodes, SEED, "wifi-paper", 0.002, 0.011)
+    made = Shard.of(load_pair(source), task, load_method(method), GATES[method], episodes, SEED)
+    return replace(made, link="wifi-paper", draft_s=0.002, target_s=0.011)
 
 
 @pytest.mark.parametrize("method", GATES)

@@ -56,10 +56,7 @@ def moved(bundle: Bundle, how: Pairing, episode: int = 0, pace: float = 0.0) -> 
 
 def rolled_out(bundle: Bundle, method: str, episode: int) -> tuple[SpeculativePolicy, SimulatedRobot, list[np.ndarray]]:
     """The same episode in lock step, where the world stands still while the policy thinks."""
-    shard = Shard(
-        bundle="ball", fingerprint=bundle.fingerprint, env="ball", method=method, gate=gate_of(method, bundle),
-        episodes=(episode,), seed=SEED, link="loopback", draft_s=0.0, target_s=0.0,
-    )  # fmt: skip
+    shard = Shard.of(bundle, "ball", load_method(method), gate_of(method, bundle), (episode,), SEED)
     world, family = SimulatedRobot(TASK), rollout_of(bundle, load_method(method))
     robot = simulated(shard, bundle, family, world, episode)
     run_together([robot], family, family.audit())

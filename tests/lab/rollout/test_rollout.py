@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, method_metrics
 from specact.lab.evaluation.run import evaluate, read_gates, read_table
 from specact.lab.rollout import rollout
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import REASONS, STAGES, CodeAudit
@@ -173,7 +175,7 @@ def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pyte
 
     def spy(shard: Shard, pair: Any, family: Any, world: Any, episode: int) -> rollout.Robot:
         robot = begin(shard, pair, family, world, episode)
-        first[shard.method, episode] = np.concatenate([world.observe()["state"], world.observe()["goal"]])
+        first[shard.method.name, episode] = np.concatenate([world.observe()["state"], world.observe()["goal"]])
         return robot
 
     monkeypatch.setattr(rollout, "simulated", spy)
@@ -186,9 +188,9 @@ def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pyte
 
 
 def shard_of(bundle: Path, method: str, gate: str, episodes: tuple[int, ...], **changes: Any) -> Shard:
-    settings: dict[str, Any] = {"seed": 7, "link": "wifi-paper", "draft_s": 0.002, "target_s": 0.011}
-    fingerprint = load_bundle(bundle).fingerprint
-    return Shard(str(bundle), fingerprint, "ball", method, GateSettings(gate), episodes, **settings | changes)
+    settings: dict[str, Any] = {"link": "wifi-paper", "draft_s": 0.002, "target_s": 0.011}
+    made = Shard.of(load_bundle(bundle), "ball", load_method(method), GateSettings(gate), episodes, 7)
+    return replace(made, **settings | changes)
 
 
 @pytest.mark.parametrize(("method", "gate"), [("hybrid", "always"), ("draft", "never"), ("target", "always")])
@@ -424,12 +426,12 @@ def test_a_stricter_threshold_of_success_is_counted_from_the_score() -> None:
         "success": np.array([True, True, True, False]), "score": np.array([0.96, 0.95, 0.9, 0.5]),
         "steps": np.ones(4, int), "latency_s": np.ones(4),
     }  # fmt: skip
-    found = method_metrics(outcomes, steps, False, success_at=SUCCESS_AT["pusht"])
+    found = method_metrics(outcomes, steps, success_at=SUCCESS_AT["pusht"])
     assert (found["success"]["k"], found["success"]["n"]) == (3, 4)
     stricter = found["success_at"]["0.95"]  # above it, as gym-pusht has it
     assert (stricter["k"], stricter["n"], stricter["rate"]) == (1, 4, 0.25)
     assert 0.0 < stricter["low"] < 0.25 < stricter["high"] < 1.0
-    assert "success_at" not in method_metrics(outcomes, steps, False)
+    assert "success_at" not in method_metrics(outcomes, steps)
 
 
 def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -448,7 +450,7 @@ def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
         name: {"transmission_rate": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))
     }
     oracle = {"rejection": np.array(oracles_rejection), "reason": np.full(2, REASONS.index("score"))}
-    add_gate_efficiency(methods, oracle)
+    add_gate_efficiency(map(load_method, methods), methods, oracle)
     assert methods["learned"]["gate_efficiency"] == (None if expected is None else pytest.approx(expected))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from specact.lab.data.fit import check_fit
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.evaluation.metrics import method_metrics
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Outcome, Shard, episode_seed, run_shard
 from specact.observation import Field
 
@@ -24,9 +26,8 @@ GATES = {"draft": GateSettings("never"), "hybrid": GateSettings("always")}
 
 
 def ran(method: str, episodes: int) -> tuple[list[Outcome], dict[str, np.ndarray]]:
-    fingerprint = load_pair(PAIR).fingerprint
-    shard = Shard(PAIR, fingerprint, SUITE, method, GATES[method], tuple(range(episodes)), 5, "loopback", 0.001, 0.001)
-    return run_shard(shard)
+    shard = Shard.of(load_pair(PAIR), SUITE, load_method(method), GATES[method], range(episodes), 5)
+    return run_shard(replace(shard, draft_s=0.001, target_s=0.001))
 
 
 def test_keeps_the_contract() -> None:
@@ -43,13 +44,13 @@ def test_success_is_told_by_task() -> None:
     outcomes, steps = ran("draft", 8)
     assert [outcome.task for outcome in outcomes] == 4 * ["left", "right"]
     columns = {name: np.array([getattr(each, name) for each in outcomes]) for name in vars(outcomes[0])}
-    metrics = method_metrics(columns, steps, binary_score=True)
+    metrics = method_metrics(columns, steps)
     assert {name: (share["n"], share["k"]) for name, share in metrics["tasks"].items()} == {
         "left": (4, sum(outcome.success for outcome in outcomes[::2])),
         "right": (4, 0),  # the draft always goes left
     }
     del columns["task"]
-    assert "tasks" not in method_metrics(columns, steps, binary_score=True)
+    assert "tasks" not in method_metrics(columns, steps)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 77])

@@ -15,6 +15,7 @@ from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.verify import Prefilled, TokenTarget
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import Table
 from specact.lab.rollout.token_batch import SharedClock, TokenBatch
@@ -32,8 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TokenPair:
 
 
 def rolled(pair: TokenPair, method: str, gate: GateSettings, episodes: Sequence[int] = EPISODES) -> Table:
-    shard = Shard(pair.source, pair.fingerprint, "ball", method, gate, tuple(episodes), 2, "wifi-paper", 0.0, 0.0)
-    return run_shard(shard)[1]
+    return run_shard(Shard.of(pair, "ball", load_method(method), gate, episodes, 2))[1]
 
 
 @pytest.mark.parametrize("method", ["ar", "strict_last"])

@@ -14,6 +14,7 @@ from tests.tiny import quiet
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.codes.bundle import load_bundle
 from specact.lab.envs import load_task
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.tised.calibration import gate_of
@@ -215,8 +216,7 @@ def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
         for episode in range(6)
     ]  # fmt: skip
     gate = setting.driver.gate  # type: ignore[union-attr]
-    shard = Shard(str(BALL.path), BALL.fingerprint, "ball", "hybrid", gate, tuple(range(6)), 3, "loopback", 0.0, 0.0)
-    outcomes, _ = run_shard(shard)
+    outcomes, _ = run_shard(Shard.of(BALL, "ball", HYBRID, gate, range(6), 3))
     assert [row["success"] for row in rows] == [outcome.success for outcome in outcomes]
     period_s = 1.0 / load_task("ball").rate_hz
     times = [row["task_s"] for row in rows if row["success"]]

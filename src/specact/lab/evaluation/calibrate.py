@@ -18,8 +18,9 @@ from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of
 from specact.lab.evaluation.rejection import rejection_models
+from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import COMPOSITION, Shard
+from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import free_steps
 from specact.pair import Named
 from specact.ranges import COUNT, SEED, check_ranges
@@ -58,6 +59,7 @@ def calibrate(
     gate: str | GateSettings,
     run: CalibrationRun,
     *,
+    method: Method = HYBRID,
     env: str | None = None,
     pool: Pool | None = None,
     advance: Callable[[int], None] = lambda done: None,
@@ -72,6 +74,7 @@ def calibrate(
         gate: its name, with the options that the bundle recommends; or its settings without a threshold, see
             :class:`~specact.gates.settings.GateChoices`.
         run: how.
+        method: how the pair drafts, and verifies where the gate asks for it.
         env: the environment's name; the bundle's own if not given.
         pool: where; in this process if not given.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
@@ -81,24 +84,13 @@ def calibrate(
     """
     settings = GateChoices().settings(gate, bundle) if isinstance(gate, str) else gate
     world, finished = env or env_of(bundle, None), 0
+    decoding = method.decoding or Named.of(bundle).decoding
 
     def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
         nonlocal finished
         numbers = calibration_episodes(number, run.rounds, run.episodes)
         shards = [
-            Shard(
-                bundle.source,
-                bundle.fingerprint,
-                world,
-                COMPOSITION,
-                tried,
-                tuple(numbers[i : i + run.shard]),
-                run.seed,
-                "loopback",
-                0,
-                0,
-                named=Named.of(bundle),
-            )
+            Shard.of(bundle, world, method, tried, numbers[i : i + run.shard], run.seed)
             for i in range(0, run.episodes, run.shard)
         ]
         tables = {}
@@ -110,7 +102,7 @@ def calibrate(
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
         found = find_threshold(settings, run.rate, run.rounds, roll)
-    return found.calibration(bundle, run.rate, run.episodes, {"env": world, **dataclasses.asdict(run)})
+    return found.calibration(bundle, run.rate, run.episodes, {"env": world, **dataclasses.asdict(run)}, decoding)
 
 
 def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -138,8 +130,10 @@ class Found:
     rounds: list[Round]
     checked: dict[str, np.ndarray]
 
-    def calibration(self, pair: AnyPair, rate: float, episodes: int, made_by: dict[str, Any]) -> Calibration:
-        """For a pair and a rate, checked on so many held-out episodes."""
+    def calibration(
+        self, pair: AnyPair, rate: float, episodes: int, made_by: dict[str, Any], decoding: str
+    ) -> Calibration:
+        """For a pair under a decoding and a rate, checked on so many held-out episodes."""
         sent, free = self.checked["transmitted"], free_steps(self.checked)
         return Calibration(
             fingerprint=pair.fingerprint,
@@ -149,7 +143,7 @@ class Found:
             rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in self.rounds],
             model=score_model({name: column[free] for name, column in self.checked.items()}),
             made_by=made_by,
-            decoding=Named.of(pair).decoding,
+            decoding=decoding,
         )
 
 

@@ -10,46 +10,44 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from specact.families.flash.rounds import ROUNDS
+from specact.families.flash.rounds import Rounds
 from specact.families.load import AnyPair
 from specact.gates.settings import GateChoices, GateSettings
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method
 
 # Default inferences per episode: so many that the first one is negligible.
 _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 
-def uncalibrated_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSettings:
+def uncalibrated_gate(method: Method, gates: GateChoices, bundle: AnyPair) -> GateSettings:
     """A method's gate without its threshold; a random baseline has the forced first step and the limit of its rival.
 
     Raises:
         ConfigError: if the gate, or the rival's, needs a head that the bundle does not have.
     """
-    method = load_method(name)
     settings = gates.settings(method.gate, bundle)
     if method.limits_of is None:
         return settings
-    rival = gates.settings(load_method(method.limits_of).gate, bundle)
+    rival = gates.settings(method.limits_of, bundle)
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 
 def gate_at_rate_of_rival(
-    name: str, settings: GateSettings, rate: float, steps: Mapping[str, Mapping[str, NDArray[Any]]]
+    method: Method, settings: GateSettings, rate: float, steps: Mapping[str, Mapping[str, NDArray[Any]]]
 ) -> GateSettings:
     """The gate of a random baseline at its rival's rate, over episodes as long as the rival's.
 
     Args:
-        name: of the method.
+        method: with a random gate.
         settings: of its gate, without the probability.
         rate: where the rival did not run.
         steps: step tables of the methods that ran.
     """
-    method = load_method(name)
     force_first, lengths = dict(settings.options).get("force_first", False), _DEFAULT_LENGTHS
     rival = None if method.rate_of is None else steps.get(method.rate_of)
     if rival is not None:
         # A baseline that requests only full rounds makes as many as its rival, not as many requests.
-        only_full = method.decoding in ROUNDS and ROUNDS[method.decoding].full
+        only_full = isinstance(method.composition, Rounds) and method.composition.full
         rate = float(rival["full" if only_full else "transmitted"].mean())
         lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
     free = free_probability(rate, settings.max_skips, force_first=force_first, lengths=lengths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from specact.families.load import AnyPair
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.families import decoded_by
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method
+from specact.lab.rollout.rollout import Shard
 from specact.rng import Role, StepAddress, stream
 from specact.runtime.parameters import count_parameters
 from specact.verification import LocalTarget
@@ -45,24 +46,23 @@ class Timing:
     target_on_device_ms: float
     gate_ms: dict[str, float]
 
-    def draft_s(self, method: str) -> float:
+    def draft_s(self, method: Method) -> float:
         """Time of one proposal of a method [s]."""
-        method_ = load_method(method)
-        own = self.draft_ms + (self.head_ms if method_.proposes == "head" else 0.0)
-        return own / 1e3 if method_.waits_for_draft else 0.0
+        proposal_ms = self.draft_ms + (self.head_ms if method.proposes == "head" else 0.0)
+        return proposal_ms / 1e3 if method.waits_for_draft else 0.0
 
-    def gate_s(self, method: str) -> float:
+    def gate_s(self, method: Method) -> float:
         """Time of one gate decision of a method [s]."""
-        return self.gate_ms[load_method(method).gate] / 1e3
+        return self.gate_ms[method.gate] / 1e3
 
-    def target_s(self, method: str) -> float:
+    def target_s(self, method: Method) -> float:
         """Time of one inference of the target, on the method's device or server [s]."""
-        return (self.target_on_device_ms if load_method(method).on_device else self.target_ms) / 1e3
+        return (self.target_on_device_ms if method.on_device else self.target_ms) / 1e3
 
 
 def measure(evaluation: Evaluation, pair: AnyPair) -> Timing:
     """The times of an evaluation: those that its settings give, and measured ones for the others."""
-    methods = [load_method(name) for name in evaluation.methods]
+    methods = evaluation.resolved
     draft_ms, head_ms, target_ms = evaluation.draft_ms, evaluation.head_ms, evaluation.target_ms
     if draft_ms is None:
         draft_ms = 1e3 * measure_proposal(pair)
@@ -126,12 +126,19 @@ def verification(pair: AnyPair) -> Callable[[], object]:
     return lambda: verifier.submit(proposal, address).result()
 
 
+def timed(shard: Shard, timing: Timing, **settings: Any) -> Shard:
+    """The shard with accounted times, and further settings of its own."""
+    method = shard.method
+    times = {"draft_s": timing.draft_s(method), "gate_s": timing.gate_s(method), "target_s": timing.target_s(method)}
+    return replace(shard, **settings | times)
+
+
 def read_timing(manifest: dict[str, Any]) -> Timing:
     """The times in a run folder's manifest."""
     return Timing(**manifest["timing"])
 
 
-def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
+def method_cost(method: Method, bundle: AnyPair, timing: Timing) -> dict[str, float]:
     """Size and time of the networks that a method evaluates; 0 for those that it does not.
 
     Returns:
@@ -139,7 +146,6 @@ def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
         :func:`~specact.runtime.parameters.count_parameters`; ``draft_ms``, ``head_ms``, ``target_ms``: of one
         inference; ``gate_ms``: of one decision, of a learned gate with its head.
     """
-    method = load_method(name)
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
     # Parameters of third-party policies are unknown.
     files = {part: bundle.path / PARTS[part] for part in ("draft", "target")} if isinstance(bundle, Bundle) else {}
@@ -152,7 +158,7 @@ def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
         "draft_ms": timing.draft_ms if used["draft"] else 0.0,
         "gate_ms": timing.gate_ms[method.gate],
         "head_ms": timing.head_ms if used["head"] else 0.0,
-        "target_ms": 1e3 * timing.target_s(name) if used["target"] else 0.0,
+        "target_ms": 1e3 * timing.target_s(method) if used["target"] else 0.0,
     }
 
 

@@ -11,7 +11,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
 from specact.families.load import check_decoding
 from specact.gates.settings import BUNDLE_DEFAULTS, ORACLES, GateChoices
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method, load_method
 from specact.links.link import load_link
 from specact.pair import Named
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
@@ -22,7 +22,7 @@ _COMMAS = tyro.constructors.PrimitiveConstructorSpec(
     metavar="NAME,...",
     instance_from_str=lambda words: tuple(name.strip() for name in words[0].split(",") if name.strip()),
     is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=lambda names: [",".join(names)],
+    str_from_instance=lambda methods: [",".join(load_method(method).name for method in methods)],
 )
 
 
@@ -33,14 +33,14 @@ class Evaluation:
     Attributes:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
         env: environment, a name or MODULE:TASK; the bundle's own if not given.
-        methods: draft, head_draft, target, target_on_device, hybrid, random, plain_random, random_learned, head_random,
-            adahi, gated_target, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE to verify
-            where a gate of your own asks for it; of a token policy also ar, strict, specvla, kerv, heisd and their
-            controls, see docs/tokens.md; of a flow policy full, full_2, flash and its controls, see docs/flash.md.
+        methods: draft, head_draft, target, target_on_device, hybrid, random, adahi, uncertainty, learned,
+            learned_action, oracle, or MODULE:GATE to verify where a gate of your own asks for it, and random_METHOD at
+            its rate; of a token policy also ar, specvla, kerv, heisd and others of docs/tokens.md; of a flow policy
+            full, full_2, flash, freqcache and others of docs/flash.md.
         episodes: number of episodes per method; episode k starts the same for all of them.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
-            forced steps, random_learned and head_random at the learned gate's, plain_random without forced steps.
+            forced steps, random_METHOD at another's.
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
@@ -67,7 +67,7 @@ class Evaluation:
 
     bundle: str
     env: str | None = None
-    methods: Annotated[tuple[str, ...], _COMMAS] = ("draft", "target", "hybrid", "random", "adahi")
+    methods: Annotated[tuple[str | Method, ...], _COMMAS] = ("draft", "target", "hybrid", "random", "adahi")
     episodes: int = 100
     seed: int = 0
     rate: float = 0.6
@@ -92,24 +92,28 @@ class Evaluation:
     decoding: str = ""
 
     @property
+    def resolved(self) -> tuple[Method, ...]:
+        """Its methods, those that are given by name among them."""
+        return tuple(map(load_method, self.methods))
+
+    @property
     def named(self) -> Named:
         """Draft, target and decoding of the pair."""
         return Named(self.draft, self.target, self.decoding)
 
     def __post_init__(self) -> None:
-        for method in self.methods:
-            load_method(method)
+        names = [method.name for method in self.resolved]
         load_link(self.link)
         check_decoding(self.decoding)
         if self.offset not in get_args(Offset):
             raise unknown_name("offset", self.offset, get_args(Offset))
-        if not self.methods or len(set(self.methods)) != len(self.methods):
-            raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(f"methods must be named once each, got {', '.join(names) or 'none'}")
         check_ranges(self, dict.fromkeys(("episodes", "shard", "calibration_episodes", "demonstrations"), COUNT))
         check_ranges(self, dict.fromkeys(("draft_ms", "head_ms", "target_ms", "gate_ms"), NOT_NEGATIVE))
         check_ranges(self, {"seed": SEED})
         check_ranges(self, {"kappa": POSITIVE, "deadline_ms": POSITIVE})
-        if self.realtime and any(load_method(method).gate in ORACLES for method in self.methods):
+        if self.realtime and any(method.gate in ORACLES for method in self.resolved):
             raise ConfigError(
                 "the latency of an oracle gate is not meaningful, because it queries the target before it decides; "
                 "remove it from --methods"

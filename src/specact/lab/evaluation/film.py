@@ -26,10 +26,10 @@ from specact.families.load import AnyPair, load_pair
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.cost import read_timing
+from specact.lab.evaluation.cost import read_timing, timed
 from specact.lab.evaluation.run import read_gates
 from specact.lab.rollout.families import decoded_by, rollout_of
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.rollout import Shard, control_step, simulated
 
 RATE_HZ = 10.0  # frames of simulated time shown per second
@@ -193,11 +193,13 @@ class _Rollout:
 
 def _simulate(request: _FilmRequest, method: str) -> _Rollout:
     evaluation = request.manifest["evaluation"]
-    pair = decoded_by(load_method(method), _pair(evaluation))
+    pair = _pair(evaluation)
+    shard = _shard(request, load_method(method), pair)
+    pair = decoded_by(shard.method, pair)
     task = load_task(evaluation["env"], pair.observation)
-    family = rollout_of(pair, load_method(method), evaluation["offset"])
+    family = rollout_of(pair, shard.method, shard.offset)
     world = SimulatedRobot(task, render_mode="rgb_array")
-    robot = simulated(_shard(request, method, pair), pair, family, world, request.episode)
+    robot = simulated(shard, pair, family, world, request.episode)
     every = _stride(request, task.rate_hz)
     frames, steps, sent = [_frame(world.env)], [0], []
     while not world.done:
@@ -217,14 +219,11 @@ def _stride(request: _FilmRequest, rate_hz: float) -> int:
     return max(1, round(rate_hz / RATE_HZ), math.ceil(request.longest / MOST_FRAMES))
 
 
-def _shard(request: _FilmRequest, method: str, bundle: AnyPair) -> Shard:
+def _shard(request: _FilmRequest, method: Method, pair: AnyPair) -> Shard:
     evaluation, timing = request.manifest["evaluation"], read_timing(request.manifest)
-    gate = read_gates(request.folder)[method]
-    return Shard(
-        bundle.source, bundle.fingerprint, evaluation["env"], method, gate, (request.episode,), evaluation["seed"],
-        evaluation["link"], timing.draft_s(method), timing.target_s(method), evaluation["offset"],
-        timing.gate_s(method),
-    )  # fmt: skip
+    gate = read_gates(request.folder)[method.name]
+    shard = Shard.of(pair, evaluation["env"], method, gate, (request.episode,), evaluation["seed"])
+    return timed(shard, timing, **{name: evaluation[name] for name in ("link", "offset")})
 
 
 def _frame(env: Any) -> Image.Image:

@@ -20,7 +20,7 @@ from specact.lab.data.readers import format_of
 from specact.lab.data.sources import read_sources
 from specact.lab.envs import env_of, load_task
 from specact.lab.rollout.families import decoded_by, rollout_of
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method
 from specact.lab.rollout.rollout import Robot, run_together
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
@@ -91,7 +91,7 @@ class OpenLoopJob:
     Attributes:
         bundle: name or path of the pair.
         episodes: the demonstrations.
-        method: see :data:`~specact.lab.rollout.methods.METHODS`.
+        method: how the pair drafts and verifies.
         gate: its calibrated gate.
         seed: random seed.
         named: draft, target and decoding of the pair.
@@ -100,7 +100,7 @@ class OpenLoopJob:
 
     bundle: str
     episodes: Episodes
-    method: str
+    method: Method
     gate: GateSettings
     seed: int
     named: Named = AS_STORED
@@ -128,7 +128,7 @@ def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
 
     Chunks are executed as on the robot.
     """
-    method, episodes = load_method(job.method), job.episodes
+    method, episodes = job.method, job.episodes
     pair = decoded_by(method, load_named(job.bundle, job.named))
     family = rollout_of(pair, method)
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)

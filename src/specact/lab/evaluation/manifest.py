@@ -20,7 +20,7 @@ from specact.files import write_json
 from specact.lab.evaluation.cost import measure
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.families import depends_on_content
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method
 
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
 _ALONE = "every time is measured, with draft and target in one process and no link; the simulated world waits"
@@ -34,10 +34,13 @@ def claim(out: Path, evaluation: Evaluation, bundle: AnyPair, env: str, command:
         ConfigError: if the folder holds another run or a damaged manifest, or a method needs a head that is not there.
     """
     weights = {"fingerprint": bundle.fingerprint}
-    if isinstance(bundle, Bundle) and any(load_method(name).proposes == "head" for name in evaluation.methods):
+    if isinstance(bundle, Bundle) and any(method.proposes == "head" for method in evaluation.resolved):
         # The bundle's fingerprint does not cover the head. Learned gates name it in their calibrations.
         weights["head"] = head_fingerprint(bundle)
-    request = json.loads(json.dumps(dataclasses.asdict(evaluation) | {"env": env} | weights))
+    methods: dict[str, Any] = {"methods": [method.name for method in evaluation.resolved]}
+    if values := [method for method in evaluation.methods if isinstance(method, Method)]:
+        methods["compositions"] = [_plain(method) for method in values]
+    request = json.loads(json.dumps(dataclasses.asdict(evaluation) | methods | {"env": env} | weights))
     path = out / "manifest.json"
     if path.exists():
         try:
@@ -63,3 +66,8 @@ def claim(out: Path, evaluation: Evaluation, bundle: AnyPair, env: str, command:
     }
     write_json(path, manifest)
     return manifest
+
+
+def _plain(method: Method) -> dict[str, Any]:
+    """What determines the results of a method that has no name of its own."""
+    return {name: value for name, value in dataclasses.asdict(method).items() if name not in ("about", "rivals")}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import CHANCE, Method
 from specact.lab.rollout.steps import STAGES, free_steps
 from specact.lab.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
 
@@ -17,21 +17,20 @@ END_POINTS = ("success", "score")
 
 
 def method_metrics(
-    outcomes: Table, steps: Table, binary_score: bool, *, sends: bool = True, success_at: Sequence[float] = ()
+    outcomes: Table, steps: Table, *, sends: bool = True, success_at: Sequence[float] = ()
 ) -> dict[str, Any]:
     """All metrics of one method.
 
     Args:
         outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``.
         steps: one row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
-        binary_score: whether the score is the success itself; its interval is Wilson's then.
         sends: whether verified steps are transmitted; False for a target on the device.
         success_at: further score thresholds of success.
 
     Returns:
         ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those thresholds, as text;
         ``tasks``, of a suite, the same for each of its tasks;
-        ``score`` ``{mean, low, high}``; ``inferences``;
+        ``score`` ``{mean, low, high}``, as success where it is the same; ``inferences``;
         ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
         if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
         ``missed`` share of inferences that
@@ -54,7 +53,8 @@ def method_metrics(
     # Only suites have this column.
     tasks = outcomes.get("task", np.array([""]))
     of_tasks = {str(task): _success_rate(outcomes["success"][tasks == task]) for task in np.unique(tasks) if task}
-    score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
+    scores = outcomes["score"].astype(np.float64)
+    score = success if np.array_equal(scores, outcomes["success"].astype(np.float64)) else mean_interval(scores)
     sent = steps["transmitted"]
     inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
     actions = int(outcomes["steps"].sum())
@@ -149,7 +149,7 @@ def _success_rate(counted: NDArray[np.bool_]) -> dict[str, float]:
     return {"n": n, "k": k, "rate": interval.mean, "low": interval.low, "high": interval.high}
 
 
-def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
+def add_gate_efficiency(ran: Iterable[Method], methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
     """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
 
     Each method is compared at the rate it achieved: random's loss is proportional to its share of skips, the oracle's
@@ -159,14 +159,16 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
     another draft, or the oracle's gain over chance is negligible, because the ratio would be noise.
 
     Args:
-        methods: metrics by method.
+        ran: the methods.
+        methods: their metrics by name.
         oracle: the step table of the oracle on the rejection probability, if it ran.
     """
-    for name, metrics in methods.items():
-        rate, random = metrics["transmission_rate"], _random_baseline(name, methods)
+    for method in ran:
+        metrics, random = methods[method.name], _random_baseline(method, methods)
+        rate = metrics["transmission_rate"]
         metrics["gate_efficiency"] = None
         if (
-            load_method(name).proposes == "head"
+            method.proposes == "head"
             or random is None
             or oracle is None
             or not 0.0 < rate < 1.0
@@ -182,100 +184,31 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 
 
-def _random_baseline(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def _random_baseline(method: Method, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """Metrics of the random baseline with this method's constraints; None if none ran."""
-    gate = load_method(name).gate
-    if gate == "random":
-        return methods[name]
-    rivals = _RANDOM if gate == "deviation" else _UNLIMITED_RANDOM
-    return next((methods[rival] for rival in rivals if rival in methods), None)
+    if method.gate == "random":
+        return methods[method.name]
+    names = CHANCE[1:] if method.gate == "deviation" else CHANCE
+    return next((methods[name] for name in names if name in methods), None)
 
 
-# Random baselines: with the deviation's limit on skips, or without one. The first that ran is used.
-_RANDOM, _UNLIMITED_RANDOM = ("random",), ("random_learned", "random")
+def contrasts(
+    methods: Iterable[Method], outcomes: Mapping[str, Table], end_points: Sequence[str] = END_POINTS
+) -> list[dict[str, Any]]:
+    """Paired contrasts of methods with those of their rivals that ran.
 
-# A method, and its possible rivals; the first that ran is used.
-CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("hybrid", ("target",)),
-    ("target", ("draft",)),
-    ("target_on_device", ("hybrid",)),
-    ("random", ("plain_random",)),
-    ("adahi", _RANDOM),
-    ("adahi", ("hybrid",)),
-    ("adahi", ("gated_target",)),
-    ("adahi", ("head_draft",)),
-    ("uncertainty", _UNLIMITED_RANDOM),
-    ("uncertainty", ("adahi",)),
-    ("head_draft", ("draft",)),
-    ("head_draft", ("hybrid",)),
-    ("head_random", _UNLIMITED_RANDOM),
-    ("learned", _UNLIMITED_RANDOM),
-    ("learned", ("head_draft",)),
-    ("learned", ("head_random",)),
-    ("learned", ("adahi",)),
-    ("learned", ("hybrid",)),
-    ("learned_action", _UNLIMITED_RANDOM),
-    ("learned_action", ("head_draft",)),
-    ("learned_action", ("hybrid",)),
-    ("oracle", _UNLIMITED_RANDOM),
-    ("oracle_action", _UNLIMITED_RANDOM),
-    ("strict", ("ar",)),
-    ("specvla", ("ar",)),
-    ("specvla", ("last",)),
-    ("specvla", ("specvla_uniform",)),
-    ("kerv", ("ar",)),
-    ("kerv", ("kerv_fixed",)),
-    ("kerv", ("kerv_no_tail",)),
-    ("kerv", ("kerv_last",)),
-    ("kerv", ("kerv_walk",)),
-    ("heisd", ("ar",)),
-    ("heisd", ("heisd_random",)),
-    ("heisd_similar", ("ar",)),
-    ("heisd_similar", ("heisd_similar_random",)),
-    ("heisd_similar", ("heisd_fixed",)),
-    ("heisd_fixed", ("ar",)),
-    ("heisd_fixed", ("heisd_fixed_random",)),
-    ("heisd_fixed", ("last_fixed",)),
-    ("heisd_fixed", ("draft_fixed",)),
-    ("retrieval", ("ar",)),
-    ("flash", ("full",)),
-    ("flash", ("full_2",)),
-    ("flash", ("unchecked",)),
-    ("flash", ("flash_last",)),
-    ("flash", ("flash_unguarded",)),
-    ("flash", ("flash_shuffled",)),
-    ("flash_fitted", ("full",)),
-    ("flash_fitted", ("full_2",)),
-    ("flash_fitted", ("unchecked_fitted",)),
-    ("flash_fitted", ("flash_fitted_shuffled",)),
-    ("full_2", ("full",)),
-    ("full_1", ("full",)),
-    ("block", ("full",)),
-    ("freqcache", ("full",)),
-    ("freqcache", ("full_5",)),
-    ("freqcache", ("freqcache_still",)),
-    ("freqcache", ("freqcache_all",)),
-    ("freqcache", ("freqcache_random",)),
-    ("freqcache_random", ("full",)),
-    ("freqcache_oldest", ("full",)),
-    ("freqcache_changed", ("full",)),
-    ("freqcache_frozen", ("full",)),
-    ("freqcache_2", ("full_2",)),
-)
-
-
-def contrasts(outcomes: Mapping[str, Table], end_points: Sequence[str] = END_POINTS) -> list[dict[str, Any]]:
-    """Paired contrasts of the methods that ran, see :data:`CONTRASTS`.
+    Args:
+        methods: in the order of the result.
+        outcomes: end points of each episode, by method.
+        end_points: to compare.
 
     Returns:
         For each ``first``, ``second``, and for every end point ``{difference, low, high, p, test, p_holm}``; ``p_holm``
         is corrected by Holm's method over all contrasts of this list, for each end point.
     """
     rows: list[dict[str, Any]] = []
-    for first, rivals in CONTRASTS:
-        second = next((name for name in rivals if name in outcomes), None)
-        if first not in outcomes or second is None:
-            continue
+    pairs = [(method.name, rival) for method in methods for rival in method.rivals_among(tuple(outcomes))]
+    for first, second in pairs:
         row: dict[str, Any] = {"first": first, "second": second}
         for end_point in end_points:
             one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))

@@ -7,7 +7,7 @@ actions and to the target's, and the transmission rate.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.imitation import OpenLoopJob, OpenLoopResult, run_open_loop
 from specact.lab.evaluation.metrics import contrasts, step_metrics
-from specact.lab.rollout.families import decoded_by, rollout_of
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import COMPOSITION
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
 from specact.locks import locked
@@ -44,6 +43,7 @@ def calibrate_offline(
     pool: Pool,
     progress: Progress,
     *,
+    method: Method = HYBRID,
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Calibration:
@@ -56,6 +56,7 @@ def calibrate_offline(
         demonstrations: every other episode is kept for the check.
         pool: worker pool.
         progress: called with (stage, done, total).
+        method: how the pair drafts, and verifies where the gate asks for it.
         rounds: thresholds to try, because the scores of a gate that sees executed actions depend on its threshold.
         seed: random seed.
 
@@ -73,19 +74,19 @@ def calibrate_offline(
         nonlocal done
         checking = number > rounds
         progress(stage, done, rounds + 2)
-        table = _run(pair, COMPOSITION, settings, parts[checking], pool, seed).steps
+        table = _run(pair, method, settings, parts[checking], pool, seed).steps
         done += 1
         progress(stage, done, rounds + 2)
         return table
 
     search = find_threshold(gate, rate, rounds, roll)
     provenance = {"along": "demonstrations", "episodes": len(demonstrations), "rounds": rounds, "seed": seed}
-    return search.calibration(pair, rate, len(parts[1]), provenance)
+    return search.calibration(pair, rate, len(parts[1]), provenance, Named.of(pair).decoding)
 
 
 def evaluate_offline(
     pair: AnyPair,
-    methods: tuple[str, ...],
+    methods: Sequence[str | Method],
     demonstrations: Episodes,
     rate: float,
     out: Path,
@@ -102,7 +103,7 @@ def evaluate_offline(
 
     Args:
         pair: the policies.
-        methods: see :data:`~specact.lab.rollout.methods.METHODS`.
+        methods: to compare.
         demonstrations: held out in the training of both policies.
         rate: transmission rate that gates are calibrated for.
         out: run folder.
@@ -123,8 +124,9 @@ def evaluate_offline(
     """
     if not 0.0 < rate < 1.0:
         raise ConfigError(f"rate must lie strictly between 0 and 1, got {rate}")
-    for name in methods:
-        rollout_of(pair, load_method(name))
+    ran = [*map(load_method, methods)]
+    for method in ran:
+        rollout_of(pair, method)
     if len(demonstrations) < 6:
         raise DataError(
             f"there are {len(demonstrations)} held-out demonstrations; at least 6 are needed to calibrate and compare"
@@ -137,18 +139,19 @@ def evaluate_offline(
     results: dict[str, OpenLoopResult] = {}
     settings: dict[str, GateSettings] = {}
     with locked(out):
-        for done, name in enumerate(sorted(methods, key=lambda name: load_method(name).rate_of is not None)):
+        for done, method in enumerate(sorted(ran, key=lambda method: method.rate_of is not None)):
             progress("methods", done, len(methods))
-            settings[name] = _gate(name, pair, rate, gates, calibration_set, results, pool, progress, seed)
-            results[name] = _run(pair, name, settings[name], held_out, pool, seed)
+            name = method.name
+            settings[name] = _gate(method, pair, rate, gates, calibration_set, results, pool, progress, seed)
+            results[name] = _run(pair, method, settings[name], held_out, pool, seed)
         progress("methods", len(methods), len(methods))
         rows = {
-            name: {
-                "error": dataclasses.asdict(mean_interval(results[name].error)),
-                "raw": float(results[name].raw.mean()),
-                **step_metrics(results[name].steps, sends=not load_method(name).on_device),
+            method.name: {
+                "error": dataclasses.asdict(mean_interval(results[method.name].error)),
+                "raw": float(results[method.name].raw.mean()),
+                **step_metrics(results[method.name].steps, sends=not method.on_device),
             }
-            for name in methods
+            for method in ran
         }
         summary = {
             "kind": "offline",
@@ -159,15 +162,17 @@ def evaluate_offline(
             "rate": rate,
             "seed": seed,
             "methods": rows,
-            "gates": {name: dataclasses.asdict(settings[name]) for name in methods},
-            "contrasts": contrasts({name: {"error": result.error} for name, result in results.items()}, ("error",)),
+            "gates": {method.name: dataclasses.asdict(settings[method.name]) for method in ran},
+            "contrasts": contrasts(
+                ran, {name: {"error": result.error} for name, result in results.items()}, ("error",)
+            ),
         }
         write_json(out / "summary.json", summary)
     return summary
 
 
 def _gate(
-    name: str,
+    method: Method,
     pair: AnyPair,
     rate: float,
     gates: GateChoices,
@@ -177,19 +182,17 @@ def _gate(
     progress: Progress,
     seed: int,
 ) -> GateSettings:
-    method = load_method(name)
-    pair = decoded_by(method, pair)
-    initial = uncalibrated_gate(name, gates, pair)
+    initial = uncalibrated_gate(method, gates, pair)
     if method.rate_of is not None:
         steps = {ran: result.steps for ran, result in results.items()}
-        return gate_at_rate_of_rival(name, initial, rate, steps)
+        return gate_at_rate_of_rival(method, initial, rate, steps)
     if not load_gate(method.gate).calibrated:
         return initial
-    return calibrate_offline(pair, initial, rate, calibration_set, pool, progress, seed=seed).settings
+    return calibrate_offline(pair, initial, rate, calibration_set, pool, progress, method=method, seed=seed).settings
 
 
 def _run(
-    pair: AnyPair, method: str, gate: GateSettings, demonstrations: Episodes, pool: Pool, seed: int
+    pair: AnyPair, method: Method, gate: GateSettings, demonstrations: Episodes, pool: Pool, seed: int
 ) -> OpenLoopResult:
     """Splits the demonstrations among the workers; results do not depend on their number."""
     parts = np.array_split(np.arange(len(demonstrations)), min(pool.workers, len(demonstrations)))

@@ -18,20 +18,20 @@ from specact.errors import ConfigError, DataError
 from specact.families.codes.bundle import Bundle
 from specact.families.load import AnyPair, load_named
 from specact.files import file_stem, write_json, write_whole
-from specact.gates.calibration import Calibration, find_calibration, read_calibration
+from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.fit import check_fit
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
-from specact.lab.evaluation.cost import method_cost, read_timing
+from specact.lab.evaluation.cost import method_cost, read_timing, timed
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import OpenLoopJob, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.rollout.families import decoded_by, depends_on_content, rollout_of
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.families import depends_on_content, rollout_of
+from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
@@ -69,11 +69,12 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     bundle = load_named(evaluation.bundle, evaluation.named)
     env = evaluation.env or env_of(bundle, None)
     task = load_task(env)
-    initial_gates = {name: uncalibrated_gate(name, evaluation.gates, bundle) for name in evaluation.methods}
+    ran = evaluation.resolved
+    initial_gates = {method.name: uncalibrated_gate(method, evaluation.gates, bundle) for method in ran}
     for settings in initial_gates.values():
         settings.check_rate(evaluation.rate)
-    for name in evaluation.methods:
-        rollout_of(bundle, load_method(name), evaluation.offset)
+    for method in ran:
+        rollout_of(bundle, method, evaluation.offset)
     check_fit(bundle, task)
     if evaluation.mse:
         env_of(bundle, evaluation.env)
@@ -93,39 +94,34 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
                 RealTime(bundle, evaluation.link, evaluation.deadline_ms, evaluation.wire, evaluation.seed)
             )
         # Random gates run last, at the rate that their rival achieved.
-        for name in sorted(evaluation.methods, key=lambda method: load_method(method).rate_of is not None):
-            method, settings = load_method(name), initial_gates[name]
+        for method in sorted(ran, key=lambda method: method.rate_of is not None):
+            name, settings = method.name, initial_gates[method.name]
             if load_gate(method.gate).calibrated:
-                # By the gate, and by the method's decoding where it fixes one: the score depends on what is proposed.
+                # By the gate, and by the method's composition where it has one: the score depends on what is proposed.
                 key = "-".join(filter(None, (method.gate, method.decoding)))
                 if key not in calibrations:
-                    pair = decoded_by(method, bundle)
-                    calibrations[key] = _calibration(pair, env, method.gate, evaluation, out, pool, progress)
+                    calibrations[key] = _calibration(bundle, env, method, evaluation, out, pool, progress)
                 settings = calibrations[key].settings
             elif method.rate_of is not None:
-                settings = gate_at_rate_of_rival(name, settings, evaluation.rate, steps)
+                settings = gate_at_rate_of_rival(method, settings, evaluation.rate, steps)
             gates[name] = settings
             outcomes[name], steps[name] = _run_method(
-                name, settings, evaluation, env, manifest, bundle, out, runner, progress
+                method, settings, evaluation, env, manifest, bundle, out, runner, progress
             )
         imitation_errors = {}
         if evaluation.mse and isinstance(bundle, Bundle):
             imitation_errors = _imitation_errors(evaluation, bundle, gates, out, pool, progress)
     timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
     methods = {
-        name: {
+        method.name: {
             **method_metrics(
-                outcomes[name],
-                steps[name],
-                binary_score=np.array_equal(outcomes[name]["score"], outcomes[name]["success"].astype(np.float64)),
-                sends=not load_method(name).on_device,
-                success_at=success_at,
+                outcomes[method.name], steps[method.name], sends=not method.on_device, success_at=success_at
             ),
-            "cost": method_cost(name, bundle, timing),
+            "cost": method_cost(method, bundle, timing),
         }
-        for name in evaluation.methods
+        for method in ran
     }
-    add_gate_efficiency(methods, steps.get("oracle"))
+    add_gate_efficiency(ran, methods, steps.get("oracle"))
     for name, error in imitation_errors.items():
         methods[name]["mse"] = error
     summary = {
@@ -139,8 +135,8 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         "realtime": evaluation.realtime,
         "score": task.score,
         "methods": methods,
-        "gates": {name: dataclasses.asdict(gates[name]) for name in evaluation.methods},
-        "contrasts": contrasts(outcomes),
+        "gates": {method.name: dataclasses.asdict(gates[method.name]) for method in ran},
+        "contrasts": contrasts(ran, outcomes),
         "calibration": {name: _calibration_summary(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
     }
@@ -184,7 +180,7 @@ def read_table(folder: Path) -> Table:
 
 
 def _run_method(
-    name: str,
+    method: Method,
     settings: GateSettings,
     evaluation: Evaluation,
     env: str,
@@ -194,37 +190,22 @@ def _run_method(
     runner: Pool | RealTime,
     progress: Progress,
 ) -> tuple[Table, Table]:
-    folders = [out / kind / file_stem(name) for kind in ("episodes", "steps")]
+    folders = [out / kind / file_stem(method.name) for kind in ("episodes", "steps")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    timing = read_timing(manifest)
-    shards = []
-    for first in range(0, evaluation.episodes, evaluation.shard):
-        numbers = tuple(range(first, min(first + evaluation.shard, evaluation.episodes)))
-        shards.append(
-            Shard(
-                bundle.source,
-                bundle.fingerprint,
-                env,
-                name,
-                settings,
-                numbers,
-                evaluation.seed,
-                evaluation.link,
-                timing.draft_s(name),
-                timing.target_s(name),
-                evaluation.offset,
-                timing.gate_s(name),
-                named=Named.of(bundle),
-            )
-        )
+    whole = timed(
+        Shard.of(bundle, env, method, settings, range(evaluation.episodes), evaluation.seed), read_timing(manifest),
+        link=evaluation.link, offset=evaluation.offset,
+    )  # fmt: skip
+    starts = range(0, evaluation.episodes, evaluation.shard)
+    shards = [dataclasses.replace(whole, episodes=whole.episodes[i : i + evaluation.shard]) for i in starts]
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
     done = evaluation.episodes - sum(len(shard.episodes) for shard in missing)
-    progress(name, done, evaluation.episodes)
+    progress(method.name, done, evaluation.episodes)
     for shard, (episodes, table) in runner.run(missing):
         write_shard(out, shard, episodes, table)
         done += len(shard.episodes)
-        progress(name, done, evaluation.episodes)
+        progress(method.name, done, evaluation.episodes)
     return read_table(folders[0]), read_table(folders[1])
 
 
@@ -237,25 +218,33 @@ def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) 
     for kind, table in (("steps", steps), ("episodes", {name: np.array(values) for name, values in columns.items()})):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(table), sink)
-        write_whole(out / kind / file_stem(shard.method) / _file(shard), sink.getvalue().to_pybytes())
+        write_whole(out / kind / file_stem(shard.method.name) / _file(shard), sink.getvalue().to_pybytes())
 
 
 def _calibration(
-    bundle: AnyPair, env: str, gate: str, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
+    bundle: AnyPair, env: str, method: Method, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
     """The run folder's calibration; else the bundle's or a new one, stored there so that the run can resume."""
-    path = out / "calibration" / calibration_file(gate, evaluation.rate, Named.of(bundle).decoding)
+    gate, decoding = method.gate, method.decoding or Named.of(bundle).decoding
+    path = out / "calibration" / calibration_file(gate, evaluation.rate, decoding)
     if path.exists():
         return read_calibration(path, bundle)
     wanted = evaluation.gates.settings(gate, bundle)
-    stored = find_calibration(bundle, gate, evaluation.rate)
+    in_bundle = None if bundle.path is None else bundle.path / "calibration" / path.name
+    stored = read_calibration(in_bundle, bundle) if in_bundle is not None and in_bundle.is_file() else None
     if env == bundle.env and stored is not None and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
         return stored
     run = CalibrationRun(evaluation.rate, evaluation.calibration_episodes, seed=evaluation.seed)
     total = run.episodes * (run.rounds + 2)
     calibration = calibrate(
-        bundle, wanted, run, env=env, pool=pool, advance=lambda done: progress(f"calibrating {gate}", done, total)
+        bundle,
+        wanted,
+        run,
+        method=method,
+        env=env,
+        pool=pool,
+        advance=lambda done: progress(f"calibrating {gate}", done, total),
     )
     calibration.save(path.parent)
     return calibration
@@ -267,17 +256,20 @@ def _imitation_errors(
     """Every method's error on held-out demonstrations; resumes from ``imitation.json``."""
     path = out / "imitation.json"
     errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    missing = [name for name in evaluation.methods if name not in errors]
+    missing = [method for method in evaluation.resolved if method.name not in errors]
     if missing:
         demonstrations = held_out_demonstrations(
             bundle, None if evaluation.data is None else Path(evaluation.data), evaluation.env
         )
         if evaluation.demonstrations is not None:
             demonstrations = demonstrations.select(np.arange(min(evaluation.demonstrations, len(demonstrations))))
-        jobs = [OpenLoopJob(str(bundle.path), demonstrations, name, gates[name], evaluation.seed) for name in missing]
+        jobs = [
+            OpenLoopJob(str(bundle.path), demonstrations, method, gates[method.name], evaluation.seed)
+            for method in missing
+        ]
         progress("along demonstrations", len(errors), len(evaluation.methods))
         for job, error in pool.each(imitation_error, jobs):
-            errors[job.method] = error
+            errors[job.method.name] = error
             write_json(path, errors)
             progress("along demonstrations", len(errors), len(evaluation.methods))
     return errors

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specact.lab.evaluation.metrics import Table, add_gate_efficiency
 from specact.lab.report.runs import Run
+from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval
 
 SAMPLES = 400
@@ -47,7 +48,7 @@ def efficiency(run: Run, method: str) -> Interval:
             }
             for name, table in tables.items()
         }
-        add_gate_efficiency(methods, tables["oracle"])
+        add_gate_efficiency(map(load_method, methods), methods, tables["oracle"])
         value = methods[method]["gate_efficiency"]
         return float("nan") if value is None else float(value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.data.frames import as_frames, copied
 from specact.lab.envs import env_of
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import COMPOSITION, Shard
+from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import OBSERVATION
-from specact.pair import Named
 
 Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
 
@@ -71,7 +72,8 @@ def collect(
         shards = []
         # Four shards per gate keep any pool busy; the number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            shards.append(_shard(pair, gate, first, seed, env_name))
+            episodes = range(first, first + _SHARD)
+            shards.append(replace(Shard.of(pair, env_name, HYBRID, gate, episodes, seed), learning=True))
             first += _SHARD
         # Frames are written to disk at once.
         batch_of = {
@@ -108,23 +110,6 @@ def collector(
         return collect(pair, gates, wanted, number, pool, lambda done: progress(stage, done, wanted), 0, env, folder)
 
     return roll
-
-
-def _shard(pair: AnyPair, gate: GateSettings, first: int, seed: int, env: str) -> Shard:
-    return Shard(
-        bundle=pair.source,
-        fingerprint=pair.fingerprint,
-        env=env,
-        method=COMPOSITION,
-        gate=gate,
-        episodes=tuple(range(first, first + _SHARD)),
-        seed=seed,
-        link="loopback",
-        draft_s=0.0,
-        target_s=0.0,
-        learning=True,
-        named=Named.of(pair),
-    )
 
 
 def data_of(table: dict[str, NDArray[Any]], folder: Path | None, number: int) -> DistillationData:

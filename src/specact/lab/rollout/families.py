@@ -16,11 +16,11 @@ from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.families.distance import DistancePair, head_observation
 from specact.families.flash.pair import FlashPair
-from specact.families.flash.rounds import ROUNDS, load_rounds
+from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Round
 from specact.families.load import AnyPair
 from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import DECODINGS, load_decoding
+from specact.families.tokens.decoding import Decoding
 from specact.families.tokens.network import Tokens
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import TAIL, Decoded
@@ -83,20 +83,20 @@ def decoded_by(method: Method, pair: AnyPair) -> AnyPair:
     Raises:
         ConfigError: for a decoding that the family does not have.
     """
-    if method.decoding in DECODINGS:
+    if isinstance(method.composition, Decoding):
         if not isinstance(pair, TokenPair):
             raise ConfigError(
                 f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}; choose a "
                 "bundle of kind tokens, such as metaworld-tokens, or another method"
             )
-        return replace(pair, decoding=load_decoding(method.decoding))
-    if method.decoding in ROUNDS:
+        return replace(pair, decoding=method.composition)
+    if isinstance(method.composition, Rounds):
         if not isinstance(pair, FlashPair):
             raise ConfigError(
                 f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a "
                 "bundle of kind flow, such as pusht-flow, or another method"
             )
-        return replace(pair, rounds=load_rounds(method.decoding))
+        return replace(pair, rounds=method.composition)
     return pair
 
 
@@ -133,9 +133,9 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> Fami
 
 def _choices(pair: AnyPair) -> str:
     """The methods that a pair other than one of action codes has."""
-    target = "target, target_on_device, gated_target, " if isinstance(pair, ChunkPair) else ""
+    target = "target, target_on_device, " if isinstance(pair, ChunkPair) else ""
     learned = "random_learned, learned, " if isinstance(pair, ChunkPair | TokenPair | FlashPair) else ""
-    return f"draft, {target}hybrid, random, plain_random, {learned}adahi and gates of your own"
+    return f"draft, {target}hybrid, random, {learned}adahi and gates of your own"
 
 
 def depends_on_content(pair: AnyPair) -> bool:

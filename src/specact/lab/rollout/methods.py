@@ -1,19 +1,22 @@
-"""The methods of an evaluation, each a composition of a draft, a gate and a verifier."""
+"""The methods of an evaluation: each a composition of a draft, a gate and a verifier, and what it is compared with."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specact.errors import unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.spec import CodePolicy
-from specact.families.flash.rounds import ROUNDS
-from specact.families.tokens.decoding import DECODINGS
+from specact.families.flash.rounds import ROUNDS, Rounds
+from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.plugins import is_plugin
+
+# A method that a run is compared with; of several names the first one that ran.
+Rival = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -21,32 +24,40 @@ class Method:
     """A draft, a gate and a verifier under a name.
 
     Attributes:
-        gate: name of its gate; methods that share it share its calibration.
-        verifier: ``speculative`` or ``target`` (the target's own codes).
+        name: in tables and folders.
+        gate: name of its gate; methods that share gate and composition share the calibration.
         about: a description in one line.
+        verifier: ``speculative`` or ``target`` (the target's own codes).
         waits_for_draft: whether the draft's time is part of the method's; the ungated target needs no draft.
         proposes: ``draft``, or ``head``: the target's distribution as predicted by the learned gate's head.
         on_device: whether the target runs on the device, without a link.
         rate_of: of random gates: the method at whose achieved rate it runs.
-        limits_of: of random gates: the method whose forced first step and limit on skips it shares.
-        decoding: of a token policy: which of :data:`~specact.families.tokens.decoding.DECODINGS`, of a flow policy:
-            which of :data:`~specact.families.flash.rounds.ROUNDS`; empty for methods that do not fix it.
+        limits_of: of random gates: the gate whose forced first step and limit on skips it shares.
+        composition: how a token policy or a flow policy drafts and verifies; None for as it was loaded.
+        rivals: the methods of its paired contrasts.
     """
 
+    name: str
     gate: str
-    verifier: Literal["speculative", "target"]
     about: str
+    verifier: Literal["speculative", "target"] = "speculative"
     waits_for_draft: bool = True
     proposes: Literal["draft", "head"] = "draft"
     on_device: bool = False
     rate_of: str | None = None
     limits_of: str | None = None
-    decoding: str = ""
+    composition: Decoding | Rounds | None = None
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def uses_head(self) -> bool:
         """Whether it evaluates the target head."""
         return self.proposes == "head" or self.gate in LEARNED
+
+    @property
+    def decoding(self) -> str:
+        """Its name if it fixes how a policy drafts and verifies, as a part of a calibration's name; else empty."""
+        return "" if self.composition is None else self.name
 
     @property
     def needs_codes(self) -> bool:
@@ -56,7 +67,7 @@ class Method:
     @property
     def needs_head(self) -> bool:
         """Whether it, or its rival, needs a target head."""
-        return self.uses_head or (self.limits_of is not None and load_method(self.limits_of).uses_head)
+        return self.uses_head or self.limits_of in LEARNED
 
     def proposer(self, bundle: Bundle) -> CodePolicy:
         """The policy that proposes codes.
@@ -67,54 +78,112 @@ class Method:
         """
         return HeadDraft(bundle.draft, load_head(bundle)) if self.proposes == "head" else bundle.draft
 
+    def rivals_among(self, names: tuple[str, ...]) -> list[str]:
+        """Those of its rivals that ran, given the names of all that did."""
+        choices = [(rival,) if isinstance(rival, str) else rival for rival in self.rivals]
+        found = [next((name for name in choice if name in names), None) for choice in choices]
+        return [name for name in found if name is not None]
 
-def _random(about: str, rate_of: str, limits_of: str | None, proposes: Literal["draft", "head"] = "draft") -> Method:
-    return Method("random", "speculative", about, proposes=proposes, rate_of=rate_of, limits_of=limits_of)
 
+def composed(name: str, composition: Decoding | Rounds, *rivals: Rival) -> Method:
+    """The method of a composition, with the gate that it names."""
+    return Method(
+        name, composition.gate, composition.about, rate_of=composition.rate_of, composition=composition, rivals=rivals
+    )
+
+
+def random_control(method: Method, name: str = "", *rivals: Rival) -> Method:
+    """The same draft and verifier, verified at random: at the rate that the method achieved, with its forced steps."""
+    about = f"verified at random, at the rate of {method.name} and with its forced steps"
+    return replace(
+        method, name=name or f"random_{method.name}", gate="random", about=about, rate_of=method.name,
+        limits_of=method.gate, rivals=rivals,
+    )  # fmt: skip
+
+
+# Random baselines without a limit on skips; the deviation alone may have one.
+CHANCE = ("random_learned", "random")
+HYBRID = Method("hybrid", "always", "every step verified", rivals=("target",))
+_ADAHI = Method(
+    "adahi",
+    "deviation",
+    "verified where the action deviates",
+    rivals=("random", "hybrid", "gated_target", "head_draft"),
+)
+_LEARNED = Method(
+    "learned", "learned", "verified where a learned head expects rejection",
+    rivals=(CHANCE, "head_draft", "head_random", "adahi", "hybrid"),
+)  # fmt: skip
+_RIVALS: dict[str, tuple[Rival, ...]] = {
+    "strict": ("ar",), "specvla": ("ar", "last", "specvla_uniform"),
+    "kerv": ("ar", "kerv_fixed", "kerv_no_tail", "kerv_last", "kerv_walk"), "heisd": ("ar", "heisd_random"),
+    "heisd_similar": ("ar", "heisd_similar_random", "heisd_fixed"),
+    "heisd_fixed": ("ar", "heisd_fixed_random", "last_fixed", "draft_fixed"), "retrieval": ("ar",),
+    "flash": ("full", "full_2", "unchecked", "flash_last", "flash_unguarded", "flash_shuffled"),
+    "flash_fitted": ("full", "full_2", "unchecked_fitted", "flash_fitted_shuffled"), "full_2": ("full",),
+    "full_1": ("full",), "block": ("full",),
+    "freqcache": ("full", "full_5", "freqcache_still", "freqcache_all", "freqcache_random"),
+    "freqcache_random": ("full",), "freqcache_oldest": ("full",), "freqcache_changed": ("full",),
+    "freqcache_frozen": ("full",), "freqcache_2": ("full_2",),
+}  # fmt: skip
 
 METHODS = {
-    "draft": Method("never", "speculative", "the draft alone"),
-    "head_draft": Method("never", "speculative", "the learned gate's head as the draft, alone", proposes="head"),
-    "target": Method("always", "target", "every step from the target", waits_for_draft=False),
-    "target_on_device": Method(
-        "always", "target", "the target on the device, without a link", waits_for_draft=False, on_device=True
-    ),
-    "hybrid": Method("always", "speculative", "every step verified"),
-    "random": _random("verified at random, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
-    "plain_random": _random("verified at random, at ADAHI's rate without forced steps", "adahi", None),
-    "random_learned": _random(
-        "verified at random, at the learned gate's rate and with its forced steps", "learned", "learned"
-    ),
-    "head_random": _random(
-        "the head as the draft, verified at random, at the learned gate's rate", "learned", "learned", "head"
-    ),
-    "adahi": Method("deviation", "speculative", "verified where the action deviates"),
-    "gated_target": Method("deviation", "target", "ADAHI's gate, the target's own codes"),
-    "uncertainty": Method("uncertainty", "speculative", "verified where the draft is unsure (U-HLM)"),
-    "learned": Method("learned", "speculative", "verified where a learned head expects rejection"),
-    "learned_action": Method("learned_action", "speculative", "verified where a learned head expects another action"),
-    "oracle": Method("oracle", "speculative", "verified where rejection is likeliest; not deployable"),
-    "oracle_action": Method("oracle_action", "speculative", "verified where the action changes most; not deployable"),
-    **{
-        name: Method(how.gate, "speculative", how.about, rate_of=how.rate_of, decoding=name)
-        for name, how in (DECODINGS | ROUNDS).items()
-    },
-}
+    method.name: method
+    for method in (
+        Method("draft", "never", "the draft alone"),
+        Method(
+            "head_draft", "never", "the learned gate's head as the draft, alone", proposes="head",
+            rivals=("draft", "hybrid"),
+        ),
+        Method("target", "always", "every step from the target", "target", waits_for_draft=False, rivals=("draft",)),
+        Method(
+            "target_on_device", "always", "the target on the device, without a link", "target", waits_for_draft=False,
+            on_device=True, rivals=("hybrid",),
+        ),
+        HYBRID,
+        random_control(_ADAHI, "random", "plain_random"),
+        Method("plain_random", "random", "verified at random, at ADAHI's rate without forced steps", rate_of="adahi"),
+        random_control(_LEARNED),
+        replace(
+            random_control(_LEARNED, "head_random", CHANCE), proposes="head",
+            about="the head as the draft, verified at random, at the learned gate's rate",
+        ),
+        _ADAHI,
+        Method("gated_target", "deviation", "ADAHI's gate, the target's own codes", "target"),
+        Method("uncertainty", "uncertainty", "verified where the draft is unsure (U-HLM)", rivals=(CHANCE, "adahi")),
+        _LEARNED,
+        Method(
+            "learned_action", "learned_action", "verified where a learned head expects another action",
+            rivals=(CHANCE, "head_draft", "hybrid"),
+        ),
+        Method("oracle", "oracle", "verified where rejection is likeliest; not deployable", rivals=(CHANCE,)),
+        Method(
+            "oracle_action", "oracle_action", "verified where the action changes most; not deployable", rivals=(CHANCE,)
+        ),
+        *(composed(name, value, *_RIVALS.get(name, ())) for name, value in (DECODINGS | ROUNDS).items()),
+    )
+}  # fmt: skip
 
 
-def load_method(name: str) -> Method:
-    """The method of this name: one of :data:`METHODS`, or exact verification where a calibrated gate asks for it.
+def load_method(name: str | Method) -> Method:
+    """The method of this name; a method itself is returned as it is.
 
     Args:
-        name: of a method, or of a gate, see :func:`~specact.gates.settings.load_gate`.
+        name: one of :data:`METHODS`; a gate that can be calibrated, see :func:`~specact.gates.settings.load_gate`, for
+            exact verification where it asks for it; or ``random_NAME``, its :func:`random_control`.
 
     Raises:
         ConfigError: if there is none.
     """
+    if isinstance(name, Method):
+        return name
     if name in METHODS:
         return METHODS[name]
+    if name.startswith("random_"):
+        return random_control(load_method(name.removeprefix("random_")))
     if not is_plugin(name) and name not in CALIBRATED:
         raise unknown_name("method", name, METHODS, plugins=True)
     kind = load_gate(name)
     about = (inspect.getdoc(kind) or kind.__name__).splitlines()[0]
-    return Method(name, "speculative", f"verified where a gate asks for it: {about}")
+    about = f"verified where a gate asks for it: {about}"
+    return Method(name, name, about, rivals=((f"random_{name}", *CHANCE), "hybrid"))

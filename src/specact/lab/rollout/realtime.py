@@ -12,7 +12,7 @@ from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import linked, serving
 from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
-from specact.lab.rollout.methods import Method, load_method
+from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
 from specact.pair import Named
@@ -70,7 +70,7 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        method = load_method(shard.method)
+        method = shard.method
         pair = decoded_by(method, self._pair)
         task = load_task(shard.env, pair.observation)
         gate = shard.gate.build(pair)

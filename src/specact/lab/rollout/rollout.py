@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -17,23 +17,20 @@ from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, MeasuredRollout, decoded_by, rollout_of
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import STAGES, Audit, Table
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.lab.rollout.token_batch import SharedClock
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
-from specact.pair import AS_STORED, Named
+from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
 from specact.runtime.manifest import check_weights
 from specact.types import StepRecord
 from specact.verification import LocalTarget, Target
-
-# The method of rollouts under any gate: the bundle's draft, with exact verification where the shard's gate requests it.
-COMPOSITION = "hybrid"
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,10 @@ class Shard:
 
     Attributes:
         bundle: name or path.
+        named: draft, target and decoding of the pair.
         fingerprint: of the bundle; a process with other cached weights of that name reloads it, and rejects others.
         env: the environment's name.
-        method: see :data:`~specact.lab.rollout.methods.METHODS`.
+        method: how the pair drafts and verifies.
         gate: its calibrated gate.
         episodes: numbers of the episodes; number and seed determine the initial state, for all methods.
         seed: random seed.
@@ -57,23 +55,30 @@ class Shard:
         gate_s: accounted time of a decision [s].
         learning: whether the step table also has the training columns, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
-        named: draft, target and decoding of the pair.
     """
 
     bundle: str
+    named: Named
     fingerprint: str
     env: str
-    method: str
+    method: Method
     gate: GateSettings
     episodes: tuple[int, ...]
     seed: int
-    link: str
-    draft_s: float
-    target_s: float
-    offset: Offset = "target"
+    link: str = "loopback"
+    draft_s: float = 0.0
+    target_s: float = 0.0
     gate_s: float = 0.0
+    offset: Offset = "target"
     learning: bool = False
-    named: Named = AS_STORED
+
+    @classmethod
+    def of(
+        cls, pair: AnyPair, env: str, method: Method, gate: GateSettings, episodes: Iterable[int], seed: int
+    ) -> Shard:
+        """Of a pair as it was loaded; without a link and with no accounted times."""
+        named, episodes = Named.of(pair), tuple(episodes)
+        return cls(pair.source, named, pair.fingerprint, env, method, gate, episodes, seed)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def run_together(robots: Sequence[Robot], family: FamilyRollout, audit: Audit) -
 
 def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
     """A robot in virtual time at the start of an episode."""
-    method, clock = load_method(shard.method), VirtualClock()
+    method, clock = shard.method, VirtualClock()
     draft, remote = prepared = Prepared[Any](), Prepared[Any]()
     target: Target[Any]
     if method.on_device:
@@ -205,7 +210,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
-    method = load_method(shard.method)
+    method = shard.method
     pair = decoded_by(method, _pair(shard.bundle, shard.fingerprint, shard.named))
     family = rollout_of(pair, method, shard.offset)
     worlds = _worlds(shard.env, pair.observation)

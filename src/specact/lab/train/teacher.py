@@ -20,8 +20,7 @@ from specact.lab.data.distillation import DistillationData, join
 from specact.lab.data.episodes import Episodes
 from specact.lab.rollout.distillation import data_of
 from specact.lab.rollout.families import rollout_of
-from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.rollout import COMPOSITION
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.timed import Prepared
 from specact.lab.train.stages import Progress
 from specact.lab.train.windows import Dataset, Windows
@@ -162,7 +161,7 @@ def lessons_along(
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
     if len(shown) < 2:
         raise DataError("at least two demonstrations are needed: one to learn from and one to check on")
-    family, prepared = rollout_of(pair, load_method(COMPOSITION)), Prepared[Any]()
+    family, prepared = rollout_of(pair, HYBRID), Prepared[Any]()
     _check_seen(pair.name, pair.observation, shown)
     drafter = family.drafter(prepared)
     if isinstance(drafter, TokenDrafter | FlashDrafter) and not drafter.stateless:
