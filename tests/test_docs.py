@@ -10,7 +10,6 @@ import pytest
 from specact import __version__
 from specact.cli import main as cli
 from specact.errors import ConfigError
-from specact.lab.report import cache, flow, tokens
 from specact.links.link import _MODIFIERS, LINKS
 
 ROOT = Path(__file__).parents[1]
@@ -77,15 +76,6 @@ def test_tables_that_a_benchmark_fills_have_both_marks(page: Path) -> None:
     marks = re.findall(r"<!-- (.+?) -->", page.read_text(encoding="utf-8"))
     assert len(set(marks)) == len(marks)
     assert marks == [name for mark in marks if not mark.startswith("end of ") for name in (mark, f"end of {mark}")]
-
-
-@pytest.mark.parametrize(
-    ("page", "mark", "table"),
-    [("tokens", "decodings", tokens), ("flash", "rounds", flow), ("freqcache", "methods", cache)],
-)
-def test_a_page_lists_the_methods_that_there_are(page: str, mark: str, table: Any) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    assert f"<!-- {mark} -->\n{table.methods_table()}\n<!-- end of {mark} -->\n" in text
 
 
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))

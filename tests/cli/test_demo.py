@@ -21,7 +21,7 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(tmp_path: Path, capsys: p
     assert tuple(told["methods"]) == FLOW
     assert told["methods"]["full"]["full"] == 1.0 > told["methods"]["flash"]["full"]
     # The page about action codes says why it is not for this.
-    with pytest.raises(ConfigError, match="specact reproduce tokens or flow"):
+    with pytest.raises(ConfigError, match="experiments/ draws"):
         report((tmp_path / "run",), out=tmp_path / "page.html")
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -13,8 +12,10 @@ from specact.cli.report import report
 from specact.cli.unused import refuse_unused
 from specact.errors import ConfigError
 
-if TYPE_CHECKING:
-    from specact.lab.rollout.pool import Pool
+_MOVED = {
+    name: f"python -m experiments {experiment} run --out OUT"
+    for name, experiment in (("tokens", "tokens"), ("flow", "flash"), ("cache", "freqcache"))
+}
 
 
 def reproduce(
@@ -32,11 +33,8 @@ def reproduce(
     """Run a study; an interrupted one resumes.
 
     adahi: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page, report.html.
-    tokens: Spec-VLA, KERV and HeiSD with their controls, on the token policies; then tables and pictures, tokens.md.
-    flow: FLASH with its controls, on the flow policies; then tables and pictures, flow.md.
     split: RoboECC, a target in stages on device and server over recorded links (--data, the folder with mahimahi/ and
     telerobot_rtt/); then tables, split.md.
-    cache: FreqCache with its controls, on the flow policy that sees two cameras in patches; then tables, cache.md.
 
     Args:
         paper: the study to run.
@@ -54,16 +52,14 @@ def reproduce(
     from specact.lab.evaluation.study import PAIRS, plan
     from specact.lab.rollout.pool import Pool
 
+    if paper in _MOVED:
+        raise ConfigError(f"this study is no part of the package; in a checkout: {_MOVED[paper]}")
     why = f"does not apply to the study {paper}; leave it out"
     if paper != "adahi":
         refuse_unused({"no_films": not films, "data": data is not None and paper != "split"}, why)
     if paper == "split":
         refuse_unused({"pairs": pairs is not None, "workers": workers is not None, "on": on != "here"}, why)
         _split(out, data, quick, seed)
-        return
-    if paper != "adahi":
-        with Pool(workers, on) as pool:
-            _side_by_side(paper, out, None if pairs is None else pairs.split(","), quick, seed, pool)
         return
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     if not all(wanted):
@@ -81,53 +77,6 @@ def reproduce(
         remarks.print("without --data there are no errors along recorded demonstrations", style="yellow")
     report((out,), out / "report.html", films=films)
     results.print(f"study: {out}", highlight=False)
-
-
-def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, seed: int, pool: Pool) -> None:
-    """Runs a study of the decodings of token or flow policies, and writes a table and a picture of each policy."""
-    import json
-
-    from specact.files import write_whole
-    from specact.lab.evaluation import cache_study, flow_study, token_study
-    from specact.lab.evaluation.run import evaluate, finished
-    from specact.lab.report import cache, flow, tokens
-    from specact.lab.report.drawing import style
-
-    studies: dict[str, tuple[Callable[..., Sequence[Any]], str, Callable[..., Any], Any, Callable[..., Any]]] = {
-        "flow": (flow_study.plan_flow, "rounds", flow_study.write_rounds, flow, flow.draw_flow),
-        "tokens": (
-            token_study.plan_tokens,
-            "gain",
-            token_study.write_gain,
-            tokens,
-            lambda summary, _: tokens.draw_tokens(summary),
-        ),
-        "cache": (cache_study.plan_cache, "reuse", cache_study.write_reuse, cache, cache.draw_cache),
-    }
-    plan, file, measure, pages, draw = studies[paper]
-    chapters = plan(seed=seed, quick=quick)
-    names = [chapter.folder for chapter in chapters]
-    unknown = [name for name in wanted or () if name not in names]
-    if unknown:
-        raise ConfigError(f"the study of {paper} has no {', '.join(unknown)}; choose among {', '.join(names)}")
-    page = [pages.methods_table() + "\n"]
-    for chapter in chapters:
-        if wanted is not None and chapter.folder not in wanted:
-            continue
-        folder = out / chapter.folder
-        with progress_bars() as update:
-            if not finished(chapter.evaluation, folder):
-                evaluate(chapter.evaluation, folder, update, pool, command=command_line())
-            if not (folder / f"{file}.json").exists():
-                measure(chapter, folder / f"{file}.json", update)
-        summary, beside = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", file))
-        page += pages.report_markdown(summary, beside)
-        with style():
-            figure = draw(summary, beside)
-            figure.savefig(folder / f"{paper}.png", dpi=120)
-        page.append(f"![success over cost]({chapter.folder}/{paper}.png)\n")
-    write_whole(out / f"{paper}.md", "\n".join(page).encode())
-    results.print(f"study: {out}, tables: {out / f'{paper}.md'}", highlight=False)
 
 
 def _split(out: Path, data: Path | None, quick: bool, seed: int) -> None:

@@ -20,13 +20,11 @@ from specact.lab.envs import env_of
 from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import Shard
+from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.steps import free_steps
 from specact.pair import Named
 from specact.ranges import COUNT, SEED, check_ranges
 
-# Episode numbers nobody evaluates on: calibration and its held-out check start here.
-_FIRST_EPISODE, _FIRST_HELD_OUT = 1_000_000, 2_000_000
 TOLERANCE = 0.03
 
 
@@ -149,8 +147,9 @@ class Found:
 
 def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
     """The episodes of round ``number`` of so many; ``rounds + 1`` is the held-out check. Nobody evaluates on them."""
-    first = _FIRST_HELD_OUT if number > rounds else _FIRST_EPISODE + number * episodes
-    return range(first, first + episodes)
+    if number > rounds:
+        return EpisodeRange.HELD_OUT.episodes(episodes)
+    return EpisodeRange.CALIBRATION.episodes(episodes, number * episodes)
 
 
 def find_threshold(

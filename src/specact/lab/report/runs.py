@@ -141,7 +141,7 @@ def find_runs(
         if isinstance(result, Run) and of_codes and not result.of_codes:
             result = Skipped(
                 folder, "it is of a policy that answers with chunks or tokens, and this page is about action codes; "
-                "its tables are in summary.json, and specact reproduce tokens or flow draws such policies"
+                "its tables are in summary.json, and experiments/ draws such policies"
             )  # fmt: skip
         if isinstance(result, Run):
             runs.append(result)

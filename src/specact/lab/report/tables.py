@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,15 +245,38 @@ def _ms(value: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as Markdown."""
+    lines = [[str(cell) for cell in row] for row in (heads, *rows)]
+    texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines]
+    return "\n".join([texts[0], "|" + "---|" * len(heads), *texts[1:]])
+
+
+def interval_text(found: Metrics, digits: int = 2, sign: str = "") -> str:
+    """A rate, mean or difference with its interval."""
+    mean = next(found[key] for key in ("rate", "mean", "difference") if key in found)
+    low, high = found["low"], found["high"]
+    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def optional_text(value: float | None, digits: int = 3, none: str = "-") -> str:
+    """A number, or what stands for one that is missing."""
+    return none if value is None else f"{value:.{digits}f}"
+
+
+def about_table(about: Mapping[str, str]) -> str:
+    """Methods and their descriptions, as Markdown."""
+    return markdown(["", ""], [[f"`{name}`", text] for name, text in about.items()])
+
+
 def success_text(metrics: Metrics) -> str:
     """The success rate of a method with its interval."""
-    success = metrics["success"]
-    return f"{success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}]"
+    return interval_text(metrics["success"])
 
 
 def relative_text(cost: Metrics) -> str:
     """A relative cost with its interval."""
-    return f"{cost['relative']:.2f} [{cost['relative_low']:.2f}, {cost['relative_high']:.2f}]"
+    return interval_text({"mean": cost["relative"], "low": cost["relative_low"], "high": cost["relative_high"]})
 
 
 def contrast_table(summary: Mapping[str, Any], measures: Sequence[str] = ("success",)) -> str:
@@ -263,13 +286,12 @@ def contrast_table(summary: Mapping[str, Any], measures: Sequence[str] = ("succe
         summary: of a run.
         measures: ``success``, ``score`` or both.
     """
-    heads = [f"difference of {measure} | p (Holm)" for measure in measures]
-    rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + 2 * len(measures)) + "|"]
-    for row in summary["contrasts"]:
-        cells = [_difference_cells(row[measure]) for measure in measures]
-        rows.append(f"| `{row['first']}` - `{row['second']}` | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def _difference_cells(found: Mapping[str, float]) -> str:
-    return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}] | {found['p_holm']:.2g}"
+    heads = [head for measure in measures for head in (f"difference of {measure}", "p (Holm)")]
+    rows = [
+        [
+            f"`{row['first']}` - `{row['second']}`",
+            *(cell for each in measures for cell in (interval_text(row[each], 3, "+"), f"{row[each]['p_holm']:.2g}")),
+        ]
+        for row in summary["contrasts"]
+    ]
+    return markdown(["", *heads], rows)

@@ -19,13 +19,13 @@ from specact.lab.data.frames import as_frames, copied
 from specact.lab.envs import env_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import Shard
+from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.steps import OBSERVATION
 
 Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
 
-# Episodes that are used for neither evaluation nor calibration; every round has its own million.
-_FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
+# Every round has its own million of episodes.
+_ROUND = 1_000_000
 _SHARD = 10
 # Columns of the step table that are kept, of all families.
 _OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted")
@@ -65,14 +65,14 @@ def collect(
             "independent codebooks"
         )
     batches: list[DistillationData] = []
-    first = _FIRST_EPISODE + number * _ROUND
+    first = number * _ROUND
     env_name = env or env_of(pair, None)
     while (done := sum(map(len, batches))) < wanted:
         advance(done)
         shards = []
         # Four shards per gate keep any pool busy; the number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            episodes = range(first, first + _SHARD)
+            episodes = EpisodeRange.LESSONS.episodes(_SHARD, first)
             shards.append(replace(Shard.of(pair, env_name, HYBRID, gate, episodes, seed), learning=True))
             first += _SHARD
         # Frames are written to disk at once.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_named
+from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -79,6 +82,25 @@ class Shard:
         """Of a pair as it was loaded; without a link and with no accounted times."""
         named, episodes = Named.of(pair), tuple(episodes)
         return cls(pair.source, named, pair.fingerprint, env, method, gate, episodes, seed)
+
+
+class EpisodeRange(IntEnum):
+    """Where the numbers of episodes begin that are kept apart; each range ends where the next one begins."""
+
+    EVALUATION = 0
+    CALIBRATION = 1_000_000
+    HELD_OUT = 2_000_000
+    TYPICAL = 3_000_000
+    LESSONS = 10_000_000
+    RECORDED = 20_000_000
+    TOKEN_PATHS = 30_000_000
+    FLOW_PATHS = 40_000_000
+
+    def episodes(self, count: int, first: int = 0) -> range:
+        """So many episodes of this range, from the given one on."""
+        following = min((one for one in EpisodeRange if one > self), default=10 * self)
+        assert self + first + count <= following, "the episodes of two purposes would be the same"
+        return range(self + first, self + first + count)
 
 
 @dataclass(frozen=True)
@@ -249,6 +271,37 @@ def measured(shard: Shard, pair: AnyPair, family: MeasuredRollout, world: Simula
     policy.reset(episode)
     world.start(episode_seed(shard.seed, episode, world.task))
     return Robot(policy, world)
+
+
+def target_path(
+    pair: AnyPair,
+    env: str,
+    episodes: Iterable[int],
+    seed: int,
+    on_action: Callable[[NDArray[np.float32]], None] = lambda action: None,
+) -> Iterator[StepRecord]:
+    """The inferences of a pair's own rollouts with everything verified, each before the first of its actions runs.
+
+    Args:
+        pair: of whatever family, decoded as the target should act.
+        env: name of the environment.
+        episodes: their numbers.
+        seed: random seed.
+        on_action: called with every action that ran, in the environment's units.
+    """
+    policy, robot = SpeculativePolicy(pair, Always(), seed=seed), SimulatedRobot(load_task(env, pair.observation))
+    for number in episodes:
+        policy.reset(number)
+        robot.start(episode_seed(seed, number, robot.task))
+        while not robot.done:
+            inferring = policy.wants_inference
+            policy.ask(policy.observe(robot.observe()) if policy.wants_observation else None)
+            action = policy.finish()
+            if inferring and policy.record is not None:
+                yield policy.record
+            robot.act(action)
+            on_action(action)
+    robot.close()
 
 
 def time_by_episode(table: Table) -> dict[int, float]:

@@ -20,13 +20,11 @@ from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.files import write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot, play
-from specact.lab.rollout.rollout import episode_seed
+from specact.lab.rollout.rollout import EpisodeRange, episode_seed
 from specact.observation import ObservationHistory, Window
 
 # Episodes of a file, which are run together. For a suite of ten tasks, every file has each of them.
 SHARD = 10
-# Episodes that are used for neither evaluation, calibration nor distillation.
-_FIRST_EPISODE = 20_000_000
 # Greedy decoding uses no randomness.
 _UNUSED_RNG = np.random.default_rng(0)
 # Runs a function on the numbers of files, in several processes.
@@ -115,7 +113,7 @@ def _record(request: RolloutRequest, number: int) -> None:
     """Writes one file."""
     bundle, robots = _loaded(request)
     policy = bundle.policy()
-    episodes = _FIRST_EPISODE + SHARD * number + np.arange(SHARD)
+    episodes = np.array(EpisodeRange.RECORDED.episodes(SHARD, SHARD * number))
     histories = [ObservationHistory(bundle.spec.observation) for _ in robots]
     for robot, episode in zip(robots, episodes.tolist(), strict=True):
         robot.start(episode_seed(request.seed, episode, robot.task))

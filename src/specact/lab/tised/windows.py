@@ -5,13 +5,10 @@ from __future__ import annotations
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.history import ObservationSampler
-from specact.lab.rollout.rollout import episode_seed
+from specact.lab.rollout.rollout import EpisodeRange, episode_seed
 from specact.lab.tised.drivers import CodesDriver, FlowDriver
 from specact.observation import Window
 from specact.rng import Role, stream
-
-# Episodes that no sweep runs.
-_FIRST_EPISODE = 3_000_000
 
 
 def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, count: int = 64) -> list[Window]:
@@ -26,7 +23,7 @@ def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, c
     policy = driver.build()
     world = MovingWorld(load_task(task, policy.spec.observation))
     rng, windows = stream(0, Role.DRAFT), list[Window]()
-    episode = _FIRST_EPISODE
+    episode = int(EpisodeRange.TYPICAL)
     while len(windows) < count:
         world.reset(episode_seed(0, episode, world.task))
         sampler = ObservationSampler(world, policy.spec.observation)

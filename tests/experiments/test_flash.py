@@ -1,18 +1,17 @@
-"""The study of FLASH: what its rounds cost, and that it resumes."""
+"""FLASH's study: what its rounds cost, and a policy in closed loop at two episodes."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from experiments.flash import EXPERIMENT, cost_of, flow_pair, section
+from experiments.flash.methods import METHODS
+from experiments.grid import Run
 
-from specact.cli.reproduce import reproduce
 from specact.errors import ConfigError
-from specact.families.flash.rounds import ROUNDS
-from specact.lab.evaluation import flow_study
-from specact.lab.evaluation.flow_study import cost_of, plan_flow
+from specact.families.flash.rounds import Rounds
 
 COSTS = {
     name: {"ms": ms}
@@ -43,22 +42,26 @@ def metrics(full: float, failed: float, sent: float = 1.0, actions: float = 4.0)
     ],
 )
 def test_every_round_is_charged_and_failed_ones_in_full(name: str, found: dict[str, float], wanted: float) -> None:
-    assert cost_of(ROUNDS[name], found, COSTS) == pytest.approx(wanted)
+    rounds = METHODS[name].composition
+    assert isinstance(rounds, Rounds)
+    assert cost_of(rounds, found, COSTS) == pytest.approx(wanted)
 
 
-def test_a_study_resumes_and_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chapter = next(chapter for chapter in plan_flow(seed=1, quick=True) if chapter.evaluation.bundle == "pusht-flow")
-    evaluation = replace(chapter.evaluation, methods=("full", "full_2", "flash"), episodes=2, shard=2)
-    monkeypatch.setattr(flow_study, "plan_flow", lambda **how: [replace(chapter, evaluation=evaluation)])
-    reproduce("flow", tmp_path, workers=1)
-    page = (tmp_path / "flow.md").read_text()
-    assert "| `flash` |" in page and "(pusht-flow/flow.png)" in page
-    assert (tmp_path / "pusht-flow" / "flow.png").stat().st_size > 10_000
-    rounds = json.loads((tmp_path / "pusht-flow" / "rounds.json").read_text())
-    assert rounds["costs"]["full_10"]["relative"] == 1.0
-    # Measured once: the second time nothing is run.
-    (tmp_path / "flow.md").unlink()
-    reproduce("flow", tmp_path, workers=1)
-    assert (tmp_path / "flow.md").read_text() == page
-    with pytest.raises(ConfigError, match="choose among pusht-flow"):
-        reproduce("flow", tmp_path, pairs="pushed", workers=1)
+def test_a_policy_runs_and_its_section_names_every_method(tmp_path: Path) -> None:
+    EXPERIMENT.run(Run(tmp_path, quick=True), "*pusht-flow")
+    kept = EXPERIMENT.merge({}, {name: _cell(tmp_path, name) for name in ("pusht-flow", "rounds/pusht-flow")})["flow"]
+    rounds = kept["pusht-flow"]["rounds"]
+    assert rounds["costs"]["full_10"]["relative"] == 1.0 and 0.0 <= rounds["acceptance"]["flash"]["seen"] <= 1.0
+    page = "\n".join(section(kept["pusht-flow"]["summary"], rounds))
+    assert all(f"| `{name}` |" in page for name in kept["pusht-flow"]["summary"]["methods"])
+    assert "`flash` - `unchecked`" in page and "2 paired episodes" in page
+
+
+def test_what_has_no_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ball"):
+        flow_pair("ball")
+
+
+def _cell(folder: Path, name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / name / "cell.json").read_text())
+    return found

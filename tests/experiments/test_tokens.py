@@ -11,6 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from experiments.grid import Run
+from experiments.tokens import compared, gain, joined, section
+from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
+from experiments.tokens.methods import METHODS
 from tests.lab.train.test_drafters import LENGTH, recipe_for, write_target
 from tests.tiny import quiet
 
@@ -22,11 +26,8 @@ from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.retrieval import SkipRule
 from specact.gates.verify_skip import Similarity, VerifySkip
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.gain import TOLERANCES, measure_drafters, measure_gain
 from specact.lab.evaluation.run import evaluate, read_table
-from specact.lab.evaluation.token_study import TokenStudy, plan_tokens, write_gain
-from specact.lab.report.drawing import style
-from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
+from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import REASONS
 from specact.lab.train.drafters import train_drafters
@@ -34,7 +35,6 @@ from specact.policy import SpeculativePolicy
 from specact.types import Origin, StepRecord
 
 STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft", "perfect")
-METHODS = tuple(DECODINGS)
 EPISODES = 3
 
 
@@ -54,7 +54,12 @@ def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     # The target drafts for itself where a draft policy is asked for.
     what = Evaluation(
-        str(folder), methods=METHODS, episodes=EPISODES, draft=str(folder), rate=0.4, calibration_episodes=4
+        str(folder),
+        methods=tuple(METHODS.values()),
+        episodes=EPISODES,
+        draft=str(folder),
+        rate=0.4,
+        calibration_episodes=4,
     )
     summary = evaluate(what, run, lambda *said: None, Pool(1))
     assert set(summary["methods"]) == set(METHODS)
@@ -63,6 +68,10 @@ def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert summary["link"] == "none" and "measured in one process" in str(summary_table(summary).caption)
     assert "no link" in json.loads((run / "manifest.json").read_text())["order"]
     return run
+
+
+def named(*names: str) -> tuple[Method, ...]:
+    return tuple(METHODS[name] for name in names)
 
 
 def steps(out: Path, method: str) -> dict[str, np.ndarray]:
@@ -83,7 +92,7 @@ def test_strict_methods_are_greedy_decoding_in_closed_loop(out: Path, method: st
 def test_episodes_of_a_shard_are_those_of_shards_of_one(folder: Path, out: Path, tmp_path: Path) -> None:
     """Every column but the times; a near tie between two tokens may fall otherwise in one of the 15 episodes."""
     methods = ("ar", "strict", "kerv", "heisd_fixed", "random_tokens")
-    alone = Evaluation(str(folder), methods=methods, episodes=EPISODES, draft=str(folder), shard=1)
+    alone = Evaluation(str(folder), methods=named(*methods), episodes=EPISODES, draft=str(folder), shard=1)
     evaluate(alone, tmp_path / "run", lambda *said: None, Pool(1))
     differing = 0
     for method in methods:
@@ -193,7 +202,7 @@ def test_files_of_several_versions_are_refused(tmp_path: Path) -> None:
 def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
     assert isinstance(pair, TokenPair)
-    found = measure_gain(pair, "ball", ("ar", "strict", "specvla", "strict_draft", "kerv"), 1)
+    found = measure_gain(pair, ("ar", "strict", "specvla", "strict_draft", "kerv"), 1, 0)
     assert len({one["inferences"] for one in found.values()}) == 1
     assert found["ar"]["passes"] == LENGTH and found["ar"]["relative"] == 1.0
     assert all(0.0 < row["proposal"] < row["relative"] for row in found.values())
@@ -205,8 +214,8 @@ def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) ->
 def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
     assert isinstance(pair, TokenPair)
-    found = measure_drafters(pair, "ball", 2)
-    decodings = measure_gain(pair, "ball", ("strict", "specvla_20", "last", "filter", "strict_bigram", "draft_9"), 2)
+    found = measure_drafters(pair, 2, 0)
+    decodings = measure_gain(pair, ("strict", "specvla_20", "last", "filter", "strict_bigram", "draft_9"), 2, 0)
     for name, drafter, bins in (
         ("strict", "the head", 0), ("specvla_20", "the head", 20), ("last", "the last action", 9),
         ("filter", "the filter", 9), ("strict_bigram", "the bigram table", 0), ("draft_9", "the draft policy", 9),
@@ -220,42 +229,48 @@ def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(f
         for low, mean, high in zip(*(last[f"passes{end}"] for end in ("_low", "", "_high")), strict=True)
     )
     assert found["random tokens"]["passes"][0] > found["random tokens"]["passes"][-1]
-    assert "the draft policy" not in measure_drafters(replace(pair, draft=None), "ball", 1)
+    assert "the draft policy" not in measure_drafters(replace(pair, draft=None), 1, 0)
     with pytest.raises(ConfigError, match="needs drafters"):
-        measure_drafters(replace(pair, drafters=None), "ball", 1)
+        measure_drafters(replace(pair, drafters=None), 1, 0)
 
 
-def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out: Path, tmp_path: Path) -> None:
-    planned = {chapter.folder for chapter in plan_tokens(seed=1, quick=True)}
-    assert planned == {"relocate-tokens", "kitchen-tokens", "metaworld-tokens"}
-    names = ("ar", "strict", "kerv")
-    chapter = TokenStudy(Evaluation(str(folder), methods=names, episodes=1, seed=2), names, 1)
-    gain = write_gain(chapter, tmp_path / "gain.json", lambda *said: None)
-    assert json.loads((tmp_path / "gain.json").read_text()) == json.loads(json.dumps(gain))
+def test_a_section_has_what_was_measured(folder: Path, out: Path, tmp_path: Path) -> None:
+    measured = gain(str(folder), 1, tmp_path, Run(tmp_path))
     summary = json.loads((out / "summary.json").read_text())
-    page = "\n".join(report_markdown(summary, gain)) + methods_table()
+    page = "\n".join(section(summary, measured))
     assert all(f"| `{name}` |" in page for name in METHODS)
-    told = [line.split(" | ") for line in page.splitlines() if line.startswith("| `kerv` |")]
-    passes, relative = (gain["decodings"]["kerv"][key] for key in ("passes", "relative"))
-    greedy_ms = gain["decodings"]["ar"]["ms"]
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `kerv` |")]
+    passes, relative = (measured["decodings"]["kerv"][key] for key in ("passes", "relative"))
+    greedy_ms = measured["decodings"]["ar"]["ms"]
     once, each = (
         (trips * 20.0 + relative * greedy_ms) / (plain * 20.0 + greedy_ms)
         for trips, plain in ((1.0, 1.0), (passes, LENGTH))
     )
-    assert told[0][-2:] == [f"{once:.2f}", f"{each:.2f} |"], "modelled with a round trip, and with one for each pass"
-    line = next(line for line in page.splitlines() if line.startswith("| the last action |"))
-    passes = gain["drafters"]["the last action"]["passes"]
-    assert [cell.split(" [")[0] for cell in line.split(" | ")[1:]] == [f"{one:.2f}" for one in passes]
-    with pytest.raises(DataError, match="of an earlier version, without drafters; remove it and run again"):
-        list(report_markdown(summary, {name: part for name, part in gain.items() if name != "drafters"}))
+    assert rows[0][-2:] == [f"{once:.2f}", f"{each:.2f} |"], "modelled with a round trip, and with one for each pass"
     kerv = summary["methods"]["kerv"]
-    assert told[1][-2] == f"{kerv['tolerance']:.1f}"
-    assert told[1][-1] == " / ".join(f"{error:.2f}" for error in kerv["tail_error"]) + " |"
+    assert rows[1][-2:] == [
+        f"{kerv['tolerance']:.1f}",
+        " / ".join(f"{error:.2f}" for error in kerv["tail_error"]) + " |",
+    ]
     assert "`kerv` - `kerv_last`" in page and f"{EPISODES} paired episodes" in page
-    with style():
-        draw_tokens(summary).savefig(tmp_path / "tokens.png")
-    with pytest.raises(ConfigError, match="no token policy"):
-        write_gain(replace(chapter, evaluation=Evaluation("ball")), tmp_path / "none.json", lambda *said: None)
+    with pytest.raises(ConfigError, match="ball"):
+        gain("ball", 1, tmp_path, Run(tmp_path))
+
+
+def test_methods_of_two_runs_on_the_same_episodes_are_compared() -> None:
+    def run(method: str, won: list[float], seed: int = 1) -> dict[str, object]:
+        outcomes = {method: {"success": won, "score": won}}
+        return {"env": "e", "bundle": "b", "episodes": 2, "seed": seed, "methods": {method: {}}, "outcomes": outcomes}
+
+    both = joined(joined({}, run("kerv", [0.0, 1.0])), run("ar", [1.0, 1.0]))
+    assert list(both["methods"]) == ["ar", "kerv"]
+    assert [(row["first"], row["second"], row["success"]["difference"]) for row in both["contrasts"]] == [
+        ("kerv", "ar", -0.5)
+    ]
+    assert list(joined(both, run("ar", [1.0, 1.0], seed=2))["methods"]) == ["ar"], "other episodes"
+    others = compared(both["outcomes"], {"success": {"small": [0.0, 0.0]}, "time": {}}, ("ar", "kerv"))
+    assert others["success"] == {"ar": (2, 2), "kerv": (1, 2), "small": (0, 2)}
+    assert [row["mean"] for row in others["contrasts"]] == [-1.0, -0.5]
 
 
 @pytest.mark.parametrize("method", ["specvla", "kerv"])

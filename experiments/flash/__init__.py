@@ -1,0 +1,330 @@
+"""FLASH on our flow policies: success and cost of checked rounds, their controls, and other training seeds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.flash.methods import METHODS
+from experiments.grid import (
+    DOCS,
+    ROOT,
+    Cell,
+    Experiment,
+    Found,
+    Part,
+    Picture,
+    Results,
+    Run,
+    evaluated,
+    evaluation_cell,
+    specact,
+)  # fmt: skip
+from experiments.measure import draw_success, relative_costs, seconds_of
+from specact.errors import ConfigError
+from specact.families.chunks.sources import load_policy
+from specact.families.flash.bundle import FLASH, load_flash
+from specact.families.flash.check import Check
+from specact.families.flash.pair import FlashPair
+from specact.families.flash.rounds import ROUNDS, Rounds
+from specact.families.flash.verify import RoundRequest
+from specact.families.load import load_pair
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.report.tables import (
+    about_table,
+    contrast_table,
+    interval_text,
+    markdown,
+    optional_text,
+    relative_text,
+    success_text,
+)
+from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.observation import Window
+from specact.rng import Role, StepAddress, stream
+
+PAGE = DOCS / "flash.md"
+# Of each policy: episodes of a shard, and those on which rounds are timed.
+POLICIES = {"pusht-flow": (20, 4), "metaworld-flow": (10, 10)}
+STUDY = (
+    "full", "full_5", "full_3", "full_2", "full_1", "flash", "flash_fitted", "flash_shuffled", "flash_fitted_shuffled",
+    "flash_unguarded", "flash_stale", "flash_last", "flash_last_fitted", "block", "unchecked", "unchecked_fitted",
+)  # fmt: skip
+SEEDS, OF_SEEDS = (1, 2), ("full", "full_2", "full_1", "flash", "flash_fitted", "unchecked")
+SHUFFLED = ("full", "full_2", "flash", "flash_shuffled", "flash_fitted", "flash_fitted_shuffled")
+GROUPS = (
+    ("fewer steps", "o", ("full", "full_5", "full_3", "full_2", "full_1")),
+    ("FLASH", "s", ("flash", "flash_fitted", "flash_unguarded", "flash_stale")),
+    ("other drafts, checked", "v", ("flash_last", "flash_last_fitted")),
+    ("unchecked", "x", ("block", "unchecked", "unchecked_fitted")),
+)
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """Every policy in closed loop and its rounds; then the shuffled verdicts, and other seeds, which are trained."""
+    for bundle, (shard, on_path) in POLICIES.items():
+        evaluation = Evaluation(bundle, None, tuple(METHODS[name] for name in STUDY), 200, seed=run.seed, shard=shard)
+        yield evaluation_cell(bundle, evaluation)
+        yield Cell(f"rounds/{bundle}", partial(measure_rounds, bundle, on_path))
+        shuffled = replace(evaluation, methods=tuple(METHODS[name] for name in SHUFFLED))
+        yield evaluation_cell(f"shuffled/{bundle}", shuffled)
+    for seed in () if run.quick else SEEDS:
+        yield Cell(f"seeds/{seed}", partial(trained, seed))
+
+
+def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
+    """Trains PushT's flow and its block with another seed, and evaluates them on the study's episodes."""
+    data = run.needed("the demonstrations of PushT")
+    folder.mkdir(parents=True, exist_ok=True)
+    flow, block, name = folder / "flow.toml", folder / "flash.toml", f"pusht-flow-{seed}"
+    recipe = (ROOT / "recipes" / "flow-pusht.toml").read_text().replace("pusht-flow", name)
+    flow.write_text(f"{recipe}seed = {seed}\n")
+    specact("train", flow, "--data", data, "--out", folder / "flow")
+    bundle = folder / "flow" / "bundles" / name
+    if not (bundle / FLASH).exists():
+        block.write_text(f'kind = "flash"\nbundle = "block"\ntarget = "{bundle}"\nexecute = 8\nseed = {seed}\n')
+        specact("train", block, "--data", data, "--out", folder / "block")
+        shutil.copytree(folder / "block" / "bundles" / "block", bundle / FLASH)
+    methods = tuple(METHODS[name] for name in OF_SEEDS)
+    return evaluated(Evaluation(str(bundle), None, methods, 200, seed=run.seed), folder / "run", run)
+
+
+def flow_pair(bundle: str) -> FlashPair:
+    """A flow policy with a block.
+
+    Raises:
+        ConfigError: if it is no flow policy, or has none.
+    """
+    pair = load_pair(bundle)
+    if not isinstance(pair, FlashPair) or pair.block is None or pair.path is None:
+        raise ConfigError(f'{bundle} is no flow policy with a block; train one with a recipe of kind = "flash"')
+    return pair
+
+
+def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
+    """Costs and acceptance along the target's own rollouts, with the check's figures from the block's bundle."""
+    pair, episodes, seed = flow_pair(bundle), run.few(episodes), run.seed
+    block = load_flash(Path(pair.path or "") / FLASH, load_policy(str(pair.path)))
+    numbers = EpisodeRange.FLOW_PATHS.episodes(episodes)
+    windows = [record.proposal.window for record in target_path(pair, pair.env, numbers, seed)]
+    return {
+        "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(windows), "episodes": episodes,
+        "seed": seed, "levels": list(pair.settings.levels), "within": pair.settings.within,
+        "check": block.manifest["check"], "acceptance": acceptance(pair, windows, seed),
+        "costs": measure_costs(pair, windows, seed),
+    }  # fmt: skip
+
+
+def measure_costs(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
+    """The :func:`~experiments.measure.relative_costs` of each kind of round, in random order at each observation.
+
+    Returns:
+        For ``full_N``, a full round of N steps, ``check``, a block's draft that is accepted, ``failed``, one that is
+        not, with the full round behind it, ``given``, the check of a chunk that is there, ``given_failed``, and
+        ``stale``, the check on another window's cache, and ``block``, the draft alone; relative to ``full_10``.
+    """
+    target, order = pair.target, stream(seed, Role.GATE)
+    never, always = Check(within=0.0, guarded=False), Check(within=1e9, guarded=False)
+    cache = pair.policy.networks.cache([pair.policy.spec.observation.select(windows[0])])
+    middle = pair.units.to_environment(np.zeros((pair.policy.spec.chunk, pair.policy.spec.actions), np.float32))
+    kinds = {f"full_{steps}": RoundRequest(True, steps=steps) for steps in (1, 2, 3, 5, 10)} | {
+        "check": RoundRequest(False, check=always),
+        "failed": RoundRequest(False, check=never),
+        "given": RoundRequest(False, middle, always),
+        "given_failed": RoundRequest(False, middle, never),
+        "stale": RoundRequest(False, check=always, stale=True, cache=cache),
+    }
+    drafter = pair.drafter_of(ROUNDS["block"])
+    seconds: dict[str, list[float]] = {name: [] for name in (*kinds, "block")}
+    for number, window in enumerate(windows):
+        for name in order.permutation(list(seconds)).tolist():
+
+            def work(name: str = name, window: Window = window, number: int = number) -> object:
+                if name == "block":
+                    return drafter.propose(window, order)
+                return target.answer(window, StepAddress(seed, 0, 0, number)).round(kinds[name])
+
+            seconds[name].append(seconds_of(work))
+    return relative_costs(seconds, seconds["full_10"])
+
+
+def acceptance(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
+    """The mean accepted share of the executed actions of the block's drafts, with images and with blank ones.
+
+    Drafts from blank images are blind, so a check that uses the images would accept fewer of their actions.
+
+    Returns:
+        For ``flash`` and ``flash_fitted``: ``seen``; for targets with cameras also ``blank``, and ``blind``, where
+        the draft alone sees blank images.
+    """
+    drafter, shares = pair.drafter_of(ROUNDS["block"]), {}
+
+    def mean(request: RoundRequest, seen: list[Window], drafts: list[Any]) -> float:
+        lengths = [
+            pair.target.answer(window, StepAddress(seed, 0, 1, number)).round(replace(request, drafted=draft)).accepted
+            for number, (window, draft) in enumerate(zip(seen, drafts, strict=True))
+        ]
+        return float(np.mean(lengths)) / pair.execute
+
+    blanked, none = [blank(window, pair) for window in windows], [None] * len(windows)
+    for name in ("flash", "flash_fitted"):
+        rounds: Any = METHODS[name].composition
+        within = pair.settings.within if rounds.within is None else rounds.within
+        request = RoundRequest(False, check=Check(rounds.levels or pair.settings.levels, within, guarded=False))
+        shares[name] = {"seen": mean(request, windows, none)}
+        if pair.policy.spec.observation.images:
+            drafts = [drafter.propose(window, stream(seed, Role.DRAFT)).actions for window in blanked]
+            shares[name]["blank"] = mean(request, blanked, none)
+            shares[name]["blind"] = mean(request, windows, [pair.units.to_environment(draft) for draft in drafts])
+    return shares
+
+
+def blank(window: Window, pair: FlashPair) -> Window:
+    """The window with its images replaced by mid-grey."""
+    images = set(pair.policy.spec.observation.images)
+    arrays = {name: np.full_like(array, 128) if name in images else array for name, array in window.arrays.items()}
+    return Window(arrays, window.instruction)
+
+
+def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> float:
+    """Milliseconds per executed action: every round at the measured cost of its kind, failed ones at full cost.
+
+    Args:
+        rounds: the composition.
+        metrics: of its rollouts, see :func:`~specact.lab.evaluation.metrics.method_metrics`.
+        costs: see :func:`measure_costs`.
+    """
+    ms = {name: cost["ms"] for name, cost in costs.items()}
+    full, failed, sent = metrics["full"], metrics["failed"], metrics["transmission_rate"]
+    drafts_block = rounds.proposes == "block" and not rounds.on_device
+    check, failed_check = (ms["check"], ms["failed"]) if drafts_block else (ms["given"], ms["given_failed"])
+    spent = (full - failed) * ms[f"full_{rounds.steps}"] + failed * failed_check
+    spent += (sent - full) * (ms["stale"] if rounds.stale else check)
+    if rounds.on_device:
+        spent += ms["block"]
+    return float(spent / metrics["actions_per_round"])
+
+
+def costs_per_action(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> dict[str, float]:
+    """:func:`cost_of` every method of a run."""
+    compositions = {name: METHODS[name].composition for name in summary["methods"]}
+    return {
+        name: cost_of(composition, summary["methods"][name], rounds["costs"])
+        for name, composition in compositions.items()
+        if isinstance(composition, Rounds)
+    }
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``flow.json``: by policy ``summary`` and ``rounds``; ``shuffled`` by policy and ``seeds``."""
+    kept = dict(results.get("flow", {}))
+    for name, values in found.items():
+        group, _, which = name.rpartition("/")
+        if group in ("shuffled", "seeds"):
+            kept[group] = kept.get(group, {}) | {which: values}
+        else:
+            kept[which] = kept.get(which, {}) | {group or "summary": values}
+    return results | {"flow": kept}
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The tables and pictures of docs/flash.md."""
+    kept = results["flow"]
+    yield Part(PAGE, "rounds", about_table({name: method.about for name, method in METHODS.items()}))
+    yield Part(PAGE, "shuffled", shuffled_table(kept["shuffled"]))
+    runs = {"0": kept["pusht-flow"]["summary"], **kept["seeds"]}
+    rows = [
+        [f"`{name}`", *(success_text(run["methods"][name]) for run in runs.values())] for name in OF_SEEDS
+    ]  # fmt: skip
+    yield Part(PAGE, "seeds", markdown(["method", *(f"seed {seed}" for seed in runs)], rows))
+    for name in (name for name in kept if name in POLICIES):
+        summary, rounds = kept[name]["summary"], kept[name]["rounds"]
+        yield Part(PAGE, name, "\n".join(section(summary, rounds)))
+        costs = costs_per_action(summary, rounds)
+        label = "ms per executed action (one core, one machine)"
+        yield Picture(DOCS / f"flash-{summary['env']}.png", partial(draw_success, summary, costs, GROUPS, label))
+
+
+def section(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[str]:
+    """The section of one policy, as pieces of Markdown."""
+    check, errors = rounds["check"], rounds["check"]["error"]
+    yield f"### {summary['bundle']}\n"
+    yield (
+        f"The check on {check['windows']} held-out observations. Distances to the target's noiseless chunk in the "
+        f"flow's units: its own samples {errors['own']:.2f}, the block's drafts {errors['block']:.2f}, its chunks for "
+        f"another scene {errors['wrong']:.2f}. Fitted: {rounds['levels'][0]:g} of noise, within "
+        f"{rounds['within']:.2f}.\n"
+    )
+    heads = ("noise", "slope", "correlation", "AUROC", "passes .15: the target's own", "the block's", "another scene's")
+    names = ("slope", "correlation", "auroc", "accepted_own", "accepted_block", "accepted_wrong")
+    levels = check["levels"].items()
+    yield markdown(heads, [[level, *(f"{row[name]:.2f}" for name in names)] for level, row in levels]) + "\n"
+    yield (
+        f"Accepted share of the executed actions, and the cost of rounds, on the target's own path "
+        f"({rounds['inferences']} inferences in {rounds['episodes']} episodes, seed {summary['seed']}):\n"
+    )
+    kinds = {
+        "seen": "draft and flow see", "blank": "both see blank cameras", "blind": "the draft alone sees blank cameras",
+    }  # fmt: skip
+    shares = rounds["acceptance"].items()
+    seen = [kind for kind in kinds if kind in rounds["acceptance"]["flash"]]
+    rows = [[f"`{name}`", *(f"{share[kind]:.2f}" for kind in seen)] for name, share in shares]
+    yield markdown(["check", *(kinds[kind] for kind in seen)], rows) + "\n"
+    labels = {
+        "full_10": "full, 10 steps", "full_5": "full, 5 steps", "full_3": "full, 3 steps", "full_2": "full, 2 steps",
+        "full_1": "full, 1 step", "check": "draft and check, accepted", "failed": "draft and check, then full",
+        "given": "check of a chunk that is there", "stale": "draft and check on an old cache",
+        "block": "encoder and draft alone",
+    }  # fmt: skip
+    costs = [(label, rounds["costs"][name]) for name, label in labels.items()]
+    rows = [[label, f"{cost['ms']:.2f}", relative_text(cost)] for label, cost in costs]
+    yield markdown(["round", "ms (median)", "of a full one"], rows) + "\n"
+    yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
+    per_action = costs_per_action(summary, rounds)
+    rows = [
+        [
+            f"`{name}`", success_text(m), f"{m['full']:.2f}", f"{m['failed']:.2f}", optional_text(m["accepted"], 1),
+            f"{m['actions_per_round']:.1f}", f"{per_action[name]:.3f}", f"{per_action[name] / per_action['full']:.2f}",
+        ]
+        for name, m in summary["methods"].items()
+    ]  # fmt: skip
+    columns = (
+        "method", "success", "full rounds", "failed checks", "accepted per check", "actions per round", "ms per action",
+        "of `full`",
+    )  # fmt: skip
+    yield markdown(columns, rows) + "\n"
+    yield contrast_table(summary) + "\n"
+
+
+def shuffled_table(found: Mapping[str, Any]) -> str:
+    """FLASH beside its control with shuffled accepted lengths."""
+    methods = [(bundle, *item) for bundle, run in found.items() for item in run["methods"].items()]
+    rows = [
+        [
+            bundle, f"`{name}`", interval_text(m["success"], 3), f"{m['full']:.2f}",
+            optional_text(m.get("accepted"), 2, ""),
+        ]
+        for bundle, name, m in methods
+    ]  # fmt: skip
+    contrasts = [(bundle, row) for bundle, run in found.items() for row in run["contrasts"]]
+    compared = [
+        [
+            bundle, f"`{row['first']}` - `{row['second']}`", interval_text(row["success"], 3, "+"),
+            f"{row['success']['p_holm']:.2g}",
+        ]
+        for bundle, row in contrasts
+        if row["second"].endswith("shuffled")
+    ]  # fmt: skip
+    heads = ("policy", "method", "success", "full rounds", "actions accepted in a check")
+    return markdown(heads, rows) + "\n\n" + markdown(["policy", "", "difference of success", "p (Holm)"], compared)
+
+
+EXPERIMENT = Experiment(
+    "FLASH and its controls on our flow policies (docs/flash.md)", plan, merge, pages, Path(__file__).parent / "results"
+)

@@ -1,0 +1,356 @@
+"""FreqCache on our flow policy with two cameras: reuse, error and time of its variants, and success."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.flash.methods import METHODS as FULL
+from experiments.grid import (
+    DOCS,
+    ROOT,
+    Cell,
+    Experiment,
+    Found,
+    Part,
+    Picture,
+    Results,
+    Run,
+    by_name,
+    evaluated,
+    evaluation_cell,
+    specact,
+)  # fmt: skip
+from experiments.measure import draw_success, paired, relative_costs, seconds_of
+from specact.errors import ConfigError
+from specact.families.flash.pair import FlashPair
+from specact.families.flash.rounds import Rounds
+from specact.families.freqcache.cached import FreqCached, Reuse
+from specact.families.load import load_pair
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import read_table
+from specact.lab.report.tables import about_table, contrast_table, interval_text, markdown, relative_text, success_text
+from specact.lab.rollout.methods import composed
+from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.observation import Window
+from specact.rng import Role, stream
+
+PAGE = DOCS / "freqcache.md"
+# The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
+WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
+
+REUSE = {
+    "freqcache": Reuse(),
+    "freqcache_still": Reuse(remaps=False),
+    "freqcache_all": Reuse(least=1.0, most=1.0, refreshed=0.0),
+    "freqcache_random": Reuse(first="random"),
+    "freqcache_oldest": Reuse(first="oldest"),
+    "freqcache_changed": Reuse(remaps=False, first="changed"),
+    "freqcache_frozen": Reuse(least=1.0, most=1.0, refreshed=0.0, remaps=False),
+}
+
+
+def _reusing(name: str, about: str, *rivals: str) -> Any:
+    return composed(name, Rounds(about, reuse=REUSE[name]), *rivals)
+
+
+METHODS = by_name(
+    FULL["full"],
+    _reusing(
+        "freqcache", "FreqCache: the tokens of smooth patches reused, moved with the picture",
+        "full", "full_5", "freqcache_still", "freqcache_all", "freqcache_random",
+    ),
+    _reusing("freqcache_frozen", "the cameras' tokens computed once in an episode: the control", "full"),
+    _reusing("freqcache_random", "FreqCache with as many tokens reused, any of them", "full"),
+    _reusing("freqcache_still", "FreqCache without motion: tokens stay in place"),
+    _reusing("freqcache_oldest", "FreqCache with as many tokens reused, those that were computed last", "full"),
+    FULL["full_5"],
+    FULL["full_3"],
+    FULL["full_2"],
+    _reusing("freqcache_changed", "tokens of the patches that changed least reused, in place, as many", "full"),
+    _reusing("freqcache_all", "every token of the overlap reused, edges and budget ignored"),
+    composed("freqcache_2", Rounds("FreqCache, and 2 steps", steps=2, reuse=Reuse()), "full_2"),
+)  # fmt: skip
+GROUPS = (
+    ("new prefixes", "o", tuple(name for name in METHODS if name.startswith("full"))),
+    ("reused tokens", "s", tuple(name for name in METHODS if not name.startswith("full"))),
+)
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """Success, reuse along the target's path, and the policy on smaller frames, which is trained."""
+    yield evaluation_cell(WHOLE, Evaluation(WHOLE, None, tuple(METHODS.values()), 50, seed=run.seed, shard=10))
+    yield Cell(f"reuse/{WHOLE}", measure_reuse)
+    if not run.quick:
+        yield Cell("smaller", smaller)
+
+
+def flow_pair(bundle: str) -> FlashPair:
+    """A flow policy whose prefix can be refreshed.
+
+    Raises:
+        ConfigError: if it is no flow policy, or has no refresh.
+    """
+    pair = load_pair(bundle)
+    if not isinstance(pair, FlashPair):
+        raise ConfigError(f"{bundle} is no flow policy, and only one has a prefix to reuse")
+    if pair.refresh is None:
+        raise ConfigError(f"{pair.name} has no refresh; make one: specact export --refresh")
+    return pair
+
+
+def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
+    """Reuse and costs on the target's own rollouts, per inference and per control step."""
+    pair, episodes = flow_pair(WHOLE), run.few(10)
+    found: dict[str, Any] = {
+        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
+    }  # fmt: skip
+    for name, execute in (("inference", pair.execute), ("step", 1)):
+        found[name] = {
+            "execute": execute,
+            **compare_variants(pair, windows_of(pair, execute, episodes, run.seed), run.seed),
+        }
+    return found
+
+
+def windows_of(pair: FlashPair, execute: int, episodes: int, seed: int) -> list[list[Window]]:
+    """The observations of each episode of the target's own rollouts."""
+    acting, paths = replace(pair, settings=replace(pair.settings, execute=execute)), dict[int, list[Window]]()
+    for record in target_path(acting, pair.env, EpisodeRange.FLOW_PATHS.episodes(episodes), seed):
+        paths.setdefault(record.address.episode, []).append(record.proposal.window)
+    return list(paths.values())
+
+
+def compare_variants(pair: FlashPair, paths: list[list[Window]], seed: int) -> dict[str, Any]:
+    """Reuse, error and time of each variant on the same observations, timed in random order.
+
+    Returns:
+        ``inferences``, without the first of each episode, where the cache is empty; of each of ``cameras``, the share
+        of inferences whose motion estimate is ``confident``, and also half a patch or more, ``moved``;
+        of each of ``variants``: ``reused``, the share of the cameras' tokens; ``cosine`` of the cache to the full one
+        over these tokens; ``distance`` of the chunk to that of a full round from the same noise (root mean square,
+        flow's units); of each of ``costs``: ``ms``, the median, each the fastest of five passes, and ``relative``, the
+        geometric mean of the ratio to ``full_10``, with its interval: of a variant's whole inference, of its ``prefix``
+        (frequencies and refresh), of full rounds of fewer steps, of ``encoder``, ``prefix`` and one step of ``expert``.
+    """
+    policy, refresh, order = pair.policy, pair.refresh, stream(seed, Role.GATE)
+    assert refresh is not None, "see flow_pair"
+    cached = {name: FreqCached(policy.networks, refresh, reuse) for name, reuse in REUSE.items()}
+    positions = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in refresh.cameras.values()])
+    stats: dict[str, list[tuple[float, float, float]]] = {name: [] for name in REUSE}
+    motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in refresh.cameras}
+    seconds: dict[str, list[float]] = {name: [] for name in ("encoder", "expert", "prefix", *REUSE)}
+    for path in paths:
+        for parts in cached.values():
+            parts.reset()
+        for number, window in enumerate(path):
+            seen, noise = [policy.spec.observation.select(window)], policy.noise(order)[None]
+            tokens = policy.networks.tokens(seen)
+            whole = policy.networks.cache(seen, tokens)
+            full_chunk = policy.denoised(noise, whole, 10)
+            timed: dict[str, Callable[[], object]] = {
+                "encoder": partial(policy.networks.tokens, seen),
+                "expert": partial(policy.networks.velocity, noise, np.zeros(1, np.float32), whole),
+                "prefix": partial(policy.networks.cache, seen, tokens),
+                **{name: partial(_next_cache, parts, seen, tokens) for name, parts in cached.items()},
+            }  # fmt: skip
+            for name in order.permutation(list(timed)).tolist() if number else ():
+                seconds[name].append(seconds_of(timed[name], 5))
+            for name, parts in cached.items():
+                cache = parts.cache(seen, tokens)
+                if number:
+                    error = np.sqrt(np.square(policy.denoised(noise, cache, 10) - full_chunk).mean())
+                    cosine = _cosine(cache[..., positions, :], whole[..., positions, :])
+                    stats[name].append((parts.share, cosine, float(error)))
+            for camera, estimate in cached["freqcache"].last.items() if number else ():
+                motion = estimate.motion
+                confident = bool(motion.confidence >= Reuse().confidence)
+                grid, shape = refresh.cameras[camera], policy.spec.observation[camera].shape
+                patches = max(abs(motion.rows) * grid.rows / shape[0], abs(motion.columns) * grid.columns / shape[1])
+                motions[camera].append((confident, confident and patches >= 0.5))
+
+    def means(names: tuple[str, ...], values: list[Any]) -> dict[str, float]:
+        return dict(zip(names, np.mean(values, axis=0).tolist(), strict=True))
+
+    return {
+        "inferences": len(seconds["prefix"]),
+        "cameras": {name: means(("confident", "moved"), values) for name, values in motions.items()},
+        "variants": {name: means(("reused", "cosine", "distance"), values) for name, values in stats.items()},
+        "costs": inference_costs(seconds),
+    }
+
+
+def _next_cache(parts: FreqCached, seen: list[Window], tokens: Any) -> object:
+    """On a copy, so that the parts keep their state."""
+    return copy(parts).cache(seen, tokens)
+
+
+def _cosine(first: Any, second: Any) -> float:
+    """Of the two as one vector each."""
+    norms = math.sqrt(float(np.square(first).sum()) * float(np.square(second).sum()))
+    return float((first * second).sum() / norms)
+
+
+def inference_costs(seconds: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Costs of the parts, and of whole inferences as sums of their parts, over the observations."""
+    part = {name: np.array(spent) for name, spent in seconds.items()}
+    whole = {f"full_{steps}": part["encoder"] + part["prefix"] + steps * part["expert"] for steps in (10, 5, 3, 2)}
+    reusing = {name: part["encoder"] + part[name] + 10 * part["expert"] for name in REUSE}
+    renamed = {f"{name}:prefix" if name in REUSE else name: spent for name, spent in part.items()}
+    return relative_costs(renamed | whole | reusing, whole["full_10"])
+
+
+def smaller(folder: Path, run: Run) -> dict[str, Any]:
+    """The same recipe trained on smaller frames, beside the policy itself: success and the time of an inference."""
+    data = run.needed("the demonstrations of metaworld")
+    specact("train", ROOT / "recipes" / f"{SMALLER}.toml", "--data", data, "--out", folder / "trained")
+    bundles = {WHOLE: WHOLE, SMALLER: str(folder / "trained" / "bundles" / SMALLER)}
+    success, won = {}, {}
+    for name, methods in ((WHOLE, ("full", "freqcache")), (SMALLER, ("full",))):
+        values = tuple(METHODS[method] for method in methods)
+        evaluation = Evaluation(bundles[name], None, values, 200, seed=run.seed, shard=10)
+        found = evaluated(evaluation, folder / name, run)
+        for method in methods:
+            success[f"{name} {method}"] = found["methods"][method]["success"]
+            won[f"{name} {method}"] = read_table(folder / name / "episodes" / method)["success"]
+    pairs = [(f"{SMALLER} full", f"{WHOLE} {method}") for method in ("full", "freqcache")]
+    loaded = {name: flow_pair(bundle) for name, bundle in bundles.items()}
+    return {
+        "episodes": 200, "seed": run.seed, "success": success, "contrasts": paired(won, pairs),
+        "costs": costs_of_policies(loaded, run.seed),
+    }  # fmt: skip
+
+
+def costs_of_policies(pairs: Mapping[str, FlashPair], seed: int) -> dict[str, dict[str, float]]:
+    """Tokens of the prefix, and what encoder, prefix and ten steps take on the same observations, in turns."""
+    spent: dict[str, list[float]] = {name: [] for name in pairs}
+    tokens: dict[str, int] = {}
+    for window in (window for path in windows_of(pairs[WHOLE], pairs[WHOLE].execute, 4, seed) for window in path):
+        for name, pair in pairs.items():
+            seen, networks = [pair.policy.spec.observation.select(window)], pair.policy.networks
+            noise = pair.policy.noise(stream(seed, Role.GATE))[None]
+
+            def inference(networks: Any = networks, seen: Any = seen, noise: Any = noise) -> None:
+                cache = networks.cache(seen, networks.tokens(seen))
+                for step in range(10):
+                    networks.velocity(noise, np.full(1, step / 10, np.float32), cache)
+
+            spent[name].append(seconds_of(inference, 5))
+            tokens[name] = networks.tokens(seen).shape[1]
+    return {name: {"tokens": tokens[name], **cost} for name, cost in relative_costs(spent, spent[WHOLE]).items()}
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``cache.json``: the policy's ``summary`` and ``reuse``, and ``smaller``."""
+    kept = dict(results.get("cache", {}))
+    for name, values in found.items():
+        if name == "smaller":
+            kept[name] = values
+        else:
+            kept[WHOLE] = kept.get(WHOLE, {}) | {"reuse" if name.startswith("reuse/") else "summary": values}
+    return results | {"cache": kept}
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The tables and the picture of docs/freqcache.md."""
+    kept = results["cache"]
+    summary, reuse = kept[WHOLE]["summary"], kept[WHOLE]["reuse"]
+    yield Part(PAGE, "methods", about_table({name: method.about for name, method in METHODS.items()}))
+    yield Part(PAGE, "smaller", smaller_table(kept["smaller"]))
+    yield Part(PAGE, WHOLE, "\n".join(section(summary, reuse)))
+    costs = {
+        "full" if name == "full_10" else name: cost["relative"] for name, cost in reuse["inference"]["costs"].items()
+    }
+    label = "time of an inference, of one in 10 steps with a new prefix"
+    yield Picture(DOCS / f"freqcache-{summary['env']}.png", partial(draw_success, summary, costs, GROUPS, label))
+
+
+def smaller_table(found: Mapping[str, Any]) -> str:
+    """The policies side by side, and their contrasts."""
+    rows = []
+    for label, success in found["success"].items():
+        name, method = label.split(" ")
+        cost = found["costs"][name]
+        times = [f"{cost['ms']:.2f}", relative_text(cost)] if method == "full" else ["", ""]
+        rows.append([name, cost["tokens"], f"`{method}`", interval_text(success, 3), *times])
+    heads = ("policy", "tokens", "method", "success", "inference, ms", "of `full` at 64 pixels")
+    contrasts = [
+        [f"{row['first']} - {row['second']}", interval_text(row["difference"], 3, "+"), f"{row['p_holm']:.2g}"]
+        for row in found["contrasts"]
+    ]
+    return markdown(heads, rows) + "\n\n" + markdown(["", "difference of success", "p (Holm)"], contrasts)
+
+
+def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[str]:
+    """The section of the policy, as pieces of Markdown."""
+    yield f"### {summary['bundle']}\n"
+    for name, pace in (("inference", f"an inference every {reuse['inference']['execute']} control steps"),
+                       ("step", "at every control step")):  # fmt: skip
+        measured = reuse[name]
+        yield (
+            f"On the target's own path, {pace} ({measured['inferences']} inferences in {reuse['episodes']} episodes, "
+            f"seed {reuse['seed']}, without the first of each):\n"
+        )
+        if name == "inference":
+            labels = {
+                "encoder": "encoder",
+                "prefix": "prefix",
+                "expert": "one step of the expert",
+                "full_10": "all, 10 steps",
+            }
+            costs = [(label, measured["costs"][part]) for part, label in labels.items()]
+            rows = [[label, f"{cost['ms']:.2f}", relative_text(cost)] for label, cost in costs]
+            yield markdown(["part", "ms (median)", "of an inference in 10 steps"], rows) + "\n"
+        texts = [
+            f"`{camera}` moves with confidence in {shares['confident']:.0%} of them, by half a patch or more in "
+            f"{shares['moved']:.0%}"
+            for camera, shares in measured["cameras"].items()
+        ]
+        yield f"{'; '.join(texts)}.\n"
+        yield reuse_table(measured) + "\n"
+    yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
+    rows = [
+        [f"`{name}`", success_text(m), f"{m['reused']:.2f}", f"{m['distance']:.3f}", f"{m['actions_per_round']:.1f}"]
+        for name, m in summary["methods"].items()
+    ]
+    yield markdown(["method", "success", "tokens reused", "distance to `full`", "actions per inference"], rows) + "\n"
+    yield contrast_table(summary) + "\n"
+
+
+def reuse_table(measured: Mapping[str, Any]) -> str:
+    """Reuse, error and time of each variant on the same observations."""
+    costs = measured["costs"]
+
+    def times(name: str, prefix: str) -> list[str]:
+        return [f"{costs[prefix]['ms']:.2f}", f"{costs[name]['ms']:.2f}", relative_text(costs[name])]
+
+    rows = [
+        [f"`{name.removesuffix('_10')}`", "0", "1", "-", *times(name, "prefix")]
+        for name in ("full_10", "full_5", "full_3", "full_2")
+    ]
+    for name, variant in ((name, measured["variants"][name]) for name in REUSE):
+        errors = [f"{variant['reused']:.2f}", f"{variant['cosine']:.3f}", f"{variant['distance']:.3f}"]
+        rows.append([f"`{name}`", *errors, *times(name, f"{name}:prefix")])
+    heads = (
+        "",
+        "tokens reused",
+        "cosine of the cache",
+        "distance of the chunk",
+        "prefix, ms",
+        "inference, ms",
+        "of `full`",
+    )
+    return markdown(heads, rows)
+
+
+EXPERIMENT = Experiment(
+    "FreqCache and its controls on our flow policy with cameras (docs/freqcache.md)", plan, merge, pages,
+    Path(__file__).parent / "results",
+)  # fmt: skip

@@ -1,0 +1,224 @@
+"""The one shape of every study: cells of a plan that run and resume, results that merge, and marked parts of pages.
+
+A cell is the unit of work and of resuming. Several machines run some cells each (``--only``); ``table`` merges what the
+folders hold into the stored results, and ``page`` writes the pages from these alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from specact.errors import ConfigError
+from specact.files import write_json, write_whole
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.report.drawing import style
+from specact.lab.rollout.methods import Method
+from specact.lab.rollout.pool import Pool
+from specact.locks import locked
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# What is kept of an evaluation's summary.
+KEPT = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
+# In the folder of a cell, written when it is finished; and in that of the run.
+CELL, RUN = "cell.json", "run.json"
+
+# Stored results of an experiment, by file in its folder ``results``; and those of cells, by name.
+Results = dict[str, Any]
+Found = Mapping[str, Any]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How an experiment is run.
+
+    Attributes:
+        out: folder of the cells.
+        data: folder of demonstrations or recordings, for the cells that need it.
+        seed: random seed.
+        quick: two episodes instead of all, to check that everything works.
+        pool: worker pool.
+        update: called with (stage, done, total).
+    """
+
+    out: Path
+    data: Path | None = None
+    seed: int = 1
+    quick: bool = False
+    pool: Pool = field(default_factory=lambda: Pool(1))
+    update: Progress = lambda stage, done, total: None
+
+    def few(self, count: int) -> int:
+        """A number of episodes, or two."""
+        return min(2, count) if self.quick else count
+
+    def needed(self, what: str) -> Path:
+        """The folder of data.
+
+        Raises:
+            ConfigError: if none was given.
+        """
+        if self.data is None:
+            raise ConfigError(f"this needs {what}; give their folder with --data FOLDER")
+        return self.data
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One piece of an experiment's work.
+
+    Attributes:
+        name: of its folder, below the run's.
+        work: does it in that folder, resuming what is there; returns what is kept, as plain values.
+    """
+
+    name: str
+    work: Callable[[Path, Run], Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page, between the marks of its name; or a whole file where it has none."""
+
+    page: Path
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, drawn when it is written, and its file."""
+
+    file: Path
+    draw: Callable[[], Figure]
+    dpi: int = 110
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A study.
+
+    Attributes:
+        about: one line.
+        plan: its cells, the most informative ones first.
+        merge: stored results with those of finished cells.
+        pages: what is written from stored results.
+        results: folder of the stored results.
+    """
+
+    about: str
+    plan: Callable[[Run], Iterable[Cell]]
+    merge: Callable[[Results, Found], Results]
+    pages: Callable[[Results], Iterable[Part | Picture]]
+    results: Path
+
+    def run(self, run: Run, only: str = "*") -> list[str]:
+        """Runs the cells that are not finished, in order; returns the names of all that match ``only``.
+
+        Raises:
+            ConfigError: if no cell matches, or the folder holds another run or is locked.
+        """
+        cells = [cell for cell in self.plan(run) if fnmatch(cell.name, only)]
+        if not cells:
+            raise ConfigError(f"no cell matches {only!r}; choose among {', '.join(c.name for c in self.plan(run))}")
+        with locked(run.out):
+            _claim(run)
+            for number, cell in enumerate(cells):
+                run.update("cells", number, len(cells))
+                file = run.out / cell.name / CELL
+                if not file.exists():
+                    write_json(file, cell.work(file.parent, run))
+            run.update("cells", len(cells), len(cells))
+        return [cell.name for cell in cells]
+
+    def stored(self) -> Results:
+        """The stored results, by file."""
+        return {file.stem: json.loads(file.read_text()) for file in sorted(self.results.glob("*.json"))}
+
+    def store(self, folders: Iterable[Path]) -> Results:
+        """Merges the finished cells of folders into the stored results."""
+        before = self.stored()
+        after = before
+        for folder in folders:
+            after = self.merge(after, dict(_finished(folder)))
+        for name, values in after.items():
+            if before.get(name) != values:
+                write_whole(self.results / f"{name}.json", (json.dumps(values, indent=1) + "\n").encode())
+        return after
+
+    def write(self, results: Results) -> list[Path]:
+        """Writes its parts of pages, and its pictures; returns their files."""
+        written = []
+        for part in self.pages(results):
+            if isinstance(part, Part):
+                fill(part)
+                written.append(part.page)
+            else:
+                with style():
+                    part.draw().savefig(part.file, dpi=part.dpi)
+                written.append(part.file)
+        return list(dict.fromkeys(written))
+
+
+def _claim(run: Run) -> None:
+    """Writes the settings of a run into its folder, or refuses a folder with others."""
+    settings = {"seed": run.seed, "quick": run.quick}
+    file = run.out / RUN
+    if not file.exists():
+        write_json(file, settings)
+    elif (stored := json.loads(file.read_text())) != settings:
+        raise ConfigError(f"{run.out} holds a run with {stored}, not {settings}; choose another --out")
+
+
+def _finished(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The results of the finished cells of a run, by name."""
+    for file in sorted(folder.rglob(CELL)):
+        yield file.parent.relative_to(folder).as_posix(), json.loads(file.read_text())
+
+
+def fill(part: Part) -> None:
+    """Puts a text between its marks; a page without them stays as it is."""
+    if not part.name:
+        write_whole(part.page, part.text.encode())
+        return
+    opening, closing = f"<!-- {part.name} -->\n", f"<!-- end of {part.name} -->\n"
+    text = part.page.read_text()
+    if opening in text:
+        before, rest = text.split(opening)
+        text = f"{before}{opening}{part.text}\n{closing}{rest.partition(closing)[2]}"
+        write_whole(part.page, text.encode())
+
+
+def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] = KEPT) -> Cell:
+    """The cell of an evaluation; its folder is the evaluation's, too."""
+    return Cell(name, lambda folder, run: evaluated(evaluation, folder, run, kept))
+
+
+def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str] = KEPT) -> dict[str, Any]:
+    """What is kept of an evaluation's summary; with ``run.quick`` it has two episodes."""
+    if run.quick:
+        evaluation = replace(evaluation, episodes=2, shard=2, calibration_episodes=2, demonstrations=2)
+    summary = evaluate(evaluation, folder, run.update, run.pool, command=" ".join(sys.argv))
+    return {part: summary[part] for part in kept}
+
+
+def specact(*words: object) -> None:
+    """Runs a command of the package, as a user would type it."""
+    command = "from specact.cli.main import main; main()"
+    subprocess.run([sys.executable, "-c", command, *map(str, words)], check=True)
+
+
+def by_name(*methods: Method) -> dict[str, Method]:
+    """Methods by name."""
+    return {method.name: method for method in methods}

@@ -1,0 +1,91 @@
+"""What several studies measure and draw alike: times on equal observations, paired contrasts, success over a cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from specact.lab.report.drawing import INK, label_points
+from specact.lab.statistics import contrast, holm, mean_interval
+
+# A label, a marker, and the names of methods.
+Group = tuple[str, str, Sequence[str]]
+
+
+def seconds_of(work: Callable[[], object], passes: int = 1) -> float:
+    """Seconds of the fastest of some passes: other load on the machine only adds to them."""
+    seconds = []
+    for _ in range(passes):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[float]) -> dict[str, dict[str, float]]:
+    """The cost of each kind of work, beside that of a baseline on the same observations in the same order.
+
+    Returns:
+        By name ``ms``, the median, and ``relative``, the geometric mean of the ratio to the baseline, with its interval
+        from ``relative_low`` to ``relative_high``.
+    """
+    costs = {}
+    for name, spent in seconds.items():
+        # Of logarithms, because one outlier would dominate the mean of ratios.
+        ratio = mean_interval(np.log(spent) - np.log(baseline))
+        low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
+        costs[name] = {
+            "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,
+        }  # fmt: skip
+    return costs
+
+
+def paired(values: Mapping[str, np.ndarray], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Paired contrasts ``first``, ``second``, ``difference``, ``p``, ``test``, and ``p_holm`` over all of them.
+
+    Args:
+        values: an end point of each episode, the same episodes for all, by name.
+        pairs: names to compare.
+    """
+    found = [contrast(values[first].astype(float), values[second].astype(float)) for first, second in pairs]
+    corrected = holm([one.p for one in found])
+    return [
+        {"first": first, "second": second, "p_holm": p, **asdict(one)}
+        for (first, second), one, p in zip(pairs, found, corrected, strict=True)
+    ]
+
+
+def draw_success(summary: Mapping[str, Any], x: Mapping[str, float], groups: Sequence[Group], label: str) -> Figure:
+    """Success of methods over a cost, with 95 % intervals.
+
+    Args:
+        summary: of their run.
+        x: cost by method; methods without one are left out.
+        groups: of methods, in a colour each.
+        label: of the cost.
+    """
+    figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+    axes, points = figure.subplots(), list[tuple[float, float, str]]()
+    for number, (name, marker, methods) in enumerate(groups):
+        present = [method for method in methods if method in summary["methods"] and method in x]
+        if present:
+            success = [summary["methods"][method]["success"] for method in present]
+            at, rates = [x[method] for method in present], [found["rate"] for found in success]
+            bars = np.abs([[found[end] - found["rate"] for found in success] for end in ("low", "high")])
+            axes.errorbar(at, rates, bars, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=name)
+            points += zip(at, rates, present, strict=True)
+    lowest = min(method["success"]["low"] for method in summary["methods"].values())
+    # Labels need the space where all methods succeed often.
+    axes.set(xlabel=label, ylabel="success", ylim=(max(-0.02, lowest - 0.1), 1.04))
+    label_points(axes, points)
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0.0)
+    axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
+    axes.legend(fontsize=8, loc="lower right")
+    return figure

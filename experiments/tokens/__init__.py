@@ -1,0 +1,347 @@
+"""Spec-VLA, KERV and HeiSD on our token policies: gain on the target's own path, success, smaller policies, gates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.flash.methods import METHODS as FLOW
+from experiments.grid import DOCS, KEPT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.measure import draw_success, paired
+from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
+from experiments.tokens.methods import METHODS
+from specact.errors import ConfigError
+from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.sources import load_policy
+from specact.families.load import load_pair
+from specact.families.tokens.pair import TokenPair
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.metrics import END_POINTS, contrasts
+from specact.lab.evaluation.run import read_table
+from specact.lab.report.tables import (
+    about_table,
+    contrast_table,
+    interval_text,
+    markdown,
+    optional_text,
+    relative_text,
+    success_text,
+)  # fmt: skip
+from specact.lab.rollout.methods import Method, load_method
+from specact.lab.statistics import mean_interval, wilson
+
+PAGE = DOCS / "tokens.md"
+DRAFTED = ("draft_9", "draft_fixed")
+SYSTEMS = (
+    "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
+    "specvla_device", "last", "filter", "kerv", "kerv_fixed", "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed",
+    "heisd", "heisd_verified", "heisd_no_switch", "heisd_similar", "heisd_similar_random", "heisd_fixed",
+    "heisd_fixed_random", "last_fixed", "retrieval",
+)  # fmt: skip
+# Compared open loop, on the target's own rollouts; the last ones for targets with a draft policy.
+GAIN = (
+    "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20",
+    "specvla_device", "last", "bigram", "filter", "random_tokens", "perfect", "kerv", "heisd_verified", "heisd_fixed",
+    "strict_draft", "draft_9", "draft_fixed",
+)  # fmt: skip
+GATES = ("draft", "hybrid", "random", "adahi", "random_learned", "learned")
+GROUPS = (
+    ("greedy decoding", "o", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft")),
+    ("Spec-VLA", "s", tuple(name for name in METHODS if name.startswith("specvla"))),
+    ("other drafters", "v", ("last", "filter", "bigram", "draft_9", "random_tokens", "perfect")),
+    ("KERV", "D", tuple(name for name in METHODS if name.startswith("kerv"))),
+    ("HeiSD, memory", "^", ("heisd", "heisd_verified", "heisd_fixed", "heisd_no_switch", "heisd_similar", "retrieval")),
+    (
+        "unverified controls", "x",
+        ("heisd_random", "heisd_fixed_random", "heisd_similar_random", "last_fixed", "draft_fixed", "last_random"),
+    ),
+)  # fmt: skip
+# Of each policy: episodes of a shard, those of the target's path, and its draft policy.
+POLICIES: dict[str, tuple[int, int, str | None]] = {
+    "relocate-tokens": (50, 5, None), "kitchen-tokens": (50, 3, None), "metaworld-tokens": (10, 40, "metaworld-draft"),
+}  # fmt: skip
+# Policies that decodings are compared to, by label: bundle, method, Euler steps. And the decodings.
+OTHERS: dict[str, dict[str, tuple[str, Method, int]]] = {
+    "metaworld-tokens": {
+        **{f"flow, {steps} steps": ("metaworld-flow", FLOW[f"full_{steps}"], steps) for steps in (1, 2)},
+        "one layer": ("metaworld-tokens-small", METHODS["ar"], 10),
+    },
+    **{
+        f"{name}-tokens": {
+            "one layer": (f"{name}-tokens-small", METHODS["ar"], 10),
+            "regression": (f"{name}-regression", load_method("target_on_device"), 10),
+        }
+        for name in ("relocate", "kitchen")
+    },
+}
+RIVALS = dict.fromkeys(POLICIES, ("ar", "last", "specvla", "kerv", "last_fixed")) | {
+    "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed")
+}
+ROUND_TRIP_MS = 20.0  # of the modelled link
+FEW = 9  # dimensions that fit a cell of a table
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """Of every policy success in closed loop, gain on the target's path, and other policies; then gates."""
+    for bundle, (shard, on_path, draft) in POLICIES.items():
+        names: tuple[str, ...] = (*SYSTEMS, *DRAFTED) if draft else SYSTEMS
+        # Of relocate's hand nothing is a gripper, so that a strict one changes nothing.
+        names = tuple(name for name in names if not (name == "specvla_uniform" and bundle.startswith("relocate")))
+        # heisd_similar verifies as many inferences as the fixed pattern.
+        evaluation = Evaluation(
+            bundle, None, tuple(METHODS[name] for name in names), 200, seed=run.seed, shard=shard, draft=draft,
+            rate=1.0 / 3.0,
+        )  # fmt: skip
+        yield Cell(bundle, partial(with_outcomes, evaluation))
+        yield Cell(f"gain/{bundle}", partial(gain, bundle, on_path))
+        if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
+            yield Cell(f"others/{bundle}", partial(others, bundle, shard))
+    gated = Evaluation(
+        "metaworld-tokens", None, GATES, 200, seed=run.seed, shard=10, rate=0.4, calibration_episodes=20,
+        draft="metaworld-draft", decoding="specvla",
+    )  # fmt: skip
+    # A learned gate needs a head: specact calibrate --gate learned, in a copy of the bundle that --data names.
+    if run.data is not None:
+        yield Cell("gated/metaworld-tokens", partial(with_outcomes, replace(gated, bundle=str(run.data))))
+
+
+def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
+    """What the tables need of a run, with the outcome of every episode."""
+    summary = evaluated(evaluation, folder, run, KEPT[:-1])
+    tables = {method: read_table(folder / "episodes" / method) for method in summary["methods"]}
+    outcomes = {
+        method: {point: table[point].astype(float).tolist() for point in END_POINTS} for method, table in tables.items()
+    }
+    return summary | {"outcomes": outcomes}
+
+
+def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
+    """Decodings and drafters on the target's own rollouts.
+
+    Raises:
+        ConfigError: if the policy is no token policy, or has no drafters.
+    """
+    pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
+    if not isinstance(pair, TokenPair):
+        raise ConfigError(f"{bundle} is no token policy")
+    names = [name for name in GAIN if "draft" not in name or pair.draft is not None]
+    return {
+        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
+        "tokens": pair.policy.spec.chunk * pair.policy.spec.actions,
+        "strict": list(pair.drafters.settings.strict) if pair.drafters else [],
+        "decodings": measure_gain(pair, names, episodes, run.seed), "tolerances": list(TOLERANCES),
+        "drafters": measure_drafters(pair, episodes, run.seed),
+    }  # fmt: skip
+
+
+def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
+    """Success of policies that need no decoding, or less of it, and the time of an inference beside greedy decoding."""
+    success: dict[str, list[float]] = {}
+    for label, (name, method, _) in OTHERS[bundle].items():
+        evaluated_bundle = name
+        if name.endswith("-regression"):
+            path = folder / "pair"
+            if not path.exists():
+                make_pair(path, name, name, PairSettings(env=name.removesuffix("-regression")))
+            evaluated_bundle = str(path)
+        evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
+        success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
+    return {"success": success, "time": times(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()})}
+
+
+def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, tuple[float, ...]]:
+    """Time ratios of policies in so many Euler steps to greedy decoding, alternating, with intervals."""
+    rng, spent = np.random.default_rng(0), dict[str, list[float]]()
+    loaded = {label: load_policy(name, steps=steps).policy for label, (name, steps) in policies.items()}
+    loaded["ar"] = load_policy(policy).policy
+    for _ in range(rounds):
+        for label, each in loaded.items():
+            window, started = each.spec.observation.zeros(), time.perf_counter()
+            each.infer(window, rng)
+            spent.setdefault(label, []).append(time.perf_counter() - started)
+    ratios = {label: mean_interval((np.log(spent[label]) - np.log(spent["ar"]))[10:]) for label in policies}
+    return {label: tuple(np.exp([ratio.low, ratio.mean, ratio.high]).tolist()) for label, ratio in ratios.items()}
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``tokens.json``: by policy ``summary``, ``gain``, ``others``, ``gated``; methods of several runs are joined."""
+    kept = {name: dict(values) for name, values in results.get("tokens", {}).items()}
+    for name, values in sorted(found.items(), key=lambda item: item[0].startswith("others/")):
+        group, _, bundle = name.rpartition("/")
+        of_policy = kept.setdefault(bundle, {})
+        if not group:
+            of_policy["summary"] = joined(of_policy.get("summary", {}), values)
+        elif group == "others":
+            of_policy[group] = compared(of_policy["summary"]["outcomes"], values, RIVALS[bundle])
+        else:
+            of_policy[group] = values
+    return results | {"tokens": kept}
+
+
+def joined(kept: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary with the methods of another one; without those of other episodes."""
+    same = KEPT[:4]
+    if not all(kept.get(part) == more[part] for part in same):
+        kept = {"methods": {}, "outcomes": {}}
+    methods, outcomes = kept["methods"] | more["methods"], kept["outcomes"] | more["outcomes"]
+    order = [name for name in METHODS if name in methods]
+    tables = {name: {point: np.array(values) for point, values in outcomes[name].items()} for name in order}
+    return {part: more[part] for part in same} | {
+        "methods": {name: methods[name] for name in order},
+        "contrasts": contrasts([METHODS[name] for name in order], tables),
+        "outcomes": {name: outcomes[name] for name in order},
+    }
+
+
+def compared(outcomes: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, Any]:
+    """Other policies beside decodings, on the same episodes."""
+    won = {name: np.array(outcomes[name]["success"]) for name in rivals}
+    won |= {label: np.array(values) for label, values in found["success"].items()}
+    rows = paired(won, [(label, name) for label in found["success"] for name in rivals])
+    return {
+        "episodes": len(next(iter(won.values()))),
+        "success": {name: (int(values.sum()), len(values)) for name, values in won.items()},
+        "contrasts": [
+            {"first": row["first"], "second": row["second"], "p": row["p_holm"], **row["difference"]} for row in rows
+        ],
+        "time": found["time"],
+    }
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The tables and pictures of docs/tokens.md."""
+    yield Part(PAGE, "decodings", about_table({name: method.about for name, method in METHODS.items()}))
+    for name, found in results["tokens"].items():
+        if "others" in found:
+            yield Part(PAGE, f"others {name}", others_table(found["others"]))
+        if "gated" in found:
+            yield Part(PAGE, f"gated {name}", gated_table(found["gated"]))
+        summary = found["summary"]
+        yield Part(PAGE, name, "\n".join(section(summary, found["gain"])))
+        passes = {method: metrics["passes"] for method, metrics in summary["methods"].items()}
+        label = "passes of the target's decoder per inference"
+        yield Picture(DOCS / f"tokens-{summary['env']}.png", partial(draw_success, summary, passes, GROUPS, label))
+
+
+def section(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iterator[str]:
+    """The section of one policy, as pieces of Markdown."""
+    inferences = next(iter(gain["decodings"].values()))["inferences"]
+    yield f"### {summary['bundle']}: {gain['tokens']} tokens for a chunk\n"
+    yield f"On the target's own path, {inferences} inferences in {gain['episodes']} episodes (seed {gain['seed']}):\n"
+    yield gain_table(gain) + "\n"
+    without = " and accepted tokens other than the gripper's" if gain["strict"] else ""
+    yield f"There, every drafter by itself at every tolerance: passes for a chunk; accepted tokens{without}:\n"
+    yield drafters_table(gain) + "\n"
+    yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
+    scored = any(m["score"]["mean"] != m["success"]["rate"] for m in summary["methods"].values())
+    yield closed_loop_table(summary, scored) + "\n"
+    yield contrast_table(summary, ("success", "score") if scored else ("success",)) + "\n"
+
+
+def gain_table(gain: Mapping[str, Any]) -> str:
+    """Passes, accepted tokens and time of every decoding on the same inferences.
+
+    The last two columns are modelled: the measured times, plus a round trip for each inference, or for each pass, as a
+    drafter needs it that reads the target's features on the other side of a link.
+    """
+    greedy = gain["decodings"]["ar"]
+
+    def over_link(row: Mapping[str, float], each_pass: bool) -> str:
+        spent = [
+            (one["passes"] if each_pass else 1.0) * ROUND_TRIP_MS + one["relative"] * greedy["ms"]
+            for one in (row, greedy)
+        ]
+        return f"{spent[0] / spent[1]:.2f}"
+
+    rows = [
+        [
+            f"`{name}`", *(f"{row[key]:.2f}" for key in ("passes", "accepted", "accepted_free")), f"{row['read']:.1f}",
+            f"{row['greedy']:.2f}", f"{row['ms']:.1f}", relative_text(row), f"{row['proposal']:.2f}",
+            over_link(row, False), over_link(row, True),
+        ]
+        for name, row in gain["decodings"].items()
+    ]  # fmt: skip
+    heads = (
+        "decoding", "passes", "accepted", "without gripper", "read", "greedy's chunk", "ms",
+        "time of greedy decoding's", "of it the proposal", f"with a round trip of {ROUND_TRIP_MS:g} ms",
+        "with one for each pass",
+    )  # fmt: skip
+    return markdown(heads, rows)
+
+
+def drafters_table(gain: Mapping[str, Any]) -> str:
+    """Passes for a chunk with every drafter by itself at every tolerance."""
+    rows = []
+    for name, found in gain["drafters"].items():
+        names = ("passes", "passes_low", "passes_high", "accepted", "accepted_free")
+        cells = zip(*(found[key] for key in names), strict=True)
+        texts = [
+            f"{interval_text({'mean': passes, 'low': low, 'high': high})}; {accepted:.1f}"
+            + f", {free:.1f}" * bool(gain["strict"])
+            for passes, low, high, accepted, free in cells
+        ]
+        rows.append([name, *texts])
+    return markdown(["drafter", "exact", *(f"{bins} bins" for bins in gain["tolerances"][1:])], rows)
+
+
+def closed_loop_table(summary: Mapping[str, Any], scored: bool) -> str:
+    """Success, score and passes of every method in closed loop."""
+    rows = []
+    for name, m in summary["methods"].items():
+        score = [f"{m['score']['mean']:.4g} [{m['score']['low']:.4g}, {m['score']['high']:.4g}]"] * scored
+        numbers = (1.0 - m["transmission_rate"], m["passes"], m["accepted_per_pass"], m["compensated"])
+        tolerance, tail = optional_text(m["tolerance"], 1, ""), _tail_text(m["tail_error"])
+        rows.append([f"`{name}`", success_text(m), *score, *(f"{value:.2f}" for value in numbers), tolerance, tail])
+    heads = ["method", "success", *["score"] * scored, "unverified", "passes per inference", "accepted per pass"]
+    return markdown([*heads, "compensated", "tolerance [bins]", "error of the tail, by dimension"], rows)
+
+
+def _tail_text(errors: Sequence[float | None]) -> str:
+    """Mean absolute errors of the dimensions (normalised units); of many their range."""
+    known = [error for error in errors if error is not None]
+    if known and len(errors) > FEW:
+        return f"{min(known):.2f} to {max(known):.2f}"
+    return " / ".join(optional_text(error, 2) for error in errors) if known else ""
+
+
+def gated_table(summary: Mapping[str, Any]) -> str:
+    """Success and transmission rate of every gate before one decoding."""
+    rows = [
+        [f"`{name}`", success_text(m), f"{m['transmission_rate']:.2f}", f"{m['passes']:.2f}"]
+        for name, m in summary["methods"].items()
+    ]
+    tables = {
+        method: {point: np.array(values) for point, values in found.items()}
+        for method, found in summary["outcomes"].items()
+    }
+    table = contrast_table({"contrasts": contrasts(map(load_method, tables), tables)})
+    return markdown(["method", "success", "verified", "passes per inference"], rows) + f"\n\n{table}"
+
+
+def others_table(found: Mapping[str, Any]) -> str:
+    """Success and time of other policies and of the decodings, and their contrasts."""
+    rows = []
+    for name, (k, n) in found["success"].items():
+        time_ratio = found["time"].get(name)
+        text = "1" if name == "ar" else "see above"
+        if time_ratio is not None:
+            text = interval_text(dict(zip(("low", "mean", "high"), time_ratio, strict=True)), 3)
+        rows.append([f"`{name}`", interval_text(vars(wilson(k, n))), text])
+    differences = [
+        [f"`{row['first']}` - `{row['second']}`", interval_text(row, 3, "+"), f"{row['p']:.2g}"]
+        for row in found["contrasts"]
+    ]
+    table = markdown(["", "success", "time of greedy decoding's"], rows)
+    return table + "\n\n" + markdown(["", "difference of success", "p (Holm)"], differences)
+
+
+EXPERIMENT = Experiment(
+    "Spec-VLA, KERV, HeiSD and their controls on our token policies (docs/tokens.md)", plan, merge, pages,
+    Path(__file__).parent / "results",
+)  # fmt: skip

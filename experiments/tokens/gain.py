@@ -1,0 +1,158 @@
+"""The gain of speculative decodings over greedy decoding, measured on the same inferences."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from experiments.tokens.methods import METHODS
+from specact.families.tokens.acceptance import relaxed
+from specact.families.tokens.decoding import Decoding
+from specact.families.tokens.drafting import TokenDrafter
+from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
+from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.lab.statistics import mean_interval
+from specact.observation import Window
+from specact.rng import Role, StepAddress, stream
+from specact.verification import LocalTarget
+
+# Greedy decoding draws nothing.
+_ADDRESS = StepAddress(0, 0, 0, 0)
+# Bins.
+TOLERANCES = (0, 5, 9, 15, 20)
+# Drafters by themselves; each is measured at every tolerance.
+_DRAFTERS = {
+    "the head": Decoding("", then="head"),
+    "the memory": Decoding("", "retrieval"),
+    "the last action": Decoding("", "last"),
+    "the filter": Decoding("", "filter"),
+    "the bigram table": Decoding("", then="bigram"),
+    "the draft policy": Decoding("", "draft"),
+    "random tokens": Decoding("", "random"),
+    "the target's own tokens": Decoding("", "perfect"),
+}
+_COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated")
+# The columns of an inference, and the seconds of the proposal and of the whole.
+Row = tuple[float, ...]
+
+
+def measure_gain(pair: TokenPair, names: Sequence[str], episodes: int, seed: int) -> dict[str, dict[str, float]]:
+    """Runs every decoding on each observation of the target's rollouts with greedy decoding, in random order.
+
+    Their state is updated with the executed actions, which are the target's, so that all decode under the same
+    conditions; every inference is verified.
+
+    Returns:
+        For each decoding, means over all inferences: ``passes`` of the target's decoder, with the one over the prefix;
+        ``read``, tokens they read after it; ``accepted``, drafted tokens that were accepted, and ``accepted_free``
+        without those of dimensions that have no tolerance; ``greedy``, share of chunks that equal greedy decoding's;
+        ``compensated``, tokens from a tail; ``ms``, median time of an inference, proposal included, and ``relative``,
+        the mean ratio to greedy decoding's with its interval ``relative_low``, ``relative_high`` over episodes;
+        ``proposal``, the same ratio of the proposal alone; ``inferences``, their number.
+    """
+    rows = decode_path(pair, {name: cast(Decoding, METHODS[name].composition) for name in names}, episodes, seed)
+    totals = {name: np.array([np.sum(one, axis=0)[-2:] for one in found]) for name, found in rows.items()}
+    summaries = {}
+    for name, found in rows.items():
+        every = np.concatenate(found)
+        summary = dict(zip(_COLUMNS, every.mean(axis=0).tolist(), strict=False))
+        summary |= {"ms": 1e3 * float(np.median(every[:, -1])), "inferences": len(every)}
+        if "ar" in totals:
+            proposal, whole = (totals[name] / totals["ar"][:, 1:]).T
+            ratio = mean_interval(whole)
+            summary |= {
+                "relative": ratio.mean, "relative_low": ratio.low, "relative_high": ratio.high,
+                "proposal": float(proposal.mean()),
+            }  # fmt: skip
+        summaries[name] = summary
+    return summaries
+
+
+def measure_drafters(pair: TokenPair, episodes: int, seed: int) -> dict[str, dict[str, list[float]]]:
+    """Passes of the target with every drafter by itself at every tolerance, on the target's own rollouts.
+
+    Returns:
+        For each drafter a list over :data:`TOLERANCES` of each of these means over all inferences: ``passes`` of the
+        target's decoder for a chunk, with the interval over episodes ``passes_low``, ``passes_high``; ``accepted``
+        tokens of a chunk, and ``accepted_free`` of those that are not a gripper's.
+
+    Raises:
+        ConfigError: if the pair has no trained drafters.
+    """
+    grid = {
+        (name, bins): replace(decoding, bins=bins)
+        for name, decoding in _DRAFTERS.items()
+        if decoding.proposes != "draft" or pair.draft is not None
+        for bins in TOLERANCES
+    }
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (name, _), rows in decode_path(pair, grid, episodes, seed).items():
+        counts, sums = np.array([len(one) for one in rows]), np.array([np.sum(one, axis=0) for one in rows])
+        means = sums.sum(axis=0) / counts.sum()
+        # A ratio of sums, linearised: its value, and an interval over episodes of different lengths.
+        passes = mean_interval(means[0] + (sums[:, 0] - means[0] * counts) / counts.mean())
+        values = {"passes": passes.mean, "passes_low": passes.low, "passes_high": passes.high}
+        values |= {column: float(means[_COLUMNS.index(column)]) for column in ("accepted", "accepted_free")}
+        for column, value in values.items():
+            found[name][column].append(value)
+    return {name: dict(columns) for name, columns in found.items()}
+
+
+def decode_path(
+    pair: TokenPair, decodings: Mapping[Any, Decoding], episodes: int, seed: int
+) -> dict[Any, list[np.ndarray]]:
+    """Every decoding on each observation of the target's own rollouts: rows by episode."""
+    drafters = {name: pair.drafter_of(decoding) for name, decoding in decodings.items()}
+    order, keys = stream(seed, Role.GATE), list(drafters)
+    spec, strict = pair.policy.spec, () if pair.drafters is None else pair.drafters.settings.strict
+    # Tokens of dimensions that have a tolerance.
+    free = relaxed(1, spec.chunk * spec.actions, spec.actions, strict).each > 0
+    rows: dict[Any, dict[int, list[Row]]] = {key: defaultdict(list) for key in keys}
+    for episode, window, greedy in _greedy_path(pair, list(drafters.values()), episodes, seed):
+        for at in order.permutation(len(keys)).tolist():
+            decoded, *seconds = _decode(pair, drafters[keys[at]], window, order)
+            drafted = decoded.sources == DRAFT
+            columns = (
+                1 + len(decoded.accepted), sum(decoded.read), drafted.sum(), (drafted & free).sum(),
+                (decoded.tokens == greedy).all(), (decoded.sources == TAIL).sum(), *seconds,
+            )  # fmt: skip
+            rows[keys[at]][episode].append(columns)
+    return {key: [np.array(found, np.float64) for found in of_episodes.values()] for key, of_episodes in rows.items()}
+
+
+def _greedy_path(
+    pair: TokenPair, drafters: Sequence[TokenDrafter], episodes: int, seed: int
+) -> Iterator[tuple[int, Window, np.ndarray]]:
+    """Every inference of greedy decoding's rollouts, with its tokens; the drafters are told the executed actions."""
+
+    def update(action: np.ndarray) -> None:
+        for drafter in drafters:
+            drafter.update(action, pair.units.from_environment(action))
+
+    greedy, last = replace(pair, decoding=Decoding("")), -1
+    for record in target_path(greedy, pair.env, EpisodeRange.TOKEN_PATHS.episodes(episodes), seed, update):
+        if record.address.episode != last:
+            last = record.address.episode
+            for drafter in drafters:
+                drafter.reset()
+        assert record.outcome is not None, "everything is verified"
+        yield last, record.proposal.window, record.outcome.evidence.tokens
+
+
+def _decode(
+    pair: TokenPair, drafter: TokenDrafter, window: Window, rng: np.random.Generator
+) -> tuple[Decoded, float, float]:
+    """The chunk, and the seconds that the proposal and the whole inference took."""
+    verifier = pair.verifier(LocalTarget(pair.target))
+    started = time.perf_counter()
+    proposal = drafter.propose(window, rng)
+    proposed = time.perf_counter()
+    outcome: Any = verifier.submit(proposal, _ADDRESS).result()
+    drafter.verified(outcome.evidence)
+    return outcome.evidence, proposed - started, time.perf_counter() - started

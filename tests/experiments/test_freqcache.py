@@ -1,0 +1,44 @@
+"""FreqCache and its controls on the same observations."""
+
+from __future__ import annotations
+
+import pytest
+from experiments.freqcache import REUSE, compare_variants, flow_pair
+from tests.families.freqcache.test_cached import window
+
+from specact.errors import ConfigError
+from specact.families.flash.pair import FlashPair
+
+
+@pytest.fixture(scope="module")
+def pair() -> FlashPair:
+    return flow_pair("metaworld-flow")
+
+
+def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: FlashPair) -> None:
+    still = compare_variants(pair, [[window(0)] * 3], 1)
+    assert still["inferences"] == 2
+    assert still["cameras"]["image.gripper"] == {"confident": 1.0, "moved": 0.0}
+    for name in REUSE:
+        assert 0.0 < still["variants"][name]["reused"] <= 1.0
+        assert still["variants"][name]["cosine"] == pytest.approx(1.0, abs=1e-5)
+        assert still["variants"][name]["distance"] < 1e-3
+    changing = compare_variants(pair, [[window(0), window(1), window(2)]], 1)["variants"]
+    assert changing["freqcache"]["reused"] < still["variants"]["freqcache"]["reused"], "no motion to be sure of"
+    assert changing["freqcache_frozen"]["reused"] == 1.0
+    assert changing["freqcache_frozen"]["distance"] > 0.01 > still["variants"]["freqcache_frozen"]["distance"]
+
+
+def test_an_inference_is_the_sum_of_its_parts(pair: FlashPair) -> None:
+    costs = compare_variants(pair, [[window(0)] * 2], 1)["costs"]
+    parts = {name: costs[name]["ms"] for name in ("encoder", "prefix", "expert", "freqcache:prefix")}
+    assert costs["full_3"]["ms"] == pytest.approx(parts["encoder"] + parts["prefix"] + 3 * parts["expert"])
+    whole = parts["encoder"] + parts["freqcache:prefix"] + 10 * parts["expert"]
+    assert costs["freqcache"]["ms"] == pytest.approx(whole)
+    assert costs["full_10"]["relative"] == 1.0
+
+
+@pytest.mark.parametrize("bundle", ["ball", "pusht-flow"])
+def test_a_target_that_has_nothing_to_reuse_is_refused(bundle: str) -> None:
+    with pytest.raises(ConfigError, match=bundle):
+        flow_pair(bundle)

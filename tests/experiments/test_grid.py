@@ -1,0 +1,84 @@
+"""Cells of a plan: what is finished is not run again, several folders merge, and a page changes between its marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiments.grid import CELL, Cell, Experiment, Found, Part, Results, Run, evaluation_cell, fill
+
+from specact.errors import ConfigError
+from specact.lab.evaluation.evaluation import Evaluation
+
+
+def counting(results: Path, fails: str = "") -> tuple[Experiment, list[str]]:
+    """An experiment whose cells are counted as they run."""
+    ran: list[str] = []
+
+    def work(name: str) -> Cell:
+        def do(folder: Path, run: Run) -> Any:
+            if name == fails:
+                raise InterruptedError
+            ran.append(name)
+            return {"seed": run.seed}
+
+        return Cell(name, do)
+
+    def merge(results: Results, found: Found) -> Results:
+        return results | {"kept": results.get("kept", {}) | dict(found)}
+
+    names = ("a", "group/b", "group/c")
+    return Experiment("a count", lambda run: [work(name) for name in names], merge, lambda results: (), results), ran
+
+
+def test_a_stopped_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    failing, ran = counting(tmp_path / "results", fails="group/c")
+    with pytest.raises(InterruptedError):
+        failing.run(Run(tmp_path / "out"))
+    experiment, again = counting(tmp_path / "results")
+    assert experiment.run(Run(tmp_path / "out")) == ["a", "group/b", "group/c"]
+    assert (ran, again) == (["a", "group/b"], ["group/c"])
+    assert json.loads((tmp_path / "out" / "group" / "c" / CELL).read_text()) == {"seed": 1}
+
+
+@pytest.mark.parametrize("other", [{"seed": 2}, {"quick": True}])
+def test_a_folder_of_another_run_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    experiment, ran = counting(tmp_path / "results")
+    experiment.run(Run(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=str(tmp_path / "out")):
+        experiment.run(Run(tmp_path / "out", **other))
+    assert len(ran) == 3
+
+
+def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
+    experiment, _ = counting(tmp_path / "results")
+    for number, only in enumerate(("a", "group/*")):
+        experiment.run(Run(tmp_path / f"out{number}", seed=number), only)
+    stored = experiment.store([tmp_path / "out0", tmp_path / "out1"])
+    assert stored["kept"] == {"a": {"seed": 0}, "group/b": {"seed": 1}, "group/c": {"seed": 1}}
+    assert experiment.stored() == stored
+    before = (tmp_path / "results" / "kept.json").stat().st_mtime_ns
+    experiment.store([tmp_path / "out0"])
+    assert (tmp_path / "results" / "kept.json").stat().st_mtime_ns == before, "nothing changed"
+    with pytest.raises(ConfigError, match="nope"):
+        experiment.run(Run(tmp_path / "out0", seed=0), "nope*")
+
+
+def test_a_page_changes_between_its_marks_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
+    fill(Part(page, "table", "| new |"))
+    fill(Part(page, "absent", "nothing"))
+    assert page.read_text() == "before\n<!-- table -->\n| new |\n<!-- end of table -->\nafter\n"
+    fill(Part(tmp_path / "whole.md", "", "all of it\n"))
+    assert (tmp_path / "whole.md").read_text() == "all of it\n"
+
+
+def test_an_evaluation_is_a_cell(tmp_path: Path) -> None:
+    evaluation = Evaluation("ball", None, ("draft",), 500)
+    cell = evaluation_cell("ball", evaluation)
+    found = cell.work(tmp_path / "ball", Run(tmp_path, quick=True))
+    assert found["episodes"] == 2 and found["methods"]["draft"]["success"]["n"] == 2
+    assert (tmp_path / "ball" / "summary.json").exists(), "its run folder is the cell's"

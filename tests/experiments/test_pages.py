@@ -1,0 +1,46 @@
+"""Published pages hold what the stored results say, and every plan can be merged into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiments.__main__ import NAMES, load
+from experiments.grid import Part, Picture, Run, fill
+
+from specact.lab.report.drawing import style
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_tables_are_those_of_the_stored_results(name: str, tmp_path: Path) -> None:
+    experiment = load(name)
+    parts = [part for part in experiment.pages(experiment.stored()) if isinstance(part, Part)]
+    assert parts, "it writes something"
+    for part in parts:
+        published = part.page.read_text()
+        copy = tmp_path / part.page.name
+        copy.write_text(published)
+        fill(Part(copy, part.name, part.text))
+        assert copy.read_text() == published, f"python -m experiments {name} page"
+        assert not part.name or f"<!-- {part.name} -->" in published
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_plan_has_cells_of_their_own_names(name: str, tmp_path: Path) -> None:
+    experiment = load(name)
+    names = [cell.name for cell in experiment.plan(Run(tmp_path, tmp_path))]
+    assert names and len(set(names)) == len(names)
+    quick = [cell.name for cell in experiment.plan(Run(tmp_path, tmp_path, quick=True))]
+    assert quick and set(quick) <= set(names)
+    assert experiment.merge(experiment.stored(), {}) == experiment.stored()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_can_be_drawn_from_the_stored_results(name: str, tmp_path: Path) -> None:
+    experiment = load(name)
+    for part in experiment.pages(experiment.stored()):
+        if isinstance(part, Picture):
+            with style():
+                part.draw().savefig(tmp_path / "picture.png", dpi=40)
+            assert part.file.exists()
+            return
