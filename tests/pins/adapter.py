@@ -47,8 +47,7 @@ from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
-from specact.tised.hardware_shift import fastest_overlaps
-from specact.tised.optima import best_alpha, fastest_overlap, most_successful_overlap, scan, task_time_slope
+from specact.tised.optima import fastest_overlap, scan
 from specact.tised.prediction import fit_response, predict_success
 from specact.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord
@@ -59,10 +58,10 @@ from specact.wire.msgpack import decode, encode
 
 # Used by the cases as they are.
 __all__ = [
-    "CodeDistribution", "Role", "StageCosts", "adjusted_cut", "best_alpha", "best_cut",
-    "calibrated_gate", "chunk_s", "exact_task_s", "expected_true_skip", "fastest_overlap", "fastest_overlaps",
-    "fit_response", "most_successful_overlap", "predict_success", "sample_codes", "scan", "stall_s", "stream",
-    "task_time_slope", "threshold_for_rate", "total_s", "verify",
+    "CodeDistribution", "Role", "StageCosts", "adjusted_cut", "best_cut",
+    "calibrated_gate", "chunk_s", "exact_task_s", "expected_true_skip", "fastest_overlap",
+    "fit_response", "predict_success", "sample_codes", "scan", "stall_s", "stream",
+    "threshold_for_rate", "total_s", "verify",
 ]  # fmt: skip
 
 

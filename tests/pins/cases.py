@@ -390,22 +390,11 @@ def _optimum(found: Any) -> list[Any]:
 def tised(variant: int) -> Found:
     depths = np.arange(7)
     chunks = 20.0 + 0.15 * depths**2
-    quality = 0.9 - 0.01 * depths**2
-
-    def count(alpha: Any) -> Any:
-        return 20.0 + 25.0 * (1.0 - alpha) ** 3
-
-    slope = adapter.task_time_slope(count, lambda alpha: -75.0 * (1.0 - alpha) ** 2, 0.3, 0.05, 8)
     response = adapter.fit_response([0.0, 0.05, 0.1, 0.2], [45, 44, 30, 12], [50, 50, 50, 50])
     predicted = adapter.predict_success([40, 30], [50, 50], 0.02, response, [0.08, 0.3])
     return {
-        "alpha": _optimum(adapter.best_alpha(lambda alpha: count(alpha) * (0.3 * alpha + 0.4), slope, 0.1, "least")),
         "overlap": _optimum(adapter.fastest_overlap(chunks, 0.3, 0.05, 8)),
-        "success": _optimum(
-            adapter.most_successful_overlap(quality, 0.5, 0.3, 0.05, lambda a, s: a / (1.0 + np.exp(20.0 * (s - 0.1))))
-        ),
         "scan": _optimum(adapter.scan([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")),
-        "hardware": [_optimum(found) for found in adapter.fastest_overlaps(chunks, [1.0, 3.0, 6.0, 12.0], 8)],
         "times": [adapter.chunk_s(0.3, 0.05, 8, 0.7, depths), adapter.exact_task_s(20.0, 0.3, 0.05, 8, 0.7, depths)],
         "stall": adapter.stall_s(0.3, 0.05, 0.7, depths),
         "response": [response.staleness, response.cost],

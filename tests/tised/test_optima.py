@@ -1,30 +1,16 @@
 """The conditions and the plain scan must lead to the same place, and the published tables to the published places."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.tised import published
 
 from specact.errors import ConfigError
-from specact.tised.optima import (
-    Curve,
-    Optimum,
-    best_alpha,
-    fastest_overlap,
-    most_successful_overlap,
-    scan,
-    success_slope,
-    success_steps,
-    task_time_slope,
-    task_time_steps,
-)
-from specact.tised.prediction import staleness, success_rate
-from specact.tised.timing import chunk_s, stall_s, task_s
-from specact.types import Floats
+from specact.tised.optima import fastest_overlap, scan, task_time_steps
+from specact.tised.timing import chunk_s, task_s
 
 # Whole numbers keep products and differences exact, so that conditions and scan may be compared without tolerance.
 counts = st.lists(st.integers(1, 10_000), min_size=1, max_size=13)
@@ -45,20 +31,6 @@ def test_differences_of_task_time_and_scan_agree_on_every_curve(chunks: list[int
     found, looked = fastest_overlap(chunks, inference, action, n), scan(np.arange(n), times, "least")
     assert (found.where, found.value, found.interior) == (looked.where, looked.value, looked.interior)
     assert found.conditions == looked.conditions or n == 1
-
-
-@given(quality=st.lists(st.integers(-500, 500), min_size=1, max_size=13), inference=whole, pace=st.integers(0, 9))
-def test_differences_of_success_and_scan_agree_on_every_curve(quality: list[int], inference: int, pace: int) -> None:
-    """With a response that is linear, so that it is exact too."""
-
-    def response(a: Floats, s: Floats) -> Floats:
-        return np.asarray(a - 4.0 * s)
-
-    depths = np.arange(len(quality))
-    values = response(np.array(quality, float), staleness(pace, stall_s(inference, 1, overlap=depths)))
-    found = most_successful_overlap(quality, pace, inference, 1, response)
-    looked = scan(depths, values, "most")
-    assert (found.where, found.value, found.interior) == (looked.where, looked.value, looked.interior)
 
 
 @given(values=st.lists(st.integers(0, 1000), min_size=1, max_size=13), turn=st.integers(0, 12))
@@ -98,163 +70,6 @@ def test_the_two_terms_of_a_difference_make_it(chunks: list[int], inference: int
     cost, saving = task_time_steps(chunks, each)
     assert (cost + saving).tolist() == np.diff(task_s(chunks, each)).tolist()
     assert (saving <= 0.0).all()
-
-
-def test_the_two_terms_of_success() -> None:
-    a, s = np.array([2.0, 1.5, 0.0, -1.0]), np.array([3.0, 1.0, 0.0, 0.0])
-    quality, freshness = success_steps(a, s, success_rate)
-    np.testing.assert_allclose(quality + freshness, np.diff(success_rate(a, s)), atol=1e-15)
-    assert (quality < 0).all() and (freshness >= 0).all() and freshness[-1] == 0.0
-
-
-@dataclass(frozen=True)
-class StaticTask:
-    """N = floor + extra (1 / alpha^power - 1): the worse the actions, the more chunks.
-
-    Task time is convex in alpha where ``power >= 1``. Otherwise it is convex up to some alpha and concave from there,
-    so that it can fall, rise, and fall again towards alpha = 1.
-    """
-
-    floor: float
-    extra: float
-    power: float
-    inference: float
-    n: int
-
-    def chunks(self, alpha: Floats) -> Floats:
-        return np.asarray(self.floor + self.extra * (alpha**-self.power - 1.0))
-
-    def chunks_slope(self, alpha: Floats) -> Floats:
-        return np.asarray(-self.extra * self.power * alpha ** (-self.power - 1.0))
-
-    def times(self, alpha: Floats) -> Floats:
-        return task_s(self.chunks(alpha), chunk_s(self.inference, 0.05, self.n, alpha))
-
-    @property
-    def slope(self) -> Curve:
-        return task_time_slope(self.chunks, self.chunks_slope, self.inference, 0.05, self.n)
-
-    def best(self) -> Optimum:
-        return best_alpha(self.times, self.slope, 0.05, "least")
-
-
-def static_tasks(least_power: float) -> st.SearchStrategy[StaticTask]:
-    return st.builds(
-        StaticTask,
-        floor=st.floats(5.0, 50.0),
-        extra=st.floats(0.01, 20.0),
-        power=st.floats(least_power, 3.0),
-        inference=st.floats(0.05, 2.0),
-        n=st.integers(1, 20),
-    )
-
-
-# An interior optimum although the slope at alpha = 1 is -0.25: conditions (11) are sufficient, not necessary.
-DIPS_TWICE = StaticTask(floor=5.0, extra=10.0, power=0.5, inference=1.0, n=1)
-
-
-@given(task=static_tasks(least_power=0.5))
-@example(task=StaticTask(floor=6.0, extra=6.0, power=0.5, inference=1.0, n=1))  # the slope ends at exactly 0
-@example(task=DIPS_TWICE)
-def test_slope_and_scan_agree_on_task_time_and_the_conditions_suffice(task: StaticTask) -> None:
-    found = task.best()
-    grid = np.linspace(1.0, 0.05, 4001)
-    looked = scan(grid, task.times(grid), "least")
-    assert found.value == pytest.approx(looked.value, rel=1e-4)  # how far the least of a grid is from the least of all
-    steepest = np.abs(task.slope(grid)).max()
-    if found.interior:
-        assert abs(float(task.slope(np.array([found.where]))[0])) < 1e-6 * steepest
-    at_weakest, at_strongest = found.conditions
-    if at_strongest < -1e-6 * steepest and at_weakest > 1e-6 * steepest:  # (11), by more than rounding
-        assert 0.05 < found.where < 1.0
-
-
-@given(task=static_tasks(least_power=1.0))
-def test_the_conditions_are_necessary_where_task_time_is_convex(task: StaticTask) -> None:
-    found = task.best()
-    grid = np.linspace(1.0, 0.05, 4001)
-    assert found.value <= task.times(grid).min() * (1 + 1e-12)
-    assert found.others == ()
-    at_weakest, at_strongest = found.conditions
-    if found.interior:
-        assert at_strongest < 0.0 < at_weakest  # (11)
-
-
-def test_the_conditions_are_not_necessary_where_task_time_is_not_convex() -> None:
-    found = DIPS_TWICE.best()
-    at_weakest, at_strongest = found.conditions
-    assert found.interior and at_strongest < 0.0
-    assert at_weakest == pytest.approx(-0.25, abs=1e-12)  # -10 x 0.5 x 1.05 + 5
-
-
-@given(lost=st.floats(0.1, 6.0), power=st.floats(0.6, 3.0), pace=st.floats(0.0, 5.0), inference=st.floats(0.05, 2.0))
-def test_slope_and_scan_agree_on_success(lost: float, power: float, pace: float, inference: float) -> None:
-    """A = 2 - lost (1 - alpha)^(1 + power): nothing is lost at first, then more and more.
-
-    A - s is concave in alpha, and success rises with it: there is one hill, and conditions (17) are necessary too.
-    """
-
-    def quality(alpha: Floats) -> Floats:
-        return np.asarray(2.0 - lost * (1.0 - alpha) ** (1.0 + power))
-
-    def quality_slope(alpha: Floats) -> Floats:
-        return np.asarray(lost * (1.0 + power) * (1.0 - alpha) ** power)
-
-    def success(alpha: Floats) -> Floats:
-        return success_rate(quality(alpha), pace * alpha * inference)
-
-    def gain(alpha: Floats) -> Floats:
-        return np.asarray(success(alpha) * (1.0 - success(alpha)))
-
-    slope = success_slope(gain, quality_slope, lambda alpha: -gain(alpha), pace, inference)
-    found = best_alpha(success, slope, 0.02, "most")
-    looked = scan(grid := np.linspace(1.0, 0.02, 4001), success(grid), "most")
-    assert found.value >= looked.value - 1e-12
-    assert found.value == pytest.approx(looked.value, abs=1e-5)
-    at_weakest, at_strongest = found.conditions
-    if found.interior:
-        assert at_weakest < 0.0 < at_strongest  # (17)
-    if pace == 0.0:
-        assert found.where == 1.0  # nothing to gain from fresher observations
-
-
-def test_a_slope_without_its_second_term_leads_elsewhere() -> None:
-    """Who forgets N(alpha) T_inf in (10) never finds an interior optimum."""
-
-    def chunks(alpha: Floats) -> Floats:
-        return np.asarray(10.0 + 2.0 / alpha)
-
-    def chunks_slope(alpha: Floats) -> Floats:
-        return np.asarray(-2.0 / alpha**2)
-
-    def times(alpha: Floats) -> Floats:
-        return task_s(chunks(alpha), chunk_s(0.5, 0.05, 5, alpha))
-
-    right = best_alpha(times, task_time_slope(chunks, chunks_slope, 0.5, 0.05, 5), 0.05, "least")
-    # T = (10 + 2 / a)(a / 2 + 1 / 4): dT = 5 - 1 / (2 a^2) = 0.
-    assert right.where == pytest.approx(np.sqrt(0.1)) and right.interior
-    wrong = best_alpha(times, lambda a: np.asarray(chunks_slope(a) * chunk_s(0.5, 0.05, 5, a)), 0.05, "least")
-    assert not wrong.interior
-
-
-def test_of_two_valleys_of_alpha_the_deeper_is_returned_and_the_other_named() -> None:
-    def well(alpha: Floats) -> Floats:
-        return np.asarray(1000.0 * (alpha - 0.25) ** 2 * (alpha - 0.75) ** 2 + alpha + 1.0)
-
-    def slope(alpha: Floats) -> Floats:
-        return np.asarray(2000.0 * (alpha - 0.25) * (alpha - 0.75) * (2.0 * alpha - 1.0) + 1.0)
-
-    found = best_alpha(well, slope, 0.05, "least")
-    assert found.interior and found.where == pytest.approx(0.25, abs=0.01)
-    (other,) = found.others
-    assert other == pytest.approx(0.75, abs=0.01)
-
-
-@given(turn=st.floats(0.1, 0.9))
-def test_the_root_is_found_to_the_last_digits(turn: float) -> None:
-    found = best_alpha(lambda a: np.asarray((a - turn) ** 2), lambda a: np.asarray(2 * (a - turn)), 0.05, "least")
-    assume(found.interior)
-    assert found.where == pytest.approx(turn, abs=1e-12)
 
 
 # Settings are refinement steps, the weakest lever (most steps) first.
@@ -307,7 +122,6 @@ def test_published_kinetix_by_task() -> None:
         (lambda: scan([1, 2], [1.0], "least"), r"shapes \(2,\) and \(1,\)"),
         (lambda: scan([], [], "least"), "at least one"),
         (lambda: scan([1, 2, 4], [1.0, np.nan, 2.0], "most"), "not at 2"),
-        (lambda: best_alpha(np.asarray, np.asarray, 1.0, "least"), "strictly between 0 and 1, got 1"),
     ],
 )
 def test_what_is_no_curve_is_refused(call: Callable[[], object], says: str) -> None:

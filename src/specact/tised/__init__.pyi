@@ -1,17 +1,13 @@
 from specact.tised.decomposition import Averages as Averages
 from specact.tised.decomposition import Decomposition as Decomposition
 from specact.tised.decomposition import decompose as decompose
-from specact.tised.delays import nearest_delay as nearest_delay
-from specact.tised.delays import split_delay as split_delay
 from specact.tised.hardware import HardwareProfile as HardwareProfile
 from specact.tised.hardware import load_hardware as load_hardware
 from specact.tised.hardware import named_hardware as named_hardware
 from specact.tised.motion import jerk as jerk
 from specact.tised.motion import path_length as path_length
 from specact.tised.optima import Optimum as Optimum
-from specact.tised.optima import best_alpha as best_alpha
 from specact.tised.optima import fastest_overlap as fastest_overlap
-from specact.tised.optima import most_successful_overlap as most_successful_overlap
 from specact.tised.optima import scan as scan
 from specact.tised.prediction import DelayResponse as DelayResponse
 from specact.tised.prediction import Prediction as Prediction
