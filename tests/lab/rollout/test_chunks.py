@@ -89,7 +89,7 @@ def test_real_time_asks_a_server_that_was_told_of_the_target(pair: ChunkPair, mo
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     )
     shards = [shard(pair, method, (0, 1)) for method in ("draft", "hybrid", "random")]
-    with RealTime(load_pair(pair.source, draft=SMALL, target=LARGE), "loopback", 30_000.0, "stream", SEED) as live:
+    with RealTime(load_pair(pair.source, draft=SMALL, target=LARGE), "loopback", 30_000.0, SEED) as live:
         for asked, (outcomes, table) in live.run(shards):
             wanted, virtual = run_shard(asked)
             untimed = [[dataclasses.replace(one, latency_s=0.0) for one in ends] for ends in (outcomes, wanted)]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
-
-import tyro
+from typing import get_args
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
@@ -16,27 +14,15 @@ from specact.links.link import load_link
 from specact.pair import Named
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
-# On the command line, several names are one word with commas.
-_COMMAS = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="NAME,...",
-    instance_from_str=lambda words: tuple(name.strip() for name in words[0].split(",") if name.strip()),
-    is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=lambda methods: [",".join(load_method(method).name for method in methods)],
-)
-
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to evaluate. ``specact eval`` has an option for each attribute, with its text below.
+    """What to evaluate.
 
     Attributes:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
         env: environment, a name or MODULE:TASK; the bundle's own if not given.
-        methods: draft, head_draft, target, target_on_device, hybrid, random, adahi, uncertainty, learned,
-            learned_action, oracle, or MODULE:GATE to verify where a gate of your own asks for it, and random_METHOD at
-            its rate; of a token policy also ar, specvla, kerv, heisd and others of docs/tokens.md; of a flow policy
-            full, full_2, flash, freqcache and others of docs/flash.md.
+        methods: values, or names that :func:`~specact.lab.rollout.methods.load_method` knows.
         episodes: number of episodes per method; episode k starts the same for all of them.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
@@ -53,7 +39,6 @@ class Evaluation:
         shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
         calibration_episodes: per round, where a calibration has to be made first.
         realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
-        wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
         deadline_ms: with --realtime: how long a step waits for the target.
         mse: also measure each method's error along the demonstrations that were kept back in training.
         data: with --mse: folder that the recipe's data paths are relative to.
@@ -67,7 +52,7 @@ class Evaluation:
 
     bundle: str
     env: str | None = None
-    methods: Annotated[tuple[str | Method, ...], _COMMAS] = ("draft", "target", "hybrid", "random", "adahi")
+    methods: tuple[str | Method, ...] = ("draft", "target", "hybrid", "random", "adahi")
     episodes: int = 100
     seed: int = 0
     rate: float = 0.6
@@ -82,7 +67,6 @@ class Evaluation:
     shard: int = 20
     calibration_episodes: int = 40
     realtime: bool = False
-    wire: Literal["stream", "json"] = "stream"
     deadline_ms: float = 200.0
     mse: bool = False
     data: str | None = None
@@ -113,6 +97,9 @@ class Evaluation:
         check_ranges(self, dict.fromkeys(("draft_ms", "head_ms", "target_ms", "gate_ms"), NOT_NEGATIVE))
         check_ranges(self, {"seed": SEED})
         check_ranges(self, {"kappa": POSITIVE, "deadline_ms": POSITIVE})
+        times = self.draft_ms, self.gate_ms, self.head_ms, self.target_ms
+        if self.realtime and (times != (None,) * 4 or self.kappa != 1.0):
+            raise ConfigError("in real time every time is measured; leave out the accounted ones and kappa")
         if self.realtime and any(method.gate in ORACLES for method in self.resolved):
             raise ConfigError(
                 "the latency of an oracle gate is not meaningful, because it queries the target before it decides; "

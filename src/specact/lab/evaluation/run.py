@@ -90,9 +90,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
         if evaluation.realtime:
-            runner = stack.enter_context(
-                RealTime(bundle, evaluation.link, evaluation.deadline_ms, evaluation.wire, evaluation.seed)
-            )
+            runner = stack.enter_context(RealTime(bundle, evaluation.link, evaluation.deadline_ms, evaluation.seed))
         # Random gates run last, at the rate that their rival achieved.
         for method in sorted(ran, key=lambda method: method.rate_of is not None):
             name, settings = method.name, initial_gates[method.name]

@@ -18,7 +18,7 @@ from specact.lab.rollout.methods import METHODS
 
 _OF_MANIFEST = ("command", "specact", "evaluation", "timing", "machine", "order")
 _OF_EVALUATION = (
-    "bundle", "env", "fingerprint", "episodes", "seed", "rate", "link", "offset", "wire", "methods",
+    "bundle", "env", "fingerprint", "episodes", "seed", "rate", "link", "offset", "methods",
 )  # fmt: skip
 _OF_SUMMARY = ("bundle", "episodes", "rate", "link", "realtime", "score", "methods", "contrasts", "calibration")
 _OF_CALIBRATION = {"settings", "held_out"}

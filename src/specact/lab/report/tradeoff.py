@@ -31,11 +31,10 @@ def draw_tradeoffs(study: Study) -> Iterator[Drawing]:
 
 def time_of(run: Run) -> str:
     """Describes how the times of a run were obtained."""
-    summary, evaluation, timing = run.summary, run.evaluation, run.manifest["timing"]
+    summary, timing = run.summary, run.manifest["timing"]
     link = f"link {summary['link']}"
     if summary["realtime"]:
-        codec = "WebSocket with MessagePack, the device samples" if evaluation["wire"] == "stream" else "HTTP with JSON"
-        return f"Measured over real sockets ({codec}), {link}, {summary['episodes']} episodes per method."
+        return f"Measured over real sockets, {link}, {summary['episodes']} episodes per method."
     return (
         f"Accounted in virtual time, not measured over sockets: draft {timing['draft_ms']:.2f} ms, target "
         f"{timing['target_ms']:.2f} ms, {link}, {summary['episodes']} episodes per method."

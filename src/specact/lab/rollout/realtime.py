@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Literal
 
 from specact.families.load import AnyPair
 from specact.lab.envs import load_task
@@ -23,8 +22,6 @@ from specact.remote.transport import Endpoint
 from specact.verification import LocalTarget, Verifier
 from specact.wire.dialect import VerifyingCodec
 
-Wire = Literal["stream", "json"]
-
 
 class RealTime:
     """Runs shards one after the other against its own server process; has the interface of a pool.
@@ -35,14 +32,12 @@ class RealTime:
         pair: the server serves its target.
         link: see :func:`~specact.links.link.load_link`; shapes a relay on loopback.
         deadline_ms: of every request.
-        wire: ``stream`` is WebSocket with sampling on the device; ``json`` is HTTP with sampling on the server, as in
-            the paper.
         seed: of the link's randomness.
     """
 
-    def __init__(self, pair: AnyPair, link: str, deadline_ms: float, wire: Wire, seed: int) -> None:
+    def __init__(self, pair: AnyPair, link: str, deadline_ms: float, seed: int) -> None:
         self._pair, self._link, self._deadline_ms = pair, link, deadline_ms
-        self._wire, self._seed = wire, seed
+        self._seed = seed
         self._open = ExitStack()
 
     def __enter__(self) -> RealTime:
@@ -52,8 +47,7 @@ class RealTime:
             server = self._open.enter_context(serving(self._pair.source, *named))
             # A separate process, because threads of this one would be delayed by its own work.
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
-            scheme = "ws" if self._wire == "stream" else "http"
-            endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
+            endpoint = Endpoint("ws", "127.0.0.1", relay.port)
             self._client = self._open.enter_context(Client(endpoint, self._pair.codec.dialect, "evaluation"))
             self._client.connect(30.0)
             self._open = self._open.pop_all()
@@ -102,9 +96,7 @@ class RealTime:
         if method.on_device:
             return family.verifier(LocalTarget(pair.target))
         codec = pair.codec
-        # A sampling server knows the bundle's draft, but no head.
-        sampled_at_server = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
-        if (sampled_at_server or codec.dialect.asks == "verify") and isinstance(codec, VerifyingCodec):
+        if codec.dialect.asks == "verify" and isinstance(codec, VerifyingCodec):
             check_requests(pair, codec)
             return RemoteVerifier(self._client, codec, self._deadline_ms)
         return family.verifier(RemoteTarget(self._client, codec, self._deadline_ms))
