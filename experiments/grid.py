@@ -63,6 +63,17 @@ class Run:
         """A number of episodes, or two."""
         return min(2, count) if self.quick else count
 
+    def result(self, cell: str) -> Any:
+        """The result of a finished cell that another one needs.
+
+        Raises:
+            ConfigError: if it is not finished.
+        """
+        file = self.out / cell / CELL
+        if not file.exists():
+            raise ConfigError(f"this needs the cell {cell}, which is not finished; run it first")
+        return json.loads(file.read_text())
+
     def needed(self, what: str) -> Path:
         """The folder of data.
 
@@ -205,12 +216,12 @@ def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] = KEP
     return Cell(name, lambda folder, run: evaluated(evaluation, folder, run, kept))
 
 
-def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str] = KEPT) -> dict[str, Any]:
-    """What is kept of an evaluation's summary; with ``run.quick`` it has two episodes."""
+def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str] | None = KEPT) -> dict[str, Any]:
+    """What is kept of an evaluation's summary, None for all; with ``run.quick`` it has two episodes."""
     if run.quick:
         evaluation = replace(evaluation, episodes=2, shard=2, calibration_episodes=2, demonstrations=2)
     summary = evaluate(evaluation, folder, run.update, run.pool, command=" ".join(sys.argv))
-    return {part: summary[part] for part in kept}
+    return summary if kept is None else {part: summary[part] for part in kept}
 
 
 def specact(*words: object) -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from specact.lab.report.drawing import INK, label_points
 from specact.lab.statistics import contrast, holm, mean_interval
 
+T = TypeVar("T")
 # A label, a marker, and the names of methods.
 Group = tuple[str, str, Sequence[str]]
 
@@ -26,6 +27,18 @@ def seconds_of(work: Callable[[], object], passes: int = 1) -> float:
         work()
         seconds.append(time.perf_counter() - started)
     return min(seconds)
+
+
+def slowed(work: Callable[..., T], seconds: Callable[..., float]) -> Callable[..., T]:
+    """Emulates a slower device: the same function, which returns no sooner than so many seconds after the call."""
+
+    def slow(*arguments: Any) -> T:
+        until = time.monotonic() + seconds(*arguments)
+        answer = work(*arguments)
+        time.sleep(max(0.0, until - time.monotonic()))
+        return answer
+
+    return slow
 
 
 def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[float]) -> dict[str, dict[str, float]]:

@@ -30,12 +30,12 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/data": (2_500, 3_126),
     f"{SRC}/lab/envs": (2_700, 2_839),
     f"{SRC}/lab/train": (4_500, 7_089),
-    f"{SRC}/lab/rollout": (2_100, 2_514),
-    f"{SRC}/lab/evaluation": (1_700, 3_875),
+    f"{SRC}/lab/rollout": (2_100, 2_506),
+    f"{SRC}/lab/evaluation": (1_700, 3_144),
     f"{SRC}/lab/tised": (1_700, 2_379),
-    f"{SRC}/lab/report": (800, 2_908),
+    f"{SRC}/lab/report": (800, 2_456),
     "experiments": (4_500, 4_500),
-    "benchmarks": (1_800, 4_716),
+    "benchmarks": (1_800, 4_334),
     "tests": (27_000, 50_000),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")

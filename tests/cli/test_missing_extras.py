@@ -38,7 +38,6 @@ main()
         (["eval", "--bundle", "ball", "--out", "OUT"], "sim"),
         (["advise", "--bundle", "ball", "--budget-ms", "1"], "sim"),
         (["report", "OUT", "--out", "OUT.html"], "report"),
-        (["reproduce", "adahi", "--out", "OUT"], "sim"),
         (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),
         (["tised", "analyse", "OUT"], "sim"),
         (["tised", "explain", "OUT", "--lever", "steps", "--strength", "2"], "sim"),

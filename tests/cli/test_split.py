@@ -62,8 +62,3 @@ def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(specact
         )  # fmt: skip
     said = json.loads(done.stdout)
     assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["misses"]
-
-
-def test_the_study_needs_its_recordings(specact_run: Run, tmp_path: Path) -> None:
-    done = specact_run("reproduce", "split", "--out", tmp_path / "study")
-    assert done.returncode == 2 and "replays recorded links; give --data" in done.stderr

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from experiments.split.forecast import ForecastRecipe, Lstm, train_forecast
 
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import find_bundle
-from specact.lab.train.forecast import ForecastRecipe, _Lstm, train_forecast
 from specact.links.link import load_link
 from specact.links.model import SteadyLink
 from specact.placement.bandwidth import Bandwidths, LastValue, RecurrentForecast, measured, series
@@ -59,7 +59,7 @@ def test_the_exported_network_is_the_trained_one(tmp_path: Path) -> None:
     forecast = RecurrentForecast(tmp_path / "f.onnx")
     # The same training without the export.
     torch.manual_seed(recipe.seed)
-    model = _Lstm(recipe.hidden)
+    model = Lstm(recipe.hidden)
     standard = torch.from_numpy(((values - values.mean()) / values.std()).astype(np.float32))
     past, following = standard[:-1].unfold(0, 20, 1), standard[20:]
     kept = round(len(following) * 0.8)

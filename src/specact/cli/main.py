@@ -36,15 +36,15 @@ VERBS = {
     "eval": "run methods side by side on the same episodes",
     "offline": "calibrate and compare along demonstrations, without a simulator",
     "report": "make one page of evaluations and recordings",
-    "reproduce": "run a paper's study",
     "tised": "ask what a faster step does to the task",
     "bench": "measure steps over a link, or a server",
     "advise": "recommend what to run on a device",
 }
 # Verbs that resume in their output folder.
-RESUMED = ("train", "distil", "eval", "reproduce", "tised")
+RESUMED = ("train", "distil", "eval", "tised")
 # What earlier versions had: a verb, an option of a verb, or of any verb; and what to type now.
 OLD = {
+    "reproduce": "python -m experiments, in a checkout of the repository",
     "run --policy": "specact play SOURCE",
     "run --overlap": "it without: a request leaves once its draft is there",
     "run --no-overlap": "it without: a request leaves once its draft is there",
@@ -70,6 +70,8 @@ def load_verb(name: str) -> Any:
     Raises:
         ConfigError: for an unknown verb.
     """
+    if name in OLD:
+        raise ConfigError(f"specact no longer has {name}; type {OLD[name]}")
     if name not in VERBS:
         raise unknown_name("command", name, VERBS)
     module = import_module(f"specact.cli.{name}")

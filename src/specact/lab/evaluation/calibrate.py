@@ -21,9 +21,12 @@ from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard
-from specact.lab.rollout.steps import free_steps
+from specact.lab.rollout.steps import REASONS, free_steps
+from specact.observation import Window
 from specact.pair import Named
+from specact.policy import SpeculativePolicy
 from specact.ranges import COUNT, SEED, check_ranges
+from specact.types import StepRecord
 
 TOLERANCE = 0.03
 
@@ -101,6 +104,33 @@ def calibrate(
     with Pool(1) if pool is None else nullcontext(pool) as workers:
         found = find_threshold(settings, run.rate, run.rounds, roll)
     return found.calibration(bundle, run.rate, run.episodes, {"env": world, **dataclasses.asdict(run)}, decoding)
+
+
+def calibrate_along(pair: AnyPair, path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:
+    """The deviation gate with its threshold for a rate along these observations, each with its episode's number."""
+
+    def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
+        policy, decisions = SpeculativePolicy(pair, tried.build(pair), seed=seed), []
+        for episode, window in path:
+            decisions.append(infer(policy, episode, window).decision)
+        columns = {"score": [d.score for d in decisions], "reason": [REASONS.index(d.reason) for d in decisions]}
+        return {name: np.array(values) for name, values in columns.items()} | {
+            "transmitted": np.array([decision.transmit for decision in decisions])
+        }
+
+    return find_threshold(GateChoices().settings("deviation", pair), rate, 6, roll).settings
+
+
+def infer(policy: SpeculativePolicy, episode: int, window: Window) -> StepRecord:
+    """One inference on an observation; the rest of its chunk is executed without waiting."""
+    if policy.record is None or policy.record.address.episode != episode:
+        policy.reset(episode)
+    policy.act_on(window)
+    record = policy.record
+    assert record is not None
+    while not policy.wants_inference:
+        policy.act_on(window)
+    return record
 
 
 def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:

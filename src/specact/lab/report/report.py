@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from specact.lab.evaluation import film
 from specact.lab.report import tables
 from specact.lab.report.drawing import STYLES, Drawing, Rows, as_csv, inline, save, style, style_of
 from specact.lab.report.films import EpisodeFilm, show_film
-from specact.lab.report.goals import count, goals_of, goals_rows
 from specact.lab.report.missing import Gap, by_gap, gaps_of
 from specact.lab.report.recordings import draw_recording, gaps_of_recording, steps_rows, tables_of
 from specact.lab.report.rejection import draw_rejection
@@ -90,7 +88,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         progress("bundles", len(studies), len(studies))
         slugs = {study.slug for study in studies}
         recordings = [_recording_section(one, output, slugs) for one in recorded]
-    goals, missing = goals_of(studies), {section["study"].title: section["lacking"] for section in sections}
+    missing = {section["study"].title: section["lacking"] for section in sections}
     missing |= {section["title"]: section["lacking"] for section in recordings}
     page = _render(
         runs=runs,
@@ -98,8 +96,6 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         recordings=recordings,
         summary=tables.summary_table(studies),
         summary_files=output.table("summary", tables.summary_rows(studies)),
-        goals=goals,
-        goals_files=output.table("goals", goals_rows(goals)),
         skipped=skipped,
         missing=by_gap(missing),
     )
@@ -212,10 +208,8 @@ def _render(**variables: Any) -> str:
     )
     templates.filters["base64"] = lambda content: base64.b64encode(content).decode()
     templates.globals |= {
-        "by_claim": lambda goals: [(what, list(same)) for what, same in groupby(goals, key=lambda goal: goal.what)],
         "columns": {column.head: column.description for column in tables.COLUMNS},
         "count": lambda things, name: f"{len(things)} {name}{'' if len(things) == 1 else 's'}",
-        "count_results": count,
         "dash": tables.NONE,
         "methods": METHODS,
         "style_of": style_of,

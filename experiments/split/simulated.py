@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specact.lab.evaluation.split_links import PERIOD_S, StudyLink
+from experiments.split.recordings import PERIOD_S, StudyLink
 from specact.links.link import load_link
 from specact.links.model import Link, round_trip
 from specact.placement.bandwidth import Bandwidths, Forecast, LastValue, measured

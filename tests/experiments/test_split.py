@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
+from experiments.measure import slowed
+from experiments.split import cell_summary, forecast_table, latency_table
+from experiments.split.forecast import forecast_errors
+from experiments.split.recordings import PERIOD_S, StudyLink, study_links
+from experiments.split.simulated import SIMULATED, Oracle, chooser_of, simulated
 
 from specact.errors import ConfigError
-from specact.families.staged.stages import StagedNetwork
-from specact.lab.evaluation.split_links import PERIOD_S, StudyLink, forecast_errors, study_links
-from specact.lab.evaluation.split_simulated import SIMULATED, Oracle, chooser_of, simulated
-from specact.lab.evaluation.split_study import SlowNetwork, cell_summary
-from specact.lab.report.split import forecast_table, latency_table
 from specact.links.recordings import TraceLink
 from specact.placement.bandwidth import LastValue
 from specact.placement.choosers import SmallestTotal
@@ -93,20 +93,12 @@ def test_errors_of_forecasts_stand_beside_the_last_value_s() -> None:
 
 
 def test_a_slower_device_answers_the_same_and_later() -> None:
-    class Instant:
-        def run(self, windows: object) -> list[Any]:
-            return [windows]
-
-        def finish(self, activation: object, cut: int) -> list[Any]:
-            return [activation, cut]
-
-    slow = SlowNetwork(cast(StagedNetwork, Instant()), np.array([0.02, 0.03]))
-    started = time.monotonic()
-    assert slow.run([]) == [[]]
-    assert time.monotonic() - started >= 0.05
-    started = time.monotonic()
-    assert [float(found) for found in slow.finish(np.zeros(()), 1)] == [0.0, 1.0]
-    assert time.monotonic() - started >= 0.03
+    remaining = [0.05, 0.03, 0.0]
+    finish = slowed(lambda activation, cut: [activation, cut], lambda activation, cut: remaining[cut])
+    for cut, seconds in enumerate(remaining):
+        started = time.monotonic()
+        assert finish(3.0, cut) == [3.0, cut]
+        assert time.monotonic() - started >= seconds
 
 
 def test_recordings_that_are_missing_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trains RoboECC's predictor of a link's bandwidth, and writes it as ONNX."""
+"""RoboECC's predictor of a link's bandwidth: training, ONNX, and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specact.errors import ConfigError
 from specact.files import write_whole
-from specact.placement.bandwidth import METADATA
+from specact.placement.bandwidth import METADATA, Forecast
 from specact.types import Floats
 
 
@@ -46,7 +46,9 @@ class ForecastRecipe:
 USUAL = ForecastRecipe()
 
 
-class _Lstm(nn.Module):
+class Lstm(nn.Module):
+    """One layer, and a linear map of its last state."""
+
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.lstm, self.head = nn.LSTM(1, hidden, batch_first=True), nn.Linear(hidden, 1)
@@ -79,7 +81,7 @@ def train_forecast(series: Floats, file: Path, recipe: ForecastRecipe = USUAL) -
     past, following = values[:-1].unfold(0, recipe.window, 1), values[recipe.window :]
     kept = round(len(following) * (1.0 - recipe.held_out))
     torch.manual_seed(recipe.seed)
-    model = _Lstm(recipe.hidden)
+    model = Lstm(recipe.hidden)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
     best, best_epoch, weights = float("inf"), 0, copy.deepcopy(model.state_dict())
     for epoch in range(1, recipe.epochs + 1):
@@ -100,7 +102,24 @@ def train_forecast(series: Floats, file: Path, recipe: ForecastRecipe = USUAL) -
     return best_epoch
 
 
-def _as_onnx(model: _Lstm, recipe: ForecastRecipe, metadata: dict[str, float]) -> onnx.ModelProto:
+def forecast_errors(forecast: Forecast, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """Errors of one-step forecasts of ``after``, which follows ``before``, and of the last value as the forecast."""
+    series_so_far = np.concatenate([before, after]).tolist()
+    positions = range(len(before), len(series_so_far))
+    predicted = np.array([forecast.forecast(series_so_far[max(0, position - 64) : position]) for position in positions])
+    last = np.array(series_so_far[len(before) - 1 : -1])
+    return {
+        "inferences": float(len(after)),
+        "mean": float(after.mean()),
+        "forecast_mae": float(np.abs(predicted - after).mean()),
+        "last_mae": float(np.abs(last - after).mean()),
+        "forecast_rmse": float(np.sqrt(np.square(predicted - after).mean())),
+        "last_rmse": float(np.sqrt(np.square(last - after).mean())),
+        "mean_rmse": float(np.sqrt(np.square(before.mean() - after).mean())),
+    }
+
+
+def _as_onnx(model: Lstm, recipe: ForecastRecipe, metadata: dict[str, float]) -> onnx.ModelProto:
     """One LSTM operator and one product; PyTorch orders gates i f g o, ONNX i o f c."""
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
 

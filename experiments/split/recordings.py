@@ -1,4 +1,4 @@
-"""Recorded links of the study of split targets, and the errors of bandwidth forecasts on them."""
+"""Recorded links of the study of split targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specact.families.staged.stages import StagedFolder
 from specact.families.staged.wire import reply_bytes
 from specact.files import write_whole
 from specact.links.link import load_link
-from specact.placement.bandwidth import Forecast, series
+from specact.placement.bandwidth import series
 
 # Time between two inferences: four actions at 20 Hz.
 PERIOD_S = 0.2
@@ -88,20 +88,3 @@ def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np
         for count, start in zip(counts, (0.0, link.trained_s), strict=True)
     )
     return first, second
-
-
-def forecast_errors(forecast: Forecast, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
-    """Errors of one-step forecasts of ``after``, which follows ``before``, and of the last value as the forecast."""
-    series_so_far = np.concatenate([before, after]).tolist()
-    positions = range(len(before), len(series_so_far))
-    predicted = np.array([forecast.forecast(series_so_far[max(0, position - 64) : position]) for position in positions])
-    last = np.array(series_so_far[len(before) - 1 : -1])
-    return {
-        "inferences": float(len(after)),
-        "mean": float(after.mean()),
-        "forecast_mae": float(np.abs(predicted - after).mean()),
-        "last_mae": float(np.abs(last - after).mean()),
-        "forecast_rmse": float(np.sqrt(np.square(predicted - after).mean())),
-        "last_rmse": float(np.sqrt(np.square(last - after).mean())),
-        "mean_rmse": float(np.sqrt(np.square(before.mean() - after).mean())),
-    }

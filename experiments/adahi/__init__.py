@@ -1,0 +1,226 @@
+"""ADAHI's study: tables, sweeps over the transmission rate, rejection over deviation, real time (docs/reproduce.md).
+
+``docs/gates.png`` and ``docs/rejection.png`` are two figures of ``specact report OUT``: ``ball-success-over-rate.png``
+and ``ball-rejection.png``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.adahi.goals import evidence, goals_of, goals_table
+from experiments.adahi.methods import METHODS
+from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
+from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from specact.errors import ConfigError
+from specact.families.codes.bundle import find_bundle, load_bundle
+from specact.families.head import HEAD
+from specact.gates.settings import GateChoices
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.report.drawing import legend_below, style_of
+from specact.lab.report.rejection import rejections_of
+from specact.lab.report.runs import find_runs, group
+
+HERE = Path(__file__).parent
+PAGES = {
+    "results.md": ("overview", "costs"), "reproduce.md": ("hours", "rows", "rejection", "goals"),
+    "gates.md": ("rates",), "speed.md": ("sockets",),
+}  # fmt: skip
+
+AT_RATE = (
+    "hybrid", "random", "random_learned", "head_random", "adahi", "uncertainty", "learned", "learned_action", "oracle",
+)  # fmt: skip
+DISTILLED = (
+    "draft", "head_draft", "hybrid", "random", "random_learned", "adahi", "learned", "learned_action", "oracle",
+)  # fmt: skip
+CURVE = ("random", "random_learned", "adahi", "uncertainty", "learned", "oracle")
+UNLIMITED = ("random_learned", "head_random", "learned", "learned_action", "oracle")
+UNDERTRAINED = ("draft", "target", "hybrid", "random", "plain_random", "adahi", "uncertainty", "oracle")
+REAL = ("draft", "head_draft", "target", "target_on_device", "hybrid", "random", "adahi", "learned")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Episodes of each part of one pair's study; 0 leaves a part out.
+
+    Attributes:
+        table: paired episodes per method in the table, at a rate of .6.
+        rates, at_rate: the other rates with a table of their own, and their episodes.
+        curve, on_curve: the rates between, and their episodes.
+        rejection: episodes of ADAHI for rejection over deviation, where the table has too few.
+        real: episodes per method over real sockets.
+        undertrained, distilled: episodes per method with these drafts, the latter at the first of the other rates.
+        left_out: methods that are left out because they take too long.
+        calibration: episodes per round, where a threshold has to be found.
+    """
+
+    table: int
+    rates: tuple[float, ...]
+    at_rate: int
+    curve: tuple[float, ...]
+    on_curve: int
+    rejection: int
+    real: int
+    undertrained: int
+    distilled: int = 0
+    left_out: tuple[str, ...] = ()
+    calibration: int = 40
+
+
+_CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, rejection=1500, real=15, undertrained=300, distilled=300)
+_OTHERS = Size(100, (0.4,), 100, (), 0, rejection=200, real=4, undertrained=50, distilled=60, calibration=20)
+SIZES = {
+    "ball": _CHEAP,
+    "swarm": replace(_CHEAP, table=300, curve=(), on_curve=0),
+    # An episode has 450 inferences, so a few are enough for a threshold, and takes two seconds each: parts that other
+    # pairs show as well are left out, and the table's episodes are enough for rejection over deviation.
+    "kitchen": Size(
+        30, (0.4,), 20, (), 0, rejection=0, real=0, undertrained=0,
+        left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
+    ),
+    "pusht": Size(
+        200, (0.4, 0.2), 150, (), 0, rejection=500, real=5, undertrained=60, distilled=100, calibration=20
+    ),
+    "relocate": _OTHERS, "peg": _OTHERS,
+}  # fmt: skip
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """First the table of every pair, then the next run of every pair, so that a stopped study covers all."""
+    by_pair = [list(_evaluations(pair, run)) for pair in PAIRS]
+    for number in range(max(map(len, by_pair))):
+        for name, evaluation in (cells[number] for cells in by_pair if number < len(cells)):
+            yield Cell(name, partial(with_evidence, evaluation))
+
+
+def with_evidence(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
+    """The summary of an evaluation, and what goals and rejection over deviation need of its tables."""
+    summary = evaluated(evaluation, folder, run, None)
+    runs = find_runs([folder])[0]
+    found = evidence(runs[0])
+    models = rejections_of(group(runs)[0]) if "adahi" in runs[0].methods else None
+    if models is not None:
+        found["rejection"] = {"any code, R": _shape(models.every), "primary code, r": _shape(models.primary)}
+    return {**summary, "evidence": found}
+
+
+def _shape(model: Any) -> dict[str, Any]:
+    fits = {name: vars(getattr(model, name)) for name in ("linear", "logarithmic")}
+    return {"steps": model.steps, "spearman": model.spearman, "auroc": model.auroc, **fits}
+
+
+def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
+    """The cells of a pair with its own draft, and with its under-trained and its distilled one where these exist.
+
+    Learned gates and heads run where they were trained. Rates below the one that the limit on skips forces are run
+    without ADAHI, the only gate with that limit.
+    """
+    size = SIZES[pair]
+
+    def cell(name: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Any:
+        bundle = name.partition("/")[0]
+        headless = not (find_bundle(bundle) / HEAD).is_file()
+        kept = tuple(
+            METHODS[name]
+            for name in methods
+            if name not in size.left_out and not (headless and METHODS[name].needs_head)
+        )
+        # Small shards keep all workers busy.
+        shard = max(1, min(20, episodes // 8))
+        return name, Evaluation(
+            bundle, None, kept, episodes, run.seed, rate, shard=shard, calibration_episodes=size.calibration, **settings
+        )
+
+    yield cell(f"{pair}/table", tuple(METHODS), size.table, **_imitation(pair, run))
+    lowest = GateChoices().settings("deviation", load_bundle(pair)).lowest_rate
+
+    def at(rate: float) -> Any:
+        limited = rate > lowest
+        ending, methods = ("", AT_RATE) if limited else ("-unlimited", UNLIMITED)
+        return cell(f"{pair}/rate-{rate:g}{ending}", methods, size.at_rate, rate)
+
+    yield at(size.rates[0])
+    if size.distilled:
+        yield cell(f"{pair}-distilled/rate-{size.rates[0]:g}", DISTILLED, size.distilled, size.rates[0])
+    elif _exists(f"{pair}-distilled"):
+        yield cell(f"{pair}-distilled/table", ("draft", "head_draft"), size.table)
+    if size.real:
+        yield cell(f"{pair}/real-time", REAL, size.real, realtime=True, deadline_ms=500.0)
+    if size.rejection:
+        yield cell(f"{pair}/rejection", ("adahi",), size.rejection)
+    if size.undertrained:
+        yield cell(f"{pair}-undertrained/table", UNDERTRAINED, size.undertrained)
+    yield from map(at, size.rates[1:])
+    for rate in size.curve:
+        yield cell(f"{pair}/rate-{rate:g}", CURVE, size.on_curve, rate)
+
+
+def _exists(bundle: str) -> bool:
+    try:
+        find_bundle(bundle)
+    except ConfigError:
+        return False
+    return True
+
+
+def _imitation(pair: str, run: Run) -> dict[str, Any]:
+    """Settings that measure the error on demonstrations, of a scripted expert or in the run's folder of data."""
+    files = load_bundle(pair).manifest["recipe"]["data"]
+    if run.quick or (files and run.data is None):
+        return {}
+    return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``BUNDLE-RUN.json``: the summary of every cell and its evidence."""
+    return results | {name.replace("/", "-"): summary for name, summary in found.items()}
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The marked tables of four pages of docs, study.md, and the picture of the pairs."""
+    made = tables_of(results)
+    if all("evidence" in summary for summary in results.values()):
+        made |= {"goals": goals_table(goals_of(results)), "rejection": rejection(results)}
+    for page, names in PAGES.items():
+        yield from (Part(DOCS / page, name, made[name]) for name in names if name in made)
+    yield Part(HERE / "study.md", "", "\n\n".join(whole(name, one) for name, one in results.items()) + "\n")
+    yield Picture(DOCS / "pairs.png", partial(draw_pairs, results), dpi=150)
+
+
+def draw_pairs(study: Study) -> Figure:
+    """Success of the main methods on every pair at a rate of .4, with intervals."""
+    names = ("draft", "head_draft", "random", "adahi", "learned", "learned_action", "hybrid")
+    pairs = [
+        pair for pair in PAIRS if f"{pair}-rate-0.4" in study and "learned" in study[f"{pair}-rate-0.4"]["methods"]
+    ]
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for number, method in enumerate(names):
+        # Methods without a rate, except hybrid, are only in the table's run.
+        run = "table" if method in ("draft", "head_draft") else "rate-0.4"
+        found = {place: study[f"{pair}-{run}"]["methods"].get(method) for place, pair in enumerate(pairs)}
+        success = {place: metrics["success"] for place, metrics in found.items() if metrics}
+        x = [place + 0.11 * (number - (len(names) - 1) / 2) for place in success]
+        bars = [[abs(one[end] - one["rate"]) for one in success.values()] for end in ("low", "high")]
+        drawn = style_of(method)
+        axes.errorbar(
+            x, [one["rate"] for one in success.values()], bars, fmt=drawn.marker, color=drawn.light,
+            label=method.replace("_", " "), ms=6,
+        )  # fmt: skip
+    axes.set_xticks(range(len(pairs)), [f"{pair}\n{study[f'{pair}-rate-0.4']['episodes']}" for pair in pairs])
+    axes.grid(visible=False, axis="x")
+    axes.set_ylim(0.0, 1.02)
+    axes.set(ylabel="success, 95 % interval", xlabel="pair, paired episodes")
+    legend_below(figure, columns=len(names))
+    return figure
+
+
+EXPERIMENT = Experiment(
+    "ADAHI: tables, rates, rejection, real time (docs/reproduce.md)", plan, merge, pages, HERE / "results"
+)

@@ -1,0 +1,267 @@
+"""RoboECC: a target in stages on device and server, over recorded links (docs/split.md).
+
+``--data`` is the folder with ``mahimahi/`` and ``telerobot_rtt/``.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
+from experiments.split.forecast import forecast_errors, train_forecast
+from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, study_links
+from experiments.split.simulated import PLACED, SIMULATED, simulated
+from experiments.split.sockets import GATED, Device, staged_client, target_windows
+from specact.families.codes.bundle import load_bundle
+from specact.families.codes.timing import measure_inference
+from specact.families.staged.stages import StagedFolder, load_staged
+from specact.families.staged.wire import PRECISIONS, pack, reply_bytes, unpack
+from specact.lab.evaluation.calibrate import calibrate_along
+from specact.lab.processes import serving
+from specact.lab.report.tables import markdown
+from specact.lab.train.split import split_bundle
+from specact.placement.bandwidth import RecurrentForecast
+from specact.placement.planner import StageCosts
+from specact.placement.target import code_reader, measure_costs
+
+BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
+# Slowdown of the device's networks, and upper bounds of the server's load.
+FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
+LINKS = ("5g-like", "lte", "lte-driving", "wifi")
+# The fourth link, on which an inference takes a second, is simulated in virtual time only.
+OVER_SOCKETS = ("5g-like", "lte", "wifi")
+NAMES = {
+    "device": "everything on the device",
+    "server": "everything on the server",
+    "static": "static cut",
+    "roboecc": "RoboECC's rule, forecast",
+    "roboecc_oracle": "RoboECC's rule, oracle",
+    "smallest_last": "smallest total, last value",
+    "smallest": "smallest total, forecast",
+    "smallest_apart": "smallest total, forecast, latency apart",
+    "smallest_oracle": "smallest total, oracle",
+    "smallest_printed": "smallest total as printed, forecast",
+    "hybrid": "hybrid",
+    "adahi": "ADAHI",
+    "late": "target asked, nobody waits",
+    "adahi_placed": "ADAHI, its target at the smallest total",
+}
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """Costs and forecasts, which the other cells need; real sockets, virtual time, precision."""
+    yield Cell("costs", measure)
+    for name in LINKS:
+        yield Cell(f"forecasts/{name}", partial(learn, name))
+    yield Cell("simulated", simulate)
+    yield Cell("precision", lambda folder, run: precision_errors(_stages(run), run.few(40), run.seed))
+    for factor in FACTORS:
+        for name in OVER_SOCKETS:
+            yield Cell(f"sockets/{factor:g}/{name}", partial(over_sockets, factor, name))
+
+
+def _stages(run: Run) -> StagedFolder:
+    folder = run.out / "stages"
+    if not (folder / "manifest.json").exists():
+        split_bundle(BUNDLE, folder)
+    return load_staged(folder)
+
+
+def _link(name: str, run: Run) -> StudyLink:
+    return study_links(run.needed("mahimahi/ and telerobot_rtt/"), run.out)[LINKS.index(name)]
+
+
+def _costs(run: Run, factor: float) -> StageCosts:
+    """The costs of stages on a device that is slower than this machine by a factor."""
+    measured = run.result("costs")["costs"]
+    arrays = {name: np.array(measured[name]) for name in ("server_s", "device_s", "cut_bytes", "load")}
+    arrays["device_s"] *= factor
+    return StageCosts(observation_bytes=measured["observation_bytes"], **arrays)
+
+
+def _forecast(name: str, run: Run) -> Path:
+    return run.out / "forecasts" / name / "forecast.onnx"
+
+
+def measure(folder: Path, run: Run) -> dict[str, Any]:
+    """Times of the stages on this machine and on the server, and of the draft."""
+    staged, bundle = _stages(run), load_bundle(BUNDLE)
+    windows = [window for _, window in target_windows(bundle, PROBES, run.seed)]
+    with serving(staged.path) as server, staged_client(staged, server.port) as client:
+        measure_costs(staged, client, windows[:3])  # to warm up both sides
+        costs, _ = measure_costs(staged, client, windows)
+    measured = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
+    measured["draft_s"] = measure_inference(bundle.draft, bundle.spec.draft)
+    about = {"machine": platform.machine(), "seed": run.seed, "inferences": run.few(60), "period_s": PERIOD_S}
+    return {**about, "costs": measured}
+
+
+def learn(name: str, folder: Path, run: Run) -> dict[str, float]:
+    """Trains the forecast of a recording on its first part; its errors on the rest."""
+    before, after = bandwidths_of(_link(name, run), _stages(run))
+    folder.mkdir(parents=True, exist_ok=True)
+    train_forecast(before, _forecast(name, run))
+    return forecast_errors(RecurrentForecast(_forecast(name, run)), before, after)
+
+
+def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
+    """Every method on one link, with a device that is slower by a factor."""
+    bundle = load_bundle(BUNDLE)
+    seen = target_windows(bundle, run.few(60), run.seed)
+    gate = calibrate_along(bundle, seen, RATE, run.seed)
+    draft_s = factor * run.result("costs")["costs"]["draft_s"]
+    device = Device(
+        _stages(run), bundle, _link(name, run), _forecast(name, run), _costs(run, factor), draft_s, gate, seen, run.seed
+    )
+    found = device.measure((*PLACED, *GATED))
+    return [{"link": name, "method": method, **cell_summary(cell)} for method, cell in found.items()]
+
+
+def simulate(folder: Path, run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Every method on every link in virtual time, by slowdown and bound of the server's load."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    links = [_link(name, run) for name in LINKS]
+    before = {link.name: bandwidths_of(link, _stages(run))[0] for link in links}
+    for factor in FACTORS:
+        costs = _costs(run, factor)
+        for budget in BUDGETS:
+            rows = tables.setdefault(f"{factor:g} times slower, server's load at most {budget:g}", [])
+            methods = [name for name in SIMULATED if name != "server" or budget >= 1.0]
+            for link in links:
+                count, learned = (
+                    int((link.seconds - link.trained_s) / PERIOD_S),
+                    RecurrentForecast(_forecast(link.name, run)),
+                )
+                for method in methods:
+                    cell = simulated(method, link, costs, before[link.name], learned, count, budget)
+                    rows.append({"link": link.name, "method": method, **cell_summary(cell)})
+    return tables
+
+
+def cell_summary(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Mean, p95 and switches of a method's inferences."""
+    latency, cuts = np.array(cell["latency_ms"]), cell["cuts"]
+    changes = int(np.count_nonzero(np.diff(cuts))) if len(cuts) else None
+    return {
+        "mean_ms": float(latency.mean()),
+        "median_ms": float(np.median(latency)),
+        "p95_ms": float(np.quantile(latency, 0.95)),
+        "inferences": len(latency),
+        "missed": cell.get("missed", 0),
+        "switches": cell.get("switches", changes),
+        "cuts": {str(cut): int(count) for cut, count in zip(*np.unique(cuts, return_counts=True), strict=True)},
+        "counts": cell.get("counts"),
+    }
+
+
+def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[dict[str, Any]]:
+    """The change of the target's answers at lower precision of each cut's activations, on its own rollouts.
+
+    Returns:
+        Per cut: ``bytes``, and for each precision the largest change of a ``probability`` and the share of most
+        likely ``codes`` that change.
+    """
+    bundle = load_bundle(BUNDLE)
+    windows = [window for _, window in target_windows(bundle, inferences, seed)]
+    reader, rows = code_reader(bundle, staged), []
+    exact = [reader(staged.network.run([window])).probs for window in windows]
+    for cut, shape in enumerate(staged.spec.activations, 1):
+        row: dict[str, Any] = {
+            "cut": cut, "bytes": {name: reply_bytes(staged.spec, cut, name) for name in PRECISIONS},
+        }  # fmt: skip
+        for precision in PRECISIONS:
+            lossy = []
+            for window in windows:
+                received = unpack(pack(staged.network.begin([window], cut)[0], precision), shape)
+                lossy.append(reader(staged.network.finish(received, cut)).probs)
+            error, same = np.abs(np.array(lossy) - exact), np.argmax(lossy, -1) == np.argmax(exact, -1)
+            row[precision] = {"probability": float(error.max()), "codes": float(1.0 - same.mean())}
+        rows.append(row)
+    return rows
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``split.json``: costs, ``sockets`` by slowdown, ``simulated``, ``forecasts`` by link, ``precision``."""
+    kept = dict(results.get("split", {}))
+    for name, values in found.items():
+        group, _, which = name.partition("/")
+        if group == "costs":
+            kept |= values
+        elif group == "forecasts":
+            kept[group] = kept.get(group, {}) | {which: values}
+        elif group == "sockets":
+            factor, link = which.split("/")
+            tables = kept.get(group, {})
+            others = [row for row in tables.get(factor, []) if row["link"] != link]
+            kept[group] = tables | {factor: [*others, *values]}
+        else:
+            kept[group] = values
+    return results | {"split": kept}
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The tables of docs/split.md."""
+    kept, page = results["split"], DOCS / "split.md"
+    for factor, cells in kept["sockets"].items():
+        yield Part(page, f"sockets-{factor}", latency_table(cells))
+    for number, cells in enumerate(kept["simulated"].values()):
+        yield Part(page, f"simulated-{number}", latency_table(cells))
+    yield Part(page, "forecasts", forecast_table(kept["forecasts"]))
+    yield Part(page, "precision", precision_table(kept["precision"]))
+
+
+def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Methods by links: mean, median and p95 of an inference [ms], switches, missed answers."""
+    found = {(cell["method"], cell["link"]): _entry(cell) for cell in cells}
+    links = [name for name in LINKS if any(cell["link"] == name for cell in cells)]
+    methods = dict.fromkeys(cell["method"] for cell in cells)
+    rows = [[NAMES[method], *(found.get((method, link), "") for link in links)] for method in methods]
+    return markdown(["", *links], rows)
+
+
+def _entry(cell: Mapping[str, Any]) -> str:
+    times = f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}"
+    counts = [f"{cell[name]} {name}" for name in ("switches", "missed") if cell[name]]
+    return ", ".join([times, *counts])
+
+
+def forecast_table(errors: Mapping[str, Mapping[str, float]]) -> str:
+    """Errors of one-step forecasts on the held-out part of each recording [kB/s]."""
+    names = ("mean", "forecast_mae", "last_mae", "forecast_rmse", "last_rmse", "mean_rmse")
+    heads = (
+        "link", "inferences", "mean", "MAE: LSTM", "last value", "RMSE: LSTM", "last value", "mean of the past",
+    )  # fmt: skip
+    rows = [
+        [link, f"{row['inferences']:.0f}", *(f"{row[name] / 1e3:.3g}" for name in names)]
+        for link, row in errors.items()
+    ]
+    return markdown(heads, rows)
+
+
+def precision_table(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The change of the target's answers at lower precision on the wire."""
+    heads = (
+        "cut", "bytes down: float32", "float16", "uint8", "largest change of a probability: float16", "uint8",
+        "most likely code changes: float16", "uint8",
+    )  # fmt: skip
+    lossy = ("float16", "uint8")
+    rows = [
+        [
+            row["cut"], *(row["bytes"][name] for name in ("float32", *lossy)),
+            *(f"{row[name]['probability']:.1e}" for name in lossy), *(f"{row[name]['codes']:.3f}" for name in lossy),
+        ]
+        for row in errors
+    ]  # fmt: skip
+    return markdown(heads, rows)
+
+
+EXPERIMENT = Experiment(
+    "RoboECC: a target in stages over recorded links (docs/split.md)", plan, merge, pages,
+    Path(__file__).parent / "results",
+)  # fmt: skip

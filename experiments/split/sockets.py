@@ -1,0 +1,172 @@
+"""Placed and gated targets over real sockets, with a relay that replays a recorded link and a device that is slower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from experiments.measure import slowed
+from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of
+from experiments.split.simulated import PLACED, Oracle, chooser_of
+from specact.execution.verdicts import WAIT, LateVerdicts
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import CodePolicy
+from specact.families.codes.verify import CodeDrafter
+from specact.families.staged.stages import StagedFolder, StagedNetwork
+from specact.families.staged.wire import split_dialect
+from specact.gates import Always
+from specact.gates.settings import GateSettings
+from specact.lab.envs import env_of
+from specact.lab.processes import linked, serving
+from specact.lab.rollout.rollout import target_path
+from specact.links.link import load_link
+from specact.observation import Window
+from specact.placement.bandwidth import RecurrentForecast
+from specact.placement.planner import StageCosts
+from specact.placement.target import SplitTarget, reader_of
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
+from specact.rng import StepAddress
+from specact.types import Miss
+from specact.verification import Verifier
+
+GATED = ("hybrid", "adahi", "late", "adahi_placed")
+DEADLINE_MS, CONNECT_S = 5_000.0, 60.0
+# An episode's number and an observation.
+Seen = tuple[int, Window]
+
+
+def target_windows(pair: Bundle, inferences: int, seed: int) -> list[Seen]:
+    """The first observations in rollouts of the target."""
+    path = target_path(pair, env_of(pair, None), count(), seed)
+    return [(record.address.episode, record.proposal.window) for record in islice(path, inferences)]
+
+
+def staged_client(staged: StagedFolder, port: int) -> Client:
+    """A connected client of a server with these stages."""
+    client = Client(Endpoint("ws", "127.0.0.1", port), split_dialect(staged.spec, staged.fingerprint), "placed")
+    try:
+        client.connect(CONNECT_S)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device on a recorded link: every method begins at the same time of the recording.
+
+    Attributes:
+        staged, bundle: the target in stages, and the pair.
+        link: replayed behind the part that the forecast was trained on.
+        forecast: file of the learned forecast.
+        costs: of the stages, on the slower device.
+        draft_s: time of the draft there [s].
+        gate: ADAHI's, calibrated.
+        seen: observations of the inferences.
+        seed: random seed.
+    """
+
+    staged: StagedFolder
+    bundle: Bundle
+    link: StudyLink
+    forecast: Path
+    costs: StageCosts
+    draft_s: float
+    gate: GateSettings
+    seen: Sequence[Seen]
+    seed: int
+
+    def measure(self, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Latency, cuts and misses of every inference, by method."""
+        with serving(self.staged.path) as placed, serving(self.bundle.path) as gated:
+            return {
+                name: self._measure(name, gated.port if name in ("hybrid", "adahi", "late") else placed.port)
+                for name in methods
+            }
+
+    def _measure(self, method: str, server: int) -> dict[str, Any]:
+        remaining = [*np.cumsum(self.costs.device_s[::-1])[::-1].tolist(), 0.0]
+        network = SimpleNamespace(
+            run=slowed(self.staged.network.run, lambda windows: remaining[0]),
+            finish=slowed(self.staged.network.finish, lambda activation, cut: remaining[cut]),
+        )
+        staged = replace(self.staged, network=cast(StagedNetwork, network))
+        before, _ = bandwidths_of(self.link, staged)
+        with ExitStack() as stack:
+            link = self.link.at(self.link.trained_s)
+            port = stack.enter_context(linked(server, link, self.seed)).port
+            began = time.monotonic()
+            up, down = int(self.costs.observation_bytes), int(self.costs.cut_bytes[-1])
+            oracle = Oracle(load_link(link), lambda: time.monotonic() - began, up, down)
+            if method in ("hybrid", "adahi", "late"):
+                client = stack.enter_context(
+                    Client(Endpoint("ws", "127.0.0.1", port), self.bundle.codec.dialect, method)
+                )
+                client.connect(CONNECT_S)
+                return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
+            client = stack.enter_context(staged_client(staged, port))
+            named = "smallest" if method == "adahi_placed" else method
+            chooser = chooser_of(named, self.costs, before, RecurrentForecast(self.forecast), oracle, np.inf)
+            target = SplitTarget(staged, reader_of(self.bundle, staged), client, chooser, DEADLINE_MS)
+            if method in PLACED:
+                return self._alone(target)
+            return self._gated(method, self.bundle.verifier(target), target)
+
+    def _alone(self, target: SplitTarget[Any]) -> dict[str, Any]:
+        """The target without a draft; the robot waits for every answer."""
+        latencies, cuts, missed = [], [], 0
+        for inference, due in self._schedule():
+            started = due()
+            answer = target.submit(self.seen[inference][1], StepAddress(self.seed, 0, 0, inference)).result()
+            latencies.append(1e3 * (time.monotonic() - started))
+            missed += isinstance(answer, Miss)
+            cuts.append(target.cut)
+        return {"latency_ms": latencies, "cuts": cuts, "missed": missed, "switches": target.counts["switches"]}
+
+    def _gated(self, method: str, verifier: Verifier, target: SplitTarget[Any] | None) -> dict[str, Any]:
+        """A draft and a gated target."""
+        infer = slowed(self.bundle.draft.infer, lambda window: self.draft_s)
+        draft = SimpleNamespace(infer=infer, infer_batch=lambda windows: [*map(infer, windows)])
+        policy = SpeculativePolicy(
+            self.bundle, self.gate.build(self.bundle) if method.startswith("adahi") else Always(),
+            drafter=CodeDrafter(cast(CodePolicy, draft), self.bundle.tokenizer), verifier=verifier,
+            verdicts=LateVerdicts(np.inf) if method == "late" else WAIT, seed=self.seed,
+        )  # fmt: skip
+        latencies, period_s = [], 1.0 / self.bundle.rate_hz
+        for inference, due in self._schedule():
+            started, (episode, window) = due(), self.seen[inference]
+            if policy.record is None or policy.record.address.episode != episode:
+                policy.reset(episode)
+            policy.act_on(window)
+            latencies.append(1e3 * (time.monotonic() - started))
+            # The rest of the chunk, each action when it is due: a late verdict replaces the remaining actions.
+            for action in range(1, self.bundle.execute):
+                time.sleep(max(0.0, started + action * period_s - time.monotonic()))
+                if not policy.wants_inference:
+                    policy.act_on(window)
+        names = ("steps", "wanted", "transmitted", "missed", "in_time", "replaced")
+        counts = {name: policy.counts[name] for name in names}
+        switches = None if target is None else target.counts["switches"]
+        return {"latency_ms": latencies, "cuts": [], "missed": counts["missed"], "switches": switches, "counts": counts}
+
+    def _schedule(self) -> Iterator[tuple[int, Callable[[], float]]]:
+        first = time.monotonic()
+
+        def due(inference: int) -> float:
+            time.sleep(max(0.0, first + inference * PERIOD_S - time.monotonic()))
+            return time.monotonic()
+
+        for inference in range(len(self.seen)):
+            yield inference, lambda inference=inference: due(inference)  # type: ignore[misc]
