@@ -31,11 +31,11 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/envs": (2_700, 2_839),
     f"{SRC}/lab/train": (4_500, 7_089),
     f"{SRC}/lab/rollout": (2_100, 2_506),
-    f"{SRC}/lab/evaluation": (1_700, 3_144),
+    f"{SRC}/lab/evaluation": (1_700, 3_088),
     f"{SRC}/lab/tised": (1_700, 2_379),
-    f"{SRC}/lab/report": (800, 2_456),
+    f"{SRC}/lab/report": (800, 2_400),
     "experiments": (4_500, 4_500),
-    "benchmarks": (1_800, 4_334),
+    "benchmarks": (1_800, 3_619),
     "tests": (27_000, 50_000),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")

@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("mujoco")
 
 from specact import load_bundle
-from specact.cli.advise import AdviseOptions, _answer, _decoded_parts, _runs_of, _ways, advise
+from specact.cli import advise
+from specact.cli.advise import Advise, Device, composed_parts, runs_of, ways_of
 from specact.errors import ConfigError
 from specact.families.load import load_pair
 from specact.lab.evaluation.budget import measure_parts
@@ -44,11 +45,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(run: Path | None, budget_ms: float, **options: Any) -> dict[str, Any]:
-    asked = AdviseOptions("ball", budget_ms, runs=() if run is None else (run,), **options)
+    device = Device(budget_ms=budget_ms, runs=() if run is None else (run,), **options)
     pair = load_bundle("ball")
-    runs, left_out = _runs_of(pair, asked.runs)
+    runs, left_out = runs_of(pair, device.runs)
     assert not left_out
-    return _answer(asked, pair, runs, None, PARTS, round_trip_ms=12.0)
+    return advise.answer(device, pair, runs, {"": PARTS}, 12.0)
 
 
 def test_a_target_that_fits_runs_on_the_device(run: Path) -> None:
@@ -99,12 +100,11 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
     wanted = next(text for text in nothing["missing"] if text.startswith("success of"))
     assert "draft, head_draft, target, hybrid, random, adahi, uncertainty, random_learned, learned:" in wanted
     assert "success of random, adahi, uncertainty:" in " ".join(answer(run, 0.5)["missing"])
-    late = AdviseOptions("ball", 0.5, link="lte")
-    told = _answer(late, load_bundle("ball"), [], None, PARTS, round_trip_ms=51.0)["missing"]
+    late = Device(budget_ms=0.5, link="lte")
+    told = advise.answer(late, load_bundle("ball"), [], {"": PARTS}, 51.0)["missing"]
     assert any("longer than a control step" in text for text in told)
     headless = {part: ms for part, ms in PARTS.items() if "head" not in part and "learned" not in part}
-    tiny = AdviseOptions(str(tiny_bundle), 0.5)
-    told += _answer(tiny, load_bundle(tiny_bundle), [], None, headless, 12.0)["missing"]
+    told += advise.answer(Device(budget_ms=0.5), load_bundle(tiny_bundle), [], {"": headless}, 12.0)["missing"]
     assert any(text.startswith("a learned gate: specact calibrate") for text in told)
     commands = [
         shlex.split(found) for text in (*nothing["missing"], *told) for found in re.findall("specact [^;]+", text)
@@ -122,7 +122,7 @@ def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_pa
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["evaluation"][key] = value
         (folder / "manifest.json").write_text(json.dumps(manifest))
-    runs, left_out = _runs_of(pair, [tmp_path])
+    runs, left_out = runs_of(pair, [tmp_path])
     assert runs == [] and len(left_out) == 4
     assert left_out[tmp_path / "other"] == "it is of other weights (ball)"
 
@@ -131,14 +131,14 @@ def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole
     pair = load_pair("ball-chase-flow")
     what = Evaluation(pair.source, None, ("full", "flash", "block"), 2, shard=2)
     evaluate(what, tmp_path / "run", lambda *told: None, Pool(1))
-    runs, left_out = _runs_of(pair, (tmp_path / "run",))
+    runs, left_out = runs_of(pair, (tmp_path / "run",))
     assert len(runs) == 1 and not left_out
     parts = measure_parts(pair, rounds=20)
     assert parts["target"] > 10.0 * parts["gate random"]  # ten steps of a network, and no network at all
-    asked = AdviseOptions(pair.source, 100.0 * parts["target"], runs=(tmp_path / "run",))
-    decoded = _decoded_parts(pair, runs)
+    device = Device(budget_ms=100.0 * parts["target"], runs=(tmp_path / "run",))
+    decoded = composed_parts(pair, runs)
     assert decoded.keys() == {"full", "flash", "block"}
-    found = _answer(asked, pair, runs, None, parts, 12.0, decoded)
+    found = advise.answer(device, pair, runs, {"": parts, **decoded}, 12.0)
     costs = {(way["method"], way["on_device"]): way["device_ms"] for way in found["ways"]}
     # The block alone runs on the device, and so can full rounds; their success is the same there.
     assert costs.keys() == {("full", False), ("full", True), ("flash", False), ("block", False)}
@@ -151,11 +151,11 @@ def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole
 def test_fewer_steps_of_a_flow_policy_on_the_device_are_advised(tmp_path: Path) -> None:
     pair = load_pair("ball-chase-flow")
     evaluate(Evaluation(pair.source, None, ("full", "full_1"), 4, shard=4), tmp_path / "run", lambda *_: None, Pool(1))
-    runs, _ = _runs_of(pair, (tmp_path / "run",))
+    runs, _ = runs_of(pair, (tmp_path / "run",))
     decoded = {"full": {"target": 9.0, "ask": 0.1}, "full_1": {"target": 1.0, "ask": 0.1}}
     for budget_ms, wanted in ((0.5, "the target on a server"), (2.0, "the target on the device (full_1)")):
-        asked = AdviseOptions(pair.source, budget_ms, runs=(tmp_path / "run",))
-        found = _answer(asked, pair, runs, None, {"target": 9.0, "ask": 0.1}, 12.0, decoded)
+        device = Device(budget_ms=budget_ms, runs=(tmp_path / "run",))
+        found = advise.answer(device, pair, runs, {"": {"target": 9.0, "ask": 0.1}, **decoded}, 12.0)
         assert found["advice"].startswith(wanted)
     assert found["no_server_from_ms"] == 1.0
 
@@ -163,8 +163,8 @@ def test_fewer_steps_of_a_flow_policy_on_the_device_are_advised(tmp_path: Path) 
 def test_a_target_that_fits_and_fails_is_not_advised(run: Path) -> None:
     """The target of this run fits, and a tenth of the draft's successes are its own."""
     pair = load_bundle("ball")
-    runs, _ = _runs_of(pair, (run,))
-    ways = _ways(runs, {"": PARTS})
+    runs, _ = runs_of(pair, (run,))
+    ways = ways_of(runs, {"": PARTS})
     bad = {"0/" + str(k): k % 10 == 0 for k in range(40)}
     worse = [replace(way, successes={0: bad}) if way.method in ("target", "target_on_device") else way for way in ways]
     for given, wanted in (
@@ -172,59 +172,38 @@ def test_a_target_that_fits_and_fails_is_not_advised(run: Path) -> None:
         (worse, "the target fits on the device, but more succeeds with"),
     ):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("specact.cli.advise._ways", lambda *_, given=given: given)
-            told = _answer(AdviseOptions("ball", 8.0, runs=(run,)), pair, runs, None, PARTS, 12.0)["advice"]
+            patch.setattr("specact.cli.advise.ways_of", lambda *_, given=given: given)
+            told = advise.answer(Device(budget_ms=8.0, runs=(run,)), pair, runs, {"": PARTS}, 12.0)["advice"]
         assert told.startswith(wanted)
 
 
 def test_two_endings_of_an_episode_are_refused(run: Path, tmp_path: Path) -> None:
     other, pair = Path(shutil.copytree(run, tmp_path / "other")), load_bundle("ball")
-    assert _ways(_runs_of(pair, (run, other))[0], {"": PARTS}), "the same endings twice are none"
+    assert ways_of(runs_of(pair, (run, other))[0], {"": PARTS}), "the same endings twice are none"
     (path,) = (other / "episodes" / "draft").glob("*.parquet")
     table = pq.read_table(path)
     index = table.schema.get_field_index("success")
     pq.write_table(table.set_column(index, "success", pc.invert(table["success"])), path)
-    runs, _ = _runs_of(pair, (run, other))
+    runs, _ = runs_of(pair, (run, other))
     with pytest.raises(ConfigError, match=r"episode 5/0 .* of draft in .*other ended otherwise"):
-        _ways(runs, {"": PARTS})
+        ways_of(runs, {"": PARTS})
 
 
 def test_the_same_episodes_twice_count_once(run: Path) -> None:
     pair = load_bundle("ball")
-    runs, _ = _runs_of(pair, (run,))
+    runs, _ = runs_of(pair, (run,))
     again = [*runs, replace(runs[0])]
-    twice = _answer(AdviseOptions("ball", 2.1), pair, again, None, PARTS, 12.0)
+    twice = advise.answer(Device(budget_ms=2.1), pair, again, {"": PARTS}, 12.0)
     assert {way["episodes"] for way in twice["ways"]} == {40}
 
 
-def test_it_is_printed_with_a_study_beside_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seeds = {"1": {"rate": 0.0, "successes": "1" * 20}}
-    row = {"task": "ball", "draft": "distilled draft x4", "method": "draft", "asked": 0.0, "seeds": seeds}
-    table = tmp_path / "study.json"
-    times = {"ball": {"parts": {"4": {"draft": 0.1, "target": 1.0}}}}
-    table.write_text(json.dumps({"rows": [row], "times": times}))
-    advise(AdviseOptions("ball", 1e6, runs=(run,), kappa=3.0, study=table))
+def test_it_is_printed_with_what_other_policies_need(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Advise("ball", Device(budget_ms=1e6, runs=(run,), kappa=3.0)).run()
     said = capsys.readouterr().out
     assert "on the device, not measured: 3 times as long, as given" in said
     assert "link wifi-paper, modelled: 12." in said
     assert "advice: the target fits on the device" in said
-    assert "study: for other policies of ball" in said and "the distilled draft x4 alone: success 1.00" in said
-    assert re.search(r"^learned 0\.4 +0\.\d\d ", said, re.MULTILINE)
-    advise(AdviseOptions("ball", 0.0, json=True))
+    assert re.search(r"^for other policies of ball, with .* of their target's time: ", said, re.MULTILINE)
+    assert re.search(r"^ ?learned 0\.4 +0\.\d\d ", said, re.MULTILINE)
+    Advise("ball", Device(budget_ms=0.0, json=True)).run()
     assert json.loads(capsys.readouterr().out)["target_fits"] is False
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"rows": 3}', "[]"])
-def test_a_study_that_is_none_is_a_sentence(tmp_path: Path, content: str | None) -> None:
-    table = tmp_path / "study.json"
-    if content is not None:
-        table.write_text(content)
-    with pytest.raises(ConfigError, match=r"is not a table of python benchmarks/budget\.py"):
-        advise(AdviseOptions("ball", 1.0, study=table))
-
-
-def test_numbers_out_of_range_are_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="budget_ms must be at least 0, got -1"):
-        AdviseOptions("ball", -1.0)
-    with pytest.raises(ConfigError, match="kappa must be above 0, got 0"):
-        AdviseOptions("ball", 1.0, kappa=0.0)

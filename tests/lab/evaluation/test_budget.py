@@ -13,14 +13,12 @@ from specact import load_bundle
 from specact.lab.evaluation.budget import (
     Choice,
     Way,
-    advice,
     behind,
     choose,
     describe,
     device_cost,
     measure_parts,
     runs_alone,
-    study_ways,
     without_server,
 )
 from specact.lab.rollout.methods import METHODS
@@ -115,6 +113,9 @@ def test_at_most_so_much_is_asked_for() -> None:
     assert found is not None and found.way.method == "random_learned"
     found = choose(WAYS, 0.3, most_rate=0.0)
     assert found is not None and found.way.method == "draft"
+    assert "no gate is needed" in describe(found)
+    found = choose((LEARNED, CHANCE), 1.0)
+    assert found is not None and "no gate is needed" not in describe(found)
 
 
 def test_from_which_budget_on_nobody_needs_a_server() -> None:
@@ -124,19 +125,6 @@ def test_from_which_budget_on_nobody_needs_a_server() -> None:
     # A larger budget that buys more with a server ends what a smaller one could do without.
     dear = way("learned", 0.4, 0.8, *same([]))
     assert without_server((replace(HEAD, successes=way("", 0, 0, *same(range(5))).successes), dear, TARGET)) == 1.0
-
-
-def test_the_advice_names_every_change_and_when_no_gate_is_needed() -> None:
-    said = advice(WAYS, (0.1, 0.3, 0.5, 0.7), "of the target's time")
-    assert said.startswith("from 0.1 of the target's time on the target on a server at every inference")
-    assert (
-        "from 0.5 of the target's time on the learned gate's head on the draft as the draft, alone: success 0.98"
-        in said
-    )
-    assert "from 0.3" not in said and "from 0.7" not in said
-    assert said.endswith("nobody needs a server from 0.5 of the target's time on")
-    found = choose((LEARNED, CHANCE), 1.0)
-    assert found is not None and "no gate is needed" not in describe(found)
 
 
 def test_an_interval_over_seeds_is_as_wide_as_they_differ() -> None:
@@ -158,25 +146,6 @@ def test_episodes_that_were_not_shared_are_not_compared() -> None:
     other = replace(HYBRID, successes={0: {"another": True}})
     assert behind(DRAFT, other) is None
     assert behind(DRAFT, replace(HYBRID, successes={0: HYBRID.successes[0], 9: {"0": True}})) is not None
-
-
-def test_a_study_is_compared_at_the_seeds_that_all_ways_have() -> None:
-    def row(method: str, asked: float, **seeds: str) -> dict[str, object]:
-        of = {seed[1:]: {"rate": asked, "successes": won} for seed, won in seeds.items()}
-        return {"task": "ball", "draft": "draft x1", "method": method, "asked": asked, "seeds": of}
-
-    times = {"ball": {"parts": {"1": {"draft": 1.0, "target": 4.0, "ask": 0.5}, "4": {}}}}
-    rows = [row("draft", 0.0, s1="0011", s2="1111"), row("hybrid", 1.0, s1="1111")]
-    results = {"rows": rows, "times": times}
-    draft, hybrid = study_ways(results, "ball", alike=True)
-    assert list(draft.successes) == list(hybrid.successes) == [1]
-    assert draft.success.mean == 0.5
-    assert draft.cost == 1.0 / 4.0 and hybrid.cost == 1.5 / 4.0, "asking takes time, too"
-    whole, _ = study_ways(results, "ball")
-    assert whole.success.mean == 0.75 and whole.episodes == 8
-    assert study_ways(results, "pusht", alike=True) == []
-    with pytest.raises(KeyError, match="ball"):
-        study_ways(results | {"times": {}}, "ball")
 
 
 def test_costs_are_those_of_the_parts_that_a_method_evaluates() -> None:
@@ -201,8 +170,6 @@ def test_a_way_with_few_episodes_is_neither_chosen_nor_compared_with() -> None:
     lucky = replace(HYBRID, successes={0: dict.fromkeys(("0", "1"), True)})
     without, found = choose((DRAFT, CHANCE), 0.5), choose((DRAFT, CHANCE, lucky), 0.5)
     assert found == without and found is not None and found.best is CHANCE
-    assert "no way" not in advice((DRAFT, CHANCE, lucky), (0.5,), "ms")
-    assert advice((), (0.5,), "ms") == "not every method was evaluated at a common training seed"
 
 
 def test_descriptions_name_how_chunks_are_decoded() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ MARGIN = 0.05
 # two would be the best.
 ENOUGH = 0.5
 TARGET, HEAD_DRAFT = "target", "head_draft"
+# What was recommended for other policies: by task, from which share of the target's time on, and the sentence.
+TABLE = Path(__file__).with_name("advice.json")
 # Gates by complexity: random needs no score, deviation and uncertainty no head.
 _GATES = ("never", "random", "deviation", "uncertainty", "learned", "learned_action", "always")
 # Decodings without a drafter.
@@ -175,31 +177,6 @@ def without_server(ways: Sequence[Way]) -> float | None:
     return least
 
 
-def advice(ways: Sequence[Way], budgets: Sequence[float], unit: str) -> str:
-    """The recommendations for a range of budgets, as a sentence; says so if there are no ways.
-
-    Args:
-        ways: to choose from.
-        budgets: ascending; successive ones with the same recommendation are merged.
-        unit: of the budgets: ``ms``, ``of the target's time``.
-    """
-    if not ways:
-        return "not every method was evaluated at a common training seed"
-    parts: list[str] = []
-    previous: Way | None = None
-    for budget in budgets:
-        choice = choose(ways, budget)
-        if choice is None or choice.way is previous:
-            continue
-        previous = choice.way
-        parts.append(f"from {budget:.2g} {unit} on {describe(choice)}")
-    least = without_server(ways)
-    last = (
-        "a server is needed at every budget" if least is None else f"nobody needs a server from {least:.2g} {unit} on"
-    )
-    return "; ".join([*parts, last])
-
-
 def describe(choice: Choice) -> str:
     """Describes a choice, with its success and whether a gate is needed."""
     way = choice.way
@@ -212,39 +189,6 @@ def describe(choice: Choice) -> str:
     success, best = way.success, choice.best
     comparison = "" if best is way else f"; most has {best}, {best.success.mean:.2f}"
     return f"{way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{gate}{comparison}"
-
-
-def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) -> list[Way]:
-    """The ways of a task of a study (``benchmarks/results/budget.json``); costs are shares of the target's time.
-
-    Args:
-        results: ``rows``, each with ``task``, ``draft`` (its size after an x, empty for the target), ``method``,
-            ``asked`` and ``seeds``: by training seed the achieved ``rate``, and ``successes``, a character 0 or 1 for
-            every episode; and ``times``: by task the ``parts`` of every size, as :func:`measure_parts`.
-        task: which.
-        alike: only the training seeds that all ways have in common, for a paired comparison.
-
-    Raises:
-        KeyError: for a task or size that was not timed.
-    """
-    rows = [row for row in results["rows"] if row["task"] == task]
-    common = set[str].intersection(*(set(row["seeds"]) for row in rows)) if alike and rows else None
-    ways = []
-    for row in rows:
-        seeds = {
-            seed: results_of_seed for seed, results_of_seed in row["seeds"].items() if common is None or seed in common
-        }
-        if seeds:
-            rate = float(np.mean([results_of_seed["rate"] for results_of_seed in seeds.values()]))
-            # A distilled draft takes the time of the plain one, whose network has the same shape.
-            parts = results["times"][task]["parts"][row["draft"].rpartition("x")[2] or "1"]
-            cost = device_cost(row["method"], parts, rate) / parts["target"]
-            successes = {
-                int(seed): {str(number): one == "1" for number, one in enumerate(results_of_seed["successes"])}
-                for seed, results_of_seed in seeds.items()
-            }
-            ways.append(Way(row["draft"], row["method"], row["asked"], rate, cost, successes))
-    return ways
 
 
 def runs_alone(method: str) -> bool:

@@ -1,0 +1,371 @@
+"""Device compute: drafts of several sizes, plain and distilled, under every gate, on four tasks (docs/budget.md).
+
+``published`` evaluates the pairs that come with the package at a rate of .4, without training. ``times`` and
+``targets`` measure on one core: run them alone on the machine, with OMP_NUM_THREADS=1. The rest trains a target and
+drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for every training seed, distils
+each draft, trains a learned gate's head for each pair, and evaluates every method at every rate on the same episodes.
+``--data`` is the folder of the demonstrations.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.budget import tables
+from experiments.grid import DOCS, ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from specact.families.codes.bundle import PARTS, Bundle, load_bundle
+from specact.families.head import HEAD
+from specact.families.load import load_pair
+from specact.gates.settings import GateChoices
+from specact.lab.evaluation.budget import HEAD_DRAFT, TABLE, TARGET, measure_parts, measure_together
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import read_table
+from specact.lab.report.tables import markdown
+from specact.lab.rollout.distillation import collector
+from specact.lab.train.distil import DistilRecipe, distil
+from specact.lab.train.head import HeadRecipe, train_head
+from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
+from specact.lab.train.train import train
+from specact.runtime.parameters import count_parameters
+
+PAGE = DOCS / "budget.md"
+SIZES, NAMES = ("1/4", "1", "4", "16"), ("quarter", "one", "four", "sixteen")
+FIRST = (1, 0, 2, 3)  # today's first
+RATES = (0.2, 0.4, 0.6)
+# Inferences in each of two rounds, for a head and for a distilled draft; training steps in each of the head's rounds.
+LESSONS, HEAD_STEPS = 15_000, 4000
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A task's drafts with about a quarter, one, four and sixteen times the parameters of the recipe's.
+
+    Attributes:
+        widths: of their transformers.
+        encoders: settings of their image encoders, besides the recipe's; empty without a camera.
+        of: the recipe's draft.
+        seeds: of the training.
+    """
+
+    widths: tuple[int, ...]
+    encoders: tuple[Mapping[str, Any], ...] = ()
+    of: str = "draft"
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+DRAFTS = {
+    # A quarter would need a width of 1, whose layer normalisation is constant.
+    "ball": Drafts((2, 5, 18, 44), seeds=(1, 2, 3, 4, 5)),
+    "pusht": Drafts((12, 32, 76, 162)),
+    "peg": Drafts((3, 12, 36, 90), seeds=(1, 2, 3, 4, 5)),
+    # Encoders of their own, which see half the pixels; the recipe's draft uses the target's, and so does not fit a
+    # smaller budget. Sixteen times the parameters would take more time than the target.
+    "pusht-camera": Drafts(
+        (16, 32, 64),
+        (
+            {"pixels": 48, "channels": (16, 32, 32, 32), "keypoints": 16, "width": 112},
+            {"pixels": 48},
+            {"pixels": 48, "channels": (64, 128, 128, 128), "keypoints": 64, "width": 512},
+        ),
+        of="draft_camera",
+        seeds=(1, 2),
+    ),
+}
+# The pairs that come with the package whose targets differ, with the drafts of those that have none of their own.
+TARGETS = {
+    "ball": None, "swarm": None, "pusht": None, "pusht-camera": None, "peg": None, "kitchen": None, "relocate": None,
+    "metaworld": None, "ball-chase-flow": None, "pusht-flow": None, "kitchen-tokens": None, "relocate-tokens": None,
+    "metaworld-flow": None, "metaworld-tokens": "metaworld-draft",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One draft of one training seed; seed 0 is the pair that comes with the package, of the recipe's size."""
+
+    task: str
+    seed: int
+    size: int
+    distilled: bool
+
+    @property
+    def bundle(self) -> str:
+        """The name of its bundle."""
+        return f"{self.task}-{NAMES[self.size]}" + "-distilled" * self.distilled
+
+    @property
+    def about(self) -> str:
+        """Its description."""
+        return "distilled " * self.distilled + f"draft x{SIZES[self.size]}"
+
+    @property
+    def cell(self) -> str:
+        """The name of its cell."""
+        return (
+            f"published/{self.task}/{self.bundle}" if self.seed == 0 else f"{self.task}/seed-{self.seed}/{self.bundle}"
+        )
+
+    def training(self, run: Run) -> Path:
+        """The folder of its training run: one for all plain drafts of a seed, one per distilled draft."""
+        base = run.out / self.task / f"seed-{self.seed}"
+        return base / f"distil-{NAMES[self.size]}" if self.distilled else base / "train"
+
+
+def drafts_of_study() -> list[Draft]:
+    """Those that share a target follow each other: a machine that is lost takes one target with it."""
+    return [
+        Draft(task, seed, size, distilled)
+        for seed in range(1, 6)
+        for task, drafts in DRAFTS.items()
+        if seed in drafts.seeds
+        for distilled in (False, True)
+        for size in FIRST
+        if size < len(drafts.widths)
+    ]
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """The published pairs, times, and every draft that is trained."""
+    published = [Draft(task, 0, 1, distilled) for task in ("ball", "peg", "pusht") for distilled in (False, True)]
+    for draft in published:
+        yield Cell(draft.cell, partial(finish, draft))
+    yield Cell("targets", targets)
+    for task in DRAFTS:
+        yield Cell(f"times/{task}", partial(times, task))
+    for draft in drafts_of_study():
+        yield Cell(draft.cell, partial(finish, draft))
+
+
+def finish(draft: Draft, folder: Path, run: Run) -> dict[str, Any]:
+    """Trains and evaluates a draft: its parameters, and every episode of every method."""
+    bundle = with_head(get_bundle(draft, run), draft.seed, run)
+    rows = [row for name, what in evaluations(draft, bundle) for row in rows_of(draft, what, folder / name, run)]
+    counts = {part: count_parameters(bundle.path / PARTS[part]) for part in ("draft", "target")}
+    counts |= {"head": count_parameters(bundle.path / HEAD)}
+    return {"machine": machine(), "parameters": {draft.task: {draft.about: counts}}, "rows": rows}
+
+
+def evaluations(draft: Draft, bundle: Bundle) -> Iterator[tuple[str, Evaluation]]:
+    """Every method at every rate, on other episodes than those of the calibrations."""
+
+    def evaluation(methods: Sequence[str], rate: float) -> Evaluation:
+        return Evaluation(
+            str(bundle.path), None, tuple(methods), 50, 1000 + draft.seed, rate, shard=25, calibration_episodes=15
+        )
+
+    # The target is the same for every draft.
+    yield (
+        "ends",
+        evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (draft.size == 1 and not draft.distilled)), 0.5),
+    )
+    lowest = GateChoices().settings("deviation", bundle).lowest_rate
+    for rate in (0.4,) if draft.seed == 0 else RATES:
+        # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
+        own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
+        yield f"rate-{rate:g}", evaluation(("random_learned", *own, "uncertainty", "learned"), rate)
+
+
+def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Iterator[dict[str, Any]]:
+    """A row for each method: who won which episode, as a letter 1 or 0."""
+    summary = evaluated(evaluation, folder, run)
+    for method, metrics in summary["methods"].items():
+        won = "".join(str(int(won)) for won in read_table(folder / "episodes" / method)["success"])
+        asked = float(method in ("hybrid", TARGET)) if folder.name == "ends" else evaluation.rate
+        about = {"task": draft.task, "draft": "" if method == TARGET else draft.about}
+        sent = metrics["transmission_rate"]
+        yield {**about, "method": method, "asked": asked, "seeds": {str(draft.seed): {"rate": sent, "successes": won}}}
+        if method == TARGET:
+            seeds = {str(draft.seed): {"rate": 0.0, "successes": won}}
+            yield {**about, "method": "target_on_device", "asked": 0.0, "seeds": seeds}
+
+
+def get_bundle(draft: Draft, run: Run) -> Bundle:
+    """Loads the draft's bundle, or trains it."""
+    if draft.seed == 0:
+        return load_bundle(draft.task + "-distilled" * draft.distilled)
+    folder, settings = draft.training(run), DRAFTS[draft.task]
+    path = folder / "bundles" / draft.bundle
+    if (path / "manifest.json").exists():
+        return load_bundle(path)
+    recipe = load_recipe(ROOT / "recipes" / f"{draft.task}.toml")
+    if draft.distilled:
+        plain = get_bundle(replace(draft, distilled=False), run)
+        # The plain draft's steps and batches: half the steps with twice the batch leave a small draft undertrained.
+        of = recipe.policies[settings.of]
+        roll = collector(200 if run.quick else LESSONS, run.pool, run.update, folder=folder / "frames")
+        steps = 4 if run.quick else of.steps
+        distil(plain, DistilRecipe(steps=steps, batch=of.batch, seed=draft.seed), roll, folder, run.update)
+        shutil.rmtree(folder / "frames", ignore_errors=True)
+        return load_bundle(path)
+    # The draft of the recipe's size first, for early results; more policies may be added to a training run later.
+    sizes = range(len(settings.widths)) if draft.size != FIRST[0] else (draft.size,)
+    recipe = with_drafts(recipe, draft.task, sizes, draft.seed)
+    train(hardly(recipe) if run.quick else recipe, run.data or Path(), folder, run.update)
+    return load_bundle(path)
+
+
+def with_drafts(recipe: Recipe, task: str, sizes: Iterable[int], seed: int) -> Recipe:
+    """A task's recipe with its target and drafts of these sizes, in a bundle each."""
+    drafts = DRAFTS[task]
+
+    def draft(size: int) -> PolicyRecipe:
+        of = recipe.policies[drafts.of]
+        encoder = replace(of.encoder, **drafts.encoders[size]) if drafts.encoders else of.encoder
+        return replace(of, width=drafts.widths[size], encoder=encoder, snapshot=0.0)
+
+    policies = {f"draft_{NAMES[size]}": draft(size) for size in sizes}
+    return replace(
+        recipe, seed=seed, policies={TARGET: recipe.policies[TARGET], **policies},
+        bundles={f"{task}-{NAMES[size]}": (TARGET, f"draft_{NAMES[size]}") for size in sizes},
+    )  # fmt: skip
+
+
+def hardly(recipe: Recipe) -> Recipe:
+    """The recipe with few training steps, for times: how long a network takes depends on its shape alone.
+
+    Some steps: a parameter that is still 1 everywhere is a constant of the exported network.
+    """
+
+    def short(one: PolicyRecipe) -> PolicyRecipe:
+        encoder = replace(one.encoder, steps=2, scenes=min(64, one.encoder.scenes))
+        return replace(one, steps=50, warmup=1, encoder=encoder)
+
+    return replace(
+        recipe, policies={name: short(one) for name, one in recipe.policies.items()},
+        tokenizer=replace(recipe.tokenizer, steps=2), generate_episodes=min(20, recipe.generate_episodes),
+    )  # fmt: skip
+
+
+def with_head(bundle: Bundle, seed: int, run: Run, lessons: int = LESSONS, steps: int = HEAD_STEPS) -> Bundle:
+    """The bundle with a learned gate's head."""
+    if (bundle.path / HEAD).is_file():
+        return bundle
+    folder, few = bundle.path / "gate", run.quick
+    roll = collector(200 if few else lessons, run.pool, run.update, folder=folder / "frames")
+    train_head(bundle, HeadRecipe(steps=2 if few else steps, seed=seed), roll, folder, run.update)
+    shutil.rmtree(folder)
+    return load_bundle(bundle.path)
+
+
+def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Milliseconds of all parts of every size of a task, of networks that are hardly trained, and their machine.
+
+    The sizes alternate: costs of two drafts can only be compared if they were measured in one run.
+
+    Returns:
+        ``machine``, ``rounds``, and ``parts``: by size, see :func:`~specact.lab.evaluation.budget.measure_parts`; the
+        target's time is the median over the sizes, as its network is the same for all of them.
+    """
+    sizes, rounds = range(len(DRAFTS[task].widths)), 4 if run.quick else 400
+    recipe = with_drafts(load_recipe(ROOT / "recipes" / f"{task}.toml"), task, sizes, 0)
+    train(hardly(recipe), run.data or Path(), folder / "train", run.update)
+    pairs = {}
+    for size in sizes:
+        bundle = load_bundle(folder / "train" / "bundles" / f"{task}-{NAMES[size]}")
+        pairs[SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2)
+    parts = measure_together(pairs, rounds)
+    target_ms = sorted(found["target"] for found in parts.values())[len(parts) // 2]
+    measured = {size: found | {"target": target_ms} for size, found in parts.items()}
+    return {"machine": machine(), "rounds": rounds, "parts": measured}
+
+
+def targets(folder: Path, run: Run) -> dict[str, Any]:
+    """Milliseconds of draft and target of the package's pairs, and how long the actions of a chunk last."""
+    rounds, found = 2 if run.quick else 100, {}
+    # One after the other: between larger networks the smaller ones find their weights gone from the cache.
+    for name, draft in TARGETS.items():
+        pair = load_pair(name, draft=draft)
+        parts = measure_parts(pair, rounds)
+        drafts = isinstance(pair, Bundle) or draft
+        chunk_ms = 1e3 * pair.execute / pair.rate_hz
+        found[name] = {
+            "target_ms": parts["target"], "draft_ms": parts["draft"] if drafts else None, "chunk_ms": chunk_ms,
+        }  # fmt: skip
+    return {"machine": machine(), "rounds": rounds, "pairs": found}
+
+
+def machine() -> dict[str, Any]:
+    """This machine."""
+    return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``budget.json``: ``machine``, ``parameters``, ``rows``, ``times``, and ``published`` alike; ``targets.json``."""
+    kept = dict(results.get("budget", {"times": {}, "published": {}}))
+    for name, values in found.items():
+        group, _, task = name.partition("/")
+        if group == "targets":
+            results = results | {"targets": values}
+        elif group == "times":
+            kept["times"] = kept["times"] | {task: values}
+        elif group == "published":
+            kept["published"] = with_rows(kept["published"], values)
+        else:
+            kept |= with_rows(kept, values)
+    return results | {"budget": kept}
+
+
+def with_rows(results: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with those of one more draft; what both have is taken from the latter."""
+
+    def key(row: dict[str, Any]) -> tuple[str, str, str, float]:
+        return row["task"], row["draft"], row["method"], row["asked"]
+
+    rows = {key(row): row for row in results.get("rows", [])}
+    for row in more["rows"]:
+        seeds = rows[key(row)]["seeds"] if key(row) in rows else {}
+        rows[key(row)] = row | {"seeds": dict(sorted((seeds | row["seeds"]).items()))}
+    parameters = dict(results.get("parameters", {}))
+    for task, counts in more["parameters"].items():
+        parameters[task] = parameters.get(task, {}) | counts
+    return {"machine": more["machine"], "parameters": parameters, "rows": [rows[which] for which in sorted(rows)]}
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The tables and pictures of docs/budget.md, and what ``specact advise`` knows of other policies."""
+    kept = results["budget"]
+    published = kept["published"] | {"times": kept["times"]}
+    for name, text in tables.tables_of(published).items():
+        if name != "gates":
+            yield Part(PAGE, {"advice": "published"}.get(name, f"published {name}"), text)
+    for name, text in tables.tables_of(kept).items():
+        yield Part(PAGE, name, text)
+    yield Part(PAGE, "missing", missing(kept))
+    yield Part(PAGE, "targets", tables.targets_table(results["targets"]))
+    tasks = tables.tasks_of(kept)
+    figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
+    yield Part(PAGE, "pictures", "\n\n".join(figures))
+    for task in tasks:
+        ways = tables.study_ways(kept, task)
+        yield Picture(DOCS / f"budget-{task}.png", partial(tables.draw_budget, task, ways), dpi=130)
+    yield Part(TABLE, "", tables.advice_of_package(kept))
+
+
+def missing(results: Mapping[str, Any]) -> str:
+    """The finished sizes of every task and seed."""
+    there = {(row["task"], row["draft"], seed) for row in results["rows"] for seed in row["seeds"]}
+    drafts = drafts_of_study()
+    found = {draft for draft in drafts if (draft.task, draft.about, str(draft.seed)) in there}
+    rows = []
+    for task, settings in DRAFTS.items():
+        for seed in settings.seeds:
+            of_seed = [Draft(task, seed, size, late) for late in (False, True) for size in range(len(settings.widths))]
+            columns = (
+                [f"x{SIZES[one.size]}" for one in of_seed if one in found and one.distilled == late]
+                for late in (False, True)
+            )
+            rows.append([task, str(seed), *(", ".join(sizes) or "none" for sizes in columns)])
+    text = markdown(["task", "training seed", "plain", "distilled"], rows)
+    return f"{text}\n\n{len(drafts) - len(found)} of {len(drafts)} cells are missing."
+
+
+EXPERIMENT = Experiment(
+    "drafts of several sizes under every gate (docs/budget.md)", plan, merge, pages, Path(__file__).parent / "results"
+)

@@ -1,0 +1,109 @@
+"""The study of device budgets: its plan, its cells, and what its tables say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiments import budget
+from experiments.budget import EXPERIMENT, Draft, drafts_of_study, finish, merge, missing, plan, tables
+from experiments.grid import Run
+
+from specact.lab.evaluation.budget import TABLE, Way
+from specact.lab.rollout.pool import Pool
+from specact.lab.train.recipe import load_recipe
+
+N = 60
+
+
+def way(method: str, asked: float, cost: float, lost: int, draft: str = "draft") -> Way:
+    """A way that loses the first of N episodes at each of three training seeds."""
+    return Way(draft, method, asked, asked, cost, {seed: {str(k): k >= lost for k in range(N)} for seed in range(3)})
+
+
+def test_drafts_that_share_a_target_follow_each_other_and_published_pairs_come_first() -> None:
+    drafts = drafts_of_study()
+    targets = [(draft.seed, draft.task) for draft in drafts]
+    assert [one for one, after in zip(targets, [*targets[1:], None], strict=True) if one != after] == [
+        *dict.fromkeys(targets)
+    ]
+    assert len(set(drafts)) == len(drafts) and all(draft.seed > 0 for draft in drafts)
+    names = [cell.name for cell in plan(Run(Path("x")))]
+    assert names[0] == "published/ball/ball-one" and names.index("targets") < names.index("ball/seed-1/ball-one")
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]:
+    """The plain draft of ball's own size, hardly trained, with two episodes of everything."""
+    run = Run(tmp_path_factory.mktemp("budget"), quick=True, pool=Pool(1))
+    draft = Draft("ball", 1, 1, False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "load_recipe", lambda file: replace(load_recipe(file), generate_episodes=20))
+        return run, finish(draft, run.out / draft.cell, run)
+
+
+def test_every_method_of_a_cell_is_in_the_results(cell: tuple[Run, dict[str, Any]]) -> None:
+    run, found = cell
+    asked: dict[str, set[float]] = {}
+    for row in found["rows"]:
+        asked.setdefault(row["method"], set()).add(row["asked"])
+        assert len(row["seeds"]["1"]["successes"]) == 2
+        assert row["draft"] == ("" if row["method"].startswith("target") else "draft x1")
+    assert asked == {
+        "draft": {0.0}, "head_draft": {0.0}, "hybrid": {1.0}, "target": {1.0}, "target_on_device": {0.0},
+    } | {name: {0.2, 0.4, 0.6} for name in ("random_learned", "adahi", "uncertainty", "learned")}  # fmt: skip
+    counts = found["parameters"]["ball"]["draft x1"]
+    assert counts["draft"] < counts["head"] < counts["target"]
+    # Calibrations have other episodes than the evaluations, which are seeded beside them.
+    manifest = json.loads(next((run.out / "ball/seed-1/ball-one").glob("ends/manifest.json")).read_text())
+    assert manifest["evaluation"]["seed"] == 1001
+
+
+def test_a_cell_is_added_to_the_stored_results(cell: tuple[Run, dict[str, Any]]) -> None:
+    before = EXPERIMENT.stored()
+    again = merge(before, {"ball/seed-9/ball-one": cell[1]})["budget"]
+    rows = {(row["task"], row["draft"], row["method"], row["asked"]): row for row in again["rows"]}
+    assert len(rows) == len(again["rows"]) == len(before["budget"]["rows"])
+    assert list(rows["ball", "draft x1", "draft", 0.0]["seeds"]) == ["1", "2", "3", "4", "5"]
+    alone = merge({}, {"ball/seed-1/ball-one": cell[1]})["budget"]
+    assert "| ball | 1 | x1 | none |" in missing(alone) and "| peg | 1 | none | none |" in missing(alone)
+
+
+def test_the_advice_names_every_change_and_the_package_ships_it() -> None:
+    ways = (
+        way("target_on_device", 0.0, 1.0, 1, ""), way("target", 1.0, 0.0, 1, ""), way("hybrid", 1.0, 0.2, 1),
+        way("learned", 0.4, 0.5, 2), way("head_draft", 0.0, 0.5, 1), way("draft", 0.0, 0.2, 20),
+    )  # fmt: skip
+    said = tables.advice(ways)
+    assert said.startswith("from 0.2 of the target's time on the target on a server at every inference")
+    assert (
+        "from 0.5 of the target's time on the learned gate's head on the draft as the draft, alone: success 0.98"
+        in said
+    )
+    assert "from 0.3" not in said and said.endswith("nobody needs a server from 0.5 of the target's time on")
+    assert tables.advice(()) == "not every method was evaluated at a common training seed"
+    shipped = json.loads(TABLE.read_text())
+    kept = EXPERIMENT.stored()["budget"]
+    assert shipped.keys() == {*tables.tasks_of(kept)} and shipped["ball"][0][1].startswith("the target on a server")
+
+
+def test_a_study_is_compared_at_the_seeds_that_all_ways_have() -> None:
+    def row(method: str, asked: float, **seeds: str) -> dict[str, object]:
+        of = {seed[1:]: {"rate": asked, "successes": won} for seed, won in seeds.items()}
+        return {"task": "ball", "draft": "draft x1", "method": method, "asked": asked, "seeds": of}
+
+    times = {"ball": {"parts": {"1": {"draft": 1.0, "target": 4.0, "ask": 0.5}, "4": {}}}}
+    rows = [row("draft", 0.0, s1="0011", s2="1111"), row("hybrid", 1.0, s1="1111")]
+    results = {"rows": rows, "times": times}
+    draft, hybrid = tables.study_ways(results, "ball", paired=True)
+    assert list(draft.successes) == list(hybrid.successes) == [1]
+    assert draft.success.mean == 0.5
+    assert draft.cost == 1.0 / 4.0 and hybrid.cost == 1.5 / 4.0, "asking takes time, too"
+    whole, _ = tables.study_ways(results, "ball")
+    assert whole.success.mean == 0.75 and whole.episodes == 8
+    assert tables.study_ways(results, "pusht", paired=True) == []
+    with pytest.raises(KeyError, match="ball"):
+        tables.study_ways(results | {"times": {}}, "ball")
