@@ -133,7 +133,7 @@ def _greedy_path(
 
     def update(action: np.ndarray) -> None:
         for drafter in drafters:
-            drafter.update(action, pair.units.from_environment(action))
+            drafter.on_action(action, pair.units.from_environment(action))
 
     greedy, last = replace(pair, decoding=Decoding("")), -1
     for record in target_path(greedy, pair.env, EpisodeRange.TOKEN_PATHS.episodes(episodes), seed, update):
