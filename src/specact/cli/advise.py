@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Verb
+from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import print_json, remark, say, table_of
 from specact.errors import ConfigError, SpecactError
-from specact.records import NotNegative, Positive, check_fields
+from specact.records import NotNegative, Positive
 
 if TYPE_CHECKING:
     from specact.families.load import AnyPair
@@ -31,41 +31,28 @@ Parts = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
-    """A device, and what is known of the pair.
+class Device(Options):
+    """A device, and what is known of the pair."""
 
-    Attributes:
-        budget_ms: time of one core that is available for an inference on the device [ms].
-        link: to the server; see specact proxy --help.
-        runs: run folders of specact eval, or folders that contain some at any depth.
-        kappa: how many times slower the device is than this machine; 1 if this is the device.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
-        target: likewise.
-        json: print everything as JSON.
-    """
-
-    budget_ms: NotNegative
-    link: str = "wifi-paper"
-    runs: tuple[Path, ...] = ()
-    kappa: Positive = 1.0
-    draft: str | None = None
-    target: str | None = None
-    json: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    budget_ms: NotNegative  # time of one core that is available for an inference on the device [ms]
+    link: str = "wifi-paper"  # to the server; see specact proxy --help
+    runs: tuple[Path, ...] = ()  # run folders of specact eval, or folders that contain some at any depth
+    kappa: Positive = 1.0  # how many times slower the device is than this machine; 1 if this is the device
+    # of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file
+    draft: Maybe[str] = None
+    target: Maybe[str] = None  # likewise
+    json: bool = False  # print everything as JSON
 
 
 @dataclass(frozen=True)
-class Advise(Verb):
+class Advise(Options):
     """Recommend what to run on a device with a budget for inference, from your own evaluations of a pair.
 
     Inferences are timed on this machine. Success and transmission rates are those of the run folders. Missing
     measurements are listed, with the commands that make them.
     """
 
-    pair: Positional[str]
-    """Path or name of a pair, or MODULE:NAME."""
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     device: Flat[Device]
 
     def run(self) -> None:

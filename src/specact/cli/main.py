@@ -58,7 +58,7 @@ OLD = {
     "eval --wire": "it without: only the stream is left",
     "eval --overlap": "it without: a request leaves once its draft is there",
     "train --distil": "specact distil PAIR; with a recipe, --teacher SOURCE",
-    "advise --study": "the same without it: what other policies of the task need is in the package",
+    "advise --study": "it without: what other policies of the task need is in the package",
     "proxy --netem": "specact netem DEVICE",
 }
 # Verbs whose first word is a name that earlier versions took as an option.
