@@ -250,21 +250,14 @@ class _Chunks:
     source: Any
     clock: VirtualClock
     took_s: Callable[[int], float]
-    coming: Any = None
 
-    @property
-    def busy(self) -> bool:
-        return self.coming is not None
-
-    def begin(self, window: Any, address: Any, inpainting: Any) -> None:
+    def begin(self, window: Any, address: Any, inpainting: Any) -> Pending[Finished]:
         took = self.took_s(address.step)
-        self.coming = Finished(address, self.source.ask(window, address, inpainting), took), self.clock.now() + took
-
-    def take(self) -> Any:
-        if self.coming is None or self.coming[1] > self.clock.now() + 1e-9:
-            return None
-        found, self.coming = self.coming[0], None
-        return found
+        finished, there_s = (
+            Finished(address, self.source.ask(window, address, inpainting), took),
+            self.clock.now() + took,
+        )
+        return Pending(lambda: finished, lambda: there_s <= self.clock.now() + 1e-9)
 
     def wait(self, seconds: float) -> bool:
         return False

@@ -26,6 +26,7 @@ from specact.robot.inference import ChunkSource, Finished, InferenceThread, Inli
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.types import Miss, OffloadTimes
 from specact.units import ActionRange
+from specact.verification import Pending
 
 STILL = (IDLE,)
 
@@ -36,29 +37,21 @@ class Timed:
     def __init__(self, source: ChunkSource, clock: Any, *latencies: float) -> None:
         self.source, self._clock, self._latencies = source, clock, list(latencies)
         self.began: list[float] = []
-        self._coming: tuple[Finished, float] | None = None
+        self._there_s = -np.inf
 
-    @property
-    def busy(self) -> bool:
-        return self._coming is not None
-
-    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
-        assert self._coming is None
+    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
         took = self._latencies.pop(0) if len(self._latencies) > 1 else self._latencies[0]
         self.began.append(self._clock.now())
-        self._coming = Finished(address, self.source.ask(window, address, inpainting), took), self._clock.now() + took
+        self._there_s = self._clock.now() + took
+        finished = Finished(address, self.source.ask(window, address, inpainting), took)
+        return Pending(lambda: finished, self._done)
 
-    def take(self) -> Finished | None:
-        if self._coming is None or self._coming[1] > self._clock.now() + 1e-9:
-            return None
-        found, self._coming = self._coming[0], None
-        return found
+    def _done(self) -> bool:
+        return bool(self._there_s <= self._clock.now() + 1e-9)
 
     def wait(self, seconds: float) -> bool:
-        if self._coming is None:
-            return False
-        self._clock.sleep(max(0.0, min(seconds, self._coming[1] - self._clock.now())))
-        return bool(self._coming[1] <= self._clock.now() + 1e-9)
+        self._clock.sleep(max(0.0, min(seconds, self._there_s - self._clock.now())))
+        return self._done()
 
 
 # ---- the schedule is the simulator's ---------------------------------------------------------------------------------

@@ -179,18 +179,12 @@ class Instant:
     """Inferences that end at once; every third is a miss."""
 
     def __init__(self) -> None:
-        self.source, self.busy, self._found, self._count = LocalSource(toys.seeing), False, None, 0
+        self.source, self._count = LocalSource(toys.seeing), 0
 
-    def begin(self, window: Any, address: Any, inpainting: Any) -> None:
+    def begin(self, window: Any, address: Any, inpainting: Any) -> Pending[Finished]:
         self._count += 1
-        answer: Any = self.source.ask(window, address)
-        if self._count % 3 == 0:
-            answer = Miss("invalid", OffloadTimes())
-        self._found, self.busy = Finished(address, answer, 0.25), True  # type: ignore[assignment]
-
-    def take(self) -> Finished | None:
-        found, self._found, self.busy = self._found, None, False
-        return found
+        answer = Miss("invalid", OffloadTimes()) if self._count % 3 == 0 else self.source.ask(window, address)
+        return Pending(lambda: Finished(address, answer, 0.25))
 
     def wait(self, seconds: float) -> bool:
         return False

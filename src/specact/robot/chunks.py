@@ -22,6 +22,7 @@ from specact.robot.loop import quantiles_ms, recent_times
 from specact.safety import Safety
 from specact.types import NO_OFFLOAD, Miss, Origin, StepRecord
 from specact.units import ActionRange
+from specact.verification import Pending
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
 _SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
@@ -103,6 +104,8 @@ class ChunkRunner:
         model = roll_forward if execution.kind == "roll_forward" else None
         self._history = SampledHistory(spec.observation, period_s, model)
         self._address = StepAddress(seed, robot, 0, 0)
+        # The current inference; one of the last episode goes on.
+        self._request: Pending[Finished] | None = None
         self.reset(episode=0)
 
     def reset(self, episode: int) -> None:
@@ -136,7 +139,7 @@ class ChunkRunner:
         self._history.sample(now, observation)
         self._collect()
         self._advance(now)
-        if not safety.stopped and schedule.wants and not self._inference.busy:
+        if not safety.stopped and schedule.wants and self._request is None:
             self._start_inference(now)
             self._collect()
             self._advance(now)
@@ -158,7 +161,8 @@ class ChunkRunner:
 
     def wait(self, seconds: float) -> bool:
         """If idle, waits for the current inference for at most ``seconds``; returns whether a chunk has arrived."""
-        return self._idling and not self.safety.stopped and self._inference.wait(seconds) and self._collect()
+        idles = self._idling and not self.safety.stopped and self._request is not None
+        return idles and self._inference.wait(seconds) and self._collect()
 
     def summary(self) -> dict[str, Any]:
         """Statistics of the inferences, as plain values.
@@ -179,7 +183,7 @@ class ChunkRunner:
         schedule = self._schedule
         window, inpainting = self._history.window(schedule.ahead), schedule.inpainting
         self._expected, self._started_s = self._address, now
-        self._inference.begin(window, self._address, inpainting)
+        self._request = self._inference.begin(window, self._address, inpainting)
         schedule.ask(now)
         self._address = self._address.following
 
@@ -201,27 +205,31 @@ class ChunkRunner:
 
     def _collect(self) -> bool:
         """Handles an inference that has ended or missed its deadline; whether it gave a usable chunk."""
-        found = self._inference.take()
-        if found is None:
+        request = self._request
+        if request is None:
+            return False
+        if not request.done():
             waited_s = self.clock.now() - self._started_s
-            if self._inference.busy and waited_s > self._deadline_s:
+            if waited_s > self._deadline_s:
                 self.ended = Finished(self._expected or self._address, Miss("deadline", NO_OFFLOAD), waited_s)
                 self._started_s, self._expected = self.clock.now(), None
                 self._miss("deadline")
             return False
-        # The result belongs to an earlier episode, or missed its deadline.
-        if found.address != self._expected:
+        self._request, finished = None, request.result()
+        assert isinstance(finished, Finished), "misses are within"
+        # Otherwise the result belongs to an earlier episode, or missed its deadline.
+        if finished.address != self._expected:
             return False
-        answer = found.answer
+        answer = finished.answer
         if not isinstance(answer, Miss) and not self._range.is_near(answer):
-            found = Finished(found.address, Miss("invalid", NO_OFFLOAD), found.took_s)
-        self._expected, self.ended = None, found
-        if isinstance(found.answer, Miss):
-            self._miss(found.answer.cause)
+            answer = Miss("invalid", NO_OFFLOAD)
+        self._expected, self.ended = None, Finished(finished.address, answer, finished.took_s)
+        if isinstance(answer, Miss):
+            self._miss(answer.cause)
             return False
         self.counts["inferences"] += 1
-        self._latencies_s.append(found.took_s)
-        self._schedule.arrive(found.answer, found.took_s)
+        self._latencies_s.append(finished.took_s)
+        self._schedule.arrive(answer, finished.took_s)
         return True
 
     def _miss(self, cause: str) -> None:

@@ -16,6 +16,7 @@ from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpain
 from specact.observation import Window
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Miss, OffloadTimes
+from specact.verification import Pending
 
 
 class ChunkSource(Protocol):
@@ -88,25 +89,12 @@ class Inference(Protocol):
         """Source of the chunks."""
         ...
 
-    @property
-    def busy(self) -> bool:
-        """Whether an inference is running, or its result has not been taken."""
-        ...
-
-    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
-        """Begins one; only where it is not busy."""
-        ...
-
-    def take(self) -> Finished | None:
-        """The one that has ended, once; never waits.
-
-        Raises:
-            Exception: what the inference raised; RuntimeError for what is no Exception.
-        """
+    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
+        """Begins one; only after the last one is done. Its result raises what the inference raised."""
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the current inference, for at most ``seconds``; whether it has ended."""
+        """Waits for the current inference, for at most ``seconds``; whether it is done."""
         ...
 
 
@@ -119,23 +107,15 @@ class InlineInference:
 
     def __init__(self, source: ChunkSource) -> None:
         self.source = source
-        self._result: Finished | None = None
 
-    @property
-    def busy(self) -> bool:
-        return self._result is not None
-
-    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
+    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
         began = time.perf_counter()
         answer = self.source.ask(window, address, inpainting)
-        self._result = Finished(address, answer, time.perf_counter() - began)
-
-    def take(self) -> Finished | None:
-        found, self._result = self._result, None
-        return found
+        finished = Finished(address, answer, time.perf_counter() - began)
+        return Pending(lambda: finished)
 
     def wait(self, seconds: float) -> bool:
-        return self.busy
+        return True
 
 
 class InferenceThread:
@@ -146,7 +126,7 @@ class InferenceThread:
     """
 
     def __init__(self, source: ChunkSource) -> None:
-        self.source, self.busy = source, False
+        self.source = source
         self._requests: SimpleQueue[tuple[Window, StepAddress, Inpainting | None] | None] = SimpleQueue()
         self._finished = threading.Event()
         self._result: Finished | BaseException | None = None
@@ -167,32 +147,29 @@ class InferenceThread:
         self._requests.put(None)
         self._thread.join(within_s)
 
-    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
-        self.busy = True
-        self._requests.put((window, address, inpainting))
-
-    def take(self) -> Finished | None:
-        if not self._finished.is_set():
-            return None
-        found, self._result = self._result, None
+    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
         self._finished.clear()
-        self.busy = False
-        if isinstance(found, Exception):
-            raise found
-        if isinstance(found, BaseException):
-            # A policy that calls sys.exit would end the run as if it had succeeded.
-            raise RuntimeError(f"the inference thread ended with {type(found).__name__}: {found}") from found
-        return found
+        self._requests.put((window, address, inpainting))
+        return Pending(self._take, self._finished.is_set)
 
     def wait(self, seconds: float) -> bool:
-        return self.busy and self._finished.wait(seconds)
+        return self._finished.wait(seconds)
+
+    def _take(self) -> Finished:
+        result = self._result
+        if isinstance(result, Finished):
+            return result
+        if isinstance(result, Exception):
+            raise result
+        # A policy that calls sys.exit would end the run as if it had succeeded.
+        raise RuntimeError(f"the inference thread ended with {type(result).__name__}: {result}") from result
 
     def _infer(self) -> None:
-        while (asked := self._requests.get()) is not None:
+        while (request := self._requests.get()) is not None:
             began = time.perf_counter()
             try:
-                answer = self.source.ask(*asked)
-                self._result = Finished(asked[1], answer, time.perf_counter() - began)
+                answer = self.source.ask(*request)
+                self._result = Finished(request[1], answer, time.perf_counter() - began)
             except BaseException as error:  # noqa: BLE001 - raised again where the answer is taken
                 self._result = error
             self._finished.set()
