@@ -19,11 +19,11 @@ from pathlib import Path
 import study_tables as tables
 from matplotlib.figure import Figure
 from pages import fill
+from specact.lab.evaluation.study import PAIRS
+from specact.lab.report.goals import count, goals_of
 from study_tables import Summary
 
-from specact.lab.evaluation.study import PAIRS
 from specact.lab.report.drawing import legend_below, style, style_of
-from specact.lab.report.goals import count, goals_of
 from specact.lab.report.rejection import rejections_of
 from specact.lab.report.runs import Study, find_runs, group
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specact.lab.evaluation.study import PAIRS
+
 from specact.lab.report.networks import all_networks
 from specact.lab.statistics import holm
 
