@@ -98,8 +98,7 @@ class RemoteTarget:
         self._target, self._clock = bundle.target, clock
         self._rng = stream(0, Role.LINK, robot=run.robot)
         spec = bundle.spec
-        self._up = spec.target.nbytes
-        self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
+        self._up, self._down = spec.target.nbytes, 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
         return Pending(lambda: self._answer(window))
