@@ -120,7 +120,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("serve --bundle ball --steps 2", "--steps"),
         ("distil ball --out FILE", "FILE"),
         ("train FOLDER --out OUT", "FOLDER"),
-        ("calibrate ball --out OUT --alpha nan", "alpha"),
+        ("calibrate ball --out OUT --gate-options alpha=2", "alpha"),
         ("calibrate ball --out OUT --workers -1", "workers"),
         ("calibrate ball --out OUT --gate deviatoin", "'deviation'"),
         ("calibrate ball --out OUT --gate-options worst=true", "worst"),
@@ -158,7 +158,7 @@ def test_what_cannot_be_done_is_one_sentence(refused: Refused, command: str, nam
 
 @pytest.mark.parametrize(("old", "new"), OLD.items(), ids=str)
 def test_what_is_gone_says_what_to_type_now(refused: Refused, old: str, new: str) -> None:
-    refused(old, new)
+    refused(f"eval {old}" if old.startswith("--") else old, new)
 
 
 @pytest.mark.parametrize("verb", ["demo", "run", "doctor", "calibrate", "eval"])

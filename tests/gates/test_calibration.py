@@ -62,7 +62,7 @@ def test_without_ties_it_is_the_quantile() -> None:
 
 
 def test_when_every_step_is_forced_it_says_so() -> None:
-    """``specact calibrate --max-skips 0`` ends here."""
+    """``specact calibrate --gate-options max_skips=0`` ends here."""
     with pytest.raises(ConfigError):
         threshold_for_rate(np.array([]), 0.5)
 
@@ -76,7 +76,7 @@ def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
 def test_a_rate_that_the_limit_on_skips_does_not_allow_is_refused(tiny_bundle: Path) -> None:
     bundle = load_bundle(tiny_bundle)
     gate = GateSettings("deviation", max_skips=2)
-    with pytest.raises(ConfigError, match=r"at most 2 skips in a row at least 0\.33 .* --max-skips"):
+    with pytest.raises(ConfigError, match=r"at most 2 skips in a row at least 0\.33 .* max_skips"):
         calibrate(bundle, gate, CalibrationRun(0.3))
 
 

@@ -15,7 +15,7 @@ from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import print_json, progress_bars, remark, say
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLE_DEFAULTS, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
+from specact.gates.settings import CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
 from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class GateOptions(Options):
     """A gate and its rate."""
 
     gate: str = "deviation"  # deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE
+    gate_options: tuple[str, ...] = ()  # parameters of the gate, NAME=VALUE, such as alpha=0.3 or max_skips=4
     rate: InsideUnit = 0.6  # wanted share of inferences that ask the target
     rounds: Count = 4  # thresholds that are tried, each on the states that the one before leads to
     seed: Seed = 0  # random seed
@@ -40,7 +41,6 @@ class GateOptions(Options):
     workers: Maybe[Count] = None  # processes; one per core if not given
     json: bool = False  # print the calibration as JSON
     parts: Rare[Parts] = field(default_factory=Parts)
-    gates: Rare[GateChoices] = BUNDLE_DEFAULTS
 
     def load(self, pair: str) -> AnyPair:
         """The pair, if its gate can be calibrated and stored: before anything is rolled out or trained.
@@ -50,7 +50,7 @@ class GateOptions(Options):
         """
         from specact.gates.settings import check_options
 
-        check_options(self.gates.gate_options, [self.gate])
+        check_options(self.gate_options, [self.gate])
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
         loaded = self.parts.load(pair)
@@ -66,7 +66,7 @@ class GateOptions(Options):
 
         if self.gate in LEARNED and (self.retrain or pair.path is None or not (pair.path / HEAD).exists()):
             _train_head(pair, collect, update, self.seed, rounds)
-        return self.gates.settings(self.gate, pair)
+        return GateChoices(gate_options=self.gate_options).settings(self.gate, pair)
 
     def report(self, pair: AnyPair, made: Calibration) -> None:
         """Stores a calibration, and prints it."""

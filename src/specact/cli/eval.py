@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Names, Options, Parts, Rare
 from specact.cli.output import command_line, print_json, progress_bars, say, table_of
-from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
+from specact.gates.settings import GateChoices
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 
 # Shown for a number that a method does not have.
@@ -52,19 +52,24 @@ class Comparison(Options):
     # also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a token policy
     # ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md)
     methods: Names = ("draft", "target", "hybrid", "random", "adahi")
+    gate_options: tuple[str, ...] = ()  # parameters of gates, NAME=VALUE or GATE.NAME=VALUE, such as alpha=0.3
     rate: InsideUnit = 0.6  # rate that gates are calibrated for; random gates run at the rate of their rival
     seed: Seed = 0  # random seed
     workers: Maybe[Count] = None  # processes; one per core if not given
     json: bool = False  # print the summary as JSON
     parts: Rare[Parts] = field(default_factory=Parts)
-    gates: Rare[GateChoices] = BUNDLE_DEFAULTS
 
     def __post_init__(self) -> None:
         from specact.gates.settings import check_options
         from specact.lab.rollout.methods import load_method
 
         super().__post_init__()
-        check_options(self.gates.gate_options, [load_method(name).gate for name in self.methods])
+        check_options(self.gate_options, [load_method(name).gate for name in self.methods])
+
+    @property
+    def gates(self) -> GateChoices:
+        """Parameters of the gates."""
+        return GateChoices(gate_options=self.gate_options)
 
     def report(self, summary: dict[str, Any], table: Table) -> None:
         """Prints the result."""

@@ -53,6 +53,12 @@ OLD = {
     "run --link-share-kbit": "--hold SHAREkbit, as in --hold 100kbit",
     "run --max-consecutive-misses": "--max-misses N",
     "run --cut": "--split FOLDER@CUT",
+    "--reading": "--gate-options reading=NAME",
+    "--alpha": "--gate-options alpha=NUMBER",
+    "--source": "--gate-options source=NAME",
+    "--uncertainty": "--gate-options kind=NAME",
+    "--max-skips": "--gate-options max_skips=N",
+    "--learned-max-skips": "--gate-options learned.max_skips=N",
     "calibrate --offline": "specact offline calibrate",
     "eval --offline": "specact offline eval",
     "eval --wire": "it without: only the stream is left",
@@ -102,8 +108,8 @@ def parse(words: Sequence[str]) -> Any:
     verb, *given = words
     options = load_verb(verb)
     for old, now in OLD.items():
-        of, _, option = old.partition(" ")
-        if verb == of and f" {option}" in f" {' '.join(given)}":
+        of, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
+        if of in ("", verb) and f" {option}" in f" {' '.join(given)}":
             raise ConfigError(f"specact {verb} no longer takes {option.removesuffix(' --')} so; type {now}")
     if verb in _NAMED and "--bundle" in given:  # still read
         at = given.index("--bundle")

@@ -256,7 +256,7 @@ class GateSettings:
             raise ConfigError(
                 f"with at most {self.max_skips} skips in a row at least {self.lowest_rate:.2f} of the inferences are "
                 f"transmitted, so that the gate {self.name!r} cannot hold a rate of {rate:g}; allow longer runs with "
-                "--max-skips N or --max-skips unlimited"
+                "--gate-options max_skips=N or max_skips=unlimited"
             )
 
     def without_threshold(self) -> GateSettings:
