@@ -34,7 +34,7 @@ from specact.files import file_stem, write_json
 from specact.lab.processes import linked, serving
 from specact.lab.statistics import contrast, holm, wilson
 
-COMMAND = [sys.executable, "-c", "from specact.cli.main import main; main()"]
+COMMAND = [sys.executable, "-m", "specact"]
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "results" / "device.json"
 # In a folder of cells.

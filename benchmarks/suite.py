@@ -190,7 +190,7 @@ def evaluated(
     ]  # fmt: skip
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", "from specact.cli.main import main; main()", "eval", *words],
+        [sys.executable, "-m", "specact", "eval", *words],
         check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     said: dict[str, Any] = json.loads(done.stdout)

@@ -115,7 +115,7 @@ def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def command() -> list[str]:
     """``specact`` of this checkout, as the first words of a command line."""
-    return [sys.executable, "-c", "from specact.cli.main import main; main()"]
+    return [sys.executable, "-m", "specact"]
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from types import TracebackType
 
 from specact.errors import RemoteError
 
-_COMMAND = "from specact.cli.main import main; main()"
 # Output of the commands when they listen.
 _LISTENING = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:;| for)")
 _POLL_S = 0.01
@@ -40,7 +39,7 @@ class ServerProcess:
     def __init__(
         self, arguments: Sequence[str], environment: dict[str, str] | None = None, ready_within_s: float = 60.0
     ) -> None:
-        self._command = [sys.executable, "-c", _COMMAND, *arguments]
+        self._command = [sys.executable, "-m", "specact", *arguments]
         # One thread per process by default: the measuring process shares the machine.
         self._environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", **os.environ, **(environment or {})}
         self._ready_within_s = ready_within_s

@@ -127,7 +127,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path) -> None:
 def test_a_recording_that_was_killed_goes_on(tmp_path: Path, parts: int) -> None:
     """Killed at some place after so many episodes, by the clock of the machine."""
     words = ["data", "record", "--env", SUITE, "--seed", "3", "--noise", "0.8", "--pixels", "16", "--workers", "2"]
-    command = [sys.executable, "-c", "from specact.cli.main import main; main()", *words, "--episodes", "40"]
+    command = [sys.executable, "-m", "specact", *words, "--episodes", "40"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "killed")], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
