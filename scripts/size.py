@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/links": (700, 1_339),
     f"{SRC}/contracts": (350, 688),
     f"{SRC}/tised": (0, 842),
-    f"{SRC}/cli": (2_000, 3_770),
+    f"{SRC}/cli": (2_000, 3_522),
     f"{SRC}/lab": (0, 603),
     f"{SRC}/lab/data": (2_500, 3_126),
     f"{SRC}/lab/envs": (2_700, 2_839),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/tised": (1_700, 2_379),
     f"{SRC}/lab/report": (800, 2_400),
     "experiments": (4_500, 4_500),
-    "benchmarks": (1_800, 3_619),
+    "benchmarks": (1_800, 3_620),
     "tests": (27_000, 50_000),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
-from specact.cli.output import print_json, progress_bars, remark, say
+from specact.cli.output import print_result, progress_bars, remark
 from specact.errors import unknown_name
 from specact.files import check_folder
 from specact.gates.settings import CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
@@ -70,22 +70,29 @@ class GateOptions(Options):
 
     def report(self, pair: AnyPair, made: Calibration) -> None:
         """Stores a calibration, and prints it."""
+        path = made.save(self._folder(pair))
+        print_result(self.json, asdict(made), [*self._lines(made), f"written: {path}"])
+
+    def _lines(self, made: Calibration) -> Iterator[str]:
+        """The threshold, and what the scores say of rejections, or of the distance to the target."""
         from specact.lab.evaluation.calibrate import TOLERANCE
 
-        path, held_out = made.save(self._folder(pair)), made.held_out
-        if self.json:
-            print_json(asdict(made))
-            return
-        say(f"{self.gate} at rate {self.rate:g}: threshold {made.settings.threshold:.4g}")
+        held_out, model = made.held_out, made.model
         rate, inferences, episodes = held_out["rate"], held_out["inferences"], held_out["episodes"]
-        say(f"held out: rate {rate:.3f} over {inferences} inferences of {episodes} episodes")
-        _print_model(made.model)
+        yield f"{self.gate} at rate {self.rate:g}: threshold {made.settings.threshold:.4g}"
+        yield f"held out: rate {rate:.3f} over {inferences} inferences of {episodes} episodes"
+        if "linear" in model:
+            for form in ("linear", "logarithmic"):
+                yield f"{form} rejection model: slope {model[form]['slope']:+.3g}, R² {model[form]['r2']:.2f}"
+            yield f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps"
+            if model["linear"]["slope"] < 0:
+                remark(
+                    "the slope is negative: this gate asks where the target would have accepted the draft", warn=True
+                )
+        else:
+            yield f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps"
         if abs(rate - self.rate) > TOLERANCE:
-            wanted = (
-                "the held-out rate is more than {TOLERANCE} away from the wanted one; use more --episodes or --rounds"
-            )
-            remark(wanted, warn=True)
-        say(f"written: {path}")
+            remark(f"this is more than {TOLERANCE} from the wanted rate; use more --episodes or --rounds", warn=True)
 
     def _folder(self, pair: AnyPair) -> Path:
         return self.out or Path(pair.path or ".") / "calibration"
@@ -142,15 +149,3 @@ def _train_head(
     with suppress(OSError):  # another head is being trained, or was stopped
         folder.parent.rmdir()
     remark("head, held out: " + "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
-
-
-def _print_model(model: dict[str, Any]) -> None:
-    """What the scores say of rejections, or of the distance to the target."""
-    if "linear" not in model:
-        say(f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps")
-        return
-    for form in ("linear", "logarithmic"):
-        say(f"{form} rejection model: slope {model[form]['slope']:+.3g}, R² {model[form]['r2']:.2f}")
-    say(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps")
-    if model["linear"]["slope"] < 0:
-        remark("the slope is negative: this gate asks where the target would have accepted the draft", warn=True)

@@ -11,14 +11,14 @@ import tyro
 from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Options
-from specact.cli.output import print_json, print_rows, progress_bars, remark, say
+from specact.cli.output import print_result, progress_bars, remark, rows_of
 from specact.errors import ConfigError
 from specact.files import check_folder
 from specact.records import Count, NotNegative, Seed, WholeNumber
 
 if TYPE_CHECKING:
     from specact.lab.data.episodes import Episodes
-    from specact.observation import Field, ObservationSpec
+    from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,11 @@ class Info(Options):
 
         episodes, seen = (read(self.path), {}) if self.recipe is None else _as_read(self.recipe, self.path)
         found = describe(episodes, self.path).as_dict()
-        if self.json:
-            policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
-            print_json(found | policies)
-            return
-        warnings = found.pop("warnings")
-        print_rows({name: _format_value(value) for name, value in found.items()}, 18)
-        for who, spec in seen.items():
-            fields = ", ".join(f"{name} {_format_field(field)}" for name, field in spec.fields.items())
-            say(f"policy {who:11} sees {fields}")
-        for warning in warnings:
+        policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
+        shown = {name: _format_value(value) for name, value in found.items() if name != "warnings"}
+        shown |= {f"policy {who}": f"sees {_format_fields(spec)}" for who, spec in seen.items()}
+        print_result(self.json, found | policies, rows_of(shown, 18))
+        for warning in [] if self.json else found["warnings"]:
             remark(f"warning: {warning}", warn=True)
 
 
@@ -145,13 +140,11 @@ class FromRecording(Options):
             "path": str(self.out), "episodes": sum(written.kept.values()), "steps": written.steps,
             "tasks": written.kept, "left_out": made.left_out, "cut": made.cut,
         }  # fmt: skip
-        if self.json:
-            print_json(counts)
-            return
-        say(
+        line = (
             f"{counts['episodes']} episodes ({written.steps} steps): {self.out}; {made.left_out} steps left out, "
             f"{made.cut} episodes begin after a gap"
         )
+        print_result(self.json, counts, [line])
 
 
 Data = (
@@ -177,17 +170,18 @@ def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationS
 
 
 def _print_counts(counts: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(counts)
-        return
-    say(f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {counts['path']}")
-    print_rows({name: f"{task['kept']} of {task['tried']}" for name, task in counts.get("tasks", {}).items()}, 40)
+    line = f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {counts['path']}"
+    tasks = {name: f"{task['kept']} of {task['tried']}" for name, task in counts.get("tasks", {}).items()}
+    print_result(json, counts, [line, *rows_of(tasks, 40)])
 
 
-def _format_field(field: Field) -> str:
-    """Shape, type and history of an observation's field, as text."""
-    shape = " x ".join(str(size) for size in field.shape)
-    return f"[{shape}] {field.dtype}, " + (f"the last {field.history}" if field.history else "the newest")
+def _format_fields(spec: ObservationSpec) -> str:
+    """Shapes, types and histories of an observation's fields, as text."""
+    return ", ".join(
+        f"{name} [{' x '.join(map(str, field.shape))}] {field.dtype}, "
+        + (f"the last {field.history}" if field.history else "the newest")
+        for name, field in spec.fields.items()
+    )
 
 
 def _format_value(value: Any) -> str:

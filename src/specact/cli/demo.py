@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
 from tyro.conf import Positional
 
 from specact.cli.eval import contrast_lines, summary_table
 from specact.cli.options import Maybe, Options
-from specact.cli.output import command_line, print_json, progress_bars, say
+from specact.cli.output import command_line, print_result, progress_bars
 from specact.errors import ConfigError
 from specact.files import write_whole
 from specact.records import Count, Seed
@@ -53,15 +54,12 @@ class Demo(Options):
             summary = evaluate(what, folder, update, pool, command=command_line())
         compared = methods == METHODS
         shown = (_picture(pair, summary, folder, self.seed) or _film(folder)) if compared else None
-        if self.json:
-            print_json(summary | ({} if shown is None else {"shown": str(shown[0]), "choice": shown[1]}))
-            return
-        say(summary_table(summary))
-        for line in [*contrast_lines(summary), *([_sentence(summary)] if compared else []), f"run folder: {folder}"]:
-            say(line)
+        lines: list[str | Table] = [summary_table(summary), *contrast_lines(summary)]
+        lines += [*([_sentence(summary)] if compared else []), f"run folder: {folder}"]
         if shown is not None:
-            say(f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}")
-            say(shown[1])
+            summary |= {"shown": str(shown[0]), "choice": shown[1]}
+            lines += [f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}", shown[1]]
+        print_result(self.json, summary, lines)
 
 
 def _methods_of(pair: AnyPair) -> tuple[str, ...]:

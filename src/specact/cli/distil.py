@@ -9,7 +9,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_json, progress_bars, remark
+from specact.cli.output import print_result, progress_bars
 from specact.files import check_folder
 from specact.records import Count
 
@@ -44,7 +44,4 @@ class Distil(Options):
                 codes = of_codes(pair, "distillation")
                 made = distil(codes, DistilRecipe(), roll, self.out, update, threads=self.threads)
         shutil.rmtree(self.out / "frames", ignore_errors=True)
-        if self.json:
-            print_json({"bundles": [str(made)]})
-        else:
-            remark(f"bundle: {made}")
+        print_result(self.json, {"bundles": [str(made)]}, [f"bundle: {made}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from specact.cli.options import Access, Flat, Maybe, Options
-from specact.cli.output import print_json, print_rows, say
+from specact.cli.output import print_result, rows_of
 from specact.extras import EXTRAS
 from specact.records import Count
 
@@ -39,16 +39,7 @@ class Doctor(Options):
         findings = _inspect(pair)
         if self.server is not None:
             findings["server"] = self._measure(pair, self.server)
-        if self.json:
-            print_json(findings)
-            return
-        extras, server = findings.pop("missing"), findings.pop("server", None)
-        print_rows({name: f"{v:.3f}" if isinstance(v, float) else v for name, v in findings.items()}, 12)
-        for extra, names in extras.items():
-            state = f"missing {', '.join(names)}; pip install 'specact[{extra}]'" if names else "complete"
-            say(f"extra {extra:6} {state}")
-        if server is not None:
-            _print_server(server, findings["period_ms"])
+        print_result(self.json, findings, _lines(findings))
 
     def _measure(self, pair: AnyPair, server: str) -> dict[str, Any]:
         """Latencies of a server and the link to it, as plain values."""
@@ -94,18 +85,23 @@ def _inspect(pair: AnyPair) -> dict[str, Any]:
     return found
 
 
-def _print_server(server: dict[str, Any], period_ms: float) -> None:
-    say(f"server       {server['url']}: {server['bundle']}, specact {server['version']}")
+def _lines(findings: dict[str, Any]) -> Iterator[str]:
+    plain = {name: value for name, value in findings.items() if name not in ("missing", "server")}
+    yield from rows_of({name: f"{v:.3f}" if isinstance(v, float) else v for name, v in plain.items()}, 12)
+    for extra, names in findings["missing"].items():
+        state = f"missing {', '.join(names)}; pip install 'specact[{extra}]'" if names else "complete"
+        yield f"extra {extra:6} {state}"
+    if (server := findings.get("server")) is None:
+        return
+    yield f"server       {server['url']}: {server['bundle']}, specact {server['version']}"
     for stage, times in server["stages_ms"].items():
-        say(f"  {stage:10} " + "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items()))
-    deadline_ms = server["deadline_ms"]
-    lost = f"{server['lost']} of {server['requests']} requests were lost"
-    say(f"  {lost}; advice: --deadline-ms {deadline_ms:.3g}")
-    if deadline_ms > period_ms:
-        say(
-            f"  this is longer than the control period of {period_ms:.0f} ms: verified steps delay the control loop; "
-            "lower --rate or use a faster link",
-            warn=True,
+        yield f"  {stage:10} " + "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items())
+    lost, deadline_ms = f"{server['lost']} of {server['requests']} requests were lost", server["deadline_ms"]
+    yield f"  {lost}; advice: --deadline-ms {deadline_ms:.3g}"
+    if deadline_ms > findings["period_ms"]:
+        yield (
+            f"  this is longer than the control period of {findings['period_ms']:.0f} ms: verified steps delay the "
+            "control loop; lower --rate or use a faster link"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tyro.conf import arg
 
 from specact.cli.options import Access, Maybe, Options, Rare
-from specact.cli.output import command_line, print_json, print_rows, progress_bars, remark, say
+from specact.cli.output import command_line, print_result, progress_bars, remark, rows_of
 from specact.errors import ConfigError, MissingExtraError
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
@@ -211,39 +211,38 @@ class Session(Options):
         return robot, episode_seed, device.device_share(self.tuning.device_share)
 
     def _report(self, plan: Plan, summary: dict[str, Any]) -> None:
-        if not summary["ticks"]:
-            return
-        if self.json:
-            print_json(summary)
-            return
-        if summary["episodes"]:
-            won = sum(outcome["success"] for outcome in summary["episodes"])
-            say(f"{won} of {len(summary['episodes'])} episodes succeeded")
-        late, seeing, stall = (summary[f"longest_{what}_ms"] for what in ("lateness", "observation", "stall"))
-        times = summary["inference_ms"].items()
-        rows = {
-            "control": f"{summary['ticks']} ticks of {1e3 * plan.period_s:.0f} ms, {summary['overruns']} more lost, "
-            f"longest lateness {late:.1f} ms, observation {seeing:.1f} ms, stall {stall:.1f} ms, "
-            f"{summary['outdated']} with an action too old to be sent",
-            "unusable": format_counts(summary["unusable"]),
-            "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in times if value is not None),
-            **plan.rows(summary),
-        }
-        if summary["line"] is not None:
-            rows["line"] = format_counts(summary["line"])
-        if (made := summary["recording"]) is not None:
-            rows["recorded"] = f"{made['steps']} control steps to {made['file']}, {made['dropped']} dropped"
-        print_rows(rows)
-        if made is not None and made["error"] is not None:
-            say(made["error"], warn=True)
-        if summary["stopped"]:
-            say("the robot stopped itself: too many misses", warn=True)
-        if summary["stopped_by"] == "nothing":
-            say(
-                "the robot was not told to stop: its last action stays in force; give --stop-action what makes it "
-                "stand still, or the robot a method stop()",
-                warn=True,
-            )
+        if summary["ticks"]:
+            print_result(self.json, summary, _lines(plan, summary))
+
+
+def _lines(plan: Plan, summary: dict[str, Any]) -> Iterator[str]:
+    if summary["episodes"]:
+        won = sum(outcome["success"] for outcome in summary["episodes"])
+        yield f"{won} of {len(summary['episodes'])} episodes succeeded"
+    late, seeing, stall = (summary[f"longest_{what}_ms"] for what in ("lateness", "observation", "stall"))
+    times = summary["inference_ms"].items()
+    rows = {
+        "control": f"{summary['ticks']} ticks of {1e3 * plan.period_s:.0f} ms, {summary['overruns']} more lost, "
+        f"longest lateness {late:.1f} ms, observation {seeing:.1f} ms, stall {stall:.1f} ms, "
+        f"{summary['outdated']} with an action too old to be sent",
+        "unusable": format_counts(summary["unusable"]),
+        "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in times if value is not None),
+        **plan.rows(summary),
+    }
+    if summary["line"] is not None:
+        rows["line"] = format_counts(summary["line"])
+    if (made := summary["recording"]) is not None:
+        rows["recorded"] = f"{made['steps']} control steps to {made['file']}, {made['dropped']} dropped"
+    yield from rows_of(rows)
+    if made is not None and made["error"] is not None:
+        yield made["error"]
+    if summary["stopped"]:
+        yield "the robot stopped itself: too many misses"
+    if summary["stopped_by"] == "nothing":
+        yield (
+            "the robot was not told to stop: its last action stays in force; give --stop-action what makes it stand "
+            "still, or the robot a method stop()"
+        )
 
 
 def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:

@@ -10,7 +10,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Names, Options, Parts, Rare
-from specact.cli.output import command_line, print_json, progress_bars, say, table_of
+from specact.cli.output import command_line, print_result, progress_bars, table_of
 from specact.gates.settings import GateChoices
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 
@@ -73,13 +73,7 @@ class Comparison(Options):
 
     def report(self, summary: dict[str, Any], table: Table) -> None:
         """Prints the result."""
-        if self.json:
-            print_json(summary)
-            return
-        say(table)
-        for line in contrast_lines(summary):
-            say(line)
-        say(f"run folder: {self.out}")
+        print_result(self.json, summary, [table, *contrast_lines(summary), f"run folder: {self.out}"])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_json, say
+from specact.cli.output import print_result
 from specact.errors import ConfigError
 from specact.files import check_folder
 
@@ -65,10 +65,8 @@ class Export(Options):
                 add_refresh(load_flow(copy))
             copy.rename(out)
         summary = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
-        if self.json:
-            print_json(summary)
-        else:
-            say(f"{out}: fingerprint {loaded.fingerprint}, parity {summary['parity']}")
+        line = f"{out}: fingerprint {loaded.fingerprint}, parity {summary['parity']}"
+        print_result(self.json, summary, [line])
 
     def _source(self) -> Path:
         """The bundle's folder."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,10 +40,18 @@ def print_json(value: Any) -> None:
     print(to_json(value))
 
 
-def print_rows(rows: dict[str, Any], width: int = 10) -> None:
-    """Prints lines that begin with a name."""
-    for name, text in rows.items():
-        say(f"{name:{width}} {text}")
+def print_result(json: bool, value: Any, lines: Iterable[str | Table]) -> None:
+    """Prints a result, as JSON or as lines."""
+    if json:
+        print_json(value)
+        return
+    for line in lines:
+        say(line)
+
+
+def rows_of(values: Mapping[str, Any], width: int = 10) -> list[str]:
+    """Lines that begin with a name."""
+    return [f"{name:{width}} {text}" for name, text in values.items()]
 
 
 def table_of(title: str, rows: list[dict[str, str]], caption: str = "") -> Table:

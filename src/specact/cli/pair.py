@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specact.cli.options import Flat, Options
-from specact.cli.output import print_json, say
+from specact.cli.output import print_result
 from specact.families.chunks.folder import PairSettings, make_pair
 
 
@@ -27,10 +27,6 @@ class Pair(Options):
 
     def run(self) -> None:
         made = make_pair(self.out, self.draft, self.target, self.settings)
-        if self.json:
-            print_json({"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute})
-            return
-        say(
-            f"{self.out}: draft {self.draft}, target {self.target}, {made.execute} of {made.target_spec.chunk} actions "
-            "executed per chunk"
-        )
+        found = {"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute}
+        executed = f"{made.execute} of {made.target_spec.chunk} actions executed per chunk"
+        print_result(self.json, found, [f"{self.out}: draft {self.draft}, target {self.target}, {executed}"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from specact.cli.options import Options
-from specact.cli.output import print_json, say
+from specact.cli.output import print_result
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,7 @@ class Split(Options):
         from specact.lab.train.split import split_bundle
 
         spec = split_bundle(self.bundle, self.out).spec
-        if self.json:
-            activations = [list(shape) for shape in spec.activations]
-            kept = {"network": spec.network, "stages": spec.stages, "activations": activations}
-            print_json({"path": str(self.out)} | kept)
-            return
-        say(f"{self.out}: {spec.stages} stages of the network {spec.network}")
-        for cut, shape in enumerate(spec.activations, 1):
-            say(f"cut {cut:2}: {' x '.join(map(str, shape))} numbers")
+        activations = [list(shape) for shape in spec.activations]
+        found = {"path": str(self.out), "network": spec.network, "stages": spec.stages, "activations": activations}
+        cuts = [f"cut {cut:2}: {' x '.join(map(str, shape))} numbers" for cut, shape in enumerate(activations, 1)]
+        print_result(self.json, found, [f"{self.out}: {spec.stages} stages of the network {spec.network}", *cuts])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_json, progress_bars, remark
+from specact.cli.output import print_result, progress_bars, remark
 from specact.errors import ConfigError
 from specact.files import check_folder
 from specact.records import Count
@@ -42,14 +42,11 @@ class Train(Options):
         check_folder(self.out)
         with progress_bars() as update:
             made = self._trained(update)
-        if self.json:
-            print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
-            return
         for stage, line in made.metrics.items():
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in line["held_out"].items())
             remark(f"{stage:18} after {line['step']} steps, held out: {numbers}")
-        for path in made.bundles:
-            remark(f"bundle: {path}")
+        bundles = [str(path) for path in made.bundles]
+        print_result(self.json, asdict(made) | {"bundles": bundles}, [f"bundle: {path}" for path in bundles])
 
     def _trained(self, update: Progress) -> TrainingResult:
         from specact.families.chunks.sources import load_policy
