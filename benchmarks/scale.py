@@ -39,12 +39,12 @@ import numpy as np
 from pages import fill
 
 from specact import load_bundle
-from specact.cluster import join
 from specact.errors import WireError
 from specact.families.load import load_responder
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.load import run_load, workload_of
 from specact.lab.processes import ServerProcess
+from specact.lab.rollout.cluster import join
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class SpecactError(Exception):
     """Base of every error raised on purpose by this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Serialisation between processes, with the attributes of subclasses."""
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[SpecactError], arguments: tuple[Any, ...], values: dict[str, Any]) -> SpecactError:
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(values)
+    return error
 
 
 class ConfigError(SpecactError):
@@ -34,10 +45,6 @@ class ObservationError(SpecactError):
         self.cause = cause
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[ObservationError], tuple[str, str]]:
-        """Serialisation between processes."""
-        return type(self), (str(self), self.cause)
-
 
 class StallError(SpecactError):
     """A robot whose own code did not return in time; the robot was stopped."""
@@ -63,10 +70,6 @@ class MissError(RemoteError):
         self.cause = cause
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[MissError], tuple[str, str]]:
-        """Serialisation between processes."""
-        return type(self), (str(self), self.cause)
-
 
 class WireError(SpecactError):
     """A message that violates the protocol, or a request that the server refuses.
@@ -79,10 +82,6 @@ class WireError(SpecactError):
         self.code = code
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[WireError], tuple[str, str]]:
-        """Serialisation between processes."""
-        return type(self), (self.code, str(self))
-
 
 class MissingExtraError(SpecactError):
     """An optional dependency that is not installed."""
@@ -92,10 +91,6 @@ class MissingExtraError(SpecactError):
         super().__init__(
             f"this needs the package {package!r}, which is not installed; run: pip install 'specact[{extra}]'"
         )
-
-    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        """Serialisation between processes."""
-        return type(self), (self.package, self.extra)
 
 
 class ContractError(SpecactError, AssertionError):

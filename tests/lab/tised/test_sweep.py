@@ -13,6 +13,7 @@ from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.codes.bundle import load_bundle
+from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
@@ -32,7 +33,6 @@ from specact.lab.tised.records import (
 from specact.lab.tised.settings import Setting, Subject
 from specact.lab.tised.sweep import Sweep, run_sweep
 from specact.lab.tised.trial import Trial, run_trial
-from specact.locks import locked
 
 BALL = load_bundle("ball")
 

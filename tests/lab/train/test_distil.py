@@ -17,10 +17,10 @@ from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData
+from specact.lab.data.locks import locked
 from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
-from specact.locks import locked
 from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
 

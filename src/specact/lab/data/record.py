@@ -20,9 +20,9 @@ from specact.errors import ConfigError, DataError
 from specact.files import write_json
 from specact.lab.data.generate import MOST_TRIES, check_generation, demonstrate
 from specact.lab.data.lerobot_writing import Written, finish, finished, part, write_part
+from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
-from specact.locks import locked
 from specact.observation import Field
 
 ORDER = "recording.json"

@@ -16,7 +16,7 @@ from specact.errors import BundleError, ConfigError, DataError, MissingExtraErro
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot_writing import Written, finish, write_part
-from specact.locks import locked
+from specact.lab.data.locks import locked
 from specact.observation import ObservationSpec, read_spec
 from specact.robot import ros
 from specact.robot.recording import topic_of

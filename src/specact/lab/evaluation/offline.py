@@ -19,6 +19,7 @@ from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings, load_gate
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.locks import locked
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.imitation import OpenLoopJob, OpenLoopResult, run_open_loop
@@ -28,7 +29,6 @@ from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
-from specact.locks import locked
 from specact.pair import Named
 
 Progress = Callable[[str, int, int], None]

@@ -22,6 +22,7 @@ from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.fit import check_fit
+from specact.lab.data.locks import locked
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
@@ -35,7 +36,6 @@ from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
-from specact.locks import locked
 from specact.pair import Named
 
 Progress = Callable[[str, int, int], None]

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from specact.cluster import HERE, check_place
 from specact.errors import ConfigError, SpecactError
+from specact.lab.rollout.cluster import HERE, check_place
 from specact.lab.rollout.rollout import Outcome, Shard, run_shard
 
 Item = TypeVar("Item")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specact import __version__
-from specact.cluster import join
 from specact.errors import ConfigError, SpecactError
+from specact.lab.rollout.cluster import join
 
 Output = TypeVar("Output")
 # Retries of a task that was lost with its worker or node; bounded, because a task may itself kill its worker.
@@ -30,7 +30,7 @@ class RayExecutor(Executor):
     """Runs each call as a task on one CPU of a cluster; a task that is lost with a worker or node is retried.
 
     Args:
-        on: see :func:`~specact.cluster.join`.
+        on: see :func:`~specact.lab.rollout.cluster.join`.
         workers: concurrent tasks, and CPUs of a new cluster; None for all CPUs.
 
     Attributes:

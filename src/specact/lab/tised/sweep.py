@@ -18,6 +18,7 @@ from specact import __version__
 from specact.errors import ConfigError, ObservationError
 from specact.files import write_json
 from specact.gates.settings import GateSettings
+from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
@@ -31,7 +32,6 @@ from specact.lab.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn
 from specact.lab.tised.settings import Setting
 from specact.lab.tised.trial import PLACE, Row, Trial, run_trial
 from specact.links.link import load_link
-from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.ranges import COUNT, NOT_NEGATIVE, SEED, check_ranges
 from specact.tised.hardware import load_hardware

@@ -19,6 +19,7 @@ from specact.families.chunks.sources import LoadedPolicy
 from specact.families.tokens.bins import BINS
 from specact.families.words import Words
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.locks import locked
 from specact.lab.train import checkpoint, stages
 from specact.lab.train.attention import perceptron
 from specact.lab.train.chunk_export import WRITERS, ChunkModel
@@ -31,7 +32,6 @@ from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.tokens import TokenModel
 from specact.lab.train.train import TrainingResult
 from specact.lab.train.windows import Dataset, Statistics, Windows, observation_of
-from specact.locks import locked
 from specact.rng import Role, stream
 
 _SMALL = 0.1  # beta of the auxiliary loss, in standard deviations

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
+from specact.lab.data.locks import locked
 from specact.lab.rollout.distillation import Collect
 from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import export_policy
@@ -23,7 +24,6 @@ from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.rebuild import architecture, rebuild
 from specact.lab.train.vqbet import VQBeT, moments, plain
 from specact.lab.train.windows import Statistics
-from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest

@@ -22,6 +22,7 @@ from specact.families.chunks.pair import ChunkPair
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData, join
+from specact.lab.data.locks import locked
 from specact.lab.rollout.distillation import Collect
 from specact.lab.train.chunk_export import WRITERS
 from specact.lab.train.chunk_recipe import ChunkRecipe
@@ -30,7 +31,6 @@ from specact.lab.train.distil import DistilRecipe, observation_statistics
 from specact.lab.train.folder import last_lines
 from specact.lab.train.loop import run
 from specact.lab.train.stages import Progress
-from specact.locks import locked
 from specact.rng import Role, stream
 from specact.runtime.manifest import kind_of, read_manifest
 from specact.toml import build

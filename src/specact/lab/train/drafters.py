@@ -20,6 +20,7 @@ from specact.families.tokens.bundle import NETWORKS, TOKEN_PARTS, TokenBundle, l
 from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, TREE_RANGES, BigramTable, DraftedFor, DrafterSettings
 from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
+from specact.lab.data.locks import locked
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.token_rollouts import SHARD, RolloutRequest, TokenRollouts, read_rollouts, record_rollouts
@@ -31,7 +32,6 @@ from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, ada
 from specact.lab.train.recipe import HELD_OUT, read_recipe
 from specact.lab.train.stages import Progress
 from specact.lab.train.train import TrainingResult
-from specact.locks import locked
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest

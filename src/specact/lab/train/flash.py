@@ -20,6 +20,7 @@ from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_p
 from specact.families.codes.bundle import find_bundle
 from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor, describe_target, flow_of
 from specact.files import check_name, write_whole
+from specact.lab.data.locks import locked
 from specact.lab.data.sources import Source
 from specact.lab.train import stages
 from specact.lab.train.attention import attend, by_head, perceptron
@@ -33,7 +34,6 @@ from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach, windows_at
 from specact.lab.train.train import TrainingResult
 from specact.lab.train.windows import Dataset, Windows
-from specact.locks import locked
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.rng import Role, stream
 from specact.runtime.manifest import read_manifest, write_manifest

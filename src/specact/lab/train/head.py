@@ -27,13 +27,13 @@ from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData, join
+from specact.lab.data.locks import locked
 from specact.lab.rollout.distillation import Collect
 from specact.lab.statistics import choice_efficiency
 from specact.lab.train.distil import draft_encoders, encoded, observation_statistics
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.vqbet import embed_words, hold_statistics, plain, standardised, statistics_of
-from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.pair import Named
 from specact.rng import Role, stream

@@ -10,6 +10,7 @@ import torch
 
 from specact import __version__
 from specact.families.codes.spec import PolicySpec
+from specact.lab.data.locks import locked
 from specact.lab.train import stages
 from specact.lab.train.encoder import learned
 from specact.lab.train.export import write_bundle
@@ -20,7 +21,6 @@ from specact.lab.train.recipe import PolicyRecipe, Recipe, as_dict
 from specact.lab.train.stages import Progress
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.lab.train.windows import Dataset
-from specact.locks import locked
 
 
 @dataclass(frozen=True)
