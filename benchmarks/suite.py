@@ -296,7 +296,7 @@ def curve(bundles: Sequence[str] = ()) -> list[dict[str, Any]]:
     found, won = [], []
     for bundle in bundles:
         flow, (name, _, step) = load_flow(bundle), Path(bundle).name.rpartition("-")
-        recipe, run = flow.manifest["recipe"], RUNS / f"{Path(bundle).name}-curve"
+        recipe, run = flow.manifest.recipe, RUNS / f"{Path(bundle).name}-curve"
         evaluated(alone(bundle, flow.spec.chunk // 2), run, (TARGET,), EACH)
         won.append(successes(run, TARGET))
         method = json.loads((run / "summary.json").read_text())["methods"][TARGET]

@@ -70,7 +70,7 @@ def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Bundle:
     scale = np.linspace(2.0, 3.0, spec.actions).astype(np.float32)
     tokenizer = ActionTokenizer(scale - 1.0, scale, table.astype(np.float32), "none", spec.codes)
     draft, target = cast(Any, Keyed(1, spec, clock, 0.002)), cast(Any, Keyed(2, spec, clock, 0.010))
-    return Bundle(Path(), {}, spec, tokenizer, draft, target)
+    return Bundle(Path(), cast(Any, None), spec, {}, tokenizer, draft, target)
 
 
 def at(i: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
+from specact.bundle.manifest import fingerprint_of
 from specact.errors import ConfigError
 from specact.families.tokens import load_tokens
 from specact.families.tokens.network import Cache
@@ -27,7 +28,6 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.lab.train.recipe import Recipe, load_recipe
 from specact.observation import Field, ObservationHistory, Window
-from specact.runtime.manifest import fingerprint_of
 from specact.toml import build
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
@@ -65,10 +65,10 @@ def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None
     stored = json.loads((bundle.path / "calibration" / "deviation-0.60.json").read_text())
     assert dict(stored["settings"]["options"])["reading"] == bundle.recommended_gates.get("reading", "euclidean")
     assert stored["settings"]["max_skips"] == bundle.recommended_gates.get("max_skips")
-    assert max(bundle.manifest["parity"].values()) < 2e-4
+    assert max(bundle.manifest.parity.values()) < 2e-4
     trained_on = {"sampled"} if name.endswith("-sampled") else {"ground_truth"}
-    used = {bundle.manifest["recipe"]["policies"][p.removesuffix("@snapshot")]["offset_on"]
-            for p in bundle.manifest["policies"].values()}  # fmt: skip
+    used = {bundle.manifest.recipe["policies"][p.removesuffix("@snapshot")]["offset_on"]
+            for p in bundle.manifest.policies.values()}  # fmt: skip
     assert used == trained_on
 
 
@@ -105,10 +105,10 @@ def test_a_learned_gate_is_ready_for_a_smaller_budget(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in LEARNED if name.endswith("-distilled")])
 def test_a_distilled_draft_shares_target_and_tokenizer_with_its_pair(name: str) -> None:
     made, pair = load_bundle(PRETRAINED / name), load_bundle(PRETRAINED / name.removesuffix("-distilled"))
-    assert made.manifest["distilled"]["from"] == pair.fingerprint
+    assert made.manifest.distilled["from"] == pair.fingerprint
     for part in ("target", "tokenizer"):
-        assert made.manifest["fingerprints"][part] == pair.manifest["fingerprints"][part]
-    assert made.manifest["fingerprints"]["draft"] != pair.manifest["fingerprints"]["draft"]
+        assert made.manifest.fingerprints[part] == pair.manifest.fingerprints[part]
+    assert made.manifest.fingerprints["draft"] != pair.manifest.fingerprints["draft"]
 
 
 @pytest.mark.parametrize(("name", "draft"), [("pusht-camera", {"image", "agent"}), ("pusht-camera-state", {"state"})])
@@ -119,13 +119,13 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
     recipe = load_recipe(PRETRAINED.parent / "recipes" / "pusht-camera.toml")
     # What was not given has no value in TOML; what has come since has its default.
     stored = json.loads(
-        json.dumps(bundle.manifest["recipe"]),
+        json.dumps(bundle.manifest.recipe),
         object_hook=lambda table: {name: value for name, value in table.items() if value is not None},
     )
     assert build(Recipe, stored, "recipe") == recipe
-    assert max(bundle.manifest["parity"].values()) < 2e-4
+    assert max(bundle.manifest.parity.values()) < 2e-4
     # One tokenizer for all PushT pairs, so their codes mean the same.
-    assert bundle.manifest["fingerprints"]["tokenizer"] == load_bundle("pusht").manifest["fingerprints"]["tokenizer"]
+    assert bundle.manifest.fingerprints["tokenizer"] == load_bundle("pusht").manifest.fingerprints["tokenizer"]
     assert isinstance(calibrated_gate(bundle, "deviation", rate=0.6), ActionDeviation)
 
 

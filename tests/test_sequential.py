@@ -65,7 +65,7 @@ def test_a_policy_without_two_codebooks_is_refused_before_it_is_trained() -> Non
 
 
 def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
-    assert trained.spec.sequential and trained.manifest["spec"]["sequential"] is True
+    assert trained.spec.sequential and trained.manifest.spec["sequential"] is True
     assert load_bundle("ball").spec.sequential is False
     for record in play(trained, None, steps=5):
         draft = record.proposal.evidence.draft

@@ -18,9 +18,9 @@ from experiments.adahi.goals import evidence, goals_of, goals_table
 from experiments.adahi.methods import METHODS
 from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from specact.bundle.bundle import HEAD, find_bundle
 from specact.errors import ConfigError
-from specact.families.codes.bundle import find_bundle, load_bundle
-from specact.families.head import HEAD
+from specact.families.codes.bundle import load_bundle
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.report.drawing import legend_below, style_of
@@ -171,7 +171,7 @@ def _exists(bundle: str) -> bool:
 
 def _imitation(pair: str, run: Run) -> dict[str, Any]:
     """Settings that measure the error on demonstrations, of a scripted expert or in the run's folder of data."""
-    files = load_bundle(pair).manifest["recipe"]["data"]
+    files = load_bundle(pair).manifest.recipe["data"]
     if run.quick or (files and run.data is None):
         return {}
     return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}

@@ -20,8 +20,9 @@ from typing import Any
 
 from experiments.budget import tables
 from experiments.grid import DOCS, ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
-from specact.families.codes.bundle import PARTS, Bundle, load_bundle
-from specact.families.head import HEAD
+from specact.bundle.bundle import HEAD
+from specact.bundle.manifest import read_manifest
+from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.load import load_pair
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.budget import HEAD_DRAFT, TABLE, TARGET, measure_parts, measure_together
@@ -33,7 +34,6 @@ from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
 from specact.lab.train.train import train
-from specact.runtime.parameters import count_parameters
 
 PAGE = DOCS / "budget.md"
 SIZES, NAMES = ("1/4", "1", "4", "16"), ("quarter", "one", "four", "sixteen")
@@ -147,8 +147,7 @@ def finish(draft: Draft, folder: Path, run: Run) -> dict[str, Any]:
     """Trains and evaluates a draft: its parameters, and every episode of every method."""
     bundle = with_head(get_bundle(draft, run), draft.seed, run)
     rows = [row for name, what in evaluations(draft, bundle) for row in rows_of(draft, what, folder / name, run)]
-    counts = {part: count_parameters(bundle.path / PARTS[part]) for part in ("draft", "target")}
-    counts |= {"head": count_parameters(bundle.path / HEAD)}
+    counts = read_manifest(bundle.path).parameters
     return {"machine": machine(), "parameters": {draft.task: {draft.about: counts}}, "rows": rows}
 
 

@@ -116,7 +116,7 @@ def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[s
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(windows), "episodes": episodes,
         "seed": seed, "levels": list(pair.settings.levels), "within": pair.settings.within,
-        "check": block.manifest["check"], "acceptance": acceptance(pair, windows, seed),
+        "check": block.manifest.check, "acceptance": acceptance(pair, windows, seed),
         "costs": measure_costs(pair, windows, seed),
     }  # fmt: skip
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from experiments.grid import ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
 from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.codes.bundle import load_bundle
-from specact.families.head import HEAD
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation

@@ -60,3 +60,9 @@ def check_ranges(settings: object, allowed: dict[str, Range]) -> None:
             raise ConfigError(f"{name} has more digits than any number of use")
         if value is not None and value not in numbers:
             raise ConfigError(f"{name} must be {numbers}, got {value}")
+
+
+# Of a window, vector, codebook or chunk, so that computed sizes do not overflow.
+MOST = 1 << 20
+# Allowed control rates [Hz].
+RATES_HZ = Range(1e-3, 1e6)

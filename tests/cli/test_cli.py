@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from specact import __version__, load_bundle
+from specact.bundle.bundle import find_bundle
 from specact.cli.eval import Comparison, Details, Times
 from specact.cli.main import VERBS
 from specact.cli.options import Parts
 from specact.errors import BundleError
-from specact.families.codes.bundle import find_bundle
 from specact.gates.calibration import find_calibration
 from specact.lab.data.readers import read
 
@@ -200,7 +200,7 @@ def test_export_a_bundle_and_calibrate_it_and_ask_the_doctor(specact_run: Run, t
     assert done.returncode == 0, done.stderr
     facts = strictly(done.stdout)
     bundle = load_bundle(out)
-    assert facts == {"path": str(out), "fingerprint": bundle.fingerprint, "parity": bundle.manifest["parity"]}
+    assert facts == {"path": str(out), "fingerprint": bundle.fingerprint, "parity": bundle.manifest.parity}
     assert_refused(specact_run("export", tiny_run, "--out", out), "exists already")
     assert_refused(specact_run("export", tiny_run, "--out", tmp_path / "x", "--bundle", "nope"), "'nope'", "tiny")
 

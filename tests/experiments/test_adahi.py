@@ -12,8 +12,8 @@ from experiments.adahi import merge, plan, tables
 from experiments.adahi.goals import Goal, efficiency, evidence, goals_of, goals_table
 from experiments.grid import Run
 
+from specact.bundle.bundle import HEAD
 from specact.families.codes.bundle import load_bundle
-from specact.families.head import HEAD
 from specact.lab.evaluation.metrics import Table
 
 STEPS = 10

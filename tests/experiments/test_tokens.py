@@ -22,6 +22,7 @@ from specact.cli.eval import summary_table
 from specact.errors import ConfigError, DataError
 from specact.families.load import load_pair
 from specact.families.tokens.decoding import DECODINGS
+from specact.families.tokens.drafter_bundle import DrafterBundle, DrafterSettings
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.retrieval import SkipRule
 from specact.gates.verify_skip import Similarity, VerifySkip
@@ -304,11 +305,15 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
     assert all(record.decision.transmit for record in driven(pair, VerifySkip(-0.5, reach=3), 5))
     # The drafters' own bounds.
     settings = replace(drafters.settings, skip=SkipRule(0.5, 2))
-    calibrated = replace(pair, drafters=replace(drafters, settings=settings))
+
+    def fitted(settings: DrafterSettings) -> DrafterBundle:
+        return replace(drafters, spec=replace(drafters.spec, settings=settings))
+
+    calibrated = replace(pair, drafters=fitted(settings))
     gate = VerifySkip.for_pair(calibrated, 0.0)
     assert (gate.threshold, gate.reach) == (0.5, 2)
     # Where the head drafts, nothing is skipped.
-    slow = replace(pair, decoding=DECODINGS["heisd"], drafters=replace(drafters, settings=replace(settings, fast=2.0)))
+    slow = replace(pair, decoding=DECODINGS["heisd"], drafters=fitted(replace(settings, fast=2.0)))
     assert all(record.decision.transmit for record in driven(slow, VerifySkip(0.01, reach=3), 5))
 
 

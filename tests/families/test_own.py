@@ -102,7 +102,7 @@ def test_a_calibration_is_found_again_and_refused_for_other_weights() -> None:
     made.save(pair.path / "calibration")
     assert calibrated_gate(pair, "deviation", 0.5).threshold == settings.threshold
     made.save(other.path / "calibration")
-    with pytest.raises(BundleError, match="specact calibrate --bundle plug_pairs:Named"):
+    with pytest.raises(BundleError, match="specact calibrate plug_pairs:Named"):
         calibrated_gate(other, "deviation", 0.5)
 
 

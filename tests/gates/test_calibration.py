@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specact import calibrated_gate, load_bundle
+from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import PARTS
 from specact.gates import ActionDeviation
@@ -28,7 +29,6 @@ from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.rejection import fit_rejection
 from specact.lab.statistics import roc_auc
-from specact.runtime.manifest import fingerprint_of
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])  # many ties
 SCORES = st.lists(FEW | st.floats(-1e3, 1e3), min_size=1, max_size=60)

@@ -14,12 +14,12 @@ from scipy import stats
 from tests.lab.train.test_drafters import write_target
 from tests.tiny import quiet
 
+from specact.bundle.bundle import HEAD, find_bundle, give_head
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
 from specact.families.chunks.pair import chunk_distance
-from specact.families.codes.bundle import find_bundle
 from specact.families.distance import load_distance_head
-from specact.families.head import HEAD, TRAINING, TrainedFor, give_head
+from specact.families.head import TRAINING, TrainedFor
 from specact.families.load import AnyPair, load_pair
 from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate, deciding_gate
@@ -107,7 +107,7 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_p
     assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
     made.save(path / "calibration")
     assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
-    give_head(path, learned.path / HEAD if learned.path else Path())  # the same once more
+    give_head(path, learned.path / HEAD if learned.path else Path(), 9)  # the same once more
     assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
     file = path / "calibration" / "learned-0.40.json"
     file.write_text(file.read_text().replace(dict(made.settings.options)["weights"], "0123456789abcdef"))
@@ -120,11 +120,11 @@ def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -
     other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
     with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*specact offline calibrate"):
         GateChoices().settings("learned", other)
-    give_head(tmp_path / "other", learned.path / HEAD)
+    give_head(tmp_path / "other", learned.path / HEAD, 9)
     with pytest.raises(BundleError, match=r"they do not match; train it again with: .*--retrain"):
         GateChoices().settings("learned", other).build(other)
     backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, PairSettings(execute=2))
-    give_head(tmp_path / "backwards", learned.path / HEAD)
+    give_head(tmp_path / "backwards", learned.path / HEAD, 9)
     with pytest.raises(BundleError, match="was trained for the pair"):
         GateChoices().settings("learned", backwards).build(backwards)
     (tmp_path / "other" / HEAD).write_bytes(b"another")

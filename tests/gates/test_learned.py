@@ -13,13 +13,15 @@ from tests.gates.fixed import Fixed
 from tests.tiny import KilledError, quiet
 
 from specact import load_bundle
+from specact.bundle.bundle import HEAD
+from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import TargetHead
 from specact.families.codes.sampling import sample_codes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
-from specact.families.head import HEAD, TrainedFor
+from specact.families.head import TrainedFor
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
@@ -28,7 +30,6 @@ from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.observation import Window
-from specact.runtime.manifest import fingerprint_of
 from specact.types import Proposal
 
 G, K, CHUNK, A = 2, 5, 2, 3
@@ -173,7 +174,7 @@ def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: P
         train_head(bundle, recipe, roll, bundle.path / "gate", quiet)
     again = load_bundle(bundle.path)
     assert again.fingerprint == bundle.fingerprint
-    assert fingerprint_of(again.path / HEAD) == again.manifest["head"]
+    assert fingerprint_of(again.path / HEAD) == again.manifest.head
 
 
 def test_a_head_that_the_manifest_does_not_name_is_refused(
@@ -190,14 +191,14 @@ def test_a_head_that_the_manifest_does_not_name_is_refused(
     manifest = json.loads(file.read_text())
     del manifest["head"]
     file.write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the manifest names none: .*calibrate"):
+    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+"):
         load_bundle(copy)
     (copy / HEAD).unlink()
     assert load_bundle(copy).fingerprint == taught[0].fingerprint
 
 
 def test_without_a_head_it_says_how_to_get_one(tiny_bundle: Path) -> None:
-    with pytest.raises(ConfigError, match=r"specact calibrate --bundle .* --gate learned"):
+    with pytest.raises(ConfigError, match=r"specact calibrate .* --gate learned"):
         GateChoices().settings("learned", load_bundle(tiny_bundle))
 
 

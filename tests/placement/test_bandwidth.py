@@ -11,8 +11,8 @@ import pytest
 import torch
 from experiments.split.forecast import ForecastRecipe, Lstm, train_forecast
 
+from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import find_bundle
 from specact.links.link import load_link
 from specact.links.model import SteadyLink
 from specact.placement.bandwidth import Bandwidths, LastValue, RecurrentForecast, measured, series

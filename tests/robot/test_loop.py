@@ -102,7 +102,7 @@ TOKENIZER = ActionTokenizer(np.zeros(1, np.float32), np.ones(1, np.float32), TAB
 
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
     draft, target = cast(Any, Slow(clock, delays)), cast(Any, Slow(clock, [0.0]))
-    pair = Bundle(Path(), {}, SPEC, TOKENIZER, draft, target)
+    pair = Bundle(Path(), cast(Any, None), SPEC, {}, TOKENIZER, draft, target)
     return SpeculativePolicy(pair, gate or Never(), clock=clock, **options)
 
 

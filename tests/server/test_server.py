@@ -58,7 +58,7 @@ def no_traceback(server: Server) -> bool:
 
 
 def test_a_device_with_the_same_bundle_is_welcome(server: Server, hello: Fields, ball: Bundle) -> None:
-    expected = {"bundle": "ball", "target": ball.manifest["fingerprints"]["target"],
+    expected = {"bundle": "ball", "target": ball.manifest.fingerprints["target"],
                 "max_message_bytes": max_message_bytes(ball.codec.dialect)}  # fmt: skip
     with server.connect() as robot:
         welcome = robot.ask(hello)

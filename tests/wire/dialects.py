@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from specact.families.chunks.policy import ChunkSpec
@@ -30,7 +30,7 @@ SPEC = PolicySpec(
     draft=vectors(1, state=3), target=SEEN, codebooks=2, codes=5, chunk=2, actions=3,
     execute=1, overlap="drop", temperature=0.5, rate_hz=10.0, sequential=True,
 )  # fmt: skip
-PLAIN = dataclasses.replace(SPEC, target=vectors(2, state=3), sequential=False)
+PLAIN = structs.replace(SPEC, target=vectors(2, state=3), sequential=False)
 
 
 def of_codes(spec: PolicySpec, fingerprint: str = FINGERPRINT) -> Dialect:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import sys
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 from numpy.typing import NDArray
 from tests.example_count import example_count
 from tests.wire.dialects import CODES, SPEC, of_codes
@@ -176,7 +176,7 @@ def test_even_noise_at_the_highest_quality_fits_into_a_message(
         Image.fromarray(frame).save(file, "JPEG", quality=100, subsampling=0)
         files.append(file.getvalue())
     seen = ObservationSpec({**SPEC.target.fields, "image": camera}, instruction=True)
-    limit = max_message_bytes(of_codes(dataclasses.replace(SPEC, target=seen)))
+    limit = max_message_bytes(of_codes(structs.replace(SPEC, target=seen)))
     observation = examples["verify"]["observation"] | {"image": files}
     assert len(msgpack.encode(examples["verify"] | {"observation": observation})) < limit
 

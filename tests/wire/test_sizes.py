@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as plain_json
 from pathlib import Path
 from types import ModuleType
@@ -12,14 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 from numpy.typing import NDArray
 from tests.example_count import example_count
 from tests.wire.dialects import SPEC, of_chunks, of_codes
 
+from specact.bundle.manifest import read_manifest
 from specact.families.codes.spec import PolicySpec
 from specact.observation import Field, ObservationSpec, Window, read_spec, vectors
 from specact.rng import StepAddress
-from specact.runtime.manifest import kind_of
 from specact.wire import json, msgpack
 from specact.wire.checks import ErrorCode
 from specact.wire.dialect import ArraySpec, Dialect
@@ -39,7 +39,9 @@ from specact.wire.messages import (
 from specact.wire.sizes import HANDSHAKE_BYTES, exchange_bytes, max_message_bytes
 
 SHELF = Path(__file__).parents[2] / "pretrained"
-MANIFESTS = [path for path in sorted(SHELF.glob("*/manifest.json")) if kind_of(path.parent) in ("pair", "flow")]
+MANIFESTS = [
+    path for path in sorted(SHELF.glob("*/manifest.json")) if read_manifest(path.parent).kind in ("pair", "flow")
+]
 # The longest that a float32, and a probability, can get as JSON: 23 characters.
 LONG = np.float32(-1.1754943508222875e-38)
 TINY = 2.2250738585072014e-308
@@ -125,9 +127,9 @@ def test_the_bound_of_a_bundle_is_enough_and_not_much_more(manifest: Path) -> No
 @pytest.mark.parametrize(
     "dialect",
     [
-        of_codes(dataclasses.replace(SPEC, draft=vectors(1, touch=1), target=ObservationSpec(
+        of_codes(structs.replace(SPEC, draft=vectors(1, touch=1), target=ObservationSpec(
             {"image": Field((96, 96, 3), "uint8", 5)}))),
-        of_codes(dataclasses.replace(SPEC, codes=64)),
+        of_codes(structs.replace(SPEC, codes=64)),
         of_chunks(ObservationSpec({"image": Field((96, 96, 3), "uint8", 0)}, True), 8, 7),
         of_chunks(vectors(5, state=700), 50, 14),
     ],

@@ -62,7 +62,7 @@ class GateOptions(Options):
         self, pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], rounds: int = 2
     ) -> GateSettings:
         """The gate without its threshold; the head of a learned one is trained if it has to be."""
-        from specact.families.head import HEAD
+        from specact.bundle.bundle import HEAD
 
         if self.gate in LEARNED and (self.retrain or pair.path is None or not (pair.path / HEAD).exists()):
             _train_head(pair, collect, update, self.seed, rounds)

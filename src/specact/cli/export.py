@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json as plain
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
@@ -17,7 +15,8 @@ from specact.errors import ConfigError
 from specact.files import check_folder
 
 if TYPE_CHECKING:
-    from specact.runtime.manifest import BundleFolder, Kind
+    from specact.bundle.bundle import Bundle
+    from specact.bundle.manifest import Kind
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,12 @@ class Export(Options):
     json: bool = False  # print path, fingerprints and parity as JSON
 
     def run(self) -> None:
+        from specact.bundle.bundle import copy_bundle
+        from specact.bundle.manifest import KINDS, LEFT_OUT, read_manifest
         from specact.families.head import TRAINING
-        from specact.files import write_json
-        from specact.runtime.manifest import KINDS, LEFT_OUT, kind_of
 
         source, out = self._source(), self.out
-        kind = kind_of(source)
+        kind = read_manifest(source).kind
         if kind not in ("pair", "flow", "regression", "tokens"):
             raise ConfigError(f"{source} is no policy, but {KINDS[kind]}; export the policy, or copy the folder")
         if self.device and kind not in LEFT_OUT:
@@ -48,15 +47,11 @@ class Export(Options):
             raise ConfigError(f"{out} exists already; choose another --out")
         check_folder(out)
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        # A head's unfinished training is of no use elsewhere.
-        left_out = (TRAINING, f"{LEFT_OUT[kind]}.onnx") if self.device else (TRAINING,)
         # Renamed once it is complete and loads, so that a failure leaves nothing at --out.
         with TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.absolute().parent) as folder:
             copy = Path(folder) / out.name
-            shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*left_out))
-            if self.device:
-                file = copy / "manifest.json"
-                write_json(file, plain.loads(file.read_text()) | {"left_out": [LEFT_OUT[kind]]})
+            # A head's unfinished training is of no use elsewhere.
+            copy_bundle(source, copy, device=self.device, ignore=[TRAINING])
             loaded = _load(copy, kind)
             if self.refresh:
                 from specact.families.chunks.bundle import load_flow
@@ -64,13 +59,13 @@ class Export(Options):
 
                 add_refresh(load_flow(copy))
             copy.rename(out)
-        summary = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
+        summary = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest.parity}
         line = f"{out}: fingerprint {loaded.fingerprint}, parity {summary['parity']}"
         print_result(self.json, summary, [line])
 
     def _source(self) -> Path:
         """The bundle's folder."""
-        from specact.families.codes.bundle import find_bundle
+        from specact.bundle.bundle import find_bundle
 
         run, name = self.source, self.bundle
         is_name = len(run.parts) == 1 and not run.is_dir()
@@ -89,7 +84,7 @@ class Export(Options):
         return made[name or next(iter(made))]
 
 
-def _load(path: Path, kind: Kind) -> BundleFolder:
+def _load(path: Path, kind: Kind) -> Bundle[Any]:
     """The bundle, with everything in its folder checked."""
     from specact.families.chunks.bundle import load_flow, load_regression
     from specact.families.codes.bundle import load_bundle

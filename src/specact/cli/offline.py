@@ -59,7 +59,7 @@ class Demonstrations(Options):
     def _of_pair(self, pair: AnyPair) -> tuple[Episodes, Episodes]:
         from specact.families.codes.bundle import Bundle
 
-        if not isinstance(pair, Bundle) or "recipe" not in pair.manifest:
+        if not isinstance(pair, Bundle) or not pair.manifest.recipe:
             raise ConfigError(
                 f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the recipe "
                 "of the draft, and --data, the folder of its files"

@@ -66,6 +66,7 @@ def serve(
         threads: threads of one inference; for networks on ONNX Runtime.
         steps: Euler steps of a flow policy.
     """
+    from specact.bundle.network import Compute
     from specact.families.load import load_responder
     from specact.server.serve import serve as run
     from specact.server.service import Service
@@ -81,7 +82,7 @@ def serve(
         raise ConfigError("give either --bundle or --policy, the target to serve")
     source = str(policy or bundle)
     _refuse_unused_settings(source, provider, threads, steps)
-    responder = load_responder(source, target=target, steps=steps, provider=provider, threads=threads)
+    responder = load_responder(source, target=target, steps=steps, compute=Compute(provider, threads))
     service = Service(responder, settings)
 
     def announce(url: str) -> None:
@@ -96,9 +97,9 @@ def serve(
 
 def _refuse_unused_settings(source: str, provider: str, threads: int, steps: int) -> None:
     """Refuses settings of an inference that this kind of target does not have."""
+    from specact.bundle.bundle import find_bundle
+    from specact.bundle.manifest import read_manifest
     from specact.families.chunks.sources import kind_of_source
-    from specact.families.codes.bundle import find_bundle
-    from specact.runtime.manifest import kind_of
 
     kind = kind_of_source(source)
     if kind in ("lerobot", "openpi", "code"):
@@ -106,7 +107,7 @@ def _refuse_unused_settings(source: str, provider: str, threads: int, steps: int
             {"provider": provider != "CPUExecutionProvider", "threads": threads != 1},
             f"is for networks on ONNX Runtime, and {source} has its own runtime; leave it out",
         )
-    if not (kind == "lerobot" or (kind == "folder" and kind_of(find_bundle(source)) in ("flow", "flash"))):
+    if not (kind == "lerobot" or (kind == "folder" and read_manifest(find_bundle(source)).kind in ("flow", "flash"))):
         refuse_unused({"steps": steps != 10}, f"is for a flow policy, and {source} is none; leave it out")
 
 
@@ -121,12 +122,14 @@ def app(args: dict[str, Any]) -> Any:
     """
     from functools import partial
 
+    from specact.bundle.network import Compute
     from specact.families.load import load_responder
     from specact.server.ray_app import application, read_arguments
     from specact.server.settings import ServerSettings
 
     asked = read_arguments(args)
-    load = partial(load_responder, asked.target, steps=asked.steps, provider=asked.provider, threads=asked.threads)
+    compute = Compute(asked.provider, asked.threads)
+    load = partial(load_responder, asked.target, steps=asked.steps, compute=compute)
     settings = ServerSettings(
         host=asked.host, token=read_token(None), max_batch=asked.max_batch, max_queue=asked.max_queue,
         max_wait_ms=asked.max_wait_ms, max_robots=asked.max_robots,

@@ -216,16 +216,16 @@ def tised(
 
 def _subject(asked: Sweep) -> tuple[Subject, BundleVariants]:
     """What the levers are applied to, and the variants of its networks, which are not made yet."""
+    from specact.bundle.bundle import find_bundle
+    from specact.bundle.manifest import read_manifest
     from specact.families.chunks.bundle import FlowBundle, load_flow
-    from specact.families.codes.bundle import find_bundle
     from specact.families.load import load_pair
     from specact.lab.envs import env_of
     from specact.lab.tised.settings import Subject
     from specact.lab.tised.windows import typical_windows
     from specact.lab.train.variants import BundleVariants
-    from specact.runtime.manifest import kind_of
 
-    alone = asked.draft is None and not asked.decoding and kind_of(find_bundle(asked.bundle)) == "flow"
+    alone = asked.draft is None and not asked.decoding and read_manifest(find_bundle(asked.bundle)).kind == "flow"
     loaded = load_flow(asked.bundle) if alone else load_pair(asked.bundle, draft=asked.draft, decoding=asked.decoding)
     if not isinstance(loaded, FlowBundle):
         refuse_unused(

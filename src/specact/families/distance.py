@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from specact.bundle.manifest import fingerprint_of
+from specact.bundle.words import NetworkInputs
 from specact.families.chunks.pair import ChunkPair
 from specact.families.flash.pair import FlashPair
 from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
 from specact.families.tokens.pair import TokenPair
 from specact.observation import ObservationSpec, Window
-from specact.runtime.manifest import fingerprint_of
 from specact.types import Chunk
 
 # Pairs whose draft and target are compared by their actions.
@@ -73,8 +74,9 @@ class DistanceHead:
         command: str,
     ) -> None:
         self._observation, self._execute = observation, drafted[0]
-        seen = {} if observation is None else observation.shapes
-        self._session = open_head(path, wanted, seen | {"drafted": list(drafted)}, command)
+        seen = {} if observation is None else NetworkInputs(observation).shapes
+        inputs = seen | {"drafted": ("batch", *drafted)}
+        self._network = open_head(path, wanted, inputs, {"distance": ("batch",)}, command)
 
     def estimate(self, window: Window, actions: Chunk) -> float:
         """The expected root mean square over the action's dimensions, mean over the actions that are executed.
@@ -85,4 +87,4 @@ class DistanceHead:
         """
         inputs = {} if self._observation is None else self._observation.stack([window])
         inputs["drafted"] = np.ascontiguousarray(actions[None, : self._execute])
-        return float(self._session.run(None, inputs)[0][0])
+        return float(self._network.run(inputs)[0][0])

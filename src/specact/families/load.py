@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest
+from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError, unknown_name
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.folder import load_chunk_pair, load_chunk_target
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
-from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.flash.pair import block_pair, flash_pair
 from specact.families.flash.rounds import ROUNDS, load_rounds
 from specact.families.own import load_own_pair, load_own_responder
@@ -22,7 +25,6 @@ from specact.families.tokens.bundle import load_tokens
 from specact.families.tokens.decoding import DECODINGS, load_decoding
 from specact.families.tokens.pair import token_pair
 from specact.pair import LoadedPair, Named
-from specact.runtime.manifest import kind_of
 from specact.wire.messages import Responder
 
 AnyPair = LoadedPair[Any]
@@ -60,8 +62,7 @@ def load_pair(
     draft: str | None = None,
     target: str | None = None,
     decoding: str = "",
-    provider: str = "CPUExecutionProvider",
-    threads: int = 1,
+    compute: Compute = CPU,
 ) -> AnyPair:
     """Loads a pair of policies: of action codes, of chunks, of tokens, or of a family of your own.
 
@@ -75,7 +76,7 @@ def load_pair(
         decoding: how chunks are drafted and verified: for a token policy one of
             :data:`~specact.families.tokens.decoding.DECODINGS`, ``ar`` if empty, for a flow policy one of
             :data:`~specact.families.flash.rounds.ROUNDS`, ``full`` if empty.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where its networks run.
 
     Raises:
         BundleError: if it cannot be used.
@@ -83,7 +84,7 @@ def load_pair(
     """
     own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
-    kind = None if own else kind_of(path)
+    kind = None if own else read_manifest(path).kind
     decoded = kind in ("flash", "tokens", "flow")
     if decoding and not decoded:
         raise ConfigError(
@@ -96,25 +97,25 @@ def load_pair(
             "chunk policies, leave it out"
         )
     if kind == "chunks":
-        return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
+        return load_chunk_pair(path, draft=draft, target=target, compute=compute)
     if decoded:
-        small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
+        small = None if draft is None else load_policy(draft, compute=compute)
         if kind == "tokens":
-            tokens = load_tokens(path, provider=provider, threads=threads)
-            pair = token_pair(tokens, small, draft, provider=provider, threads=threads)
+            tokens = load_tokens(path, compute=compute)
+            pair = token_pair(tokens, small, draft, compute=compute)
             return replace(pair, decoding=load_decoding(decoding or "ar"))
         if kind == "flow":
-            flow = load_flow(path, provider=provider, threads=threads)
-            rounds = flash_pair(flow, small, draft, provider=provider, threads=threads)
+            flow = load_flow(path, compute=compute)
+            rounds = flash_pair(flow, small, draft, compute=compute)
         else:
-            rounds = block_pair(path, target, small, draft, provider=provider, threads=threads)
+            rounds = block_pair(path, target, small, draft, compute=compute)
         return replace(rounds, rounds=load_rounds(decoding or "full"))
     if draft is not None:
         raise BundleError(
             f"{name_or_path} is no pair of chunk policies, no token policy and no flow policy, and only these can have "
             f"another draft; leave out --draft {draft}"
         )
-    return load_own_pair(str(name_or_path)) if own else load_bundle(path, provider=provider, threads=threads)
+    return load_own_pair(str(name_or_path)) if own else load_bundle(path, compute=compute)
 
 
 def load_named(name_or_path: str | Path, named: Named) -> AnyPair:
@@ -127,8 +128,7 @@ def load_responder(
     *,
     target: str | None = None,
     steps: int = 10,
-    provider: str = "CPUExecutionProvider",
-    threads: int = 1,
+    compute: Compute = CPU,
 ) -> Responder:
     """The responder of a server, for any kind of target.
 
@@ -139,7 +139,7 @@ def load_responder(
         target: of FLASH's block, the flow policy that it drafts for; of a pair of chunk policies, in place of the one
             in its manifest.
         steps: Euler steps of a flow policy that is served by itself.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where its networks run.
 
     Raises:
         BundleError: if it cannot be used.
@@ -147,7 +147,7 @@ def load_responder(
     """
     kind = kind_of_source(source)
     path = find_bundle(source) if kind == "folder" else Path()
-    holds = kind_of(path) if kind == "folder" else None
+    holds = read_manifest(path).kind if kind == "folder" else None
     if holds == "flash" and target is None:
         raise ConfigError(
             f"{source} is FLASH's block alone; name the flow policy that it drafts for, as in --target lerobot:PATH@HZ"
@@ -158,20 +158,20 @@ def load_responder(
             "leave it out"
         )
     if holds == "flash":
-        return block_pair(path, target, steps=steps, provider=provider, threads=threads).responder
+        return block_pair(path, target, steps=steps, compute=compute).responder
     if holds == "chunks":
-        return load_chunk_target(path, target=target, provider=provider, threads=threads)
+        return load_chunk_target(path, target=target, compute=compute)
     if holds == STAGED:
-        return SplitResponder(load_staged(path, provider=provider, threads=threads))
+        return SplitResponder(load_staged(path, compute=compute))
     if holds == "flow":
-        flow = load_flow(source, provider=provider, threads=threads)
+        flow = load_flow(source, compute=compute)
         # The fingerprint is the flow policy's, whatever drafts for it.
-        pair = flash_pair(flow, provider=provider, threads=threads)
+        pair = flash_pair(flow, compute=compute)
         return replace(pair, policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
     if holds is not None and holds != "regression":
-        return load_pair(source, provider=provider, threads=threads).responder
+        return load_pair(source, compute=compute).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
         return own
-    loaded = load_policy(source, steps=steps, provider=provider, threads=threads)
+    loaded = load_policy(source, steps=steps, compute=compute)
     try_out(loaded)
     return ChunkResponder(loaded.policy, loaded.name, loaded.fingerprint)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.bundle.manifest import MAX_JSON_BYTES, read_part
 from specact.errors import BundleError, ConfigError
 from specact.families.head import calibrate_command
 from specact.families.load import AnyPair
@@ -23,7 +24,6 @@ from specact.gates.gate import Gate
 from specact.gates.settings import GateChoices, GateSettings, check_options, load_gate
 from specact.pair import Named
 from specact.records import read_json
-from specact.runtime.manifest import MAX_JSON_BYTES, read_part
 
 
 def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:

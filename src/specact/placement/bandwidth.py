@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from specact.bundle.network import Network
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.network import open_session
 from specact.links.model import Link, round_trip
 from specact.rng import Role, stream
 from specact.types import Floats
@@ -83,16 +83,16 @@ class RecurrentForecast:
     """
 
     def __init__(self, file: Path) -> None:
-        self._session = open_session(file, "CPUExecutionProvider", threads=1)
+        self._network = Network(file)
         try:
-            metadata = json.loads(self._session.get_modelmeta().custom_metadata_map[METADATA])
+            metadata = json.loads(self._network.metadata[METADATA])
             self.window = int(metadata["window"])
             statistics = self._mean, self._deviation, self._least = [
                 float(metadata[name]) for name in ("mean", "deviation", "least")
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"{file} is no forecast of a bandwidth ({error}); train it again") from None
-        shapes = [entry.shape[1:] for entry in (*self._session.get_inputs(), *self._session.get_outputs())]
+        shapes = [shape[1:] for side in (self._network.inputs, self._network.outputs) for shape in side.values()]
         if shapes != [[self.window], []]:
             raise BundleError(
                 f"{file} has inputs and outputs of shapes {shapes} per window; a forecast of a bandwidth maps a window "
@@ -103,14 +103,14 @@ class RecurrentForecast:
                 f"{file} has mean {self._mean:g}, deviation {self._deviation:g} and least {self._least:g}; all must be "
                 "finite, and deviation and least above 0; train it again"
             )
-        self._name = self._session.get_inputs()[0].name
+        (self._name,) = self._network.inputs
 
     def forecast(self, past: Sequence[float]) -> float:
         if len(past) < self.window:
             return past[-1]
         newest = np.array(list(past)[-self.window :], np.float64)
         standardised = ((newest - self._mean) / self._deviation).astype(np.float32)
-        predicted = float(self._session.run(None, {self._name: standardised[None]})[0][0])
+        predicted = float(self._network.run({self._name: standardised[None]})[0][0])
         return max(predicted * self._deviation + self._mean, self._least)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from specact.bundle.manifest import read_manifest
 from specact.errors import BundleError, ConfigError, RemoteError, WireError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.network import distributions
@@ -26,7 +27,6 @@ from specact.remote.client import Client
 from specact.remote.pending import send_request
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
-from specact.runtime.manifest import kind_of, read_manifest
 from specact.types import Miss, OffloadTimes, value
 from specact.verification import Answer, Pending
 from specact.wire.dialect import Arrays
@@ -190,8 +190,7 @@ def reader_of(pair: AnyPair, folder: StagedFolder) -> Reader[Any]:
 
 def _check_stages(pair: Bundle | FlashPair, folder: StagedFolder) -> None:
     assert pair.path is not None, "these families load folders"
-    kind = kind_of(pair.path)
-    wanted = split_fingerprint(read_manifest(pair.path, kind, {}), kind)
+    wanted = split_fingerprint(read_manifest(pair.path))
     if folder.spec.network != wanted:
         raise BundleError(
             f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {pair.path} is "

@@ -307,6 +307,6 @@ def test_the_ball_policy_does_what_it_is_shipped_for() -> None:
 def test_what_is_shipped_is_small_and_whole(name: str) -> None:
     bundle = load_flow(SHELF / name)
     assert bundle.name == name
-    assert max(bundle.manifest["parity"].values()) < 2e-4
-    assert bundle.manifest["training"]["flow"]["step"] == bundle.manifest["recipe"]["steps"]
+    assert max(bundle.manifest.parity.values()) < 2e-4
+    assert bundle.manifest.training["flow"]["step"] == bundle.manifest.recipe["steps"]
     assert sum(path.stat().st_size for path in bundle.path.iterdir()) < 4e6

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from msgspec import structs
 from numpy.typing import NDArray
 
 from specact.clock import Clock, VirtualClock
@@ -596,8 +596,8 @@ def test_what_is_not_a_number_ends_the_prefix() -> None:
         ({"execute": 6}, "execute must lie between 1 and 5, the shorter of both chunks; got 6"),
         ({"accept_within": -0.1}, r"accept_within must be at least 0, got -0\.1"),
         ({"accept_within": math.nan}, "accept_within must be at least 0, got nan"),
-        ({"target_spec": replace(target.spec, actions=3)}, "2 actions at 10 Hz and the target 3 at 10 Hz"),
-        ({"target_spec": replace(target.spec, rate_hz=20.0)}, "2 actions at 10 Hz and the target 2 at 20 Hz"),
+        ({"target_spec": structs.replace(target.spec, actions=3)}, "2 actions at 10 Hz and the target 3 at 10 Hz"),
+        ({"target_spec": structs.replace(target.spec, rate_hz=20.0)}, "2 actions at 10 Hz and the target 2 at 20 Hz"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], message: str) -> None:

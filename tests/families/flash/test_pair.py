@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specact.bundle.bundle import find_bundle
 from specact.clock import VirtualClock
 from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy
 from specact.families.chunks.sources import load_policy
-from specact.families.codes.bundle import find_bundle
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.families.flash.check import Check
 from specact.families.flash.drafting import DraftedRound

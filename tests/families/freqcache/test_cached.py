@@ -208,7 +208,7 @@ def rewritten(bundle: FlowBundle, **changes: object) -> RefreshBundle:
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"target": "0" * 16}, "was made for the target"), ({"cameras": 3}, "no usable spec"),
+    ({"target": "0" * 16}, "was made for the target"), ({"cameras": 3}, "cameras"),
     ({"cameras": {"image.top": {"first": 0, "rows": 4, "columns": 4}}}, "does not have"),
     ({"cameras": {"state": {"first": 0, "rows": 1, "columns": 1}}}, "does not have"),
     ({"cameras": {GRIPPER: {"first": 28, "rows": 4, "columns": 4}}}, "does not have"),

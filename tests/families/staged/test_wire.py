@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
-from specact.families.codes.bundle import find_bundle
 from specact.families.load import load_responder
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import PRECISIONS, SplitResponder, kind_at, pack, reply_bytes, split_dialect, unpack
@@ -139,14 +139,14 @@ def test_damaged_stages_are_refused(folder: StagedFolder, tmp_path: Path) -> Non
     wrong["spec"]["activations"][0] = [2, 64]
     shutil.copytree(folder.path, copy, dirs_exist_ok=True)
     (copy / "manifest.json").write_text(json.dumps(wrong))
-    with pytest.raises(BundleError, match=r"stage-00[.]onnx does not take .* split the bundle again"):
+    with pytest.raises(BundleError, match=r"stage-00[.]onnx.* split the bundle again"):
         load_staged(copy)
     wrong_specs: list[dict[str, Any]] = [
         {"activations": []}, {"activations": [["a"]]}, {"outputs": 3}, {"made_of": "tokens"}, {"more": 1},
     ]  # fmt: skip
     for broken in wrong_specs:
         (copy / "manifest.json").write_text(json.dumps(manifest | {"spec": manifest["spec"] | broken}))
-        with pytest.raises(BundleError, match="no usable spec"):
+        with pytest.raises(BundleError, match=next(iter(broken))):
             load_staged(copy)
     with pytest.raises(BundleError, match="this needs a target in stages"):
         load_staged(find_bundle("ball"))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from safetensors.numpy import load_file
 from tests.children import wait_for
 from tests.families.tokens.dots import rngs, windows
@@ -128,7 +129,7 @@ def test_a_draft_may_have_shorter_or_longer_chunks(pair: TokenPair, steps: int, 
     drafted = np.linspace(-0.5, 0.5, 2 * steps, dtype=np.float32).reshape(steps, 2)
 
     class Draft:
-        spec = replace(pair.policy.spec, chunk=steps)
+        spec = structs.replace(pair.policy.spec, chunk=steps)
 
         def infer(self, window: Window, rng: Any, inpainting: Any = None) -> np.ndarray:
             return pair.units.to_environment(drafted)

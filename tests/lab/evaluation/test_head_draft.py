@@ -13,10 +13,10 @@ from specact.lab.rollout.methods import load_method
 
 pytest.importorskip("mujoco")
 
+
 from specact import Bundle, load_bundle
 from specact.errors import ConfigError
 from specact.families.codes.head import HeadDraft, load_head
-from specact.families.head import HEAD
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
@@ -25,7 +25,6 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import OBSERVATION
 from specact.observation import ObservationHistory, Window
-from specact.runtime.parameters import count_parameters
 
 DRAFT_MS, HEAD_MS, GATE_MS, TARGET_MS = 2.0, 1.0, 0.5, 11.0
 METHODS = ("draft", "head_draft", "head_random", "learned", "random_learned")
@@ -112,7 +111,7 @@ def test_its_time_is_that_of_draft_and_head(made: tuple[Path, dict[str, Any]]) -
 
 
 def test_the_head_is_part_of_what_a_method_costs(ball: Bundle, made: tuple[Path, dict[str, Any]]) -> None:
-    head = count_parameters(ball.path / HEAD)
+    head = ball.manifest.parameters["head"]
     costs = {name: made[1]["methods"][name]["cost"] for name in METHODS}
     for name in METHODS:
         used = name not in ("draft", "random_learned")

@@ -29,7 +29,6 @@ from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import REASONS, STAGES, CodeAudit
 from specact.lab.statistics import choice_efficiency
 from specact.links.link import LINKS
-from specact.runtime.parameters import count_parameters
 from specact.types import Origin, StepRecord
 
 METHODS = (
@@ -303,7 +302,7 @@ def test_what_runs_on_a_slower_device_takes_longer(tiny_bundle: Path, tmp_path: 
 
 
 def test_a_method_costs_the_networks_that_it_evaluates(made: Made, tiny_bundle: Path) -> None:
-    sizes = {part: count_parameters(tiny_bundle / f"{part}.onnx") for part in ("draft", "target")}
+    sizes = load_bundle(tiny_bundle).manifest.parameters
     nothing = {f"{part}_parameters": 0 for part in ("draft", "head", "target")} | {
         f"{part}_ms": 0.0 for part in ("draft", "gate", "head", "target")
     }

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from specact.bundle.bundle import find_bundle
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import load_flow
-from specact.families.codes.bundle import find_bundle
 from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import ROUNDS
 from specact.lab.envs import load_task

@@ -112,4 +112,4 @@ def test_a_distilled_draft_keeps_an_encoder_that_was_trained_before_it(made: Pat
     same = all(torch.equal(kept[key], new[key]) for key in kept)
     assert same == (name == "dots")
     assert distilled.name == f"{name}-distilled"
-    assert distilled.manifest["distilled"]["held_out"]["cross_entropy"] > 0.0
+    assert distilled.manifest.distilled["held_out"]["cross_entropy"] > 0.0

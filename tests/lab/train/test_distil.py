@@ -11,6 +11,7 @@ import pytest
 from tests.tiny import quiet
 
 from specact import load_bundle
+from specact.bundle.manifest import fingerprint_of
 from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.load import AnyPair
@@ -22,7 +23,6 @@ from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.observation import Window
-from specact.runtime.manifest import fingerprint_of
 
 FEW = DistilRecipe(rates=(0.0, 0.5), steps=600, batch=128)
 
@@ -69,7 +69,7 @@ def test_only_the_draft_is_new(tiny_bundle: Path, distilled: tuple[Bundle, Path]
         assert fingerprint_of(made.path / PARTS[part]) == fingerprint_of(original.path / PARTS[part])
     assert made.name == "tiny-distilled"
     assert made.spec == original.spec
-    assert made.manifest["distilled"]["from"] == original.fingerprint
+    assert made.manifest.distilled["from"] == original.fingerprint
     assert made.fingerprint != original.fingerprint
     assert not (made.path / "calibration").exists()  # the old thresholds are not for this draft
 

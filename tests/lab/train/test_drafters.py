@@ -84,7 +84,7 @@ def run(target: TokenBundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_for(target: TokenBundle) -> DrafterRecipe:
-    return replace(RECIPE, target=target.source)
+    return replace(RECIPE, target=str(target.path))
 
 
 def rollouts(run: Path) -> TokenRollouts:

@@ -167,10 +167,10 @@ def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
     )
     for found, wanted in zip(bundle.networks.guide(**arrays), Guide(model.expert)(**given), strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), atol=PARITY)
-    assert max(bundle.manifest["parity"].values()) < PARITY
-    assert set(bundle.manifest["parity"]) == set(NETWORKS)
+    assert max(bundle.manifest.parity.values()) < PARITY
+    assert set(bundle.manifest.parity) == set(NETWORKS)
     for part in ("encoder", "prefix", "expert"):
-        assert bundle.manifest["parameters"][part] == sum(p.numel() for p in getattr(model, part).parameters())
+        assert bundle.manifest.parameters[part] == sum(p.numel() for p in getattr(model, part).parameters())
 
 
 def test_an_export_that_differs_is_not_kept_as_a_bundle(

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specact.bundle.bundle import find_bundle
 from specact.cli.export import Export
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow
-from specact.families.codes.bundle import find_bundle
 from specact.families.freqcache.bundle import FREQCACHE, Patches, load_refresh
 from specact.lab.train.freqcache import add_refresh
 

@@ -119,7 +119,7 @@ def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
     seen = {"state": state, "image.front": image, "goal.place": replace(hand, history=0)}
     assert bundle.spec.target == ObservationSpec(seen)
     assert (bundle.env, bundle.spec.rate_hz) == ("", 10.0)
-    recorded = bundle.manifest["recipe"]["observations"]["image.front"]
+    recorded = bundle.manifest.recipe["observations"]["image.front"]
     assert recorded == {"key": "observation.images.front", "size": [16, 16], "crop": [0, 8, 32, 32], "history": None}
     policy = SpeculativePolicy(bundle, Always())
     for step in range(3):

@@ -11,10 +11,11 @@ import onnxruntime
 import pytest
 
 from specact import load_bundle
+from specact.bundle.network import open_session
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import NETWORKS, FlowBundle, load_flow
 from specact.families.codes.bundle import PARTS, Bundle
-from specact.families.codes.network import OnnxPolicy, open_session
+from specact.families.codes.network import OnnxPolicy
 from specact.lab.train.quantise import (
     GROUPS,
     Feeds,
@@ -140,7 +141,7 @@ def test_no_product_of_a_tier_saturates_on_any_processor(
 
 def error_of(original: Path, variant: Path, inputs: Sequence[Feeds]) -> float:
     """Root mean square difference of all outputs, in units of the original's own root mean square."""
-    sessions = [open_session(file, "CPUExecutionProvider", threads=1) for file in (original, variant)]
+    sessions = [open_session(file) for file in (original, variant)]
     answers = [[session.run(None, feeds) for feeds in inputs] for session in sessions]
     wanted, found = (np.concatenate([np.ravel(output) for run in runs for output in run]) for runs in answers)
     return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))

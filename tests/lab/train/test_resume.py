@@ -22,8 +22,8 @@ from tests.children import wait_for
 from tests.tiny import KilledError, kill_at, quiet
 
 from specact import load_bundle
+from specact.bundle.bundle import HEAD, give_head
 from specact.errors import ConfigError, SpecactError
-from specact.families.head import HEAD, give_head
 from specact.lab.train import loop
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe, load_recipe
@@ -308,7 +308,7 @@ def test_a_head_stays_in_a_bundle_whose_policies_did_not_change(
     out, recipe = Path(shutil.copytree(tiny_run, tmp_path / "run")), load_recipe(tiny_recipe)
     bundle, head = out / "bundles" / "tiny", tmp_path / "head.onnx"
     head.write_bytes(b"trained for these policies")
-    give_head(bundle, head)
+    give_head(bundle, head, 9)
     train_every(recipe, Path(), out, quiet)
     assert (bundle / HEAD).read_bytes() == head.read_bytes()
     load_bundle(bundle)  # it checks the head's fingerprint

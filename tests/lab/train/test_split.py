@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from specact.bundle.bundle import find_bundle
+from specact.bundle.network import open_session
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import find_bundle
-from specact.families.codes.network import open_session
 from specact.families.staged.stages import StagedFolder
 from specact.lab.train.split import CutPoint, cut_points, split_bundle, stages_of
 from specact.observation import Window
@@ -43,7 +43,7 @@ def windows_of(folder: StagedFolder, count: int) -> list[Window]:
 def test_any_cut_gives_the_very_bits_of_no_cut(bundle: str, file: str, stages: int, tmp_path: Path) -> None:
     folder = split_bundle(bundle, tmp_path / "split")
     assert folder.spec.stages == stages
-    whole = open_session(find_bundle(bundle) / file, "CPUExecutionProvider", threads=1)
+    whole = open_session(find_bundle(bundle) / file)
     for count in (1, 3):
         windows = windows_of(folder, count)
         wanted = whole.run(list(folder.spec.outputs), folder.network.inputs.stack(windows))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.words import Words
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
-from specact.families.words import Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.train import stages

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnxruntime
 
+from specact.bundle.manifest import fingerprint_of
+from specact.bundle.network import CPU, Compute, Network
 from specact.errors import BundleError, ConfigError, MissError, SpecactError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
-from specact.families.codes.network import check_provider, session_options
 from specact.observation import Field, ObservationSpec, Window
-from specact.toml import build, read_toml
+from specact.records import RateHz, Record, Size, check_fields, read_toml
 from specact.units import ActionUnits
 
 Inputs = Mapping[str, Any]
@@ -158,8 +156,7 @@ def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
     return ActionUnits.of_range(*ends)
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Record, frozen=True):
     """An observation in a description.
 
     Attributes:
@@ -175,6 +172,7 @@ class Entry:
     channels_first: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.channels_first and self.dtype != "uint8":
             raise ConfigError("channels_first is for uint8 frames alone")
 
@@ -184,21 +182,35 @@ class Entry:
         return Field(self.shape, self.dtype, self.history)
 
 
-@dataclass(frozen=True)
-class _Description:
-    """The content of a description of an ONNX file, see :func:`onnx_policy`."""
+class Description(Record, frozen=True):
+    """The content of a description of a policy, of an ONNX file (:func:`onnx_policy`) or of a server."""
 
-    onnx: str
-    chunk: int
-    actions: int
-    rate_hz: float
+    chunk: Size
+    actions: Size
+    rate_hz: RateHz
     observation: dict[str, Entry]
-    output: str = ""
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
 
+    @property
+    def units(self) -> ActionUnits | None:
+        """Units of the actions, if their range is known."""
+        return units_of(self.low, self.high, self.actions)
 
-def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> FunctionPolicy:
+    def spec(self, instruction: bool = False) -> ChunkSpec:
+        """Of its observations and chunks."""
+        fields = {name: entry.field for name, entry in self.observation.items()}
+        return ChunkSpec(ObservationSpec(fields, instruction), self.chunk, self.actions, self.rate_hz)
+
+
+class OnnxDescription(Description, frozen=True, kw_only=True):
+    """See :func:`onnx_policy`."""
+
+    onnx: str
+    output: str = ""
+
+
+def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
     """An ONNX file as a policy, with a TOML file that describes its inputs and outputs.
 
     ::
@@ -223,36 +235,24 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
 
     Args:
         description: the TOML file.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where it runs.
 
     Raises:
-        ConfigError: if the description cannot be read or is incomplete, if this installation of ONNX Runtime has no
-            such provider, or for less than one thread.
-        BundleError: if the graph's inputs or outputs do not match it.
+        ConfigError: if the description cannot be read or is incomplete.
+        BundleError: if the file cannot be read, or the graph's inputs or outputs do not match it.
     """
-    check_provider(provider, threads)
-    options = session_options(threads)
+    parsed = read_toml(description, OnnxDescription, "description of an ONNX file")
     try:
-        parsed = build(_Description, read_toml(description, "description of an ONNX file"), "description")
-        fields = {name: entry.field for name, entry in parsed.observation.items()}
-        spec = ChunkSpec(ObservationSpec(fields), parsed.chunk, parsed.actions, parsed.rate_hz)
-        units = units_of(parsed.low, parsed.high, spec.actions)
+        spec, units = parsed.spec(), parsed.units
         file = description.parent / parsed.onnx
-        content = file.read_bytes()
-    except SpecactError as error:
+        network, fingerprint = Network(file, compute=compute), fingerprint_of(file)
+    except (SpecactError, ValueError) as error:  # the latter for an invalid path
         raise ConfigError(f"{description}: {error}") from None
-    except (OSError, ValueError) as error:  # the latter for an invalid path
-        raise ConfigError(f"{description}: cannot read onnx = {parsed.onnx!r:.80}: {error}") from None
     inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
     first = {name for name, entry in parsed.observation.items() if entry.channels_first}
-    try:
-        session = onnxruntime.InferenceSession(content, options, providers=[provider])
-    except Exception as error:  # noqa: BLE001 - its exceptions have no base class of their own
-        raise BundleError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
-    taken = {entry.name for entry in session.get_inputs()}
-    if taken != set(inputs.values()):
-        raise BundleError(f"{file} takes {sorted(taken)}, but {description} names {sorted(inputs.values())}")
-    given = [entry.name for entry in session.get_outputs()]
+    if network.inputs.keys() != set(inputs.values()):
+        raise BundleError(f"{file} takes {sorted(network.inputs)}, but {description} names {sorted(inputs.values())}")
+    given = list(network.outputs)
     output = parsed.output or given[0]
     if output not in given:
         raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
@@ -262,6 +262,6 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
             inputs[name]: np.moveaxis(array, -1, -3).astype(np.float32) / np.float32(255.0) if name in first else array
             for name, array in arrays.items()
         }
-        return session.run([output], feeds)[0]
+        return network.run(feeds)[given.index(output)]
 
-    return FunctionPolicy(spec, run, units=units, fingerprint=hashlib.sha256(content).hexdigest()[:16])
+    return FunctionPolicy(spec, run, units=units, fingerprint=fingerprint)

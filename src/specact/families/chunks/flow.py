@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.bundle.network import CPU, Compute, Network
+from specact.bundle.words import NetworkInputs, Words
+from specact.errors import ConfigError, ObservationError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
-from specact.families.codes.network import open_session
-from specact.families.words import NetworkInputs, Words
 from specact.observation import Window
 
 Chunk = NDArray[np.float32]
@@ -142,71 +142,45 @@ class FlowNetworks:
 
     Args:
         files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
-        spec: of the bundle they belong to; their inputs are checked against it.
+        spec: of the bundle they belong to.
         words: vocabulary of its instructions.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where they run.
 
     Raises:
         BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
-        ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
     def __init__(
-        self,
-        files: Mapping[str, Path],
-        spec: ChunkSpec,
-        words: Words | None = None,
-        *,
-        provider: str = "CPUExecutionProvider",
-        threads: int = 1,
+        self, files: Mapping[str, Path], spec: ChunkSpec, words: Words | None = None, *, compute: Compute = CPU
     ) -> None:
         self._inputs = NetworkInputs(spec.observation, words)
-        self._encoder, self._prefix, self._expert, self._guide = (
-            open_session(files[part], provider, threads) for part in ("encoder", "prefix", "expert", "guide")
-        )
-        self._check(files, spec)
+        tokens, chunk, cache = ("batch", "N", "W"), ("batch", spec.chunk, spec.actions), ("L", 2, "heads", "N", "width")
+        noisy = {"chunk": chunk, "time": ("batch",), "cache": ("windows", *cache)}
+        guided = {**noisy, "wanted": chunk, "weights": ("batch", spec.chunk)}
+        self._encoder = Network(files["encoder"], self._inputs.shapes, {"tokens": tokens}, compute)
+        sizes = self._encoder.sizes
+        self._prefix = Network(files["prefix"], {"tokens": tokens}, {"cache": ("batch", *cache)}, compute, sizes=sizes)
+        sizes = self._prefix.sizes
+        self._expert = Network(files["expert"], noisy, {"velocity": chunk}, compute, sizes=sizes)
+        self._guide = Network(files["guide"], guided, {"velocity": chunk, "pull": chunk}, compute, sizes=sizes)
 
     def tokens(self, windows: Sequence[Window]) -> Array:
         """The encoder's tokens of B windows, ``[B, N, W]``: one per observation, and one for the goal."""
-        tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
-        return tokens
+        return self._encoder.run(self._inputs.stack(windows))[0]
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Array:
         """The prefix cache of B windows: keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``."""
-        read = self.tokens(windows) if tokens is None else tokens
-        cache: Array = self._prefix.run(None, {"tokens": read})[0]
-        return cache
+        return self._prefix.run({"tokens": self.tokens(windows) if tokens is None else tokens})[0]
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:
         """See :class:`FlowParts`."""
-        velocity: Array = self._expert.run(None, {"chunk": chunks, "time": times, "cache": cache})[0]
-        return velocity
+        return self._expert.run({"chunk": chunks, "time": times, "cache": cache})[0]
 
     def guide(self, chunk: Array, time: Array, cache: Array, wanted: Array, weights: Array) -> tuple[Array, Array]:
         """See :class:`FlowParts`."""
         seen = {"chunk": chunk, "time": time, "cache": cache, "wanted": wanted, "weights": weights}
-        velocity, pull = self._guide.run(None, seen)
+        velocity, pull = self._guide.run(seen)
         return velocity, pull
-
-    def _check(self, files: Mapping[str, Path], spec: ChunkSpec) -> None:
-        chunk = [spec.chunk, spec.actions]
-        # The shapes of tokens and cache are internal and not part of the spec.
-        tokens, cache = (found.shape[1:] for found in (self._encoder.get_outputs()[0], self._prefix.get_outputs()[0]))
-        noisy = {"chunk": chunk, "time": [], "cache": cache}
-        wanted = {
-            "encoder": self._inputs.shapes,
-            "prefix": {"tokens": tokens},
-            "expert": noisy,
-            "guide": {**noisy, "wanted": chunk, "weights": [spec.chunk]},
-        }
-        sessions = {"encoder": self._encoder, "prefix": self._prefix, "expert": self._expert, "guide": self._guide}
-        for part, session in sessions.items():
-            found = {entry.name: entry.shape[1:] for entry in session.get_inputs()}
-            if found != wanted[part]:
-                raise BundleError(
-                    f"{files[part]} takes {found}, but the bundle's manifest and its other parts say {wanted[part]}: "
-                    "they do not match; export the bundle again"
-                )
 
 
 class FlowPolicy:

@@ -12,29 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from specact.bundle.bundle import Bundle, check_scale, copy_bundle, find_bundle, open_bundle
+from specact.bundle.manifest import FORMAT, MANIFEST, Manifest
+from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import read_chunk_spec
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
-from specact.families.codes.bundle import find_bundle
-from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
 from specact.pair import Named
-from specact.runtime.limits import check_integer
-from specact.runtime.manifest import FORMAT, joint_fingerprint, read_manifest
+from specact.records import NotNegative, Positive, Record, Size, check_fields, read_record
 from specact.units import ActionUnits
 
 # Folder of a pair's draft, within the pair's.
 DRAFT = "draft"
 _PARTS = ("draft", "target")
-_OVERLAPS = ("drop", "average")
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
     try:
         partial_folder.mkdir(parents=True)
         if kind_of_source(draft) == "folder":
-            shutil.copytree(find_bundle(draft), partial_folder / DRAFT, ignore=shutil.ignore_patterns("calibration"))
+            copy_bundle(find_bundle(draft), partial_folder / DRAFT, ignore=["calibration"])
         write_json(partial_folder / "manifest.json", manifest)
         partial_folder.rename(out)
     except OSError as error:
@@ -139,127 +137,101 @@ def load_chunk_pair(
     *,
     draft: str | None = None,
     target: str | None = None,
-    provider: str = "CPUExecutionProvider",
-    threads: int = 1,
+    compute: Compute = CPU,
 ) -> ChunkPair:
     """Loads a pair's folder; its target is loaded on first use.
 
     Args:
         path: the folder.
         draft, target: sources that replace those of the manifest, or are missing there.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where its networks run.
 
     Raises:
         BundleError: if it cannot be read, or a policy does not have the fingerprint that the pair was made with.
         ConfigError: if the draft has to be named.
     """
-    said = _read(path)
-    copied = path / DRAFT
-    source = draft or (str(copied) if copied.is_dir() else said.sources["draft"])
+    bundle, units = _read(path)
+    manifest, spec, copied = bundle.manifest, bundle.spec, path / DRAFT
+    source = draft or (str(copied) if copied.is_dir() else manifest.sources["draft"])
     if source is None:
         raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
-    small = _load_source(source, said.steps["draft"], said.fingerprints["draft"], provider, threads)
-    target_source = target or said.sources["target"]
+    small = _load_source(source, manifest, "draft", compute)
+    target_source = target or manifest.sources["target"]
     load_target: Callable[[], ChunkPolicy] | None = None
     if target_source is not None:
-        load_target = partial(
-            _load_target, target_source, said.steps["target"], said.fingerprints["target"], provider, threads
-        )
+        load_target = partial(_load_target, target_source, manifest, compute)
     return ChunkPair(
-        said.name, small.policy, said.units, said.target, load_target, said.execute, said.within, said.overlap,
-        said.env, said.fingerprint, path, Named(draft, target),
+        manifest.name, small.policy, units, spec.target, load_target, spec.execute, spec.accept_within, spec.overlap,
+        manifest.env, bundle.fingerprint, path, Named(draft, target),
     )  # fmt: skip
 
 
-def load_chunk_target(
-    path: Path, *, target: str | None = None, provider: str = "CPUExecutionProvider", threads: int = 1
-) -> ChunkResponder:
+def load_chunk_target(path: Path, *, target: str | None = None, compute: Compute = CPU) -> ChunkResponder:
     """Loads the target of a pair's folder, for a server, which needs no draft; arguments as above.
 
     Raises:
         BundleError: as above.
         ConfigError: if the target has to be named.
     """
-    said = _read(path)
-    source = target or said.sources["target"]
+    bundle, _ = _read(path)
+    source = target or bundle.manifest.sources["target"]
     if source is None:
         raise ConfigError(f"the target of {path} is no bundle; name it again with --target MODULE:NAME or FILE.toml")
-    policy = _load_target(source, said.steps["target"], said.fingerprints["target"], provider, threads)
-    return ChunkResponder(policy, said.name, said.fingerprint)
+    return ChunkResponder(_load_target(source, bundle.manifest, compute), bundle.name, bundle.fingerprint)
 
 
-class _Manifest(NamedTuple):
-    """What a pair's folder says; parts by ``draft`` and ``target``."""
+class PairSpec(Record, frozen=True):
+    """What a pair's manifest says of it; see :class:`PairSettings`."""
 
-    name: str
-    env: str
-    units: ActionUnits
     target: ChunkSpec
-    execute: int
-    within: float
+    execute: Size
+    accept_within: NotNegative
     overlap: Literal["drop", "average"]
-    sources: dict[str, str | None]
-    steps: dict[str, int]
-    fingerprints: dict[str, str]
-
-    @property
-    def fingerprint(self) -> str:
-        """Of both policies together."""
-        return joint_fingerprint(self.fingerprints["draft"], self.fingerprints["target"])
 
 
-def _read(path: Path) -> _Manifest:
+class _Units(Record, frozen=True):
+    centre: tuple[float, ...]
+    scale: tuple[Positive, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not len(self.centre) == len(self.scale) > 0:
+            raise ConfigError(f"centre and scale must be of as many actions, got {self.centre} and {self.scale}")
+
+
+def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
     """Reads and checks a pair's manifest."""
-    manifest = read_manifest(path, "chunks", {})
-    check_head(path, manifest)
-    try:
-        said = manifest["spec"]
-        fingerprints = {part: manifest["fingerprints"][part] for part in _PARTS}
-        steps = {part: manifest["steps"][part] for part in _PARTS}
-        units = ActionUnits(*(np.asarray(manifest["units"][name], np.float32) for name in ("centre", "scale")))
-        sources = {part: _check_source(path, part, manifest["sources"][part]) for part in _PARTS}
-        spec, execute = read_chunk_spec(path, {"spec": said["target"]}, "make the pair again"), said["execute"]
-        within, overlap = said["accept_within"], said["overlap"]
-        number = isinstance(within, int | float) and not isinstance(within, bool) and float(within) >= 0.0
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BundleError(f"the manifest of {path} has no usable spec ({error}); make the pair again") from None
-    check_integer("execute", execute, least=1)
+    bundle = open_bundle(path, "chunks", PairSpec, {})
+    manifest, file = bundle.manifest, path / MANIFEST
+    told = read_record(manifest.units, _Units, f"{file}: units", BundleError)
+    with np.errstate(over="ignore"):
+        units = ActionUnits(np.array(told.centre, np.float32), np.array(told.scale, np.float32))
+    check_scale(file, units.centre, units.scale)
     for part in _PARTS:
-        check_integer(f"steps of the {part}", steps[part], least=1)
-    if not number or overlap not in _OVERLAPS:
+        if not {part} <= manifest.sources.keys() & manifest.steps.keys() & manifest.fingerprints.keys():
+            raise BundleError(f"{file} must have the source, steps and fingerprint of the {part}; make the pair again")
+        # A manifest is not trusted: importing a module would run its code.
+        source = manifest.sources[part]
+        if source is not None and kind_of_source(source) not in ("part", "folder"):
+            raise BundleError(
+                f"{file} may name a bundle as its {part}, and no code, but names {source!r:.60}; name the {part} "
+                f"yourself with --{part}"
+            )
+    return bundle, units
+
+
+def _load_source(source: str, manifest: Manifest, part: str, compute: Compute) -> LoadedPolicy:
+    found, wanted = load_policy(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
+    if found.fingerprint != wanted:
         raise BundleError(
-            f"the manifest of {path} must have a number of at least 0 as accept_within, and drop or average as "
-            f"overlap; it has {within!r:.60} and {overlap!r:.60}; make the pair again"
-        )
-    if not (np.isfinite(units.centre).all() and np.isfinite(units.scale).all() and (units.scale > 0.0).all()):
-        raise BundleError(f"the units in the manifest of {path} must be finite, and every scale positive")
-    return _Manifest(
-        manifest["name"], manifest["env"], units, spec, execute, within, overlap, sources, steps, fingerprints
-    )
-
-
-def _check_source(path: Path, part: str, source: object) -> str | None:
-    """Checks a source in a manifest, which is untrusted: importing a module would run its code."""
-    if source is None or (isinstance(source, str) and kind_of_source(source) in ("part", "folder")):
-        return source
-    raise BundleError(
-        f"the manifest of {path} may name a bundle as its {part}, and no code, but names {source!r:.60}; "
-        f"name the {part} yourself with --{part}"
-    )
-
-
-def _load_source(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> LoadedPolicy:
-    found = load_policy(source, steps=steps, provider=provider, threads=threads)
-    if found.fingerprint != fingerprint:
-        raise BundleError(
-            f"{source} has fingerprint {found.fingerprint!r}, but the pair was made with {fingerprint!r}; make it "
-            "again with specact pair"
+            f"{source} has fingerprint {found.fingerprint!r}, but the pair was made with {wanted!r}; make it again "
+            "with specact pair"
         )
     return found
 
 
-def _load_target(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> ChunkPolicy:
-    return _load_source(source, steps, fingerprint, provider, threads).policy
+def _load_target(source: str, manifest: Manifest, compute: Compute) -> ChunkPolicy:
+    return _load_source(source, manifest, "target", compute).policy
 
 
 def _stored_source(source: str) -> str | None:

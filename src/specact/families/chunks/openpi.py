@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from specact.errors import BundleError, ConfigError, MissError, SpecactError
-from specact.families.chunks.adapters import Entry, FunctionPolicy, Inputs, units_of
+from specact.families.chunks.adapters import Description, FunctionPolicy, Inputs
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.wire import FAMILY, ChunkCodec, check_served
-from specact.observation import ObservationSpec, Window, read_spec
+from specact.observation import Window, read_spec
+from specact.records import read_toml
 from specact.remote.client import Client
 from specact.remote.openpi import Key, OpenpiEndpoint, OpenpiTransport
 from specact.remote.pending import send_request
 from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
-from specact.toml import build, read_toml
 from specact.types import Miss
 from specact.units import ActionUnits
 from specact.wire.checks import printable
@@ -54,18 +54,11 @@ class OpenpiSource:
     fingerprint: str
 
 
-@dataclass(frozen=True)
-class _Description:
-    """The description of a policy."""
+class ServerDescription(Description, frozen=True):
+    """See :func:`openpi_source`."""
 
-    chunk: int
-    actions: int
-    rate_hz: float
-    observation: dict[str, Entry]
     instruction: bool = False
     endpoint: bool = False
-    low: tuple[float, ...] | None = None
-    high: tuple[float, ...] | None = None
 
 
 def openpi_source(
@@ -216,11 +209,9 @@ def _parse(
     if not file:
         return endpoint, None, None
     path = Path(file)
+    said = read_toml(path, ServerDescription, "description of a policy")
     try:
-        said = build(_Description, read_toml(path, "description of a policy"), "description")
-        fields = {name: entry.field for name, entry in said.observation.items()}
-        spec = ChunkSpec(ObservationSpec(fields, said.instruction), said.chunk, said.actions, said.rate_hz)
-        units = units_of(said.low, said.high, spec.actions)
+        spec, units = said.spec(said.instruction), said.units
     except SpecactError as error:
         raise ConfigError(f"{path}: {error}") from None
     keys = {name: Key(entry.input, entry.channels_first) for name, entry in said.observation.items()}
@@ -231,7 +222,7 @@ def _spec_of(said: Mapping[str, Any], source: str) -> ChunkSpec:
     try:
         observation = read_spec({"fields": said["observation"], "instruction": said["instruction"]})
         spec = ChunkSpec(observation, said["action_horizon"], said["action_dim"], said["rate_hz"])
-    except (KeyError, BundleError) as error:
+    except (KeyError, SpecactError) as error:
         raise BundleError(
             f"the server at {source} does not say what its policy takes and gives ({printable(str(error))}); describe "
             f"it in a TOML file and name that as well: {source}#FILE.toml"

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import ConfigError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import RATES_HZ, check_integer, check_positive
+from specact.records import RateHz, Record, Size
 
 Chunk = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class ChunkSpec:
+class ChunkSpec(Record, frozen=True):
     """Observations and chunks of a chunk policy.
 
     Attributes:
@@ -27,24 +27,17 @@ class ChunkSpec:
         rate_hz: control rate of the demonstrations [Hz].
 
     Raises:
-        BundleError: for values outside their range.
+        ConfigError: for values outside their range.
     """
 
     observation: ObservationSpec
-    chunk: int
-    actions: int
-    rate_hz: float
-
-    def __post_init__(self) -> None:
-        for name in ("chunk", "actions"):
-            check_integer(name, getattr(self, name), least=1)
-        check_positive("rate_hz", self.rate_hz)
-        if self.rate_hz not in RATES_HZ:
-            raise BundleError(f"a policy's rate_hz must be {RATES_HZ}, got {self.rate_hz}")
+    chunk: Size
+    actions: Size
+    rate_hz: RateHz
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for a manifest."""
-        return vars(self) | {"observation": self.observation.describe()}
+        return structs.asdict(self) | {"observation": self.observation.describe()}
 
 
 def resized(chunk: Chunk, length: int) -> Chunk:

@@ -9,16 +9,18 @@ from typing import Literal
 
 import numpy as np
 
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest
+from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.adapters import onnx_policy
 from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.families.codes.bundle import find_bundle, load_bundle
+from specact.families.codes.bundle import load_bundle
 from specact.families.tokens.bundle import load_tokens
 from specact.observation import Window
 from specact.plugins import is_plugin, load_object, make_object
-from specact.runtime.manifest import kind_of
 from specact.units import ActionUnits
 
 _PARTS = ("draft", "target")
@@ -57,9 +59,7 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
     return "code" if is_plugin(source) and not Path(source).exists() else "folder"
 
 
-def load_policy(
-    source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
-) -> LoadedPolicy:
+def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
     """Loads a chunk policy from any kind of source.
 
     Args:
@@ -71,7 +71,7 @@ def load_policy(
             SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a
             class of one, that is made without arguments.
         steps: Euler steps of a flow policy.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where its networks run.
 
     Raises:
         ConfigError: if the source does not exist, or is none of these.
@@ -87,30 +87,31 @@ def load_policy(
         server = openpi_source(source, os.environ.get("SPECACT_TOKEN") or None)
         return LoadedPolicy(server.name, openpi_policy(server), server.units, server.fingerprint)
     if kind == "description":
-        found = onnx_policy(Path(source), provider=provider, threads=threads)
+        found = onnx_policy(Path(source), compute=compute)
         return LoadedPolicy(Path(source).stem, found, found.units, found.fingerprint)
     if kind == "part":
         name, _, part = source.rpartition("#")
-        pair = load_bundle(name, provider=provider, threads=threads)
+        pair = load_bundle(name, compute=compute)
         own = pair.draft if part == "draft" else pair.target
         codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
         units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
-        return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part], pair.env)
+        return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest.fingerprints[part], pair.env)
     if kind == "code":
         return _plugin(source)
     path = find_bundle(source)
-    if kind_of(path) == "pair":
+    held = read_manifest(path).kind
+    if held == "pair":
         raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
-    if kind_of(path) == "regression":
-        regression = load_regression(path, provider=provider, threads=threads)
+    if held == "regression":
+        regression = load_regression(path, compute=compute)
         return LoadedPolicy(
             regression.name, regression.policy, regression.policy.units, regression.fingerprint, regression.env
         )
-    if kind_of(path) == "tokens":
-        tokens = load_tokens(path, provider=provider, threads=threads)
+    if held == "tokens":
+        tokens = load_tokens(path, compute=compute)
         units = ActionUnits.of_range(tokens.units.low, tokens.units.high)
         return LoadedPolicy(tokens.name, tokens.policy(), units, tokens.fingerprint, tokens.env)
-    flow = load_flow(path, provider=provider, threads=threads)
+    flow = load_flow(path, compute=compute)
     return LoadedPolicy(
         flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint, flow.env
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
-from specact.observation import read_spec
+from specact.records import read_record
 from specact.rng import Role, streams
 from specact.wire.checks import bad, printable
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
@@ -99,9 +99,8 @@ def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
         BundleError: if it is none, or beyond the limits of :func:`check_served`.
     """
     try:
-        raw = dict(agreed)
-        spec = ChunkSpec(read_spec(raw.pop("observation")), **raw)
-    except (TypeError, KeyError, ValueError) as error:
+        spec = read_record(dict(agreed), ChunkSpec, "spec", BundleError)
+    except BundleError as error:
         raise BundleError(f"the server's spec is not one of a chunk policy ({printable(str(error))})") from None
     return check_served(spec)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specact.bundle.manifest import fingerprint_of
+from specact.bundle.words import NetworkInputs
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.values import CodeDistribution
 from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
-from specact.families.words import NetworkInputs
 from specact.observation import Window
-from specact.runtime.manifest import fingerprint_of
 from specact.types import Floats
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class TargetHead:
 
     def __init__(self, path: Path, spec: PolicySpec, seen: NetworkInputs, wanted: TrainedFor, command: str) -> None:
         self._inputs = seen
-        inputs = seen.shapes | {"draft_probs": [spec.codebooks, spec.codes]}
-        self._session = open_head(path, wanted, inputs, command)
+        probs = ("batch", spec.codebooks, spec.codes)
+        self._network = open_head(path, wanted, seen.shapes | {"draft_probs": probs}, {"target_probs": probs}, command)
         self.fingerprint = fingerprint_of(path)
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
@@ -74,7 +74,7 @@ class TargetHead:
         """``p^`` of several windows in one pass, ``[B, G, K]``."""
         inputs = self._inputs.stack(windows)
         inputs["draft_probs"] = np.stack([draft.probs for draft in drafts]).astype(np.float32)
-        return np.asarray(self._session.run(None, inputs)[0], dtype=np.float64)
+        return np.asarray(self._network.run(inputs)[0], dtype=np.float64)
 
 
 class HeadDraft:

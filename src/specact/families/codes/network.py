@@ -1,4 +1,4 @@
-"""Policies on ONNX Runtime, the inference engine of device and server."""
+"""Policies of action codes on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -7,32 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
-from specact.errors import BundleError, ConfigError
+from specact.bundle.network import CPU, Compute, Network
+from specact.bundle.words import NetworkInputs, Words
 from specact.families.codes.sampling import softmax
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.values import CodeDistribution
-from specact.families.words import NetworkInputs, Words
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
-from specact.runtime.graph import ROWS, check_sizes, outline_of
-from specact.runtime.manifest import read_part
-
-# What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
-_LOAD_ERRORS = (
-    raised.EPFail,
-    raised.Fail,  # sizes or versions that do not fit
-    raised.InvalidArgument,  # empty files, dangling inputs
-    raised.InvalidGraph,
-    raised.InvalidProtobuf,  # cut files, anything else than ONNX
-    raised.NoSuchFile,
-    raised.NotImplemented,  # operators the provider lacks
-    raised.RuntimeException,
-    UnicodeDecodeError,  # its own messages, where they quote a damaged name
-)
 
 
 class OnnxPolicy:
@@ -40,11 +23,10 @@ class OnnxPolicy:
 
     Args:
         path: the ``.onnx`` file.
-        spec: of the bundle it belongs to; the file's outputs are checked against it.
-        observation: its observation spec; the file's inputs are checked against it.
+        spec: of the bundle it belongs to.
+        observation: its observation spec.
         words: its vocabulary, if it needs an instruction.
-        provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
-        threads: threads of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
+        compute: where it runs.
 
     Attributes:
         observation: as given.
@@ -53,7 +35,6 @@ class OnnxPolicy:
     Raises:
         BundleError: if the file is no ONNX model or does not fit the spec, or needs an instruction but no vocabulary is
             given.
-        ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
     """
 
     def __init__(
@@ -63,14 +44,14 @@ class OnnxPolicy:
         observation: ObservationSpec,
         *,
         words: Words | None = None,
-        provider: str = "CPUExecutionProvider",
-        threads: int = 1,
+        compute: Compute = CPU,
     ) -> None:
         self.inputs = NetworkInputs(observation, words if observation.instruction else None)
-        self._session = open_session(path, provider, threads)
         self._spec, self.observation = spec, observation
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        self._check(path)
+        rows = ("batch", spec.codebooks, spec.codes)
+        conditional = {"conditional": ("batch", spec.codes, spec.codes)} if spec.sequential else {}
+        outputs = {"logits": rows, "offsets": (*rows, spec.chunk, spec.actions), **conditional}
+        self._network = Network(path, self.inputs.shapes, outputs, compute)
 
     def infer(self, window: Window) -> CodeDistribution:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
@@ -82,29 +63,7 @@ class OnnxPolicy:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
-        return distributions(self._session.run(self._outputs, self.inputs.stack(windows)), self._spec.temperature)
-
-    def _check(self, path: Path) -> None:
-        spec = self._spec
-        wanted = self.inputs.shapes
-        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
-        if found != wanted:
-            raise BundleError(
-                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; "
-                "export the bundle again"
-            )
-        outputs = self._session.get_outputs()
-        if len(outputs) != 2 + spec.sequential:
-            raise BundleError(
-                f"{path} gives {len(outputs)} outputs, but the bundle's manifest (sequential: {spec.sequential}) says "
-                f"{2 + spec.sequential}: they do not match; export the bundle again"
-            )
-        offsets = outputs[1].shape[1:]
-        if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
-            raise BundleError(
-                f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
-                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not match; export the bundle again"
-            )
+        return distributions(self._network.run(self.inputs.stack(windows)), self._spec.temperature)
 
 
 def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[CodeDistribution]:
@@ -118,49 +77,3 @@ def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[C
     marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
     probs = np.stack([probs[:, 0], marginal], axis=1)
     return list(map(CodeDistribution, probs, offsets, rows))
-
-
-def open_session(path: Path, provider: str, threads: int) -> onnxruntime.InferenceSession:
-    """A session for an ONNX model that passes the checks of :mod:`specact.runtime.graph`.
-
-    Arguments and errors as for :class:`OnnxPolicy`.
-    """
-    check_provider(provider, threads)
-    options, unoptimised = session_options(threads), session_options(threads)
-    content = read_part(path)
-    outline = outline_of(path, content)
-    unoptimised.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for name in outline.free:
-        unoptimised.add_free_dimension_override_by_name(name, ROWS)
-    try:
-        inferred = onnxruntime.InferenceSession(outline.content, unoptimised, providers=["CPUExecutionProvider"])
-        check_sizes(path, inferred.get_outputs())
-        return onnxruntime.InferenceSession(content, options, providers=[provider])
-    except _LOAD_ERRORS as error:
-        raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
-
-
-def check_provider(provider: str, threads: int) -> None:
-    """Refuses an execution provider that ONNX Runtime itself would replace by another one.
-
-    Arguments as for :class:`OnnxPolicy`.
-
-    Raises:
-        ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
-    """
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
-    available = onnxruntime.get_available_providers()
-    if provider not in available:
-        raise ConfigError(
-            f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
-        )
-
-
-def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options of a session with so many threads."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # the format that was checked
-    return options

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from specact.errors import BundleError
+from msgspec import Meta, structs
+
+from specact.errors import ConfigError
 from specact.families.codes.values import CodeDistribution
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import RATES_HZ, check_integer, check_positive
+from specact.records import Positive, RateHz, Record, Size, check_fields
 
 
-@dataclass(frozen=True)
-class PolicySpec:
+class PolicySpec(Record, frozen=True):
     """The spec shared by draft, target and tokenizer of one bundle.
 
     Attributes:
@@ -28,43 +28,28 @@ class PolicySpec:
             secondary code given the primary one (``CodeDistribution.conditional``); only with two codebooks.
 
     Raises:
-        BundleError: for values outside their range.
+        ConfigError: for values outside their range.
     """
 
     draft: ObservationSpec
     target: ObservationSpec
-    codebooks: int
-    codes: int
-    chunk: int
-    actions: int
-    execute: int
+    codebooks: Annotated[int, Meta(ge=1, le=1 << 13)]
+    codes: Size
+    chunk: Size
+    actions: Size
+    execute: Size
     overlap: Literal["drop", "average"]
-    temperature: float
-    rate_hz: float
+    temperature: Positive
+    rate_hz: RateHz
     sequential: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("codes", "chunk", "actions", "execute"):
-            check_integer(name, getattr(self, name), least=1)
-        check_integer("codebooks", self.codebooks, least=1, most=1 << 13)
+        check_fields(self)
         _ = self.observation
-        check_positive("temperature", self.temperature)
-        check_positive("rate_hz", self.rate_hz)
-        if self.rate_hz not in RATES_HZ:
-            raise BundleError(f"a bundle's rate_hz must be {RATES_HZ}, but its manifest says {self.rate_hz}")
-        if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
-            raise BundleError(
-                "a bundle's overlap must be drop or average and its sequential true or false, but its manifest says "
-                f"{self.overlap!r:.60} and {self.sequential!r:.60}"
-            )
-        if not 1 <= self.execute <= self.chunk:
-            raise BundleError(
-                f"a bundle's execute must lie between 1 and chunk = {self.chunk}, but its manifest says {self.execute}"
-            )
+        if self.execute > self.chunk:
+            raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
         if self.sequential and self.codebooks != 2:
-            raise BundleError(
-                f"a sequential secondary head needs 2 codebooks, but the bundle's manifest says {self.codebooks}"
-            )
+            raise ConfigError(f"a sequential secondary head needs 2 codebooks, got {self.codebooks}")
 
     @property
     def observation(self) -> ObservationSpec:
@@ -73,8 +58,7 @@ class PolicySpec:
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for a manifest."""
-        own = {name: value for name, value in vars(self).items() if name not in ("draft", "target")}
-        return {"draft": self.draft.describe(), "target": self.target.describe(), **own}
+        return structs.asdict(self) | {"draft": self.draft.describe(), "target": self.target.describe()}
 
 
 class InfersCodes(Protocol):

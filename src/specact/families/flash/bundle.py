@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.manifest import MANIFEST
+from specact.bundle.network import CPU, Compute, Network
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import read_chunk_spec
 from specact.families.chunks.flow import Array, FlowPolicy, FlowUnits
+from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.codes.bundle import find_bundle
-from specact.families.codes.network import open_session
 from specact.families.flash.check import Check
-from specact.families.head import check_head
-from specact.runtime.manifest import BundleFolder, read_manifest
-from specact.toml import build
+from specact.records import Record, check_fields, read_record
 
 FLASH_PARTS = {"block": "block.onnx"}
 # Its folder in that of the flow policy it was made for.
@@ -99,69 +98,56 @@ class Block:
     Args:
         path: the ``.onnx`` file.
         chunk: H and A of the target's chunks.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where it runs.
 
     Attributes:
         tokens: N and W of the encoder's tokens.
 
     Raises:
         BundleError: if the file is no ONNX model, or has other inputs or outputs.
-        ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
-    def __init__(
-        self, path: Path, chunk: tuple[int, int], *, provider: str = "CPUExecutionProvider", threads: int = 1
-    ) -> None:
-        self._session = open_session(path, provider, threads)
-        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
-        given = [entry.shape[1:] for entry in self._session.get_outputs()]
-        if set(found) != {"tokens"} or len(found["tokens"]) != 2 or given != [list(chunk)]:
-            raise BundleError(
-                f"{path} takes {found} and gives {given}, which drafts no chunks of shape {chunk}; train it again "
-                "with specact train"
-            )
-        self.tokens: list[int] = found["tokens"]
+    def __init__(self, path: Path, chunk: tuple[int, int], *, compute: Compute = CPU) -> None:
+        inputs, outputs = {"tokens": ("batch", "N", "W")}, {"chunks": ("batch", *chunk)}
+        self._network = Network(path, inputs, outputs, compute, repair="train it again with specact train")
+        self.tokens = [self._network.sizes["N"], self._network.sizes["W"]]
 
     def chunks(self, tokens: Array) -> Array:
         """Drafted chunks ``[B, H, A]`` in the flow's units, from tokens ``[B, N, W]``."""
-        chunks: Array = self._session.run(None, {"tokens": tokens})[0]
-        return chunks
+        return self._network.run({"tokens": tokens})[0]
 
 
 @dataclass(frozen=True)
-class FlashBundle(BundleFolder):
+class FlashBundle(Bundle[MadeFor]):
     """A loaded bundle of a block.
 
     Attributes:
-        block, settings: the parts.
+        block: the network.
     """
 
     block: Block
-    settings: FlashSettings
+
+    @property
+    def settings(self) -> FlashSettings:
+        """Of the target's rounds."""
+        return self.spec.settings
 
 
-def load_flash(
-    name_or_path: str | Path, target: LoadedPolicy, *, provider: str = "CPUExecutionProvider", threads: int = 1
-) -> FlashBundle:
+def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compute = CPU) -> FlashBundle:
     """Loads FLASH's block for a target.
 
     Args:
         name_or_path: a folder, or the name of a bundle that comes with the package.
         target: the flow policy that it drafts for, see :func:`flow_of`.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where the block runs.
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it was made
             for another target.
-        ConfigError: if there is no bundle of that name, or no such execution provider, or the target is no flow policy.
+        ConfigError: if there is no bundle of that name, or the target is no flow policy.
     """
-    policy, path = flow_of(target), find_bundle(name_or_path)
-    manifest = read_manifest(path, "flash", FLASH_PARTS)
-    check_head(path, manifest)
-    try:
-        made_for = build(MadeFor, manifest["spec"], "spec")
-    except ConfigError as error:
-        raise BundleError(f"the manifest of {path} has no usable spec ({error}); train the block again") from None
+    policy, bundle = flow_of(target), open_bundle(name_or_path, "flash", MadeFor, FLASH_PARTS)
+    path, made_for = bundle.path, bundle.spec
     if made_for.target != target.fingerprint:
         raise BundleError(
             f"the block in {path} was made for the target {made_for.target}, but {target.name} is "
@@ -171,13 +157,12 @@ def load_flash(
     settings, spec = made_for.settings, policy.spec
     if settings.execute > spec.chunk or any(dimension >= spec.actions for dimension in settings.grippers):
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
-    shape = (spec.chunk, spec.actions)
-    block = Block(path / FLASH_PARTS["block"], shape, provider=provider, threads=threads)
+    block = Block(bundle.files["block"], (spec.chunk, spec.actions), compute=compute)
     here = not isinstance(policy.networks, RemoteParts)
     wanted = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:]) if here else block.tokens
     if block.tokens != wanted:
         raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {wanted}")
-    return FlashBundle(path, manifest, block, settings)
+    return FlashBundle(path, bundle.manifest, made_for, bundle.files, block)
 
 
 class RemoteParts:
@@ -198,8 +183,29 @@ class RemoteParts:
         )
 
 
+class DescribedTarget(Record, frozen=True):
+    """A target for devices whose server drafts and checks.
+
+    Attributes:
+        spec: of its observations and chunks.
+        low, high: range of its actions, ``[A]``.
+    """
+
+    spec: ChunkSpec
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        both = list(zip(self.low, self.high, strict=False))
+        if not len(self.low) == len(self.high) == self.spec.actions or any(low > high for low, high in both):
+            raise ConfigError(
+                f"low and high must be a range of {self.spec.actions} actions, got {self.low}, {self.high}"
+            )
+
+
 def describe_target(policy: FlowPolicy) -> dict[str, Any]:
-    """Spec and range of a target for devices whose server drafts and checks, as plain values for a manifest."""
+    """A :class:`DescribedTarget` as plain values, for a manifest."""
     units, actions = policy.units, policy.spec.actions
     return {
         "spec": policy.spec.describe(), "low": units.low[:actions].tolist(), "high": units.high[:actions].tolist()
@@ -212,16 +218,9 @@ def remote_target(path: Path) -> LoadedPolicy:
     Raises:
         BundleError: if the manifest does not describe it, or cannot be read.
     """
-    manifest = read_manifest(path, "flash", FLASH_PARTS)
-    try:
-        told, fingerprint, name = manifest["target"], str(manifest["spec"]["target"]), str(manifest["name"])
-        low, high = (np.array(told[end], np.float32) for end in ("low", "high"))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BundleError(
-            f"the manifest of {path} does not describe its target ({error}); name the target, or train the block again"
-        ) from None
-    spec = read_chunk_spec(path, told)
-    if low.shape != (spec.actions,) or high.shape != low.shape or not (low <= high).all():
-        raise BundleError(f"the manifest of {path} has no range for {spec.actions} actions; train the block again")
+    bundle = open_bundle(path, "flash", MadeFor, FLASH_PARTS)
+    told = read_record(bundle.manifest.target, DescribedTarget, f"{path / MANIFEST}: target", BundleError)
+    low, high = np.array(told.low, np.float32), np.array(told.high, np.float32)
     units = FlowUnits((low + high) / np.float32(2.0), np.ones_like(low), low, high)
-    return LoadedPolicy(name, FlowPolicy(RemoteParts(name), units, spec), None, fingerprint, str(manifest["env"]))
+    policy = FlowPolicy(RemoteParts(bundle.name), units, told.spec)
+    return LoadedPolicy(bundle.name, policy, None, bundle.spec.target, bundle.env)

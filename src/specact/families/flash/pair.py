@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from specact.bundle.manifest import joint_fingerprint
+from specact.bundle.network import CPU, Compute
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.chunks.flow import FlowPolicy
@@ -27,7 +29,6 @@ from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_ref
 from specact.families.freqcache.cached import FreqCached
 from specact.families.target_pair import TargetPair, name_in
 from specact.pair import Named
-from specact.runtime.manifest import joint_fingerprint
 from specact.units import ActionUnits
 from specact.verification import Target
 
@@ -117,8 +118,7 @@ def flash_pair(
     draft: LoadedPolicy | None = None,
     draft_name: str | None = None,
     *,
-    provider: str = "CPUExecutionProvider",
-    threads: int = 1,
+    compute: Compute = CPU,
 ) -> FlashPair:
     """A flow policy's bundle as a pair, with the block and the refresh in its folder.
 
@@ -136,8 +136,8 @@ def flash_pair(
     """
     target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
     folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
-    made = load_flash(folder, target, provider=provider, threads=threads) if folder.exists() else None
-    refresh = load_refresh(again, bundle, provider=provider, threads=threads) if again.exists() else None
+    made = load_flash(folder, target, compute=compute) if folder.exists() else None
+    refresh = load_refresh(again, bundle, compute=compute) if again.exists() else None
     return replace(_pair(target, made, draft, draft_name, bundle.path), refresh=refresh)
 
 
@@ -148,8 +148,7 @@ def block_pair(
     draft_name: str | None = None,
     *,
     steps: int = 10,
-    provider: str = "CPUExecutionProvider",
-    threads: int = 1,
+    compute: Compute = CPU,
 ) -> FlashPair:
     """FLASH's block and the flow policy that it drafts for as a pair.
 
@@ -159,16 +158,14 @@ def block_pair(
             server drafts and checks.
         draft, draft_name: see :func:`flash_pair`.
         steps: Euler steps of the target's own chunks, for clients without rounds.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where its networks run.
 
     Raises:
         BundleError: if the block was made for another target, or something is damaged.
         ConfigError: if the target is no flow policy, or the draft does not fit it.
     """
-    loaded = (
-        remote_target(path) if target is None else load_policy(target, steps=steps, provider=provider, threads=threads)
-    )
-    made = load_flash(path, loaded, provider=provider, threads=threads)
+    loaded = remote_target(path) if target is None else load_policy(target, steps=steps, compute=compute)
+    made = load_flash(path, loaded, compute=compute)
     return replace(_pair(loaded, made, draft, draft_name, path), name=made.name, target_name=target)
 
 

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specact.errors import BundleError, ConfigError
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.network import CPU, Compute, Network
+from specact.errors import BundleError
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.chunks.flow import Array
-from specact.families.codes.network import open_session
-from specact.runtime.manifest import BundleFolder, read_manifest
-from specact.toml import build
 
 REFRESH_PARTS = {"refresh": "refresh.onnx"}
 # Its folder in that of the flow policy it was made for.
@@ -61,26 +60,17 @@ class Refresh:
     Args:
         path: the ``.onnx`` file.
         cache: shape of a cache ``[L, 2, heads, N, W / heads]``.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where it runs.
 
     Raises:
         BundleError: if the file is no ONNX model, or was made for other caches.
-        ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
-    def __init__(
-        self, path: Path, cache: tuple[int, ...], *, provider: str = "CPUExecutionProvider", threads: int = 1
-    ) -> None:
-        self._session = open_session(path, provider, threads)
-        found = {entry.name: entry.shape for entry in self._session.get_inputs()}
-        wanted = {"sources": [cache[3]], "held": [1, *cache]}
-        width = [1, cache[2] * cache[4]]
-        tokens = found.pop("tokens", [])
-        if found != wanted or tokens[::2] != width:
-            raise BundleError(
-                f"{path} takes {found} and tokens {tokens}, but the target's caches need {wanted} and tokens of width "
-                f"{width[1]}; make it again with specact export --refresh"
-            )
+    def __init__(self, path: Path, cache: tuple[int, ...], *, compute: Compute = CPU) -> None:
+        whole = (1, *cache)
+        inputs = {"tokens": (1, "tokens", cache[2] * cache[4]), "sources": (cache[3],), "held": whole}
+        repair = "make it again with specact export --refresh"
+        self._network = Network(path, inputs, {"cache": whole}, compute, repair=repair)
 
     def cache(self, tokens: Array, sources: Any, cache: Array) -> Array:
         """The new cache ``[1, L, 2, heads, N, W / heads]``.
@@ -93,56 +83,47 @@ class Refresh:
                 the old cache, or N + k for the k-th of the tokens.
             cache: the old cache.
         """
-        found: Array = self._session.run(None, {"tokens": tokens, "sources": sources, "held": cache})[0]
-        return found
+        return self._network.run({"tokens": tokens, "sources": sources, "held": cache})[0]
 
 
 @dataclass(frozen=True)
-class RefreshBundle(BundleFolder):
+class RefreshBundle(Bundle[RefreshSpec]):
     """A loaded bundle of a refresh.
 
     Attributes:
         refresh: the network.
-        cameras: see :class:`RefreshSpec`.
     """
 
     refresh: Refresh
-    cameras: Mapping[str, Patches]
+
+    @property
+    def cameras(self) -> Mapping[str, Patches]:
+        """Their tokens, by name."""
+        return self.spec.cameras
 
 
-def load_refresh(
-    path: Path, target: FlowBundle, *, provider: str = "CPUExecutionProvider", threads: int = 1
-) -> RefreshBundle:
+def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> RefreshBundle:
     """Loads the refresh of a target's prefix.
 
     Args:
         path: the folder.
         target: the flow policy it was made for.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where it runs.
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it was made
             for another target.
-        ConfigError: if there is no such execution provider.
     """
-    manifest = read_manifest(path, "freqcache", REFRESH_PARTS)
-    try:
-        raw = dict(manifest["spec"])
-        cameras = {name: build(Patches, entry, "spec", name) for name, entry in raw["cameras"].items()}
-        made_for = RefreshSpec(raw["target"], cameras)
-    except (ConfigError, KeyError, TypeError, AttributeError) as error:
+    bundle = open_bundle(path, "freqcache", RefreshSpec, REFRESH_PARTS)
+    if bundle.spec.target != target.fingerprint:
         raise BundleError(
-            f"the manifest of {path} has no usable spec ({error}); make it again with specact export --refresh"
-        ) from None
-    if made_for.target != target.fingerprint:
-        raise BundleError(
-            f"{path} was made for the target {made_for.target}, but {target.name} is {target.fingerprint}; make it "
+            f"{path} was made for the target {bundle.spec.target}, but {target.name} is {target.fingerprint}; make it "
             "again with specact export --refresh"
         )
     cache = target.networks.cache([target.spec.observation.zeros()]).shape[1:]
-    check_cameras(path, target, cameras, cache[3])
-    refresh = Refresh(path / REFRESH_PARTS["refresh"], cache, provider=provider, threads=threads)
-    return RefreshBundle(path, manifest, refresh, cameras)
+    check_cameras(path, target, bundle.spec.cameras, cache[3])
+    refresh = Refresh(bundle.files["refresh"], cache, compute=compute)
+    return RefreshBundle(path, bundle.manifest, bundle.spec, bundle.files, refresh)
 
 
 def check_cameras(path: Path, target: FlowBundle, cameras: Mapping[str, Patches], tokens: int) -> None:

@@ -6,20 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from specact.errors import BundleError
-from specact.families.codes.network import open_session
-from specact.families.words import NetworkInputs, read_words
-from specact.observation import ObservationSpec, Window, read_spec
-from specact.runtime.limits import check_integer
-from specact.runtime.manifest import BundleFolder, Kind, joint_fingerprint, read_manifest
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.manifest import Kind, Manifest, joint_fingerprint
+from specact.bundle.network import CPU, Compute, Network
+from specact.bundle.words import NetworkInputs
+from specact.errors import BundleError, ConfigError
+from specact.observation import ObservationSpec, Window
+from specact.records import Record, Size, check_fields
 
 KIND: Kind = "split"
 MAX_STAGES = 64
-_MAX_AXES = 8
+_MAX_NUMBERS = 1 << 26
 
 # The networks that are split, by the kind of the bundle; several are split as one, in sequence.
 SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
@@ -27,17 +29,16 @@ SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 Array = NDArray[Any]
-_Shapes = dict[str, list[int]] | list[int]  # by name, or of one tensor
+Row = Annotated[tuple[Size, ...], Meta(max_length=8)]
 
 
-def split_fingerprint(manifest: Mapping[str, Any], kind: str) -> str:
-    """Fingerprint of the networks that are split of a bundle of this kind."""
-    prints = [str(manifest["fingerprints"][network]) for network in SPLIT_NETWORKS[kind]]
+def split_fingerprint(manifest: Manifest) -> str:
+    """Fingerprint of the networks of a bundle that are split."""
+    prints = [manifest.fingerprints[network] for network in SPLIT_NETWORKS[manifest.kind]]
     return prints[0] if len(prints) == 1 else joint_fingerprint(*prints)
 
 
-@dataclass(frozen=True)
-class SplitSpec:
+class SplitSpec(Record, frozen=True):
     """The spec shared by the stages of a network.
 
     Attributes:
@@ -48,25 +49,19 @@ class SplitSpec:
         outputs: shape of one row of each output of the last stage, by name, in the network's order.
 
     Raises:
-        BundleError: for values outside their range.
+        ConfigError: for values outside their range.
     """
 
-    made_of: str
+    made_of: Literal["pair", "regression", "flow"]
     network: str
     observation: ObservationSpec
-    activations: tuple[tuple[int, ...], ...]
-    outputs: Mapping[str, tuple[int, ...]]
+    activations: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_STAGES - 1)]
+    outputs: dict[str, Row]
 
     def __post_init__(self) -> None:
-        check_integer("number of stages", self.stages, least=2, most=MAX_STAGES)
-        for shape in (*self.activations, *self.outputs.values()):
-            check_integer("number of axes", len(shape), least=0, most=_MAX_AXES)
-            for size in shape:
-                check_integer("activation's size", size, least=1)
-            check_integer("activation's size", math.prod(shape), least=1, most=1 << 26)
-        if self.made_of not in SPLIT_NETWORKS:
-            known = ", ".join(SPLIT_NETWORKS)
-            raise BundleError(f"stages are of a bundle of kind {known}, but the manifest says {self.made_of!r:.60}")
+        check_fields(self)
+        if max(map(math.prod, (*self.activations, *self.outputs.values()))) > _MAX_NUMBERS:
+            raise ConfigError(f"an activation or output has at most {_MAX_NUMBERS} numbers, see {self.outputs}")
 
     @property
     def stages(self) -> int:
@@ -97,28 +92,32 @@ class StagedNetwork:
 
     Args:
         files: of the stages, in order.
-        spec: their inputs and outputs are checked against it.
+        spec: of the stages.
         inputs: network inputs of the first stage.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where they run.
 
     Raises:
-        BundleError: if a file is no ONNX model that a bundle may hold, or does not fit the spec.
-        ConfigError: as for :class:`~specact.families.codes.network.OnnxPolicy`.
+        BundleError: if a file is no ONNX model, or does not fit the spec.
     """
 
     def __init__(
-        self, files: Sequence[Path], spec: SplitSpec, inputs: NetworkInputs,
-        *, provider: str = "CPUExecutionProvider", threads: int = 1,
-    ) -> None:  # fmt: skip
+        self, files: Sequence[Path], spec: SplitSpec, inputs: NetworkInputs, *, compute: Compute = CPU
+    ) -> None:
         self.spec, self.inputs = spec, inputs
-        self._sessions = [open_session(file, provider, threads) for file in files]
-        self._outputs = list(spec.outputs)
-        crossing: list[_Shapes] = [list(shape) for shape in spec.activations]
-        shapes = [inputs.shapes, *crossing, {name: list(shape) for name, shape in spec.outputs.items()}]
-        for file, session, takes, gives in zip(files, self._sessions, shapes, shapes[1:], strict=False):
-            if not (_fits(session.get_inputs(), takes, exact=False) and _fits(session.get_outputs(), gives)):
+        self._stages = [Network(file, compute=compute) for file in files]
+        # A stage may need only some of the observations; the name of a cut's tensor is free.
+        self._taken = self._stages[0].inputs.keys()
+        seen = {name: list(shape[1:]) for name, shape in inputs.shapes.items() if name in self._taken}
+        crossing = [[list(shape)] for shape in spec.activations]
+        outputs = {name: list(shape) for name, shape in spec.outputs.items()}
+        for number, (file, stage) in enumerate(zip(files, self._stages, strict=True)):
+            takes, gives = ({name: shape[1:] for name, shape in side.items()} for side in (stage.inputs, stage.outputs))
+            last = number + 1 == spec.stages
+            fits = takes == seen if number == 0 else list(takes.values()) == crossing[number - 1]
+            if not fits or not (gives == outputs if last else list(gives.values()) == crossing[number]):
                 raise BundleError(
-                    f"{file} does not take {takes} and give {gives}, as the manifest says; split the bundle again"
+                    f"{file} takes {takes} and gives {gives}, which is no stage {number + 1} of {spec.stages} that the "
+                    "manifest describes; split the bundle again"
                 )
 
     def begin(self, windows: Sequence[Window], cut: int) -> Array:
@@ -127,45 +126,33 @@ class StagedNetwork:
 
     def finish(self, activation: Array, cut: int) -> list[Array]:
         """The network's outputs ``[B, ...]`` from the tensor at a cut 1 to N-1."""
-        return self._run({self._sessions[cut].get_inputs()[0].name: activation}, cut, self.spec.stages)
+        (name,) = self._stages[cut].inputs
+        return self._run({name: activation}, cut, self.spec.stages)
 
     def run(self, windows: Sequence[Window]) -> list[Array]:
         """The network's outputs for B windows, ``[B, ...]``, by all stages."""
         return self._run(self._first(windows), 0, self.spec.stages)
 
     def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
-        taken = {entry.name for entry in self._sessions[0].get_inputs()}
-        return {name: array for name, array in self.inputs.stack(windows).items() if name in taken}
+        return {name: array for name, array in self.inputs.stack(windows).items() if name in self._taken}
 
-    def _run(self, given: dict[str, Array], first: int, end: int) -> list[Array]:
+    def _run(self, given: Mapping[str, Array], first: int, end: int) -> list[Array]:
         """Stages ``first`` to ``end``, exclusive, from 0."""
         found: list[Array] = []
-        for index in range(first, end):
-            session, last = self._sessions[index], index + 1 == self.spec.stages
-            found = session.run(self._outputs if last else None, given)
-            if not last:
-                given = {self._sessions[index + 1].get_inputs()[0].name: found[0]}
-        return found
-
-
-def _fits(found: Sequence[Any], wanted: _Shapes, exact: bool = True) -> bool:
-    """Whether a session has these inputs or outputs, or only some of them; the name of a cut's tensor is free."""
-    shapes = {entry.name: list(entry.shape[1:]) for entry in found}
-    if isinstance(wanted, list):
-        return list(shapes.values()) == [wanted]
-    return shapes == wanted if exact else shapes.items() <= wanted.items()
+        for stage in self._stages[first:end]:
+            found = stage.run(given if not found else dict(zip(stage.inputs, found, strict=True)))
+        names = list(self._stages[-1].outputs)
+        return [found[names.index(name)] for name in self.spec.outputs] if end == self.spec.stages else found
 
 
 @dataclass(frozen=True)
-class StagedFolder(BundleFolder):
+class StagedFolder(Bundle[SplitSpec]):
     """A loaded folder of stages.
 
     Attributes:
-        spec: of the stages.
         network: the stages.
     """
 
-    spec: SplitSpec
     network: StagedNetwork
 
 
@@ -174,32 +161,21 @@ def stage_parts(stages: int) -> dict[str, str]:
     return {f"stage-{index:02d}": f"stage-{index:02d}.onnx" for index in range(stages)}
 
 
-def load_staged(path: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> StagedFolder:
+def load_staged(path: Path, *, compute: Compute = CPU) -> StagedFolder:
     """Loads a folder that ``specact split`` wrote, and refuses stages that do not fit together.
 
     Args:
         path: the folder.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where they run.
 
     Raises:
         BundleError: if a stage is missing, damaged, or does not match its fingerprint in the manifest, or if it is no
             such folder.
-        ConfigError: if there is no such execution provider.
     """
-    manifest = read_manifest(path, KIND, {})
-    spec = _read_spec(path, manifest)
-    parts = stage_parts(spec.stages)
-    read_manifest(path, KIND, parts)
-    inputs = NetworkInputs(spec.observation, read_words(manifest))
-    files = [path / file for file in parts.values()]
-    return StagedFolder(path, manifest, spec, StagedNetwork(files, spec, inputs, provider=provider, threads=threads))
-
-
-def _read_spec(path: Path, manifest: Mapping[str, Any]) -> SplitSpec:
-    try:
-        raw = dict(manifest["spec"])
-        activations = tuple(tuple(shape) for shape in raw.pop("activations"))
-        outputs = {str(name): tuple(shape) for name, shape in raw.pop("outputs").items()}
-        return SplitSpec(observation=read_spec(raw.pop("observation")), activations=activations, outputs=outputs, **raw)
-    except (AttributeError, TypeError, KeyError, BundleError) as error:
-        raise BundleError(f"the manifest of {path} has no usable spec ({error}); split the bundle again") from None
+    bundle = open_bundle(path, KIND, SplitSpec)
+    parts, spec = stage_parts(bundle.spec.stages), bundle.spec
+    if bundle.files.keys() != parts.keys():
+        raise BundleError(f"{path} must hold the stages {', '.join(parts)}; split the bundle again")
+    inputs = NetworkInputs(spec.observation, bundle.manifest.words)
+    network = StagedNetwork([bundle.files[part] for part in parts], spec, inputs, compute=compute)
+    return StagedFolder(path, bundle.manifest, spec, bundle.files, network)

@@ -8,12 +8,11 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.codes.bundle import find_bundle
 from specact.families.tokens.acceptance import grouped
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import TokenBundle
@@ -22,10 +21,7 @@ from specact.families.tokens.head import HeadDrafter, TokenHead
 from specact.families.tokens.kalman import Kalman, Motion
 from specact.families.tokens.kinematics import KinematicMetric
 from specact.families.tokens.retrieval import Index, SkipRule, load_entries
-from specact.ranges import Range, check_ranges
-from specact.runtime.limits import MOST
-from specact.runtime.manifest import BundleFolder, read_manifest
-from specact.toml import build
+from specact.ranges import MOST, Range, check_ranges
 
 DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
 # A tree may be about ten times as large as those of the papers, so that a manifest cannot ask for any amount of memory.
@@ -130,18 +126,21 @@ class BigramTable:
 
 
 @dataclass(frozen=True)
-class DrafterBundle(BundleFolder):
+class DrafterBundle(Bundle[DraftedFor]):
     """A loaded bundle of drafters.
 
     Attributes:
         head, bigram, memory: the parts.
-        settings: other fitted parameters.
     """
 
     head: TokenHead
     bigram: BigramTable
     memory: Index
-    settings: DrafterSettings
+
+    @property
+    def settings(self) -> DrafterSettings:
+        """Other fitted parameters."""
+        return self.spec.settings
 
     @property
     def own(self) -> dict[str, TreeDrafter]:
@@ -153,29 +152,22 @@ class DrafterBundle(BundleFolder):
         }
 
 
-def load_drafters(
-    name_or_path: str | Path, target: TokenBundle, *, provider: str = "CPUExecutionProvider", threads: int = 1
-) -> DrafterBundle:
+def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Compute = CPU) -> DrafterBundle:
     """Loads a bundle of drafters for a target.
 
     Args:
         name_or_path: a folder, or the name of a bundle that comes with the package.
         target: the target of the drafters.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where the head runs.
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, if it is no
             bundle of drafters, if they were trained for another target, or if their settings do not fit it.
-        ConfigError: if there is no bundle of that name, or no such execution provider.
+        ConfigError: if there is no bundle of that name.
         MissingExtraError: if its memory is searched in a graph, without the package voyager.
     """
-    path = find_bundle(name_or_path)
-    manifest = read_manifest(path, "drafters", DRAFTER_PARTS)
-    length = target.networks.length
-    try:
-        made_for = build(DraftedFor, manifest["spec"], "spec")
-    except ConfigError as error:
-        raise BundleError(f"the manifest of {path} has no usable spec ({error}); train the drafters again") from None
+    bundle = open_bundle(name_or_path, "drafters", DraftedFor, DRAFTER_PARTS)
+    made_for, path = bundle.spec, bundle.path
     if made_for.target != target.fingerprint:
         raise BundleError(
             f"the drafters in {path} learned from the target {made_for.target}, but {target.name} is "
@@ -189,26 +181,12 @@ def load_drafters(
             f"the settings in the manifest of {path} do not fit the target {target.name}: {error}; train the drafters "
             "again"
         ) from None
-    head = TokenHead(path / DRAFTER_PARTS["head"], length, target.networks.width, provider=provider, threads=threads)
-    bigram = _read_bigram(path / DRAFTER_PARTS["bigram"], length)
-    memory = load_entries(path / DRAFTER_PARTS["memory"])
-    if memory.tokens.shape[1] != length or memory.features.shape[1] != target.networks.width:
+    length, width = target.networks.length, target.networks.width
+    head = TokenHead(bundle.files["head"], length, width, compute=compute)
+    shape = (length - 1, BINS, "most")
+    table = bundle.tensors("bigram", {"tokens": (np.uint8, shape), "log_probs": (np.float16, shape)})
+    memory = load_entries(bundle.files["memory"])
+    if memory.tokens.shape[1] != length or memory.features.shape[1] != width:
         raise BundleError(f"the memory in {path} is not of this target's chunks and features; copy the bundle again")
-    return DrafterBundle(path, manifest, head, bigram, Index(memory, graph=made_for.settings.graph), made_for.settings)
-
-
-def _read_bigram(file: Path, length: int) -> BigramTable:
-    try:
-        found = BigramTable(**load_file(file))
-    except (SafetensorError, TypeError, KeyError) as error:
-        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
-    tokens, log_probs = found.tokens, found.log_probs
-    if (
-        tokens.shape[:-1] != (length - 1, BINS)
-        or tokens.shape != log_probs.shape
-        or [tokens.dtype.name, log_probs.dtype.name] != ["uint8", "float16"]
-    ):
-        raise BundleError(
-            f"{file} holds no table of what follows each of {BINS} tokens at {length - 1} places; copy the bundle again"
-        )
-    return found
+    index = Index(memory, graph=made_for.settings.graph)
+    return DrafterBundle(path, bundle.manifest, made_for, bundle.files, head, BigramTable(**table), index)

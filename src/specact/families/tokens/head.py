@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError
-from specact.families.codes.network import open_session
+from specact.bundle.network import CPU, Compute, Network, Shapes
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.drafters import Decided
 from specact.families.tokens.network import Array, Mask, Reading, Tokens, causal
@@ -31,41 +30,30 @@ class TokenHead:
         path: the ``.onnx`` file.
         length: T, tokens of a chunk.
         width: W, of the target's features.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where it runs.
 
     Attributes:
         length, width: as given.
 
     Raises:
         BundleError: if the file is no ONNX model, or has other inputs or outputs.
-        ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
-    def __init__(
-        self, path: Path, length: int, width: int, *, provider: str = "CPUExecutionProvider", threads: int = 1
-    ) -> None:
+    def __init__(self, path: Path, length: int, width: int, *, compute: Compute = CPU) -> None:
         self.length, self.width = length, width
-        self._session = open_session(path, provider, threads)
-        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
-        given = [entry.shape[2:] for entry in self._session.get_outputs()[:2]]
-        cache = found.get("cache", [])
-        if (
-            set(found) != {"tokens", "features", "places", "seen", "among", "cache"}
-            or found["features"][1:] != [width]
-            or given != [[BINS], [width]]
-            or len(cache) != 4
-            or cache[0] != 2
-            or cache[1] * cache[3] != width
-        ):
-            raise BundleError(
-                f"{path} takes {found} and gives {given}, which is no drafting head for features of {width} numbers; "
-                "train it again with specact train"
-            )
-        self._heads: int = cache[1]
+        each = ("batch", "tokens")
+        inputs: Shapes = {
+            "tokens": each, "features": (*each, width), "places": each, "seen": (*each, "cached"),
+            "among": (*each, "tokens"), "cache": ("batch", 2, "heads", "cached", "each"),
+        }  # fmt: skip
+        entries = ("batch", 2, "heads", "tokens", "each")
+        outputs = {"logits": (*each, BINS), "predicted": (*each, width), "entries": entries}
+        self._network = Network(path, inputs, outputs, compute, repair="train it again with specact train")
+        self._heads, self._each = self._network.sizes["heads"], self._network.sizes["each"]
 
     def empty_cache(self, batch: int) -> Array:
         """A cache of B windows without entries, ``[B, 2, heads, 0, W / heads]``."""
-        return np.zeros((batch, 2, self._heads, 0, self.width // self._heads), np.float32)
+        return np.zeros((batch, 2, self._heads, 0, self._each), np.float32)
 
     def read(self, tokens: Tokens, features: Array, places: Tokens, seen: Mask, among: Mask, cache: Array) -> Reading:
         """Reads N tokens of each of B windows.
@@ -81,10 +69,10 @@ class TokenHead:
             Logits and predicted feature of the next token of each, and the cache entries of these tokens, ``[B, 2,
             heads, N, W / heads]``.
         """
-        given = {
+        given: dict[str, Any] = {
             "tokens": tokens, "features": features, "places": places, "seen": seen, "among": among, "cache": cache,
         }  # fmt: skip
-        return Reading(*self._session.run(None, given))
+        return Reading(*self._network.run(given))
 
 
 class HeadDrafter:

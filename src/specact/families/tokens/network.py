@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.bundle.network import CPU, Compute, Network, Shapes
+from specact.bundle.words import NetworkInputs, Words
 from specact.errors import BundleError
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.codes.network import open_session
 from specact.families.tokens.bins import BINS
-from specact.families.words import NetworkInputs, Words
 from specact.observation import Window
 
 Array = NDArray[np.float32]
@@ -86,9 +87,9 @@ class TokenNetworks:
         files: the ``.onnx`` file of each part: ``encoder``, ``decoder``; without a decoder, on a device whose server
             decodes, only the encoder can be used.
         embedding: of the 256 tokens, float32 ``[256, W]``.
-        spec: of the bundle they belong to; their inputs are checked against it.
+        spec: of the bundle they belong to.
         words: vocabulary of its instructions.
-        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+        compute: where they run.
 
     Attributes:
         prefix: P, tokens of an observation, before those of the chunk.
@@ -98,7 +99,6 @@ class TokenNetworks:
 
     Raises:
         BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
-        ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
     def __init__(
@@ -108,22 +108,29 @@ class TokenNetworks:
         spec: ChunkSpec,
         words: Words | None,
         *,
-        provider: str = "CPUExecutionProvider",
-        threads: int = 1,
+        compute: Compute = CPU,
     ) -> None:
         self._inputs, self._embedding = NetworkInputs(spec.observation, words), embedding
-        self._encoder = open_session(files["encoder"], provider, threads)
         self.length, self.width = spec.chunk * spec.actions, embedding.shape[1]
-        self._check_encoder(files["encoder"])
+        tokens = ("batch", "prefix", self.width)
+        self._encoder = Network(files["encoder"], self._inputs.shapes, {"tokens": tokens}, compute)
+        self.prefix = self._encoder.sizes["prefix"]
         self.decodes = "decoder" in files
         if self.decodes:
-            self._decoder = open_session(files["decoder"], provider, threads)
-            self._check_decoder(files["decoder"])
+            slots, each = self.prefix + self.length, ("batch", "tokens")
+            inputs: Shapes = {
+                "embeddings": (*each, self.width), "positions": each, "seen": ("batch", slots),
+                "among": (*each, "tokens"), "cache": ("batch", "layers", 2, "heads", slots, "each"),
+            }  # fmt: skip
+            entries = ("batch", "layers", 2, "heads", "tokens", "each")
+            outputs = {"logits": (*each, BINS), "features": (*each, self.width), "entries": entries}
+            self._decoder = Network(files["decoder"], inputs, outputs, compute)
+            sizes = self._decoder.sizes
+            self._cache = sizes["layers"], 2, sizes["heads"], slots, sizes["each"]
 
     def tokens(self, windows: Sequence[Window]) -> Array:
         """The encoder's tokens of B windows, ``[B, P, W]``."""
-        tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
-        return tokens
+        return self._encoder.run(self._inputs.stack(windows))[0]
 
     def check_decodes(self) -> None:
         """Refuses what needs a decoder.
@@ -166,42 +173,11 @@ class TokenNetworks:
         return self._read(cache, self._embedding[tokens], self.prefix + places, among)
 
     def _read(self, cache: Cache, embeddings: Array, positions: NDArray[np.int64], among: Mask) -> Reading:
-        given = {
+        given: dict[str, Any] = {
             "embeddings": embeddings, "positions": positions, "seen": cache.seen, "among": among,
             "cache": cache.entries,
         }  # fmt: skip
-        return Reading(*self._decoder.run(None, given))
-
-    def _check_encoder(self, file: Path) -> None:
-        taken = {entry.name: entry.shape[1:] for entry in self._encoder.get_inputs()}
-        if taken != self._inputs.shapes:
-            raise BundleError(
-                f"{file} takes {taken}, but the bundle's manifest says {self._inputs.shapes}: they do not match; "
-                "export the bundle again"
-            )
-        tokens = self._encoder.get_outputs()[0].shape[1:]
-        if len(tokens) != 2 or tokens[1] != self.width:
-            raise BundleError(
-                f"{file} gives tokens {tokens}, which do not fit the embedding {list(self._embedding.shape)}; export "
-                "the bundle again"
-            )
-        self.prefix: int = tokens[0]
-
-    def _check_decoder(self, file: Path) -> None:
-        found = {entry.name: entry.shape[1:] for entry in self._decoder.get_inputs()}
-        cache = found.get("cache", [])
-        if (
-            len(cache) != 5
-            or cache[3] != self.prefix + self.length
-            or set(found) != {"embeddings", "positions", "seen", "among", "cache"}
-            or found["seen"] != [cache[3]]
-            or [entry.shape[-1] for entry in self._decoder.get_outputs()[:2]] != [BINS, self.width]
-        ):
-            raise BundleError(
-                f"{file} takes {found}, which does not fit the encoder's {self.prefix} tokens, the embedding "
-                f"{list(self._embedding.shape)} and chunks of {self.length} tokens; export the bundle again"
-            )
-        self._cache: list[int] = cache
+        return Reading(*self._decoder.run(given))
 
 
 def causal(batch: int, count: int) -> Mask:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from specact.bundle.manifest import joint_fingerprint
+from specact.bundle.network import CPU, Compute
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.target_pair import TargetPair, name_in
 from specact.families.tokens.bundle import TokenBundle
@@ -17,7 +19,6 @@ from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.verify import Prefilled, TokenTarget, TokenVerifier
 from specact.families.tokens.wire import TokenCodec, TokenResponder
 from specact.pair import Named
-from specact.runtime.manifest import joint_fingerprint
 from specact.units import ActionUnits
 from specact.verification import Target
 
@@ -92,8 +93,7 @@ def token_pair(
     draft: LoadedPolicy | None = None,
     draft_name: str | None = None,
     *,
-    provider: str = "CPUExecutionProvider",
-    threads: int = 1,
+    compute: Compute = CPU,
 ) -> TokenPair:
     """A token policy's bundle as a pair, with the drafters in its folder.
 
@@ -108,7 +108,7 @@ def token_pair(
         ConfigError: if the draft is incompatible with the target.
     """
     folder = bundle.path / DRAFTERS
-    drafters = load_drafters(folder, bundle, provider=provider, threads=threads) if folder.exists() else None
+    drafters = load_drafters(folder, bundle, compute=compute) if folder.exists() else None
     parts = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
     return TokenPair(
         name=bundle.name, policy=bundle.policy(), drafters=drafters, draft=None if draft is None else draft.policy,

@@ -18,10 +18,10 @@ from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot_writing import Written, finish, write_part
 from specact.lab.data.locks import locked
 from specact.observation import ObservationSpec, read_spec
+from specact.ranges import RATES_HZ
 from specact.robot import ros
 from specact.robot.recording import topic_of
 from specact.robot.recording_file import METADATA, VERSION
-from specact.runtime.limits import RATES_HZ
 from specact.wire.images import read_image
 
 # Message types of the topics, except for those of observations, which are of two types.

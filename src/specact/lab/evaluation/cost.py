@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from specact.families.codes.bundle import PARTS, Bundle
+from specact.bundle.manifest import MANIFEST, read_manifest
+from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.timing import measure_call, measure_inference
 from specact.families.distance import DistancePair, load_distance_head
-from specact.families.head import head_file
 from specact.families.load import AnyPair
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
@@ -21,7 +21,6 @@ from specact.lab.rollout.families import decoded_by
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.rollout import Shard
 from specact.rng import Role, StepAddress, stream
-from specact.runtime.parameters import count_parameters
 from specact.verification import LocalTarget
 
 # Gates without a decision, and oracles, which query the target: their time is not meaningful.
@@ -142,16 +141,17 @@ def method_cost(method: Method, bundle: AnyPair, timing: Timing) -> dict[str, fl
     """Size and time of the networks that a method evaluates; 0 for those that it does not.
 
     Returns:
-        ``draft_parameters``, ``head_parameters``, ``target_parameters``: see
-        :func:`~specact.runtime.parameters.count_parameters`; ``draft_ms``, ``head_ms``, ``target_ms``: of one
-        inference; ``gate_ms``: of one decision, of a learned gate with its head.
+        ``draft_parameters``, ``head_parameters``, ``target_parameters``: as their manifest says; ``draft_ms``,
+        ``head_ms``, ``target_ms``: of one inference; ``gate_ms``: of one decision, of a learned gate with its head.
     """
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
     # Parameters of third-party policies are unknown.
-    files = {part: bundle.path / PARTS[part] for part in ("draft", "target")} if isinstance(bundle, Bundle) else {}
-    if method.uses_head:
-        files["head"] = head_file(bundle)
-    sizes = {f"{part}_parameters": count_parameters(file) if used[part] else 0 for part, file in files.items()}
+    known = (
+        {} if bundle.path is None or not (bundle.path / MANIFEST).exists() else read_manifest(bundle.path).parameters
+    )
+    parts = ["draft", "target"] if isinstance(bundle, Bundle) else []
+    parts += ["head"] if method.uses_head else []
+    sizes = {f"{part}_parameters": known.get(part, 0) if used[part] else 0 for part in parts}
     return {
         "head_parameters": 0,
         **sizes,

@@ -41,7 +41,7 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
         ConfigError: if the recipe names files and no folder is given.
         DataError: if a file is missing, or of unknown format.
     """
-    names = bundle.manifest["recipe"]["data"]
+    names = bundle.manifest.recipe["data"]
     if names and data is None:
         raise ConfigError(
             f"the demonstrations of {bundle.name!r} are files ({', '.join(names)}); "
@@ -71,7 +71,7 @@ def demonstration_split(bundle: Bundle, data: Path | None, env: str | None = Non
             that the user did not name.
         DataError: if they cannot be read.
     """
-    recipe = bundle.manifest["recipe"]
+    recipe = bundle.manifest.recipe
     episodes = demonstrations(
         load_task(env_of(bundle, env)) if bundle.env else None,
         demonstration_files(bundle, data),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import VirtualClock
+from specact.errors import BundleError
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_named
 from specact.gates.baseline import Always
@@ -31,7 +32,6 @@ from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
-from specact.runtime.manifest import check_weights
 from specact.types import StepRecord
 from specact.verification import LocalTarget, Target
 
@@ -308,6 +308,20 @@ def time_by_episode(table: Table) -> dict[int, float]:
     """Total seconds of a step table's inferences, over all stages, by episode."""
     seconds = sum((table[f"{stage}_s"] for stage in STAGES), np.zeros(len(table["episode"])))
     return {int(episode): float(seconds[table["episode"] == episode].sum()) for episode in np.unique(table["episode"])}
+
+
+def check_weights(source: str, found: str, wanted: str) -> None:
+    """Refuses a bundle that differs from the one of that name in another process.
+
+    Args:
+        source: name or path.
+        found, wanted: fingerprints.
+
+    Raises:
+        BundleError: if they differ.
+    """
+    if found != wanted:
+        raise BundleError(f"{source} has fingerprint {found} here, and {wanted} where the work was given out; copy it")
 
 
 @cache

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from specact.bundle.words import NetworkInputs
 from specact.families.codes.sampling import rejection_probability, total_variation, verify
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, executed_codes
-from specact.families.words import NetworkInputs
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepStreams
 from specact.types import Chunk, Proposal, StepRecord

@@ -27,11 +27,11 @@ from specact.families.load import AnyPair, load_named, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import GateSettings
+from specact.lab.rollout.rollout import check_weights
 from specact.observation import ObservationSpec, Window
 from specact.pair import AS_STORED, Named
 from specact.placement.target import code_reader
 from specact.rng import StepAddress
-from specact.runtime.manifest import check_weights
 from specact.verification import LocalTarget
 
 

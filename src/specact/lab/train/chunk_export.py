@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from specact.bundle.manifest import write_manifest
+from specact.bundle.words import INSTRUCTION
 from specact.errors import BundleError
 from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
 from specact.families.chunks.flow import FlowUnits
 from specact.families.tokens.bundle import TOKEN_PARTS
-from specact.families.words import INSTRUCTION
 from specact.files import write_whole
 from specact.lab.train.export import (
     PARITY,
@@ -32,7 +33,6 @@ from specact.lab.train.export import (
 )
 from specact.lab.train.flow import Expert, Flow
 from specact.lab.train.tokens import TokenModel
-from specact.runtime.manifest import write_manifest
 
 _OUTPUTS = {
     "encoder": ["tokens"], "prefix": ["cache"], "expert": ["velocity"], "guide": ["velocity", "pull"],

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.words import Words
 from specact.errors import unknown_name
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.tokens.bins import BINS
-from specact.families.words import Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.locks import locked
 from specact.lab.train import checkpoint, stages

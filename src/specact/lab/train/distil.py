@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.manifest import write_manifest
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
@@ -26,7 +25,6 @@ from specact.lab.train.vqbet import VQBeT, moments, plain
 from specact.lab.train.windows import Statistics
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
-from specact.runtime.manifest import write_manifest
 
 _BATCH = 256  # windows of frames per encoder pass
 Progress = Callable[[str, int, int], None]
@@ -195,9 +193,9 @@ def _write(bundle: Bundle, network: VQBeT, recipe: DistilRecipe, metrics: Metric
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
     for part in ("tokenizer", "target"):
-        shutil.copyfile(bundle.path / PARTS[part], path / PARTS[part])
-    parity = export_policy(network, path / PARTS["draft"], bundle.manifest["recipe"]["precision"] == "float16")
-    manifest: dict[str, Any] = json.loads(json.dumps(bundle.manifest))
+        shutil.copyfile(bundle.files[part], path / PARTS[part])
+    parity = export_policy(network, path / PARTS["draft"], bundle.manifest.recipe["precision"] == "float16")
+    manifest = bundle.manifest.values()
     manifest.pop("head", None)  # it was trained for the old draft
     manifest |= {
         "name": path.name,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from specact import __version__
+from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle, RegressionBundle, load_flow, load_regression
 from specact.families.chunks.flow import FlowUnits
@@ -32,7 +33,6 @@ from specact.lab.train.folder import last_lines
 from specact.lab.train.loop import run
 from specact.lab.train.stages import Progress
 from specact.rng import Role, stream
-from specact.runtime.manifest import kind_of, read_manifest
 from specact.toml import build
 from specact.units import ActionUnits
 
@@ -101,11 +101,13 @@ def distil_chunks(
 def _with_draft(pair: ChunkPair, draft: Path, folder: Path) -> ChunkPair:
     """Writes the pair with another draft to a new folder; removes what an interrupted run left there."""
     assert pair.path is not None, "its draft was read there"
-    manifest = read_manifest(pair.path, "chunks", {})
-    steps = {f"{part}_steps": manifest["steps"][part] for part in ("draft", "target")}
+    manifest = read_manifest(pair.path)
+    steps = {f"{part}_steps": manifest.steps[part] for part in ("draft", "target")}
     settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
     shutil.rmtree(folder, ignore_errors=True)
-    return make_pair(folder, str(draft), pair.named.target or manifest["sources"]["target"], settings)
+    target = pair.named.target or manifest.sources["target"]
+    assert target is not None, "it was loaded"
+    return make_pair(folder, str(draft), target, settings)
 
 
 class _Batches:
@@ -130,7 +132,7 @@ class _Batches:
 
 def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
     folder = Path() if pair.path is None else pair.path / DRAFT
-    kind = kind_of(folder) if folder != Path() and folder.is_dir() else "pair"
+    kind = read_manifest(folder).kind if folder != Path() and folder.is_dir() else "pair"
     if kind not in WRITERS:
         raise ConfigError(
             f"the draft of {pair.name} is no bundle of a chunk policy that specact train made, so how to train it is "
@@ -142,7 +144,7 @@ def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
             "frames and words; distil it along demonstrations: specact train RECIPE --teacher TARGET"
         )
     bundle = _LOADERS[kind](folder)
-    recipe = {name: value for name, value in bundle.manifest["recipe"].items() if name != "teacher"}
+    recipe = {name: value for name, value in bundle.manifest.recipe.items() if name != "teacher"}
     return build(
         ChunkRecipe, json.loads(json.dumps(recipe), object_hook=_without_none), "the recipe of the draft"
     ), bundle.units

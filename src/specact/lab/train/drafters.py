@@ -14,9 +14,10 @@ from safetensors.numpy import load_file, save
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.manifest import write_manifest
 from specact.errors import BundleError, ConfigError
 from specact.families.tokens.bins import BINS
-from specact.families.tokens.bundle import NETWORKS, TOKEN_PARTS, TokenBundle, load_tokens
+from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, TREE_RANGES, BigramTable, DraftedFor, DrafterSettings
 from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
@@ -34,7 +35,6 @@ from specact.lab.train.stages import Progress
 from specact.lab.train.train import TrainingResult
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.rng import Role, stream
-from specact.runtime.manifest import write_manifest
 from specact.toml import build
 
 # Maximum number of inferences for validation.
@@ -159,7 +159,7 @@ def train_drafters(
     with locked(out):
         claim(out, request)
         # By path, so that other processes read the same bundle.
-        rollouts = RolloutRequest(target.source, env_of(target, recipe.env), recipe.seed, out / "rollouts")
+        rollouts = RolloutRequest(str(target.path), env_of(target, recipe.env), recipe.seed, out / "rollouts")
         files = recipe.episodes // SHARD
         with Pool(jobs) as pool:
             record_rollouts(rollouts, files, pool.each, lambda done, total: progress("rollouts", done, total))
@@ -201,8 +201,8 @@ def _check_target(recipe: DrafterRecipe, target: TokenBundle) -> None:
 
 def _stage(recipe: DrafterRecipe, target: TokenBundle, train: TokenRollouts, held_out: TokenRollouts) -> Stage:
     torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
-    embedding = torch.from_numpy(load_file(target.path / TOKEN_PARTS["embedding"])["embedding"])
-    write = output_layer(target.path / NETWORKS["decoder"])
+    embedding = torch.from_numpy(load_file(target.files["embedding"])["embedding"])
+    write = output_layer(target.files["decoder"])
     model = DrafterHead(embedding, write, target.networks.length, recipe.heads, recipe.dropout)
     weights, kept = Weights(recipe.feature_weight, recipe.token_weight), slice(_VALIDATED)
 

@@ -18,15 +18,15 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 from torch import Tensor, nn
 
+from specact.bundle.bundle import HEAD
+from specact.bundle.manifest import fingerprint_of, write_manifest
+from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import BundleError
 from specact.families.codes.bundle import PARTS
 from specact.families.codes.spec import PolicySpec
-from specact.families.head import HEAD
-from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.lab.train.vqbet import VQBeT, statistics_of
 from specact.observation import ObservationSpec
-from specact.runtime.manifest import fingerprint_of, write_manifest
 
 # Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4

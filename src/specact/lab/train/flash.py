@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest, write_manifest
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import FLOW_PARTS
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy
-from specact.families.codes.bundle import find_bundle
 from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor, describe_target, flow_of
 from specact.files import check_name, write_whole
 from specact.lab.data.locks import locked
@@ -36,7 +36,6 @@ from specact.lab.train.train import TrainingResult
 from specact.lab.train.windows import Dataset, Windows
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.rng import Role, stream
-from specact.runtime.manifest import read_manifest, write_manifest
 from specact.toml import build
 
 # Windows that are validated on, and that the check is measured on.
@@ -207,7 +206,7 @@ def train_flash(
 def _shown(recipe: FlashRecipe, flow: FlowPolicy) -> ChunkRecipe:
     """What says which demonstrations are read, and how they are split: nothing is fitted to what a target learned."""
     if kind_of_source(recipe.target) == "folder":
-        own = read_manifest(find_bundle(recipe.target), "flow", FLOW_PARTS)["recipe"]
+        own = read_manifest(find_bundle(recipe.target)).recipe
         return build(
             ChunkRecipe, {key: entry for key, entry in own.items() if entry is not None and key != "teacher"}, "recipe"
         )

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.words import INSTRUCTION, Words
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.words import INSTRUCTION, Words
 from specact.lab.train.attention import attend, by_head, joined, perceptron
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding

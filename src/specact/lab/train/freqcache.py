@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.manifest import write_manifest
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import NETWORKS, FlowBundle
+from specact.families.chunks.bundle import FlowBundle
 from specact.families.freqcache.bundle import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
 from specact.files import write_whole
 from specact.lab.train.attention import by_head
@@ -22,7 +23,6 @@ from specact.lab.train.export import PARITY, store_as_half, to_onnx
 from specact.lab.train.flow import Prefix
 from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import exported_weights
-from specact.runtime.manifest import write_manifest
 from specact.toml import build
 
 
@@ -81,7 +81,7 @@ def add_refresh(target: FlowBundle) -> Path:
 
 
 def _recipe(target: FlowBundle) -> ChunkRecipe:
-    kept = {key: entry for key, entry in target.manifest.get("recipe", {}).items() if entry is not None}
+    kept = {key: entry for key, entry in target.manifest.recipe.items() if entry is not None}
     kept.pop("teacher", None)
     return build(ChunkRecipe, kept, "recipe")
 
@@ -94,7 +94,7 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
             f"{target.name} reads no cameras in patches, one frame each, and of nothing else a part can be reused; "
             'train a policy with encoder.tokens = "patches" and no history of its cameras'
         )
-    place, found = target.manifest["words"]["length"] if spec.instruction else 0, {}
+    place, found = 0 if target.manifest.words is None else target.manifest.words.length, {}
     for name in sorted(spec.fields, key=lambda name: spec[name].history > 0):
         if not spec[name].is_image:
             place += max(1, spec[name].history)
@@ -113,7 +113,7 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
 
 def _prefix(target: FlowBundle, recipe: ChunkRecipe) -> Prefix:
     prefix = Prefix(recipe)
-    weights = exported_weights(folded(target.path / NETWORKS["prefix"]))
+    weights = exported_weights(folded(target.files["prefix"]))
     lost = sorted(set(prefix.state_dict()) - set(weights))
     if lost:
         raise ConfigError(

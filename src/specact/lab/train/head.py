@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +15,15 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from specact.bundle.bundle import HEAD, copy_bundle, give_head
+from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.distance import DistancePair, head_observation
-from specact.families.head import HEAD, TRAINING, TrainedFor, give_head
+from specact.families.head import TRAINING, TrainedFor
 from specact.families.load import AnyPair, load_named
-from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData, join
@@ -304,20 +304,20 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
             stage = _stage(f"head-{number}", network, recipe, train, held_out)
             network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
             file = out / f"head-{number}.onnx"
+            parameters = sum(weights.numel() for weights in network.parameters())
             export_head(network.eval(), TrainedFor.of(pair), file)
             if number == recipe.rounds - 1:
-                give_head(pair.path, file)
+                give_head(pair.path, file, parameters)
             else:
-                rollout_pair = _copy_with_head(pair, pair.path, file, out / "pair")
+                rollout_pair = _copy_with_head(pair, pair.path, file, parameters, out / "pair")
                 gates = [_gate_for(rate, network, held_out, rollout_pair) for rate in recipe.rates]
     return stage.validate(network)
 
 
-def _copy_with_head(pair: AnyPair, folder: Path, head: Path, path: Path) -> AnyPair:
+def _copy_with_head(pair: AnyPair, folder: Path, head: Path, parameters: int, path: Path) -> AnyPair:
     """A copy of the pair with this head, which worker processes load."""
-    ignored = shutil.ignore_patterns("calibration", HEAD, TRAINING)
-    shutil.copytree(folder, path, ignore=ignored, dirs_exist_ok=True)
-    give_head(path, head)
+    copy_bundle(folder, path, ignore=["calibration", HEAD, TRAINING])
+    give_head(path, head, parameters)
     return load_named(path, Named.of(pair))
 
 

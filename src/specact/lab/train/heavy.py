@@ -12,11 +12,11 @@ import torch
 from onnx import compose, helper, numpy_helper
 from torch import Tensor, nn
 
+from specact.bundle.manifest import write_manifest
 from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.attention import Layer
 from specact.lab.train.export import to_onnx
-from specact.runtime.manifest import write_manifest
 
 TOKENS = 10
 
@@ -54,7 +54,7 @@ def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int
     """
     out.mkdir(parents=True)
     for part in ("tokenizer", "draft"):
-        shutil.copy(bundle.path / PARTS[part], out / PARTS[part])
+        shutil.copy(bundle.files[part], out / PARTS[part])
     torch.manual_seed(0)
     spec = bundle.spec
     # The transformer's input is the target's first observation that is not a camera's.
@@ -64,8 +64,10 @@ def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int
     shape = spec.target[name].window_shape
     heavy = _Heavy(math.prod(shape), layers, width, heads).eval()
     weight = to_onnx(heavy, {"state": torch.zeros(2, *shape)}, ["weight"])
-    _join(onnx.load(bundle.path / PARTS["target"]), weight, name, out / PARTS["target"])
-    manifest = {key: value for key, value in bundle.manifest.items() if key not in ("format", "spec", "fingerprints")}
+    _join(onnx.load(bundle.files["target"]), weight, name, out / PARTS["target"])
+    manifest = {
+        key: value for key, value in bundle.manifest.values().items() if key not in ("format", "spec", "fingerprints")
+    }
     write_manifest(out, manifest | {"name": f"{bundle.name}-{layers}x{width}"}, spec, PARTS)
 
 

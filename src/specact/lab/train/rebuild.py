@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import PARTS, Bundle
+from specact.families.codes.bundle import Bundle
 from specact.lab.train.quantise import folded
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.vqbet import Shapes, VQBeT
@@ -33,9 +33,9 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
     """
     spec, manifest = bundle.spec, bundle.manifest
     try:
-        made = manifest["policies"][role].removesuffix("@snapshot")
-        settings = build(PolicyRecipe, manifest["recipe"]["policies"][made], "recipe", f"policies.{made}")
-        goal_mode = manifest["recipe"]["goal"]
+        made = manifest.policies[role].removesuffix("@snapshot")
+        settings = build(PolicyRecipe, manifest.recipe["policies"][made], "recipe", f"policies.{made}")
+        goal_mode = manifest.recipe["goal"]
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"the manifest of {bundle.path} does not say how its {role} was made ({error} is missing); "
@@ -74,7 +74,7 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
             f"the observations of the {role} of {bundle.name!r} differ in history; fewer can only be shown to a policy "
             "that sees as many of each"
         )
-    weights = exported_weights(folded(bundle.path / PARTS[role]), _EXPORTED_AS)
+    weights = exported_weights(folded(bundle.files[role]), _EXPORTED_AS)
     # With the full window this changes nothing, for any histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
     spec = ObservationSpec(cut, observation.instruction)

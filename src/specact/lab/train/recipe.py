@@ -13,8 +13,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.files import check_name
 from specact.gates.settings import GateChoices
 from specact.lab.data.sources import Source
-from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
-from specact.runtime.limits import MOST
+from specact.ranges import BELOW_ONE, COUNT, MOST, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
 from specact.toml import build, read_toml
 
 HELD_OUT = Range(0, 1, open_high=True)

@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 from onnx import TensorProto, compose, helper, shape_inference
 
+from specact.bundle.bundle import find_bundle, open_bundle
+from specact.bundle.manifest import Manifest, read_manifest, write_manifest
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
-from specact.families.codes.bundle import PARTS, find_bundle
+from specact.families.codes.bundle import PARTS
 from specact.families.staged.stages import (
     KIND,
     SPLIT_NETWORKS,
@@ -25,7 +27,6 @@ from specact.families.staged.stages import (
 )
 from specact.files import write_whole
 from specact.observation import read_spec
-from specact.runtime.manifest import Kind, kind_of, read_manifest, write_manifest
 
 _PARTS = {"pair": PARTS, "regression": REGRESSION_PARTS, "flow": FLOW_PARTS}
 # Operators that a stage must contain: two cuts without one of these in between are equivalent.
@@ -45,24 +46,22 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
         BundleError: for another kind of bundle, or a network that cannot be cut.
     """
     path = find_bundle(name_or_path)
-    kind = kind_of(path)
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
-    manifest, model, cuts = _read_network(path, kind)
-    said: dict[str, Any] = manifest["spec"]
-    observation = read_spec(said["target"] if kind == "pair" else said["observation"])
+    manifest, model, cuts = _read_network(path)
+    observation = read_spec(manifest.spec["target" if manifest.kind == "pair" else "observation"])
     outputs = {entry.name: _row(_axes(entry)) for entry in model.graph.output}
     if None in outputs.values():
         raise BundleError(f"the target of {path} gives outputs whose sizes are not fixed; export the bundle again")
     stages = stages_of(model, cuts)
     spec = SplitSpec(
-        kind, split_fingerprint(manifest, kind), observation, tuple(cut.shape for cut in cuts),
+        cast(Any, manifest.kind), split_fingerprint(manifest), observation, tuple(cut.shape for cut in cuts),
         {name: shape for name, shape in outputs.items() if shape is not None},
     )  # fmt: skip
     out.mkdir(parents=True)
     for file, stage in zip(stage_parts(len(stages)).values(), stages, strict=True):
         write_whole(out / file, stage.SerializeToString())
-    kept: dict[str, Any] = {name: manifest[name] for name in ("name", "env", "words") if name in manifest}
+    kept = {name: value for name, value in manifest.values().items() if name in ("name", "env", "words")}
     write_manifest(out, {**kept, "kind": KIND}, spec, stage_parts(len(stages)))
     return load_staged(out)
 
@@ -75,21 +74,23 @@ def count_stages(name_or_path: str | Path) -> int:
         BundleError: as for :func:`split_bundle`.
     """
     path = find_bundle(name_or_path)
-    return len(_read_network(path, kind_of(path))[2]) + 1
+    return len(_read_network(path)[2]) + 1
 
 
-def _read_network(path: Path, kind: Kind) -> tuple[dict[str, Any], onnx.ModelProto, list[CutPoint]]:
+def _read_network(path: Path) -> tuple[Manifest, onnx.ModelProto, list[CutPoint]]:
     """A bundle's manifest, the network that is cut, and its cut points, at least one."""
+    kind = read_manifest(path).kind
     if kind not in SPLIT_NETWORKS:
         raise BundleError(
             f"{path} is a bundle of the kind {kind!r}; the target of a pair of action codes, a policy by regression "
             "and a flow policy can be split into stages"
         )
-    parts, networks = _PARTS[kind], SPLIT_NETWORKS[kind]
-    manifest = read_manifest(path, kind, parts)
-    if set(networks) & set(manifest.get("left_out", ())):
+    networks = SPLIT_NETWORKS[kind]
+    bundle = open_bundle(path, kind, dict, _PARTS[kind])
+    manifest = bundle.manifest
+    if not set(networks) <= bundle.files.keys():
         raise BundleError(f"{path} was exported without its target; split the complete bundle")
-    model = _joined([onnx.load(path / parts[network]) for network in networks])
+    model = _joined([onnx.load(bundle.files[network]) for network in networks])
     cuts = cut_points(model)
     if not cuts:
         raise BundleError(f"the target of {path} has no tensor through which all passes; it cannot be split")

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.words import Words
 from specact.errors import ConfigError, DataError
-from specact.families.words import Words
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames, copied
 from specact.lab.data.generate import demonstrations

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.words import Words
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.bins import BINS
-from specact.families.words import Words
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.flow import Encoder

@@ -38,7 +38,7 @@ def prune_history(bundle: Bundle, window: int, out: Path, role: Role = "target")
     Raises:
         ConfigError: if the window is out of range, the manifest lacks the architecture, or the file cannot be written.
     """
-    export_policy(rebuild(bundle, role, window), out, half=bundle.manifest["recipe"]["precision"] == "float16")
+    export_policy(rebuild(bundle, role, window), out, half=bundle.manifest.recipe["precision"] == "float16")
     return out
 
 

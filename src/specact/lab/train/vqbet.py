@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from specact.families.words import INSTRUCTION, Words
+from specact.bundle.words import INSTRUCTION, Words
 from specact.lab.train.attention import Layer
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
 from specact.lab.train.recipe import PolicyRecipe

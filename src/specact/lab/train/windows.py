@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import ConfigError, unknown_name
-from specact.families.words import INSTRUCTION, Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.frames import Frames
 from specact.lab.train.recipe import Demonstrated, Seeing

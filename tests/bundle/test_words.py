@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specact.bundle.words import NetworkInputs, Words
 from specact.errors import BundleError
-from specact.families.words import NetworkInputs, Words, read_words
 from specact.observation import ObservationSpec, Window, vectors
+from specact.records import read_record
 
 WORDS = Words.of(["open the door", "Press the button, gently!"])
 
@@ -26,9 +27,8 @@ def test_what_is_unknown_missing_or_too_long_has_a_number_too() -> None:
     ]  # fmt: skip
 
 
-def test_a_manifest_holds_them() -> None:
-    assert read_words({"words": WORDS.describe()}) == WORDS
-    assert read_words({}) is None
+def test_a_file_holds_them() -> None:
+    assert read_record(WORDS.describe(), Words, "words") == WORDS
 
 
 @pytest.mark.parametrize(
@@ -40,20 +40,20 @@ def test_a_manifest_holds_them() -> None:
     ],
 )  # fmt: skip
 def test_unusable_words_are_refused(raw: dict[str, object]) -> None:
-    with pytest.raises(BundleError):
-        read_words({"words": raw})
+    with pytest.raises(BundleError, match="words"):
+        read_record(raw, Words, "words", BundleError)
 
 
 def test_a_network_takes_the_instruction_beside_what_it_sees() -> None:
     spec = ObservationSpec(vectors(2, state=3).fields, instruction=True)
     window = Window(spec.zeros().arrays, "open the window")
     inputs = NetworkInputs(spec, WORDS)
-    assert inputs.shapes == {"state": [2, 3], "instruction": [4]}
+    assert inputs.shapes == {"state": ("batch", 2, 3), "instruction": ("batch", 4)}
     stacked = inputs.stack([window, window])
     assert stacked["state"].shape == (2, 2, 3)
     assert stacked["instruction"].dtype == np.int64
     assert stacked["instruction"].tolist() == [[5, 7, 1, 0]] * 2
     # A policy that is told nothing does not get it, whatever words it knows.
-    assert NetworkInputs(vectors(2, state=3), WORDS).shapes == {"state": [2, 3]}
+    assert NetworkInputs(vectors(2, state=3), WORDS).shapes == {"state": ("batch", 2, 3)}
     with pytest.raises(BundleError, match="words"):
         NetworkInputs(spec)

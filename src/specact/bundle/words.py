@@ -1,27 +1,26 @@
-"""Tokenisation of instructions with a vocabulary of words, and the inputs of a network."""
+"""The instruction of a policy as token ids, and the inputs of a network."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from specact.errors import BundleError
+from specact.errors import BundleError, ConfigError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import check_integer
+from specact.records import Record, check_fields
 
 # Name of the instruction among a network's inputs.
 INSTRUCTION = "instruction"
 _PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
-_MAX_VOCABULARY, _MAX_LENGTH = 1 << 16, 256
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Record, frozen=True):
     """A policy's vocabulary.
 
     Attributes:
@@ -29,17 +28,16 @@ class Words:
         length: L, maximum number of words of an instruction; longer ones are truncated.
 
     Raises:
-        BundleError: for an invalid vocabulary or length.
+        ConfigError: for a repeated word, too many words, or a length out of range.
     """
 
-    vocabulary: tuple[str, ...]
-    length: int
+    vocabulary: Annotated[tuple[str, ...], Meta(max_length=1 << 16)]
+    length: Annotated[int, Meta(ge=1, le=256)]
 
     def __post_init__(self) -> None:
-        check_integer("words.length", self.length, least=1, most=_MAX_LENGTH)
-        texts = all(isinstance(word, str) for word in self.vocabulary)
-        if not texts or not len(set(self.vocabulary)) == len(self.vocabulary) <= _MAX_VOCABULARY:
-            raise BundleError(f"a vocabulary has at most {_MAX_VOCABULARY} words, each of them once")
+        check_fields(self)
+        if len(set(self.vocabulary)) != len(self.vocabulary):
+            raise ConfigError("a vocabulary has each of its words once")
 
     @classmethod
     def of(cls, instructions: Iterable[str]) -> Words:
@@ -62,7 +60,7 @@ class Words:
         return rows
 
     def describe(self) -> dict[str, Any]:
-        """As plain values, for a manifest; :func:`read_words` reads it."""
+        """As plain values, for a manifest."""
         return {"vocabulary": list(self.vocabulary), "length": self.length}
 
 
@@ -72,7 +70,7 @@ class NetworkInputs:
 
     Attributes:
         spec: its observation spec.
-        words: its vocabulary; None for a spec without an instruction.
+        words: its vocabulary; not used by a spec without an instruction.
 
     Raises:
         BundleError: for an instruction without a vocabulary.
@@ -93,25 +91,14 @@ class NetworkInputs:
         return stacked
 
     @property
-    def shapes(self) -> dict[str, list[int]]:
-        """Shapes without the batch, by name."""
-        tokens = {INSTRUCTION: [self.words.length]} if self.spec.instruction and self.words is not None else {}
-        return self.spec.shapes | tokens
-
-
-def read_words(manifest: Mapping[str, Any]) -> Words | None:
-    """The vocabulary in a bundle's manifest, or None if it has none.
-
-    Raises:
-        BundleError: if it is invalid.
-    """
-    raw = manifest.get("words")
-    if raw is None:
-        return None
-    try:
-        return Words(tuple(raw["vocabulary"]), raw["length"])
-    except (TypeError, KeyError) as error:
-        raise BundleError(f"words have a vocabulary and a length; these are unusable ({error})") from None
+    def shapes(self) -> dict[str, tuple[int | str, ...]]:
+        """Shapes by name, the batch first, as :class:`~specact.bundle.network.Network` takes them."""
+        shapes: dict[str, tuple[int | str, ...]] = {
+            name: ("batch", *field.window_shape) for name, field in self.spec.fields.items()
+        }
+        if self.spec.instruction and self.words is not None:
+            shapes[INSTRUCTION] = "batch", self.words.length
+        return shapes
 
 
 def _split(text: str) -> list[str]:

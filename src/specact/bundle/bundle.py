@@ -1,0 +1,276 @@
+"""A bundle, the folder that is deployed: networks, tensors, calibrations, and a manifest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from specact.bundle.manifest import (
+    KINDS,
+    LEFT_OUT,
+    MANIFEST,
+    Kind,
+    Manifest,
+    digest_of,
+    joint_fingerprint,
+    read_manifest,
+)
+from specact.bundle.network import Shape
+from specact.bundle.vetting import remember, vet
+from specact.errors import BundleError, ConfigError, unknown_name
+from specact.files import write_json, write_whole
+from specact.records import read_record
+
+S = TypeVar("S")
+
+# File of a learned gate's head.
+HEAD = "gate.onnx"
+# Bundles that come with the package, and those of a source checkout.
+_CHECKOUT = Path(__file__).parents[3] / "pretrained"
+_SHELVES = (Path(__file__).parents[1] / "pretrained", _CHECKOUT)
+_NOT_IN_CHECKOUT = _CHECKOUT / "absent.json"
+
+
+@dataclass(frozen=True)
+class Bundle(Generic[S]):
+    """A bundle whose files are those that its manifest was written for.
+
+    Attributes:
+        path: its folder.
+        manifest: what it says.
+        spec: of its kind.
+        files: of each part that is here; a part that it shares lies in another bundle's folder.
+    """
+
+    path: Path
+    manifest: Manifest
+    spec: S
+    files: Mapping[str, Path]
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def env(self) -> str:
+        """Name of the environment it was made for; empty if there was none."""
+        return self.manifest.env
+
+    @property
+    def fingerprint(self) -> str:
+        """Joint fingerprint of all parts; a calibration is valid for this fingerprint alone."""
+        return joint_fingerprint(*self.manifest.fingerprints.values())
+
+    def tensors(self, part: str, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
+        """The arrays of a safetensors file.
+
+        Args:
+            part: name of the part.
+            wanted: by name, dtype and shape; a size that is a name may be any, above 0.
+
+        Raises:
+            BundleError: if the file is damaged, or an array is missing, has another dtype or shape, or is not finite.
+        """
+        return read_tensors(self.files[part], wanted)
+
+
+def open_bundle(
+    name_or_path: str | Path, kind: Kind, spec: type[S], parts: Mapping[str, str] | None = None
+) -> Bundle[S]:
+    """Reads a bundle's manifest and checks its files.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
+        kind: that it must have.
+        spec: type of its spec.
+        parts: its files, by the name of the part; ``PART.onnx`` for each of its parts if not given.
+
+    Raises:
+        BundleError: if a part is missing, damaged or does not match its fingerprint, or is a network that cannot be
+            loaded within the limits of :mod:`specact.bundle.vetting`; or if the manifest is of another kind or not
+            usable.
+        ConfigError: if there is no bundle of that name.
+    """
+    path = find_bundle(name_or_path)
+    manifest = read_manifest(path)
+    if manifest.kind != kind:
+        raise BundleError(f"the bundle {path} is {KINDS[manifest.kind]}; this needs {KINDS[kind]}")
+    read = read_record(manifest.spec, spec, f"{path / MANIFEST}: spec", BundleError)
+    parts = {part: f"{part}.onnx" for part in manifest.fingerprints} if parts is None else parts
+    files, networks = dict[str, Path](), dict[Path, str]()
+    for part, name in parts.items():
+        if part in manifest.left_out:
+            continue
+        folder, source = _place_of(path, manifest, part)
+        files[part] = folder / name
+        # A part and, where it has any, the files of its weights.
+        wanted = source.files or {name: source.fingerprints[part]}
+        digests = [_checked(folder / name, part, wanted.get(name))]
+        digests += [
+            _checked(folder / weights, part, wanted[weights])
+            for weights in (f"{part}.safetensors", "weights.safetensors")
+            if weights in source.files and weights != name
+        ]
+        if name.endswith(".onnx"):
+            networks[folder / name] = "".join(digests)
+    if (path / HEAD).is_file():
+        # It is not part of the bundle's fingerprint, so that training one affects no handshake or other calibration.
+        networks[path / HEAD] = _checked(path / HEAD, "learned gate's head", manifest.head)
+    if not any(shelf in path.resolve().parents for shelf in _SHELVES):
+        vet(networks)
+    return Bundle(path, manifest, read, files)
+
+
+def _place_of(path: Path, manifest: Manifest, part: str) -> tuple[Path, Manifest]:
+    """The folder that holds a part, and that folder's manifest."""
+    if part not in manifest.fingerprints:
+        raise BundleError(f"{path / MANIFEST} has no fingerprint of {part}; export the bundle again")
+    if part not in manifest.shared:
+        return path, manifest
+    folder = path.parent / manifest.shared[part]
+    source = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+    if (
+        source is None
+        or source.fingerprints.get(part) != manifest.fingerprints[part]
+        or part in (*source.shared, *source.left_out)
+    ):
+        raise BundleError(
+            f"{path} shares the {part} of {folder}, which is not there or has another one; copy that bundle as well, "
+            "or copy this one with specact export, which writes all of its parts"
+        )
+    return folder, source
+
+
+def _checked(file: Path, part: str, wanted: str | None) -> str:
+    """The SHA-256 of a file, which must begin with the fingerprint in the manifest."""
+    if not file.is_file():
+        raise BundleError(f"the bundle {file.parent} has no {file.name}; copy the whole folder, or export it again")
+    digest = digest_of(file)
+    if digest[:16] != wanted:
+        raise BundleError(
+            f"{file} has fingerprint {digest[:16]}, but the manifest was written for {wanted or 'none'}: the {part} is "
+            "damaged or belongs to another bundle; copy the whole folder again, or make the file again"
+        )
+    return digest
+
+
+def find_bundle(name_or_path: str | Path) -> Path:
+    """The folder of a bundle given by path or by name.
+
+    Raises:
+        ConfigError: if there is none; the message names those that exist.
+    """
+    path = Path(name_or_path)
+    if (path / MANIFEST).is_file():
+        return path
+    shelved = {
+        file.parent.name: file.parent for shelf in _SHELVES for file in sorted(shelf.glob(f"*/{MANIFEST}"))
+    }  # fmt: skip
+    if str(name_or_path) in shelved:
+        return shelved[str(name_or_path)]
+    if path.is_dir():
+        # The reader reports what is missing. A bundle's name takes precedence over a folder of data of that name.
+        return path
+    if _NOT_IN_CHECKOUT.is_file() and str(name_or_path) in json.loads(_NOT_IN_CHECKOUT.read_text()):
+        raise ConfigError(
+            f"the bundle {name_or_path} is not in this checkout; make it with scripts/make-pretrained {name_or_path}"
+        )
+    unknown = unknown_name("bundle", str(name_or_path), shelved)
+    if _CHECKOUT.is_dir():
+        raise unknown
+    raise ConfigError(
+        f"{unknown}. No other bundle comes with the package: the others are in the folder pretrained/ of a source "
+        "checkout, where scripts/make-pretrained makes them; copy one from there and give its path"
+    )
+
+
+def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence[str] = ()) -> None:
+    """Copies a bundle, with the parts that it shares.
+
+    Args:
+        path: the bundle's folder.
+        out: a new folder.
+        device: whether the part that a server has is left out.
+        ignore: files and folders that are not copied, as patterns.
+
+    Raises:
+        BundleError: if the manifest cannot be read, or a shared part is missing.
+    """
+    manifest = read_manifest(path)
+    left_out = [LEFT_OUT[manifest.kind]] if device else []
+    patterns = shutil.ignore_patterns(*ignore, *(f"{part}.*" for part in left_out))
+    shutil.copytree(path, out, ignore=patterns, dirs_exist_ok=True)
+    values = json.loads((path / MANIFEST).read_text())
+    for part in values.pop("shared", {}):
+        folder, source = _place_of(path, manifest, part)
+        for file in () if part in left_out else folder.glob(f"{part}.*"):
+            shutil.copy2(file, out)
+            if file.name in source.files:
+                values["files"][file.name] = source.files[file.name]
+    write_json(out / MANIFEST, values | ({"left_out": left_out} if device else {}))
+
+
+def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a safetensors file; see :meth:`Bundle.tensors`."""
+    try:
+        found: dict[str, NDArray[Any]] = load_file(file)
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
+        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+    for name, (dtype, shape) in wanted.items():
+        array = found.get(name)
+        if array is None or array.dtype != dtype or not fits(array.shape, shape) or not array.size:
+            held = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+            raise BundleError(
+                f"{file} must hold {name} as {np.dtype(dtype)} {list(shape)}, and holds {held}: it does not belong to "
+                "this bundle; copy the bundle again"
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BundleError(f"{file} holds {name} with NaN or infinite numbers; export the bundle again")
+    return found
+
+
+def fits(found: Sequence[int], wanted: Shape) -> bool:
+    """Whether a shape is the wanted one, in which a name stands for any size."""
+    return len(found) == len(wanted) and all(
+        isinstance(size, str) or size == given for given, size in zip(found, wanted, strict=True)
+    )
+
+
+def check_scale(file: Path, centre: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
+    """Refuses a normalisation by which a valid policy could return actions that are not finite.
+
+    Raises:
+        BundleError: if a scale is not positive, or its sum with the centre exceeds float32.
+    """
+    with np.errstate(over="ignore"):
+        if not (np.isfinite(np.abs(centre) + scale) & (scale > 0.0)).all():
+            raise BundleError(
+                f"{file} holds a centre {centre.tolist()} and a scale {scale.tolist()}: every scale must be positive "
+                "and their sum finite; train and export the bundle again"
+            )
+
+
+def give_head(path: Path, head: Path, parameters: int) -> None:
+    """Adds a learned gate's head to a bundle's folder; a kill in between leaves no head.
+
+    Args:
+        path: the bundle's folder.
+        head: an ``.onnx`` file.
+        parameters: how many weights it has.
+    """
+    manifest = json.loads((path / MANIFEST).read_text())
+    sizes = manifest.get("parameters", {}) | {"head": parameters}
+    (path / HEAD).unlink(missing_ok=True)
+    digest = digest_of(head)
+    write_json(path / MANIFEST, manifest | {"head": digest[:16], "parameters": sizes})
+    write_whole(path / HEAD, head.read_bytes())
+    remember([digest])

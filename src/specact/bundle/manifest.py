@@ -1,0 +1,169 @@
+"""A bundle's manifest: what it is, its spec, and the fingerprints of its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from specact.bundle.vetting import remember
+from specact.bundle.words import Words
+from specact.errors import BundleError
+from specact.files import read_at_most, write_json
+from specact.records import Size, read_record
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+# Maximum size of a bundle's JSON files, and of its other files: a protocol buffer's limit.
+MAX_JSON_BYTES, MAX_PART_BYTES = 1 << 24, (1 << 31) - 1
+
+Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "freqcache", "chunks", "split"]
+KINDS: dict[Kind, str] = {
+    "pair": "a pair of draft and target",
+    "flow": "a flow policy",
+    "regression": "a policy by regression, a draft for specact pair",
+    "tokens": "a token policy",
+    "drafters": "drafters of a token policy",
+    "flash": "the drafting block of a flow policy",
+    "freqcache": "the refresh of a flow policy's prefix",
+    "chunks": "a pair of chunk policies",
+    "split": "a target in stages, which specact split writes and specact serve serves",
+}
+# The part that a device does not need whose server has it.
+LEFT_OUT: dict[str, str] = {"pair": "target", "tokens": "decoder"}
+
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
+FileName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Values = dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A manifest; entries that are not listed are ignored.
+
+    Attributes:
+        kind, name: of the bundle.
+        env: name of the environment it was made for; empty if there was none.
+        spec: of the kind.
+        fingerprints: by part. They identify the bundle; a copy that leaves parts out has the same.
+        left_out: the parts that are missing in this copy.
+        shared: the parts that lie in another bundle beside this one: part to the name of that folder.
+        files: fingerprints of the files, for parts with weights in a file of their own; otherwise each part is one
+            file with the part's fingerprint.
+        head: fingerprint of a learned gate's head, which is not part of the bundle's.
+        gates: recommended settings of gates.
+        words: vocabulary of an instruction.
+        sources, steps, units: of a pair of chunk policies.
+        specact, recipe, policies, training, parity, parameters, distilled, target, check: how it was made.
+    """
+
+    format: Literal[2]
+    name: Name
+    env: str
+    spec: Values
+    fingerprints: dict[str, str]
+    kind: Kind = "pair"  # manifests of pairs have no kind
+    left_out: tuple[str, ...] = ()
+    shared: dict[str, Name] = {}
+    files: dict[FileName, str] = {}
+    head: str = ""
+    gates: Values = {}
+    words: Words | None = None
+    sources: dict[str, str | None] = {}
+    steps: dict[str, Size] = {}
+    units: Values = {}
+    specact: str = ""
+    recipe: Values = {}
+    policies: Values = {}
+    training: Values = {}
+    parity: Values = {}
+    parameters: dict[str, int] = {}
+    distilled: Values = {}
+    target: Values = {}
+    check: Values = {}
+
+    def values(self) -> Values:
+        """As plain values, without entries that are empty."""
+        values: Values = msgspec.to_builtins(self)
+        return values
+
+
+class Describable(Protocol):
+    """A spec."""
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        ...
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a bundle's folder.
+
+    Raises:
+        BundleError: if it cannot be read, or an entry is missing or not allowed.
+    """
+    file = path / MANIFEST
+    if not file.exists():
+        raise BundleError(
+            f"{path} is not a bundle: it has no {MANIFEST}; name the bundle's own folder, as in RUN/bundles/NAME"
+        )
+    try:
+        values = json.loads(read_part(file, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:  # invalid text, JSON or number; or too deep
+        raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
+    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+        raise BundleError(
+            f"{file} has format {values['format']!r:.20}, this version of specact reads {FORMAT}; export the bundle "
+            "again with this version"
+        )
+    manifest = read_record(values, Manifest, str(file), BundleError)
+    allowed = LEFT_OUT.get(manifest.kind)
+    if manifest.left_out not in ((), (allowed,)):
+        raise BundleError(f"{file}: left_out may only be [{allowed or ''}], got {list(manifest.left_out)}")
+    return manifest
+
+
+def write_manifest(path: Path, manifest: dict[str, Any], spec: Describable, parts: Mapping[str, str]) -> None:
+    """Adds format, spec and the fingerprints of the parts in ``path`` to a manifest, and writes it."""
+    digests = {part: digest_of(path / file) for part, file in parts.items()}
+    fingerprints = {part: digest[:16] for part, digest in digests.items()}
+    write_json(
+        path / MANIFEST,
+        {"format": FORMAT, **manifest, "spec": spec.describe(), "fingerprints": fingerprints},
+    )
+    remember(digest for part, digest in digests.items() if parts[part].endswith(".onnx"))
+
+
+def fingerprint_of(path: Path) -> str:
+    """First 16 hex digits of the SHA-256 of a file's content.
+
+    Raises:
+        BundleError: if it cannot be read, or is too large.
+    """
+    return digest_of(path)[:16]
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's content; errors as for :func:`fingerprint_of`."""
+    return hashlib.sha256(read_part(path)).hexdigest()
+
+
+def joint_fingerprint(*fingerprints: str) -> str:
+    """The joint fingerprint of several parts, in this order."""
+    return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:16]
+
+
+def read_part(path: Path, most: int = MAX_PART_BYTES) -> bytes:
+    """The content of a bundle's file.
+
+    Raises:
+        BundleError: if it cannot be read, or is larger than ``most`` bytes.
+    """
+    try:
+        return read_at_most(path, most)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}; copy the whole folder again") from None

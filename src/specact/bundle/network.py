@@ -1,0 +1,149 @@
+"""Networks on ONNX Runtime, the inference engine of device and server; inputs and outputs are checked at loading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import onnxruntime
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as raised
+
+from specact.bundle.manifest import read_part
+from specact.errors import BundleError, ConfigError
+
+# A size is a number, or a name that stands for one size wherever it is used.
+Shape = Sequence[int | str]
+Shapes = Mapping[str, Shape]
+
+# What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
+LOAD_ERRORS = (
+    raised.EPFail,
+    raised.Fail,  # sizes or versions that do not fit
+    raised.InvalidArgument,  # empty files, dangling inputs
+    raised.InvalidGraph,
+    raised.InvalidProtobuf,  # cut files, anything else than ONNX
+    raised.NoSuchFile,
+    raised.NotImplemented,  # operators the provider lacks
+    raised.RuntimeException,
+    UnicodeDecodeError,  # its own messages, where they quote a damaged name
+)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where networks run.
+
+    Attributes:
+        provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
+        threads: of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
+
+    Raises:
+        ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
+    """
+
+    provider: str = "CPUExecutionProvider"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        available = onnxruntime.get_available_providers()
+        # ONNX Runtime itself would replace it by another one.
+        if self.provider not in available:
+            raise ConfigError(
+                f"execution provider {self.provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
+            )
+
+
+CPU = Compute()
+
+
+class Network:
+    """A network with declared inputs and outputs.
+
+    Args:
+        file: the ``.onnx`` file; weights that it keeps in other files are read in its folder.
+        inputs, outputs: shape by name, the batch included; None takes those of the file. The outputs' order is that of
+            a run.
+        compute: where it runs.
+        sizes: numbers that named sizes stand for already.
+        repair: what to do about a network that does not fit, for messages.
+
+    Attributes:
+        inputs, outputs: shapes in the file.
+        sizes: the numbers that named sizes stand for; sizes that are free in the file have none.
+
+    Raises:
+        BundleError: if the file is no ONNX model, or has other inputs or outputs.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        inputs: Shapes | None = None,
+        outputs: Shapes | None = None,
+        compute: Compute = CPU,
+        *,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        repair: str = "export the bundle again",
+    ) -> None:
+        self._session = open_session(file, compute)
+        self.inputs, self.outputs = _shapes(self._session.get_inputs()), _shapes(self._session.get_outputs())
+        self.sizes = dict(sizes)
+        for verb, found, wanted in (("takes", self.inputs, inputs), ("gives", self.outputs, outputs)):
+            if wanted is not None and not self._fit(found, wanted):
+                told = {name: list(shape) for name, shape in wanted.items()}
+                raise BundleError(
+                    f"{file} {verb} {found}, but the bundle's manifest and its other parts say {told}: they do not "
+                    f"match; {repair}"
+                )
+        self._names = list(self.outputs if outputs is None else outputs)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The file's own entries, by name."""
+        entries: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+        return entries
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """The outputs of a batch, in the order of :attr:`outputs`."""
+        outputs: list[NDArray[Any]] = self._session.run(self._names, inputs)
+        return outputs
+
+    def _fit(self, found: Mapping[str, list[int | str]], wanted: Shapes) -> bool:
+        return found.keys() == wanted.keys() and all(
+            len(found[name]) == len(shape) and all(map(self._fits, found[name], shape))
+            for name, shape in wanted.items()
+        )
+
+    def _fits(self, found: int | str, wanted: int | str) -> bool:
+        if isinstance(wanted, int):
+            return found == wanted
+        return not isinstance(found, int) or self.sizes.setdefault(wanted, found) == found
+
+
+def open_session(file: Path, compute: Compute = CPU) -> onnxruntime.InferenceSession:
+    """A session for an ONNX model.
+
+    Raises:
+        BundleError: if the file cannot be read, or is no ONNX model.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = compute.threads, 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(file.absolute().parent)
+    )
+    try:
+        return onnxruntime.InferenceSession(read_part(file), options, providers=[compute.provider])
+    except LOAD_ERRORS as error:
+        raise BundleError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+
+
+def _shapes(entries: Sequence[Any]) -> dict[str, list[int | str]]:
+    return {entry.name: list(entry.shape) for entry in entries}

@@ -1,0 +1,155 @@
+"""What export writes: policies that answer like the trained networks, weights in half precision, no trace of paths."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+
+from specact import load_bundle
+from specact.families.codes.network import OnnxPolicy
+from specact.lab.data.generate import demonstrations
+from specact.lab.envs import load_task
+from specact.lab.train import checkpoint, export, stages
+from specact.lab.train.export import PARITY, LastPosition, example_inputs
+from specact.lab.train.recipe import load_recipe
+from specact.lab.train.vqbet import VQBeT
+from specact.observation import Window
+
+
+@pytest.fixture(scope="module")
+def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
+    """The trained networks, their weights rounded to half precision as the export says it does."""
+    recipe = load_recipe(tiny_recipe)
+    assert recipe.precision == "float16" and recipe.env is not None
+    task = load_task(recipe.env)
+    shown = demonstrations(task, (), recipe.generate_episodes, recipe.generate_noise, recipe.seed)
+    data = stages.prepare(shown, recipe)
+    made, specs = {}, stages.specs_of(recipe, shown)
+    for role in ("draft", "target"):
+        model = VQBeT(stages.shapes_of(data, recipe, specs[role]), recipe.policies[role], data.statistics)
+        weights, _ = checkpoint.read(tiny_run / f"{role}.safetensors")
+        buffers = ("state_mean", "state_std", "goal_mean", "goal_std")
+        model.load_state_dict({k: v if k in buffers else v.half().float() for k, v in weights.items()})
+        made[role] = model.eval()
+    return made
+
+
+def some_windows(model: VQBeT, count: int) -> tuple[list[Window], dict[str, torch.Tensor]]:
+    seen = example_inputs(model, count)
+    assert set(seen) == {"state", "goal"}
+    return [Window({name: values[row].numpy() for name, values in seen.items()}) for row in range(count)], seen
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize("count", [1, 7])
+def test_onnx_runtime_answers_like_pytorch(
+    tiny_bundle: Path, networks: dict[str, VQBeT], role: str, count: int
+) -> None:
+    bundle, model = load_bundle(tiny_bundle), networks[role]
+    windows, seen = some_windows(model, count)
+    with torch.no_grad():
+        logits, offsets = LastPosition(model)(seen)
+    answers = getattr(bundle, role).infer_batch(windows)
+    assert len(answers) == count
+    for answer, row, offset in zip(answers, logits, offsets, strict=True):
+        np.testing.assert_allclose(answer.probs, row.double().softmax(-1).numpy(), atol=PARITY)
+        np.testing.assert_allclose(answer.probs.sum(-1), 1.0, rtol=1e-12)
+        np.testing.assert_allclose(answer.offsets, offset.numpy(), atol=PARITY)
+    assert bundle.manifest.parity[role] < PARITY
+    assert bundle.manifest.parameters[role] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_window_is_answered_alike_alone_and_in_a_batch(
+    tiny_bundle: Path, networks: dict[str, VQBeT], role: str
+) -> None:
+    policy: OnnxPolicy = getattr(load_bundle(tiny_bundle), role)
+    windows, _ = some_windows(networks[role], 16)
+    for window, row in zip(windows, policy.infer_batch(windows), strict=True):
+        alone = policy.infer(window)
+        np.testing.assert_allclose(row.probs, alone.probs, atol=1e-5)
+        np.testing.assert_allclose(row.offsets, alone.offsets, atol=1e-5)
+    assert not np.allclose(policy.infer(windows[0]).probs, policy.infer(windows[1]).probs, atol=1e-4)
+
+
+def stored_bytes(proto: onnx.ModelProto, kind: int) -> int:
+    return sum(numpy_helper.to_array(t).nbytes for t in proto.graph.initializer if t.data_type == kind)
+
+
+def test_storing_as_half_halves_the_weights_and_computes_the_same(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Undoes what the export did, independently, and does it again."""
+    stored = onnx.load(tiny_bundle / "target.onnx")
+    full = onnx.ModelProto()
+    full.CopyFrom(stored)
+    for tensor in full.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name.removesuffix(".half")))
+    names = {tensor.name for tensor in full.graph.initializer}
+    nodes = [node for node in full.graph.node if not (node.op_type == "Cast" and node.output[0] in names)]
+    del full.graph.node[:]
+    full.graph.node.extend(nodes)
+    onnx.checker.check_model(full)
+
+    weights, small = stored_bytes(full, TensorProto.FLOAT), stored_bytes(stored, TensorProto.FLOAT)
+    halves = stored_bytes(stored, TensorProto.FLOAT16)
+    assert weights == small + 2 * halves
+    assert small < 0.15 * weights, "what is left in full precision is biases and statistics"
+    saved = len(full.SerializeToString()) - len(stored.SerializeToString())
+    assert saved == pytest.approx(halves, rel=0.1)
+
+    again = onnx.ModelProto()
+    again.CopyFrom(full)
+    export.store_as_half(again)
+    assert stored_bytes(again, TensorProto.FLOAT16) == halves
+
+    rng = np.random.default_rng(0)
+    feeds = {"state": rng.normal(size=(5, 2, 8)).astype(np.float32), "goal": rng.normal(size=(5, 2)).astype(np.float32)}
+    results = []
+    for proto in (full, stored, again):
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        results.append(session.run(None, feeds))
+    # The numbers are the same; the engine may fuse one graph other than the other, and then sums in another order.
+    for other in results[1:]:
+        for got, wanted in zip(other, results[0], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    halves_of = [
+        {t.name: t.raw_data for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT16}
+        for proto in (stored, again)
+    ]
+    assert halves_of[0] == halves_of[1]
+
+
+def test_weights_that_half_precision_does_not_hold_stay_as_they_are() -> None:
+    exact, odd = np.arange(64, dtype=np.float32), np.full(64, 0.1, np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["exact", "odd"], ["y"])],
+        "g",
+        [],
+        [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])],
+        [numpy_helper.from_array(exact, "exact"), numpy_helper.from_array(odd, "odd")],
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    export.store_as_half(proto)
+    assert {t.name: t.data_type for t in proto.graph.initializer} == {
+        "exact.half": TensorProto.FLOAT16,
+        "odd": TensorProto.FLOAT,
+    }
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert np.array_equal(session.run(None, {})[0], exact + odd)
+
+
+def test_an_exported_policy_holds_no_path_of_the_machine_it_was_made_on(tiny_bundle: Path) -> None:
+    """Else the fingerprint of the same weights depends on where the checkout lies."""
+    source = str(Path(export.__file__).parents[2]).encode()
+    for part in ("draft.onnx", "target.onnx"):
+        assert source not in (tiny_bundle / part).read_bytes()
+
+
+def test_every_part_may_be_read_by_those_who_may_read_the_manifest(tiny_bundle: Path) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tiny_bundle.iterdir()}
+    assert set(modes.values()) == {modes["manifest.json"]}
