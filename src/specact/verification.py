@@ -117,14 +117,13 @@ class TargetVerifier(ABC, Generic[A]):
         self._target = target
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-
-        # Finite numbers can still overflow on their way to an action.
-        @np.errstate(over="ignore", invalid="ignore")
-        def judge(answer: Answer[A]) -> Outcome:
-            return self.judge(answer, proposal, address)
-
         request = self._target.submit(proposal.window, address)
-        return request.then(lambda answer: checked(judge(answer), proposal))
+        return request.then(lambda answer: self._outcome(answer, proposal, address))
+
+    # Finite numbers can still overflow on their way to an action.
+    @np.errstate(over="ignore", invalid="ignore")
+    def _outcome(self, answer: Answer[A], proposal: Proposal, address: StepAddress) -> Outcome | Miss:
+        return checked(self.judge(answer, proposal, address), proposal)
 
     @abstractmethod
     def judge(self, answer: Answer[A], proposal: Proposal, address: StepAddress) -> Outcome:
