@@ -315,12 +315,10 @@ def _as_float32(given: NDArray[Any]) -> NDArray[np.float32]:
 
 def _instruction(given: Mapping[str, Any]) -> str:
     text = given.get("instruction")
+    if text is None:
+        raise ObservationError("the observation has no 'instruction'; this policy needs one, a text", "missing")
     if not isinstance(text, str):
-        cause = "missing" if text is None else "type"
-        raise ObservationError(
-            f"the observation's 'instruction' must be a text, and it is {'missing' if text is None else type(text)}",
-            cause,
-        )
+        raise ObservationError(f"the observation's 'instruction' must be a text, got {type(text)}", "type")
     return text
 
 
