@@ -61,9 +61,8 @@ class Fallback:
 
     def stops(self, misses: int) -> bool:
         """Whether the robot stops after the given number of consecutive misses."""
-        return self.on_miss == "stop" or (
-            self.max_consecutive_misses is not None and misses > self.max_consecutive_misses
-        )
+        most = self.max_consecutive_misses
+        return self.on_miss == "stop" or (most is not None and misses > most)
 
 
 EXECUTE_DRAFT = Fallback()
