@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
@@ -97,7 +98,7 @@ def window(i: int) -> Window:
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
-    bundle = pair(replace(SPEC, sequential=sequential))
+    bundle = pair(structs.replace(SPEC, sequential=sequential))
     actions, records = play(SpeculativePolicy(bundle, Never(), seed=4, robot=2), episode=6)
     for i, (action, record) in enumerate(zip(actions, records, strict=True)):
         draft = bundle.draft.infer(window(i))
@@ -192,7 +193,7 @@ def ratios(p: np.ndarray, q: np.ndarray) -> list[float]:
     return list(1.0 - np.minimum(1.0, p / q))
 
 
-SMALL = replace(SPEC, codebooks=1, chunk=1)
+SMALL = structs.replace(SPEC, codebooks=1, chunk=1)
 
 
 @pytest.mark.parametrize("i", [0, 3])
@@ -211,7 +212,7 @@ def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
 
 
 def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = replace(SPEC, codes=2, chunk=1, sequential=True)
+    two = structs.replace(SPEC, codes=2, chunk=1, sequential=True)
     monkeypatch.setattr(f"{__name__}.SPEC", two)
     bundle = pair(two)
     draft, target = bundle.draft.infer(window(0)), bundle.target.infer(window(0))
@@ -286,7 +287,7 @@ def test_robots_do_not_disturb_each_other(kind: int) -> None:
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("execute", [1, 2])
 def test_an_episode_is_reproduced_by_its_number(kind: int, execute: int) -> None:
-    bundle = pair(replace(SPEC, execute=execute, overlap="average"))
+    bundle = pair(structs.replace(SPEC, execute=execute, overlap="average"))
     policy = SpeculativePolicy(bundle, gates()[kind], seed=3)
     first, other, again = (play(policy, episode, steps=9)[0] for episode in (5, 6, 5))
     np.testing.assert_array_equal(first, again)
@@ -309,7 +310,7 @@ def test_reset_forgets_the_last_record_and_starts_counting_anew() -> None:
 @pytest.mark.parametrize("bad", [np.array([np.nan]), np.zeros(2), {"goal": np.zeros(1)}, np.array([np.inf])])
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_refused_observation_leaves_the_policy_where_it_was(bad: Any, kind: int) -> None:
-    bundle = pair(replace(SPEC, execute=2))
+    bundle = pair(structs.replace(SPEC, execute=2))
     wanted = play(SpeculativePolicy(bundle, gates()[kind]), 1, steps=8)[0]
     policy = SpeculativePolicy(bundle, gates()[kind])
     policy.reset(1)
@@ -339,7 +340,7 @@ class Listening(Random):
 
 @pytest.mark.parametrize("execute", [1, 2, 3])
 def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> None:
-    gate, bundle = Listening(), pair(replace(SPEC, execute=execute))
+    gate, bundle = Listening(), pair(structs.replace(SPEC, execute=execute))
     actions, records = play(SpeculativePolicy(bundle, gate), 0, steps=12)
     assert [record.address.step for record in records] == [i // execute for i in range(12)]  # one inference per chunk
     assert {record.decision.transmit for record in records} == {True, False}
@@ -351,7 +352,7 @@ def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> No
 
 
 def test_inference_is_wanted_once_per_chunk_and_sees_every_observation() -> None:
-    policy = SpeculativePolicy(pair(replace(SPEC, execute=3)), Never())
+    policy = SpeculativePolicy(pair(structs.replace(SPEC, execute=3)), Never())
     wanted = []
     for i in range(7):
         wanted.append(policy.wants_inference)
@@ -542,7 +543,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
                 found, offsets=np.full_like(found.offsets, value if 2 <= window["state"][-1, 0] < 5 else 0.1)
             )
 
-    bundle = replace(pair(replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
+    bundle = replace(pair(structs.replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
     rule = Fallback(max_consecutive_misses=2, stop_action=tuple(STILL))
     policy = SpeculativePolicy(bundle, Always(), fallback=rule)
     actions, records = play(policy, 0, steps=8)
@@ -598,7 +599,7 @@ def test_the_record_says_where_every_action_comes_from(rule: Any) -> None:
 def late(misses: Sequence[str | None], for_s: float, tick: float) -> tuple[SpeculativePolicy, list[np.ndarray]]:
     """What 12 control steps, ``tick`` [s] apart, do in chunks of 3; a verdict takes 12 ms, a draft 2 ms."""
     clock = VirtualClock()
-    bundle = pair(replace(SPEC, execute=3), clock=clock)
+    bundle = pair(structs.replace(SPEC, execute=3), clock=clock)
     verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
     policy = SpeculativePolicy(bundle, Always(), verifier=verifier, verdicts=LateVerdicts(for_s), clock=clock)
     actions = []
@@ -609,7 +610,7 @@ def late(misses: Sequence[str | None], for_s: float, tick: float) -> tuple[Specu
 
 
 def drafted_actions() -> list[np.ndarray]:
-    policy = SpeculativePolicy(pair(replace(SPEC, execute=3)), Never())
+    policy = SpeculativePolicy(pair(structs.replace(SPEC, execute=3)), Never())
     return [policy.act(at(i)) for i in range(12)]
 
 
@@ -644,7 +645,7 @@ def test_late_verdicts_that_never_serve_stop_the_robot(
     misses: list[str], tick: float, rule: Any, most: int | None
 ) -> None:
     clock = VirtualClock()
-    bundle = pair(replace(SPEC, execute=3), clock=clock)
+    bundle = pair(structs.replace(SPEC, execute=3), clock=clock)
     verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
     fallback = Fallback(rule, most, tuple(STILL))
     policy = SpeculativePolicy(
@@ -673,7 +674,7 @@ def test_a_gate_learns_of_every_verdict_that_is_used_once_at_once_or_late(tick: 
 
     for verdicts in (LateVerdicts(math.inf), WAIT):
         clock, gate = VirtualClock(), Told()
-        bundle = pair(replace(SPEC, execute=3), clock=clock)
+        bundle = pair(structs.replace(SPEC, execute=3), clock=clock)
         verifier = SpeculativeVerifier(Far(bundle, clock, [None, "overloaded"]), bundle.tokenizer)
         policy = SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=verdicts, clock=clock)
         for i in range(12):
