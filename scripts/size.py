@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/links": (700, 1_339),
     f"{SRC}/contracts": (350, 688),
     f"{SRC}/tised": (0, 842),
-    f"{SRC}/cli": (2_000, 3_522),
+    f"{SRC}/cli": (2_000, 3_518),
     f"{SRC}/lab": (0, 603),
     f"{SRC}/lab/data": (2_500, 3_229),
     f"{SRC}/lab/envs": (2_700, 2_839),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from specact.cli.main import main
 from specact.lab.processes import ServerProcess, serving
 
 ROBOTS = """
@@ -135,8 +137,29 @@ class Ended(NamedTuple):
 
     @property
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
+        """The result, without anything else on stdout."""
+        assert self.status == 0 or self.out, self.remarks
+        found: dict[str, Any] = strictly(self.out)
         return found
+
+    def refuses(self, *parts: str) -> None:
+        """Asserts that it ended with one sentence with these parts, and nothing else at its end."""
+        said = [line for line in self.remarks.splitlines() if line.strip()]
+        assert (self.status, self.out) == (2, ""), self.remarks
+        assert [line for line in said if line.startswith("specact: ")] == said[-1:] and "Traceback" not in self.remarks
+        assert all(part in said[-1] for part in parts), said[-1]
+
+
+Typed = Callable[..., Ended]
+
+
+def strictly(text: str) -> Any:
+    """Parses JSON as the standard has it: without NaN and Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 class Life:
@@ -177,6 +200,26 @@ class Life:
         while not done():
             assert process.poll() is None and time.monotonic() < until, process.communicate()
             time.sleep(0.005)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Runs ``specact WORDS`` in this process."""
+
+    def run(*words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["specact", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "1000")
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+        else:
+            status = 0
+        assert isinstance(status, int)
+        return Ended(status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
-from functools import partial
 from inspect import isclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from tests.cli.conftest import Typed
 
-from specact.cli.main import OLD, VERBS, load_verb, main, parse
+from specact.cli.main import OLD, VERBS, load_verb, parse
 from specact.errors import ConfigError
 
 Refused = Callable[..., None]
@@ -82,7 +83,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
     ("command", "named"),
     [
         ("runn", "'run'"),
-        ("demo --workers nan", "workers"),
+        ("demo --episodes 0", "episodes"),
         ("demo --episodes 1 --workers 1 --out FILE", "FILE"),
         ("data generate --env ball --out OUT.txt", "OUT.txt"),
         ("data generate --env metaworld --out OUT.npz", "specact data record"),
@@ -104,6 +105,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("run ball --execution late --audit-rate 0.1", "--audit-rate"),
         ("run ball --split FOLDER --sampling server", "--split"),
         ("run ball --split FOLDER", "FOLDER"),
+        ("run ball --split FOLDER@four", "FOLDER@four"),
         ("run ball --ca FOLDER", "FOLDER"),
         ("run ball --server ws://127.0.0.1:1 --episodes 1", "ws://127.0.0.1:1"),
         ("run ball --gate-options worst=true", "worst"),
@@ -164,7 +166,8 @@ def test_what_is_gone_says_what_to_type_now(refused: Refused, old: str, new: str
 @pytest.mark.parametrize("verb", ["demo", "run", "doctor", "calibrate", "eval"])
 def test_a_pair_may_be_named_as_it_was(verb: str) -> None:
     out = ["--out", "x"] if verb in ("calibrate", "eval") else []
-    assert parse([verb, *out, "--bundle", "pusht"]) == parse([verb, "pusht", *out])
+    for old in (("--bundle", "pusht"), ("--bundle=pusht",)):
+        assert parse([verb, *out, *old]) == parse([verb, "pusht", *out])
 
 
 def test_every_help_fits_on_one_screen(environment: dict[str, str]) -> None:
@@ -188,31 +191,20 @@ def test_every_help_fits_on_one_screen(environment: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(typed: Typed, tmp_path: Path) -> Refused:
     """Runs a command, and checks that it is refused with a sentence and writes nothing."""
-    return partial(_check_refused, tmp_path, monkeypatch, capsys)
-
-
-def _check_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, named: str
-) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     places = {name: str(tmp_path / name.lower()) for name in ("OUT", "FILE", "FOLDER")}
-    # A temporary folder may have a space in its name, so that words are split before places are put in.
-    words = [word.split("/") for word in command.split()]
-    argv = ["/".join([_placed(first, places), *rest]) for first, *rest in words]
-    monkeypatch.setattr(sys, "argv", ["specact", *argv])
-    monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, said = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert _placed(named, places) in said and "Traceback" not in said
-    assert not (tmp_path / "out").exists()
-    assert (tmp_path / "file").read_text() == "mine"
 
+    def placed(text: str) -> str:
+        name, end, rest = re.match(r"(\w*)(\W?)(.*)", text).groups()  # type: ignore[union-attr]
+        return places.get(name, name) + end + rest
 
-def _placed(text: str, places: dict[str, str]) -> str:
-    name, dot, suffix = text.partition(".")
-    return places.get(name, name) + dot + suffix
+    def check(command: str, named: str) -> None:
+        # A temporary folder may have a space in its name, so that words are split before places are put in.
+        typed(*map(placed, command.split())).refuses(placed(named))
+        assert not (tmp_path / "out").exists()
+        assert (tmp_path / "file").read_text() == "mine"
+
+    return check

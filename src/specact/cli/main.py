@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 import tyro
 
 from specact import __version__
-from specact.cli.output import print_error, results
+from specact.cli.output import print_error, rows_of, say
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.extras import missing_extra
 from specact.interrupts import Interrupted
@@ -111,9 +112,11 @@ def parse(words: Sequence[str]) -> Any:
         of, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
         if of in ("", verb) and f" {option}" in f" {' '.join(given)}":
             raise ConfigError(f"specact {verb} no longer takes {option.removesuffix(' --')} so; type {now}")
-    if verb in _NAMED and "--bundle" in given:  # still read
-        at = given.index("--bundle")
-        given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
+    if verb in _NAMED:  # still read: --bundle NAME
+        given = [part for word in given for part in re.split("(?<=^--bundle)=", word)]
+        if "--bundle" in given:
+            at = given.index("--bundle")
+            given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
     given = ["--help" if word == "--help-all" else word for word in given]
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
     return tyro.cli(options, prog=f"specact {verb}", args=given, config=markers)
@@ -146,9 +149,9 @@ def main() -> None:
 
 
 def _print_verbs() -> None:
-    results.print("usage: specact VERB [OPTIONS]; specact VERB --help, specact --version\n", highlight=False)
-    for verb, does in VERBS.items():
-        results.print(f"  {verb:10} {does}", highlight=False)
+    say("usage: specact VERB [OPTIONS]; specact VERB --help, specact VERB --help-all, specact --version\n")
+    for line in rows_of(VERBS):
+        say(f"  {line}")
 
 
 def _fail(message: str, error: BaseException, status: int) -> NoReturn:

@@ -139,23 +139,17 @@ class Run(Options):
 
         access, about = self.session.access, self.session.tuning
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.codec.dialect)
-        folder, cut = _cut(self.details.split)
-        staged = None if folder is None else load_staged(folder)
+        split = self.details.split
+        folder, _, cut = (split or "").rpartition("@")
+        fixed = int(cut) if folder and cut.isdecimal() else None
+        staged = None if split is None else load_staged(Path(split if fixed is None else folder))
         dialect = pair.codec.dialect if staged is None else split_dialect(staged.spec, staged.fingerprint)
         client = stack.enter_context(Client(endpoint, dialect, about.name, jpeg_quality=about.jpeg_quality))
         client.connect(10.0)
         if staged is None:
             return remote_verifier(client, pair, deadline_ms, self.details.sampling), client, None
-        placed = placed_target(pair, staged, client, deadline_ms, cut=cut, precision=self.details.activations)
+        placed = placed_target(pair, staged, client, deadline_ms, cut=fixed, precision=self.details.activations)
         return pair.verifier(placed), client, placed
-
-
-def _cut(split: str | None) -> tuple[Path | None, int | None]:
-    """Folder and cut of FOLDER@CUT."""
-    if split is None or Path(split).exists():
-        return None if split is None else Path(split), None
-    folder, _, cut = split.rpartition("@")
-    return (Path(folder), int(cut)) if folder and cut.isdecimal() else (Path(split), None)
 
 
 def _lines(summary: dict[str, Any]) -> dict[str, str]:

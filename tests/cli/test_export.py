@@ -1,0 +1,101 @@
+"""``specact export``, and what is done with a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Typed
+
+from specact import SpeculativePolicy, load_bundle
+from specact.bundle.bundle import find_bundle
+from specact.errors import BundleError
+from specact.gates import Always
+from specact.gates.calibration import find_calibration
+from specact.lab.processes import serving
+from specact.remote.client import Client
+from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
+
+
+def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, tiny_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deployed"
+    facts = typed("export", tiny_run, "--out", out, "--json").summary
+    bundle = load_bundle(out)
+    assert facts == {"path": str(out), "fingerprint": bundle.fingerprint, "parity": bundle.manifest.parity}
+    typed("export", tiny_run, "--out", out).refuses(str(out), "--out")
+    typed("export", tiny_run, "--out", tmp_path / "x", "--bundle", "nope").refuses("'nope'", "tiny")
+
+    words = ("--rate", "0.5", "--episodes", "2", "--rounds", "1", "--workers", "1", "--json")
+    made = typed("calibrate", out, *words).summary
+    assert made["fingerprint"] == bundle.fingerprint
+    stored = find_calibration(bundle, "deviation", 0.5)
+    assert stored is not None and stored.settings.threshold == made["settings"]["threshold"]
+
+    findings = typed("doctor", out, "--json").summary
+    assert set(findings) == {
+        "specact", "python", "machine", "providers", "missing", "bundle", "fingerprint", "draft_ms", "target_ms",
+        "period_ms",
+    }  # fmt: skip
+    assert findings["fingerprint"] == bundle.fingerprint and findings["period_ms"] == 50.0
+    assert "CPUExecutionProvider" in findings["providers"]
+    assert findings["draft_ms"] > 0 < findings["target_ms"]
+
+
+@pytest.mark.parametrize("name", ["relocate-tokens", "metaworld-draft"])
+def test_a_single_policy(typed: Typed, tmp_path: Path, name: str) -> None:
+    source, out = find_bundle(name), tmp_path / "deployed"
+    assert typed("export", name, "--out", out, "--json").summary["path"] == str(out)
+    assert {path.relative_to(out) for path in out.rglob("*")} == {
+        path.relative_to(source) for path in source.rglob("*")
+    }
+    if name == "metaworld-draft":
+        typed("export", name, "--device", "--out", tmp_path / "x").refuses("--device")
+        assert [path.name for path in tmp_path.iterdir()] == ["deployed"]
+    else:
+        typed("export", source / "drafters", "--out", tmp_path / "x").refuses("drafters")
+
+
+@pytest.mark.parametrize(
+    ("source", "left", "method"), [("relocate-tokens", "decoder", "ar"), ("TINY", "target", "hybrid")]
+)
+def test_a_copy_for_a_device(
+    typed: Typed, tiny_bundle: Path, tmp_path: Path, source: str, left: str, method: str
+) -> None:
+    whole = tiny_bundle if source == "TINY" else find_bundle(source)
+    out = tmp_path / "device"
+    assert typed("export", whole, "--device", "--out", out).status == 0
+    assert {path.name for path in whole.iterdir()} - {path.name for path in out.iterdir()} == {f"{left}.onnx"}
+    found = typed("doctor", out, "--json").summary
+    assert found["fingerprint"] == typed("doctor", whole, "--json").summary["fingerprint"]
+    assert found["draft_ms"] > 0.0 and "target_ms" not in found
+    typed("serve", "--bundle", out).refuses(left)
+    typed("eval", out, "--methods", method, "--episodes", "1", "--out", tmp_path / "run").refuses(left)
+
+
+def test_a_bundle_is_named_once(typed: Typed, tiny_run: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    typed("export", tiny_bundle, "--bundle", "tiny", "--out", tmp_path / "x").refuses("--bundle")
+    assert typed("export", tiny_run, "--bundle", "tiny", "--device", "--out", tmp_path / "x").status == 0
+
+
+def test_a_device_acts_with_the_target_on_the_server(typed: Typed, tiny_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "device"
+    assert typed("export", tiny_bundle, "--device", "--out", out).status == 0
+    device = load_bundle(out)
+    with pytest.raises(BundleError, match="without its target"):
+        SpeculativePolicy(device, Always())
+    with (
+        serving(str(tiny_bundle)) as server,
+        Client(Endpoint("ws", "127.0.0.1", server.port), device.codec.dialect) as client,
+    ):
+        client.connect(10.0)
+        actors = [
+            SpeculativePolicy(device, Always(), verifier=remote_verifier(client, device, 5000.0, "device")),
+            SpeculativePolicy(load_bundle(tiny_bundle), Always()),
+        ]
+        for step in range(5):
+            seen = {"state": np.full(8, 0.1 * step, np.float32), "goal": np.zeros(2, np.float32)}
+            here, there = (actor.act(seen) for actor in actors)
+            np.testing.assert_array_equal(here, there)
+        assert actors[0].counts["missed"] == 0 < actors[0].counts["verified"]
