@@ -14,8 +14,8 @@ import torch
 
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
-from specact.lab.train.export import LastPosition, example_inputs, export_policy
-from specact.lab.train.recipe import Recipe, load_recipe
+from specact.lab.train.codes import LastPosition, example_inputs, export_policy
+from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.observation import Window, vectors
 
@@ -30,7 +30,7 @@ def main() -> None:
     print(f"median of {ROUNDS * CALLS} calls, batch 1, one thread, ms")
     print(f"{'policy':16} {'parameters':>10} {'PyTorch':>8} {'ONNX Runtime':>13} {'ratio':>6}")
     for env, widths in WIDTHS.items():
-        recipe = load_recipe(RECIPES / f"{env}.toml")
+        recipe = load_recipe(RECIPES / f"{env}.toml", CodesRecipe)
         for role in ("draft", "target"):
             model = build(recipe, role, *widths)
             torch_ms, onnx_ms = compare(model, recipe)
@@ -38,7 +38,7 @@ def main() -> None:
             print(f"{env + ' ' + role:16} {count:10,} {torch_ms:8.3f} {onnx_ms:13.3f} {torch_ms / onnx_ms:6.2f}")
 
 
-def build(recipe: Recipe, role: str, state: int, goal: int, actions: int) -> VQBeT:
+def build(recipe: CodesRecipe, role: str, state: int, goal: int, actions: int) -> VQBeT:
     torch.manual_seed(0)
     tokenizer = recipe.tokenizer
     seen = vectors(recipe.window, goal, state=state)
@@ -47,7 +47,7 @@ def build(recipe: Recipe, role: str, state: int, goal: int, actions: int) -> VQB
     return VQBeT(shapes, recipe.policies[role], plain).eval()
 
 
-def compare(model: VQBeT, recipe: Recipe) -> tuple[float, float]:
+def compare(model: VQBeT, recipe: CodesRecipe) -> tuple[float, float]:
     """Median milliseconds of a device's complete call, from window to distribution, in both engines."""
     shapes = model.shapes
     spec = PolicySpec(

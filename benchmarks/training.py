@@ -13,17 +13,18 @@ import argparse
 import os
 import tempfile
 import time
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from specact.lab.train import loop
-from specact.lab.train.jobs import Work
+from specact.lab.train.codes import CodesTraining
 from specact.lab.train.loop import Stage, run
-from specact.lab.train.recipe import Recipe, load_recipe
-from specact.lab.train.stages import demonstrated, needed, specs_of, task_of
+from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.train import train
 
 ROUNDS, SECONDS_A_ROUND = 9, 0.4
@@ -38,11 +39,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of whole runs; 0 for none")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = load_recipe(given.recipe)
-    recipe = replace(
+    recipe = load_recipe(given.recipe, CodesRecipe)
+    recipe = structs.replace(
         recipe,
         generate_episodes=min(recipe.generate_episodes, EPISODES),
-        tokenizer=replace(recipe.tokenizer, steps=SHORT["tokenizer"]),
+        tokenizer=structs.replace(recipe.tokenizer, steps=SHORT["tokenizer"]),
         policies={name: recipe.policies[name] for name in ("target", "draft")},
         bundles={},
     )
@@ -52,12 +53,13 @@ def main() -> None:
         wall(recipe, given.data, given.rounds)
 
 
-def speeds(recipe: Recipe, data: Path) -> None:
+def speeds(recipe: CodesRecipe, data: Path) -> None:
     """Prints steps per second of every variant and its ratio to the first of them."""
     loop._BFLOAT16_FROM, loop._BFLOAT16_ON = 0, ("",)  # so that the recipe decides
     with tempfile.TemporaryDirectory() as folder:
-        episodes = demonstrated(recipe, task_of(recipe), data, lambda *told: None)
-        work = Work(recipe, needed(episodes, specs_of(recipe, episodes).values()), Path(folder))
+        work = CodesTraining(recipe, data)
+        work.read(lambda *told: None)
+        work.out = Path(folder)
         run(work.stage("tokenizer"), work.out, lambda done: None)
         for name, policy in recipe.policies.items():
             variants = {
@@ -79,10 +81,12 @@ def speeds(recipe: Recipe, data: Path) -> None:
                 )
 
 
-def variant(work: Work, name: str, fused: bool, bfloat16: bool) -> Stage:
+def variant(work: CodesTraining, name: str, fused: bool, bfloat16: bool) -> Stage:
     """A policy's stage."""
-    policies = {**work.recipe.policies, name: replace(work.recipe.policies[name], bfloat16=bfloat16)}
-    stage = replace(work, recipe=replace(work.recipe, policies=policies)).stage(name)
+    work, policies = copy(work), work.recipe.policies
+    settings = structs.replace(policies[name], bfloat16=bfloat16)
+    work.recipe = structs.replace(work.recipe, policies={**policies, name: settings})
+    stage = work.stage(name)
     for group in stage.optimizer.param_groups:
         group["fused"] = fused
     return replace(stage, validate=lambda module: {})
@@ -96,10 +100,10 @@ def rate(stage: Stage, steps: int) -> float:
         return steps / (time.process_time() - started)
 
 
-def wall(recipe: Recipe, data: Path, rounds: int) -> None:
+def wall(recipe: CodesRecipe, data: Path, rounds: int) -> None:
     """Prints the time of complete short runs, process start included."""
-    policies = {name: replace(policy, steps=SHORT[name]) for name, policy in recipe.policies.items()}
-    short = replace(recipe, policies=policies)
+    policies = {name: structs.replace(policy, steps=SHORT[name]) for name, policy in recipe.policies.items()}
+    short = structs.replace(recipe, policies=policies)
     found: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(rounds):
         for jobs, times in found.items():

@@ -97,11 +97,11 @@ def tiny_flow(shared: Path) -> Path:
     """A flow bundle that has learned next to nothing. Read only; its training run is two folders above it."""
 
     def make(folder: Path) -> None:
-        from specact.lab.train.chunk_recipe import load_chunk_recipe
-        from specact.lab.train.chunk_train import train_chunks
+        from specact.lab.train.recipe import load_recipe
+        from specact.lab.train.train import train
 
         (folder / "recipe.toml").write_text(TINY_FLOW)
-        train_chunks(load_chunk_recipe(folder / "recipe.toml"), Path(), folder / "run", quiet)
+        train(load_recipe(folder / "recipe.toml"), Path(), folder / "run", quiet)
 
     return made_once(shared / "tiny-flow", make) / "run" / "bundles" / "tiny-flow"
 

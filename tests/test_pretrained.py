@@ -26,7 +26,7 @@ from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
-from specact.lab.train.recipe import Recipe, load_recipe
+from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.observation import Field, ObservationHistory, Window
 from specact.toml import build
 
@@ -122,7 +122,7 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
         json.dumps(bundle.manifest.recipe),
         object_hook=lambda table: {name: value for name, value in table.items() if value is not None},
     )
-    assert build(Recipe, stored, "recipe") == recipe
+    assert build(CodesRecipe, stored, "recipe") == recipe
     assert max(bundle.manifest.parity.values()) < 2e-4
     # One tokenizer for all PushT pairs, so their codes mean the same.
     assert bundle.manifest.fingerprints["tokenizer"] == load_bundle("pusht").manifest.fingerprints["tokenizer"]

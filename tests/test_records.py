@@ -57,6 +57,8 @@ def test_values_are_converted(tmp_path: Path) -> None:
 def test_constructed_records_are_checked_as_well() -> None:
     with pytest.raises(ConfigError, match="count"):
         Part(count=0)
+    with pytest.raises(ConfigError, match=r"corner\[1\]"):
+        Part(corner=(1, "2"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="share"):
         Part(share=float("inf"))
 

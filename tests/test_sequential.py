@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.tiny import quiet
 
 from specact import Bundle, SpeculativePolicy, load_bundle
@@ -17,7 +18,7 @@ from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.values import executed_codes
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
-from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.train import train
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier
@@ -28,12 +29,16 @@ from specact.verification import Verifier
 PLAIN = PolicyRecipe(
     layers=1, heads=2, width=8, head_width=0, steps=30, batch=16, warmup=3, average=0.9, bfloat16=False, snapshot=0.5
 )
-RECIPE = Recipe(
+RECIPE = CodesRecipe(
     env="ball",
     generate_episodes=5,
     generate_noise=0.3,
     tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=50, batch=64),
-    policies={"target": replace(PLAIN, sequential=True), "draft": replace(PLAIN, sequential=True), "other": PLAIN},
+    policies={
+        "target": structs.replace(PLAIN, sequential=True),
+        "draft": structs.replace(PLAIN, sequential=True),
+        "other": PLAIN,
+    },
     bundles={"pair": ("target", "draft@snapshot")},
 )
 MIXED: list[tuple[str, str]] = [("target", "other"), ("other", "draft@snapshot"), ("other@snapshot", "target")]
@@ -56,12 +61,12 @@ def test_a_bundle_of_both_kinds_is_refused_before_it_is_trained(pair: tuple[str,
     with pytest.raises(
         ConfigError, match=f"'mixed': one of {' and '.join(pair)} is sequential .* to the same value for both"
     ):
-        replace(RECIPE, bundles={"mixed": pair})
+        structs.replace(RECIPE, bundles={"mixed": pair})
 
 
 def test_a_policy_without_two_codebooks_is_refused_before_it_is_trained() -> None:
     with pytest.raises(ConfigError, match="'target': sequential needs 2 codebooks, the tokenizer has 3"):
-        replace(RECIPE, tokenizer=replace(RECIPE.tokenizer, codebooks=3))
+        structs.replace(RECIPE, tokenizer=structs.replace(RECIPE.tokenizer, codebooks=3))
 
 
 def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from experiments.budget import tables
 from experiments.grid import DOCS, ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
 from specact.bundle.bundle import HEAD
@@ -32,7 +34,7 @@ from specact.lab.report.tables import markdown
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.head import HeadRecipe, train_head
-from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
+from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
 
 PAGE = DOCS / "budget.md"
@@ -193,7 +195,7 @@ def get_bundle(draft: Draft, run: Run) -> Bundle:
     path = folder / "bundles" / draft.bundle
     if (path / "manifest.json").exists():
         return load_bundle(path)
-    recipe = load_recipe(ROOT / "recipes" / f"{draft.task}.toml")
+    recipe = load_recipe(ROOT / "recipes" / f"{draft.task}.toml", CodesRecipe)
     if draft.distilled:
         plain = get_bundle(replace(draft, distilled=False), run)
         # The plain draft's steps and batches: half the steps with twice the batch leave a small draft undertrained.
@@ -210,35 +212,35 @@ def get_bundle(draft: Draft, run: Run) -> Bundle:
     return load_bundle(path)
 
 
-def with_drafts(recipe: Recipe, task: str, sizes: Iterable[int], seed: int) -> Recipe:
+def with_drafts(recipe: CodesRecipe, task: str, sizes: Iterable[int], seed: int) -> CodesRecipe:
     """A task's recipe with its target and drafts of these sizes, in a bundle each."""
     drafts = DRAFTS[task]
 
     def draft(size: int) -> PolicyRecipe:
         of = recipe.policies[drafts.of]
-        encoder = replace(of.encoder, **drafts.encoders[size]) if drafts.encoders else of.encoder
-        return replace(of, width=drafts.widths[size], encoder=encoder, snapshot=0.0)
+        encoder = structs.replace(of.encoder, **drafts.encoders[size]) if drafts.encoders else of.encoder
+        return structs.replace(of, width=drafts.widths[size], encoder=encoder, snapshot=0.0)
 
     policies = {f"draft_{NAMES[size]}": draft(size) for size in sizes}
-    return replace(
+    return structs.replace(
         recipe, seed=seed, policies={TARGET: recipe.policies[TARGET], **policies},
         bundles={f"{task}-{NAMES[size]}": (TARGET, f"draft_{NAMES[size]}") for size in sizes},
     )  # fmt: skip
 
 
-def hardly(recipe: Recipe) -> Recipe:
+def hardly(recipe: CodesRecipe) -> CodesRecipe:
     """The recipe with few training steps, for times: how long a network takes depends on its shape alone.
 
     Some steps: a parameter that is still 1 everywhere is a constant of the exported network.
     """
 
     def short(one: PolicyRecipe) -> PolicyRecipe:
-        encoder = replace(one.encoder, steps=2, scenes=min(64, one.encoder.scenes))
-        return replace(one, steps=50, warmup=1, encoder=encoder)
+        encoder = structs.replace(one.encoder, steps=2, scenes=min(64, one.encoder.scenes))
+        return structs.replace(one, steps=50, warmup=1, encoder=encoder)
 
-    return replace(
+    return structs.replace(
         recipe, policies={name: short(one) for name, one in recipe.policies.items()},
-        tokenizer=replace(recipe.tokenizer, steps=2), generate_episodes=min(20, recipe.generate_episodes),
+        tokenizer=structs.replace(recipe.tokenizer, steps=2), generate_episodes=min(20, recipe.generate_episodes),
     )  # fmt: skip
 
 
@@ -263,7 +265,7 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
         target's time is the median over the sizes, as its network is the same for all of them.
     """
     sizes, rounds = range(len(DRAFTS[task].widths)), 4 if run.quick else 400
-    recipe = with_drafts(load_recipe(ROOT / "recipes" / f"{task}.toml"), task, sizes, 0)
+    recipe = with_drafts(load_recipe(ROOT / "recipes" / f"{task}.toml", CodesRecipe), task, sizes, 0)
     train(hardly(recipe), run.data or Path(), folder / "train", run.update)
     pairs = {}
     for size in sizes:

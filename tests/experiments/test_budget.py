@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from experiments import budget
 from experiments.budget import EXPERIMENT, Draft, drafts_of_study, finish, merge, missing, plan, tables
 from experiments.grid import Run
+from msgspec import structs
 
 from specact.lab.evaluation.budget import TABLE, Way
 from specact.lab.rollout.pool import Pool
@@ -41,7 +41,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]
     run = Run(tmp_path_factory.mktemp("budget"), quick=True, pool=Pool(1))
     draft = Draft("ball", 1, 1, False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget, "load_recipe", lambda file: replace(load_recipe(file), generate_episodes=20))
+        patch.setattr(budget, "load_recipe", lambda *of: structs.replace(load_recipe(*of), generate_episodes=20))
         return run, finish(draft, run.out / draft.cell, run)
 
 

@@ -15,7 +15,8 @@ from experiments.grid import Run
 from experiments.tokens import compared, gain, joined, section
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
-from tests.lab.train.test_drafters import LENGTH, recipe_for, write_target
+from msgspec import structs
+from tests.lab.train.test_drafters import LENGTH, recipe_for, train_drafters, write_target
 from tests.tiny import quiet
 
 from specact.cli.eval import summary_table
@@ -31,7 +32,6 @@ from specact.lab.evaluation.run import evaluate, read_table
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import REASONS
-from specact.lab.train.drafters import train_drafters
 from specact.policy import SpeculativePolicy
 from specact.types import Origin, StepRecord
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = tmp_path_factory.mktemp("tokens")
     target = write_target(whole / "small")
     # Hardly trained, and a chain: drafts are refused often enough to see what then happens.
-    train_drafters(replace(recipe_for(target), steps=10, top=1, nodes=4), whole / "run", quiet)
+    train_drafters(structs.replace(recipe_for(target), steps=10, top=1, nodes=4), whole / "run", quiet)
     shutil.copytree(whole / "run" / "bundles" / "drafted", whole / "small" / "drafters")
     return whole / "small"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import stats
 from tests.lab.train.test_drafters import write_target
 from tests.tiny import quiet
@@ -35,7 +36,7 @@ from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.train.head import HeadRecipe, train_head
-from specact.lab.train.teacher import lessons_along
+from specact.lab.train.teacher import demonstrated_lessons
 from specact.observation import Window
 
 SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
@@ -54,7 +55,7 @@ def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str
     pair = load_chunk_pair(folder, draft=SMALL, target=LARGE)
 
     def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
-        found = lessons_along(pair, shown(60, 0), 1500, folder / "gate", quiet)
+        found = demonstrated_lessons(pair, shown(60, 0), 1500, folder / "gate", quiet)
         if not shuffled:
             return found
         distance = np.random.default_rng(0).permutation(found.outputs["drafted_distance"])
@@ -73,7 +74,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
 def correlation(pair: ChunkPair) -> float:
     """Of the gate's score with the true distance, where the head was not taught."""
     gate, rng = GateChoices().settings("learned", pair).build(pair), np.random.default_rng(0)
-    judged = lessons_along(pair, shown(8, 1), 200, Path(), quiet)
+    judged = demonstrated_lessons(pair, shown(8, 1), 200, Path(), quiet)
     states, drafted = np.asarray(judged.observation["state"]), judged.outputs["drafted"]
     drafts = [pair.drafter.propose(Window({"state": state}), rng) for state in states]
     scores = [gate.score(replace(p, actions=d), rng) for p, d in zip(drafts, drafted, strict=True)]
@@ -136,7 +137,7 @@ def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> Non
     """Taught where the gated pair goes, in two rounds, the second under the gate of the first."""
     path = tmp_path / "pair"
     pair = make_pair(path, SMALL, LARGE, PairSettings(execute=2, env="ball"))
-    recipe = replace(FEW, steps=60, rounds=2, rates=(0.4,))
+    recipe = structs.replace(FEW, steps=60, rounds=2, rates=(0.4,))
     with Pool(1) as pool:
         metrics = train_head(pair, recipe, collector(100, pool, quiet), path / "gate", quiet)
         assert metrics["spearman"] > 0.2
@@ -160,12 +161,12 @@ def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, mo
     with Pool(1) as pool, pytest.raises(ConfigError, match="of a family of your own; make a pair of chunk policies"):
         train_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
     with pytest.raises(ConfigError, match="lessons must be at least 1, got 0"):
-        lessons_along(learned, shown(2, 0), 0, tmp_path, quiet)
+        demonstrated_lessons(learned, shown(2, 0), 0, tmp_path, quiet)
     with pytest.raises(DataError, match="at least two demonstrations are needed: one to learn from"):
-        lessons_along(learned, shown(1, 0), 10, tmp_path, quiet)
+        demonstrated_lessons(learned, shown(1, 0), 10, tmp_path, quiet)
     blind = replace(shown(2, 0), observation={"joints": shown(2, 0).numbers("state")})
     with pytest.raises(ConfigError, match="sees state, which the demonstrations do not hold"):
-        lessons_along(learned, blind, 10, tmp_path, quiet)
+        demonstrated_lessons(learned, blind, 10, tmp_path, quiet)
 
 
 # A target's bundle, its environment, and the decoding whose proposals the gate judges.
@@ -200,7 +201,7 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     path, env, decoding = target
     folder = Path(shutil.copytree(path, tmp_path / "policy"))
     with Pool(1) as pool:
-        recipe = replace(FEW, steps=200, rates=(0.5,))
+        recipe = structs.replace(FEW, steps=200, rates=(0.5,))
         roll = collector(400, pool, quiet, env)
         metrics = train_head(load_pair(folder, decoding=decoding), recipe, roll, folder / "gate", quiet)
         shutil.rmtree(folder / "gate")

@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
+from msgspec import structs
 from tests.gates.fixed import Fixed
 from tests.tiny import KilledError, quiet
 
@@ -99,7 +100,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
 ) -> None:
     """It never sees the target's distribution, only how likely drawn codes are rejected; chance has efficiency 0."""
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
-    recipe = replace(FEW, objective="rejection", rounds=1)
+    recipe = structs.replace(FEW, objective="rejection", rounds=1)
     with Pool(1) as pool:
         roll = collector(2000, pool, quiet)
         metrics = train_head(bundle, recipe, roll, bundle.path / "gate", quiet)
@@ -156,7 +157,7 @@ def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str,
 
 def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
-    recipe, before = replace(FEW, steps=30, rates=(0.4,)), sorted(path.name for path in bundle.path.iterdir())
+    recipe, before = structs.replace(FEW, steps=30, rates=(0.4,)), sorted(path.name for path in bundle.path.iterdir())
     seen: list[str] = []
 
     def stop(stage: str, done: int, total: int) -> None:

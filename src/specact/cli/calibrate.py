@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
 from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
@@ -144,7 +145,7 @@ def _train_head(
     from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
     recipe, folder = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE, training_folder(pair)
-    metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, folder, update)
+    metrics = train_head(pair, structs.replace(recipe, seed=seed, rounds=rounds), collect, folder, update)
     shutil.rmtree(folder)
     with suppress(OSError):  # another head is being trained, or was stopped
         folder.parent.rmdir()

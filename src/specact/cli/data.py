@@ -159,13 +159,13 @@ def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationS
     """Demonstrations as a recipe reads them, and what each of its policies sees."""
     from specact.lab.data.generate import demonstrations
     from specact.lab.envs import load_task
-    from specact.lab.train.chunk_recipe import load_any_recipe
+    from specact.lab.train.recipe import Recipe, load_recipe
     from specact.lab.train.windows import observation_of
 
-    wanted, policies = load_any_recipe(recipe)
+    wanted = load_recipe(recipe, Recipe)
     task = None if wanted.env is None else load_task(wanted.env)
     made = demonstrations(task, [path], 0, 0.0, wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz)
-    seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in policies.items()}
+    seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in wanted.seeing.items()}
     return made, seen
 
 

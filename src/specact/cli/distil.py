@@ -27,21 +27,15 @@ class Distil(Options):
     json: bool = False  # print the result as JSON
 
     def run(self) -> None:
-        from specact.families.chunks.pair import ChunkPair
-        from specact.families.load import load_pair, of_codes
+        from specact.families.load import load_pair
         from specact.lab.rollout.distillation import collector
         from specact.lab.rollout.pool import Pool
         from specact.lab.train.distil import DistilRecipe, distil
-        from specact.lab.train.distil_chunks import distil_chunks
 
         check_folder(self.out)
         pair = load_pair(self.pair, target=self.target)
         with progress_bars() as update, Pool() as pool:
             roll = collector(self.lessons, pool, update, self.env, self.out / "frames")
-            if isinstance(pair, ChunkPair):
-                made = distil_chunks(pair, DistilRecipe(), roll, self.out, update, threads=self.threads)
-            else:
-                codes = of_codes(pair, "distillation")
-                made = distil(codes, DistilRecipe(), roll, self.out, update, threads=self.threads)
+            made = distil(pair, DistilRecipe(), roll, self.out, update, threads=self.threads)
         shutil.rmtree(self.out / "frames", ignore_errors=True)
         print_result(self.json, {"bundles": [str(made)]}, [f"bundle: {made}"])

@@ -42,9 +42,9 @@ class Demonstrations(Options):
             return self._of_pair(pair)
         from specact.lab.data.generate import demonstrations
         from specact.lab.envs import load_task
-        from specact.lab.train.chunk_recipe import load_any_recipe
+        from specact.lab.train.recipe import Recipe, load_recipe
 
-        wanted, _ = load_any_recipe(self.recipe)
+        wanted = load_recipe(self.recipe, Recipe)
         if wanted.data and self.data is None:
             raise ConfigError(
                 f"{self.recipe} names files ({', '.join(wanted.data)}); give their folder with --data FOLDER"
@@ -90,10 +90,10 @@ class Calibrate(Options):
         with progress_bars() as update, Pool(options.workers) as pool:
 
             def collect(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
-                from specact.lab.train.teacher import lessons_along
+                from specact.lab.train.teacher import demonstrated_lessons
 
                 count = min(options.lessons, trained_on.steps)
-                return lessons_along(
+                return demonstrated_lessons(
                     pair, trained_on, count, training_folder(pair) / "frames",
                     lambda done: update("lessons", done, count), seed=options.seed,
                 )  # fmt: skip

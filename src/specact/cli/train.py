@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
 from specact.cli.output import print_result, progress_bars, remark
-from specact.errors import ConfigError
 from specact.files import check_folder
 from specact.records import Count
-
-if TYPE_CHECKING:
-    from specact.lab.train.stages import Progress
-    from specact.lab.train.train import TrainingResult
 
 
 @dataclass(frozen=True)
@@ -39,35 +34,17 @@ class Train(Options):
     json: bool = False  # print the result as JSON
 
     def run(self) -> None:
+        from specact.lab.train.train import train_recipe
+
         check_folder(self.out)
+        jobs = self.jobs or max(1, (os.cpu_count() or 1) // self.threads)
         with progress_bars() as update:
-            made = self._trained(update)
+            made = train_recipe(
+                self.recipe, self.data, self.out, update, threads=self.threads, jobs=jobs, teacher=self.teacher,
+                on=self.accelerator,
+            )  # fmt: skip
         for stage, line in made.metrics.items():
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in line["held_out"].items())
             remark(f"{stage:18} after {line['step']} steps, held out: {numbers}")
         bundles = [str(path) for path in made.bundles]
         print_result(self.json, asdict(made) | {"bundles": bundles}, [f"bundle: {path}" for path in bundles])
-
-    def _trained(self, update: Progress) -> TrainingResult:
-        from specact.families.chunks.sources import load_policy
-        from specact.lab.train.chunk_recipe import ChunkRecipe, load_any_recipe
-        from specact.lab.train.chunk_train import train_chunks
-        from specact.lab.train.drafters import is_drafters, load_drafter_recipe, train_drafters
-        from specact.lab.train.flash import is_flash, load_flash_recipe, train_flash
-        from specact.lab.train.train import train
-
-        threads, jobs, on = self.threads, self.jobs or max(1, (os.cpu_count() or 1) // self.threads), self.accelerator
-        if (drafters := is_drafters(self.recipe)) or is_flash(self.recipe):
-            if self.teacher is not None:
-                raise ConfigError("what drafts learns from the target that its recipe names; leave out --teacher")
-            if drafters:
-                made = load_drafter_recipe(self.recipe)
-                return train_drafters(made, self.out, update, threads=threads, jobs=jobs, on=on)
-            return train_flash(load_flash_recipe(self.recipe), self.data, self.out, update, threads=threads, on=on)
-        recipe, _ = load_any_recipe(self.recipe)
-        if isinstance(recipe, ChunkRecipe):
-            teacher = None if self.teacher is None else load_policy(self.teacher)
-            return train_chunks(recipe, self.data, self.out, update, threads=threads, teacher=teacher, on=on)
-        if self.teacher is not None:
-            raise ConfigError("a recipe of action codes trains its own target; leave out --teacher")
-        return train(recipe, self.data, self.out, update, threads=threads, jobs=jobs, on=on)

@@ -364,13 +364,14 @@ def block(taught: Path) -> Path:
 
 def trained(taught: Path, out: Path, progress: Callable[[str, int, int], None] = lambda *told: None) -> Path:
     pytest.importorskip("onnx", reason="a block is exported with onnx, of the extra train, which is not installed here")
-    from specact.lab.train.flash import FlashRecipe, train_flash
+    from specact.lab.train.recipe import FlashRecipe
+    from specact.lab.train.train import train
 
     recipe = FlashRecipe(
         kind="flash", bundle="drafts", target=f"lerobot:{taught / 'smolvla'}@20", execute=3, data=("shown",),
         held_out=0.25, heads=2, steps=80, batch=16, learning_rate=5e-3, warmup=5, average=0.9,
     )  # fmt: skip
-    return train_flash(recipe, taught, out, progress).bundles[0]
+    return train(recipe, taught, out, progress).bundles[0]
 
 
 def test_a_block_is_trained_for_smolvla(block: Path, taught: Path) -> None:
@@ -425,7 +426,7 @@ def test_flash_rounds_with_a_trained_block(block: Path, taught: Path) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_block_belongs_to_its_weights(block: Path, taught: Path, made: Callable[[str], Made]) -> None:
+def test_a_block_belongs_to_itsprefix_weights(block: Path, taught: Path, made: Callable[[str], Made]) -> None:
     with pytest.raises(BundleError, match=r"was made for the target .*, but smolvla is .* train a block for this one"):
         load_pair(block, target=f"lerobot:{made('smolvla').path}@20")
     with pytest.raises(ConfigError, match=r"act answers with whole chunks and has no parts"):

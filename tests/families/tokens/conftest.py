@@ -10,9 +10,8 @@ from tests.families.tokens.dots import RECIPE, dots
 
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.lab.train import stages
-from specact.lab.train.chunk_export import write_token_bundle
-from specact.lab.train.chunk_train import demonstrated_stage, units_of
+from specact.lab.train.chunks import demonstrated_stage, units_of, write_chunk_bundle
+from specact.lab.train.dataset import prepare
 from specact.lab.train.loop import run
 from specact.lab.train.tokens import TokenModel
 from specact.lab.train.windows import observation_of
@@ -32,7 +31,7 @@ def wild(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
 
 def _written(folder: Path, trained: bool) -> TokenBundle:
     shows = dots()
-    data = stages.prepare(shows, RECIPE)
+    data = prepare(shows, RECIPE)
     spec = ChunkSpec(observation_of(RECIPE, RECIPE, shows, "the policy"), RECIPE.chunk, 2, 10.0)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -46,7 +45,5 @@ def _written(folder: Path, trained: bool) -> TokenBundle:
                 parameter.mul_(2.0)
             stage.module.embedding.weight.mul_(8.0)
     units = units_of(data, "tokens")
-    write_token_bundle(
-        folder / "dots", manifest={"name": "dots", "env": ""}, model=stage.module, units=units, half=True
-    )
+    write_chunk_bundle(folder / "dots", {"name": "dots", "env": ""}, RECIPE, stage.module, units)
     return load_tokens(folder / "dots")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.recipe import EncoderRecipe
+from specact.lab.train.recipe import ChunkRecipe, EncoderRecipe
 from specact.observation import Window
 
 SIDE = 24

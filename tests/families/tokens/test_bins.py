@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specact.families.tokens.bins import BINS, CENTRES, to_actions, to_tokens
-from specact.lab.train.chunk_train import nearest_bins
+from specact.lab.train.chunks import nearest_bins
 
 
 def test_the_limits_are_centres_and_so_is_every_bin_of_its_own() -> None:

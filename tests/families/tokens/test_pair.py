@@ -38,7 +38,8 @@ from specact.lab.processes import serving
 from specact.lab.rollout.token_rollouts import TokenRollouts
 from specact.lab.train.drafter_head import DrafterHead, output_layer
 from specact.lab.train.drafter_settings import fit_settings
-from specact.lab.train.drafters import DrafterRecipe, write_drafters
+from specact.lab.train.drafters import write_drafters
+from specact.lab.train.recipe import DrafterRecipe
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.families.tokens.dots import rngs
 from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
 from tests.tiny import quiet
@@ -117,7 +118,7 @@ def test_ten_thousand_actions_over_a_link_are_greedy_decoding(tmp_path: Path) ->
     """With the head's trees and with the last action; near ties are left out, and there are few."""
     target = write_target(tmp_path / "small")
     # Hardly trained: most drafts are rejected, which is where an error would show.
-    train_drafters(replace(recipe_for(target), steps=10, top=2, nodes=6), tmp_path / "run", quiet)
+    train_drafters(structs.replace(recipe_for(target), steps=10, top=2, nodes=6), tmp_path / "run", quiet)
     (tmp_path / "run" / "bundles" / "drafted").rename(target.path / "drafters")
     pair = token_pair(target)
     rng, fields = np.random.default_rng(1), pair.observation.fields

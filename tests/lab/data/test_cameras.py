@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,14 +18,14 @@ from PIL import Image
 from tests.lab import cameras
 from tests.lab.cameras import ACTION, ENDS, FRONT, GRIPPER, STATE, STEPS, WRIST
 
-from specact.errors import ConfigError, DataError, MissingExtraError
+from specact.errors import ConfigError, DataError
 from specact.lab.data import frames as frames_module
 from specact.lab.data.episodes import Episodes, concatenate
 from specact.lab.data.frames import Frames, as_frames, copied, fit
 from specact.lab.data.generate import save
 from specact.lab.data.info import describe
 from specact.lab.data.readers import read
-from specact.lab.data.sources import Source, read_sources
+from specact.lab.data.sources import Source
 
 Write = Callable[[Path], Path]
 ORDER = np.random.default_rng(1).permutation(STEPS)
@@ -111,15 +111,12 @@ def test_a_mapping_that_cannot_be(write: Write, source: Source, sentence: str, t
         read(write(tmp_path), {"x": source})
 
 
-def test_sizes_that_no_frame_has() -> None:
-    with pytest.raises(ConfigError, match="both at least 1"):
-        Source("image", size=(0, 4))
-    with pytest.raises(ConfigError, match="top, left, height and width"):
-        Source("image", crop=(0, 0, 0, 4))
-    with pytest.raises(ConfigError, match="history must be at least 0"):
-        Source("image", history=-1)
-    described = {"image": {"key": "img", "size": [4, 5], "crop": None, "history": 2}}
-    assert read_sources(described) == {"image": Source("img", (4, 5), None, 2)}
+@pytest.mark.parametrize(
+    ("name", "value"), [("size", (0, 4)), ("crop", (0, 0, 0, 4)), ("crop", (-1, 0, 2, 4)), ("history", -1)]
+)
+def test_sizes_that_no_frame_has(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Source("image", **{name: value})
 
 
 def test_several_names_of_one_dataset(tmp_path: Path) -> None:
@@ -195,11 +192,11 @@ def test_an_image_that_is_none(tmp_path: Path) -> None:
     file = path / "data/chunk-000/file-001.parquet"
     key = "observation.images.wrist"
     table = pq.read_table(file)
-    for entry, sentence in ((b"no image", "cannot be read"), (None, "holds no image, only the name of a file")):
+    for entry, word in ((b"no image", "identify"), (None, "name of a file")):
         images = [{"bytes": entry, "path": "frame.png"}] * len(table)
         pq.write_table(table.set_column(table.schema.get_field_index(key), key, [images]), file)
         assert len(read(path).frames("image.wrist")[: ENDS[1]]) == ENDS[1]
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(DataError, match=rf"file-001\.parquet.*{word}"):
             read(path).frames("image.wrist")[:]
 
 
@@ -217,7 +214,7 @@ def test_videos_need_their_package_only_when_they_are_read(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "av", None)
     found = read(path)
     np.testing.assert_array_equal(found.frames("image.wrist")[:], WRIST)
-    with pytest.raises(MissingExtraError, match=r"'av'.*specact\[train\]"):
+    with pytest.raises(ModuleNotFoundError, match="av"):
         found.frames("image.front")[0]
 
 

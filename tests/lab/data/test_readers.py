@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.example_count import example_count
 from zarr.codecs import BloscCodec
 
-from specact.errors import DataError, MissingExtraError
+from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 
@@ -407,7 +407,8 @@ def test_lerobot_versions(tmp_path: Path) -> None:
         ({"data_path": "{nothing}.parquet"}, "cannot be filled in"),
         ({"data_path": "{episode_index[0]}.parquet"}, "cannot be filled in"),
         ({"chunks_size": 0}, "chunks_size"),
-        ({"fps": "fast"}, "rate"),
+        ({"fps": "fast"}, "fps"),
+        ({"fps": 0.0}, "rate"),
         ({"total_episodes": 9}, "declares 9 episodes, but 3"),
     ):
         (path / "meta/info.json").write_text(json.dumps({**info, **change}))
@@ -504,7 +505,7 @@ def test_missing_package(
 ) -> None:
     path = write(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"{package}.*specact\[train\]"):
+    with pytest.raises(ModuleNotFoundError, match=package):
         read(path)
 
 
@@ -531,11 +532,8 @@ def test_real_pusht_npz_and_zarr_agree() -> None:
 )
 def test_real_counts(name: str, episodes: int, steps: int, widths: tuple[int, int]) -> None:
     found = read(real(name))
-    assert (len(found), found.steps, (found.numbers("state").shape[1], found.action.shape[1])) == (
-        episodes,
-        steps,
-        widths,
-    )
+    assert (len(found), found.steps) == (episodes, steps)
+    assert (found.numbers("state").shape[1], found.action.shape[1]) == widths
     assert ("goal" in found.observation) == name.startswith("kitchen")
     assert found.rate_hz == (30.0 if name == "unitree_g1" else None)
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from specact.lab.envs.ball import BALL_RADIUS, HALF_SIZE, MAX_TILT, PILLAR_RADIUS, TASK, BallEnv
-from specact.lab.envs.experts import BallExpert
+from specact.lab.envs.ball import BALL_RADIUS, HALF_SIZE, MAX_TILT, PILLAR_RADIUS, TASK, BallEnv, BallExpert
 
 
 def run(env: BallEnv, env_seed: int, expert_seed: int) -> tuple[np.ndarray, bool, float]:

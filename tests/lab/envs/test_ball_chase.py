@@ -10,8 +10,7 @@ from gymnasium.utils.env_checker import check_env
 from specact.errors import ConfigError
 from specact.lab.data.generate import generate
 from specact.lab.envs import load_task
-from specact.lab.envs.ball import GOAL_RADIUS, HALF_SIZE, BallEnv, roll_forward
-from specact.lab.envs.experts import BallExpert
+from specact.lab.envs.ball import GOAL_RADIUS, HALF_SIZE, BallEnv, BallExpert, roll_forward
 
 TASK = load_task("ball-chase")
 STILL = np.zeros(2, np.float32)

@@ -5,8 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from specact.lab.envs import swarm
-from specact.lab.envs.experts import SwarmExpert
-from specact.lab.envs.swarm import ACCELERATION, DRAG, HALF_SIZE, OVERLAP, RADIUS, SLIP, TASK, SwarmEnv
+from specact.lab.envs.swarm import ACCELERATION, DRAG, HALF_SIZE, OVERLAP, RADIUS, SLIP, TASK, SwarmEnv, SwarmExpert
 
 ROUNDING = 1e-12  # many times the rounding of the few operations behind a distance or an energy
 

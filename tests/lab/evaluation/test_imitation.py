@@ -18,8 +18,8 @@ from specact.lab.evaluation.imitation import OpenLoopJob, held_out_demonstration
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
-from specact.lab.train import stages
-from specact.lab.train.recipe import load_recipe
+from specact.lab.train.dataset import prepare
+from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.observation import Window
 from specact.rng import Role, stream
 
@@ -27,11 +27,11 @@ NEVER, ALWAYS = GateSettings("never"), GateSettings("always")
 
 
 def test_the_demonstrations_are_those_that_training_kept_back(tiny_bundle: Path, tiny_recipe: Path) -> None:
-    recipe = load_recipe(tiny_recipe)
+    recipe = load_recipe(tiny_recipe, CodesRecipe)
     made = demonstrations(
         load_task("ball"), (), recipe.generate_episodes, recipe.generate_noise, recipe.seed, lambda done: None
     )
-    kept_back = stages.prepare(made, recipe).held_out.episodes
+    kept_back = prepare(made, recipe).held_out.episodes
     found = held_out_demonstrations(load_bundle(tiny_bundle), None)
     assert np.array_equal(found.observation["state"], kept_back.observation["state"])
     assert np.array_equal(found.action, kept_back.action)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.lab.train.dots import dots
 
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import checkpoint, loop, stages
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import demonstrated_stage
+from specact.lab.train import checkpoint, loop
+from specact.lab.train.chunks import demonstrated_stage
+from specact.lab.train.codes import policy_stage, specs_of
+from specact.lab.train.dataset import prepare
 from specact.lab.train.flow import Flow
 from specact.lab.train.loop import Stage, accelerator
-from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.recipe import ChunkRecipe, CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.windows import observation_of
 
@@ -29,7 +30,7 @@ CHUNKS = ChunkRecipe(
     chunk=2, layers=1, heads=2, width=16, steps=4, batch=8, warmup=1, state_noise=0.1, bfloat16=False,
     encoder=EncoderRecipe(tokens="patches", channels=(4, 4), shift=2),
 )  # fmt: skip
-CODES = Recipe(
+CODES = CodesRecipe(
     rate_hz=10.0, data=("dots",), window=1, chunk=2, tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=5),
     policies={
         "target": PolicyRecipe(
@@ -46,16 +47,16 @@ def shows() -> Episodes:
 
 
 def chunks(**changed: Any) -> Stage:
-    recipe, shown = replace(CHUNKS, **changed), shows()
+    recipe, shown = structs.replace(CHUNKS, **changed), shows()
     spec = ChunkSpec(observation_of(recipe, recipe, shown, "the policy"), recipe.chunk, 2, 10.0)
-    return demonstrated_stage(stages.prepare(shown, recipe), recipe, spec)
+    return demonstrated_stage(prepare(shown, recipe), recipe, spec)
 
 
 def codes() -> Stage:
-    data, settings = stages.prepare(shows(), CODES), CODES.policies["target"]
+    data = prepare(shows(), CODES)
     tokenizer = ResidualVQ(CODES.tokenizer, CODES.chunk, 2)
-    spec = stages.specs_of(CODES, shows())["target"]
-    return stages.policy_stage("target", settings, data, CODES, tokenizer, spec)
+    spec = specs_of(CODES, shows())["target"]
+    return policy_stage("target", data, CODES, tokenizer, spec)
 
 
 @pytest.mark.parametrize("kind", ["flow", "regression", "tokens", "codes"])
@@ -110,10 +111,10 @@ def test_less_training_would_be_seen(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_run_moves_between_both(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        loop.run(chunks(), tmp_path, stop_after_two, every=1, device=torch.device("cuda"))
+        loop.run(chunks(), tmp_path, stop_after_two, every=1, on="cuda")
     kept, _ = checkpoint.read(tmp_path / "flow.checkpoint")
     assert {value.device.type for value in kept.values()} == {"cpu"}, "a checkpoint does not say where it was made"
-    there = loop.run(chunks(), tmp_path / "there", lambda done: None, device=torch.device("cuda"))
+    there = loop.run(chunks(), tmp_path / "there", lambda done: None, on="cuda")
     assert {value.device.type for value in there.values()} == {"cpu"}
     halfway = loop.run(chunks(), tmp_path, lambda done: None, every=1)
     never = loop.run(chunks(), tmp_path / "never", lambda done: None, every=1)

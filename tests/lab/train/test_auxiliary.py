@@ -1,21 +1,21 @@
 """A chunk policy learns along with an auxiliary readout, and what only a simulator knows stays out of the policy."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.bins import BINS
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import stages
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import check_auxiliary, demonstrated_stage, nearest_bins, soft_bins
+from specact.lab.train.chunks import check_auxiliary, demonstrated_stage, nearest_bins, soft_bins
+from specact.lab.train.dataset import prepare
 from specact.lab.train.loop import Stage, run
+from specact.lab.train.recipe import ChunkRecipe
 from specact.lab.train.windows import observation_of
 
 HIDDEN = "privileged.scene"
@@ -41,12 +41,12 @@ def stage_of(recipe: ChunkRecipe) -> Stage:
     episodes = demonstrated()
     spec = observation_of(recipe, recipe, episodes, "it")
     assert set(spec.fields) == {"state"}, "a policy observes it only where its recipe names it"
-    return demonstrated_stage(stages.prepare(episodes, recipe), recipe, ChunkSpec(spec, recipe.chunk, 1, 10.0))
+    return demonstrated_stage(prepare(episodes, recipe), recipe, ChunkSpec(spec, recipe.chunk, 1, 10.0))
 
 
 @pytest.mark.parametrize("kind", ["flow", "regression", "tokens"])
 def test_the_readout_learns_through_the_prefix(tmp_path: Path, kind: Kind) -> None:
-    stage = stage_of(replace(RECIPE, kind=kind))
+    stage = stage_of(structs.replace(RECIPE, kind=kind))
     with torch.no_grad():
         before = stage.validate(stage.module)["auxiliary"]
         with torch.enable_grad():
@@ -55,7 +55,7 @@ def test_the_readout_learns_through_the_prefix(tmp_path: Path, kind: Kind) -> No
 
 
 def test_without_one_nothing_is_added() -> None:
-    plain = stage_of(replace(RECIPE, auxiliary=""))
+    plain = stage_of(structs.replace(RECIPE, auxiliary=""))
     with torch.no_grad():
         assert set(plain.validate(plain.module)) == {"velocity_mse"}
     assert not any(name.startswith("readout") for name in plain.module.state_dict())
@@ -79,7 +79,7 @@ def test_the_readouts_error_reaches_the_encoder() -> None:
 
 def test_names_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"observation in auxiliary 'privileged\.scenes'; did you mean"):
-        check_auxiliary(replace(RECIPE, auxiliary="privileged.scenes"), demonstrated())
+        check_auxiliary(structs.replace(RECIPE, auxiliary="privileged.scenes"), demonstrated())
 
 
 def test_soft_labels_are_distributions_around_the_value() -> None:
@@ -97,6 +97,6 @@ def test_soft_labels_are_distributions_around_the_value() -> None:
 
 
 def test_smooth_is_for_tokens() -> None:
-    replace(RECIPE, kind="tokens", smooth=2.0)
+    structs.replace(RECIPE, kind="tokens", smooth=2.0)
     with pytest.raises(ConfigError, match="smooth is for the labels of tokens"):
-        replace(RECIPE, smooth=2.0)
+        structs.replace(RECIPE, smooth=2.0)

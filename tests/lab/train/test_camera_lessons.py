@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.lab.train.dots import demonstrations
 from tests.lab.train.test_encoder import RECIPE, SEEING, SMALL
 from tests.tiny import quiet
@@ -21,7 +21,7 @@ from specact.lab.rollout.distillation import Collect, collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
 from specact.lab.train.head import HeadRecipe, train_head
-from specact.lab.train.teacher import lessons_along
+from specact.lab.train.teacher import demonstrated_lessons
 from specact.lab.train.train import train
 from specact.observation import Window
 
@@ -35,14 +35,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, shown = tmp_path_factory.mktemp("dots"), demonstrations()
     arrays = {"image": np.asarray(shown.frames("image")), "place": shown.numbers("place")}
     np.savez(folder / "dots.npz", action=shown.action, episode_ends=shown.ends, **arrays)  # type: ignore[arg-type]
-    encoder = replace(SMALL, steps=30)
-    recipe = replace(
+    encoder = structs.replace(SMALL, steps=30)
+    recipe = structs.replace(
         RECIPE,
         observations={"image": Source("image"), "place": Source("place")},
         policies={
             "knows": RECIPE.policies["knows"],
-            "sees": replace(SEEING, encoder=encoder),
-            "along": replace(SEEING, encoder=replace(encoder, learns="")),
+            "sees": structs.replace(SEEING, encoder=encoder),
+            "along": structs.replace(SEEING, encoder=structs.replace(encoder, learns="")),
         },
         bundles={"dots": ("knows", "sees"), "along": ("knows", "along")},
     )
@@ -92,7 +92,7 @@ def test_the_head_looks_with_the_drafts_encoder(made: Path, tmp_path: Path) -> N
 
 def test_features_are_those_of_the_drafts_encoder(made: Path, tmp_path: Path) -> None:
     bundle = load_bundle(made / "dots")
-    data = lessons_along(bundle, demonstrations(), 30, tmp_path, quiet)
+    data = demonstrated_lessons(bundle, demonstrations(), 30, tmp_path, quiet)
     features = np.asarray(encoded(data, draft_encoders(bundle)).observation["image"])
     assert features.shape == (30, 2, 16)
     model = draft_encoders(bundle)["image"]

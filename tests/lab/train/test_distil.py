@@ -3,11 +3,11 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.tiny import quiet
 
 from specact import load_bundle
@@ -85,7 +85,7 @@ class StoppedError(Exception):
 
 
 def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: Path) -> None:
-    recipe = replace(FEW, steps=300, rounds=1)
+    recipe = structs.replace(FEW, steps=300, rounds=1)
     whole = teach(tiny_bundle, tmp_path / "whole", recipe)
 
     with Pool(1) as pool:

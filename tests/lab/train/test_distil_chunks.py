@@ -16,15 +16,14 @@ from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import train_chunks
-from specact.lab.train.distil import DistilRecipe
-from specact.lab.train.distil_chunks import distil_chunks
+from specact.lab.train.distil import DistilRecipe, distil
+from specact.lab.train.recipe import ChunkRecipe
+from specact.lab.train.train import train
 
 LARGE = "tests.gates.chunk_policies:large"
 DRAFT = ChunkRecipe(
-    "regression", "small", "ball", generate_episodes=6, window=2, chunk=4, layers=1, heads=2, width=16, dropout=0.0,
-    steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
+    kind="regression", bundle="small", env="ball", generate_episodes=6, window=2, chunk=4, layers=1, heads=2,
+    width=16, dropout=0.0, steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
 )  # fmt: skip
 FEW = DistilRecipe(rates=(0.0, 0.5), rounds=2)
 
@@ -42,7 +41,7 @@ def teach(pair: ChunkPair, out: Path, *, shuffled: bool = False) -> ChunkPair:
         rows = np.random.default_rng(0).permutation(len(data))
         return replace(data, outputs={**data.outputs, "wanted": data.outputs["wanted"][rows]})
 
-    made = load_pair(distil_chunks(pair, FEW, roll, out, quiet), target=LARGE)
+    made = load_pair(distil(pair, FEW, roll, out, quiet), target=LARGE)
     assert isinstance(made, ChunkPair)
     return made
 
@@ -51,7 +50,7 @@ def teach(pair: ChunkPair, out: Path, *, shuffled: bool = False) -> ChunkPair:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
     """A draft of the expert's demonstrations before a target that acts by another law."""
     folder = tmp_path_factory.mktemp("chunks")
-    made = train_chunks(DRAFT, folder, folder / "run", quiet)
+    made = train(DRAFT, folder, folder / "run", quiet)
     return make_pair(folder / "pair", str(made.bundles[0]), LARGE, PairSettings(execute=2, env="ball"))
 
 
@@ -70,4 +69,4 @@ def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, t
 def test_a_draft_of_unknown_making_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     made = make_pair(tmp_path / "pair", f"{tiny_bundle}#draft", f"{tiny_bundle}#target", PairSettings(env="ball"))
     with pytest.raises(ConfigError, match=r'the draft of pair is no bundle .* kind = "regression" or "flow"'):
-        distil_chunks(made, FEW, lambda *_: lessons(made, 0), tmp_path / "out", quiet)
+        distil(made, FEW, lambda *_: lessons(made, 0), tmp_path / "out", quiet)

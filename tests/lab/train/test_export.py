@@ -13,9 +13,11 @@ from specact import load_bundle
 from specact.families.codes.network import OnnxPolicy
 from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
-from specact.lab.train import checkpoint, export, stages
-from specact.lab.train.export import PARITY, LastPosition, example_inputs
-from specact.lab.train.recipe import load_recipe
+from specact.lab.train import checkpoint, export
+from specact.lab.train.codes import LastPosition, example_inputs, shapes_of, specs_of
+from specact.lab.train.dataset import prepare
+from specact.lab.train.export import PARITY
+from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.vqbet import VQBeT
 from specact.observation import Window
 
@@ -23,14 +25,14 @@ from specact.observation import Window
 @pytest.fixture(scope="module")
 def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
     """The trained networks, their weights rounded to half precision as the export says it does."""
-    recipe = load_recipe(tiny_recipe)
+    recipe = load_recipe(tiny_recipe, CodesRecipe)
     assert recipe.precision == "float16" and recipe.env is not None
     task = load_task(recipe.env)
     shown = demonstrations(task, (), recipe.generate_episodes, recipe.generate_noise, recipe.seed)
-    data = stages.prepare(shown, recipe)
-    made, specs = {}, stages.specs_of(recipe, shown)
+    data = prepare(shown, recipe)
+    made, specs = {}, specs_of(recipe, shown)
     for role in ("draft", "target"):
-        model = VQBeT(stages.shapes_of(data, recipe, specs[role]), recipe.policies[role], data.statistics)
+        model = VQBeT(shapes_of(data, recipe, specs[role]), recipe.policies[role], data.statistics)
         weights, _ = checkpoint.read(tiny_run / f"{role}.safetensors")
         buffers = ("state_mean", "state_std", "goal_mean", "goal_std")
         model.load_state_dict({k: v if k in buffers else v.half().float() for k, v in weights.items()})

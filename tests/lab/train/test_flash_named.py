@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from tests.tiny import quiet
 
 from specact.cli.eval import Comparison, Eval
@@ -29,8 +30,9 @@ from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
 from specact.lab.processes import serving
-from specact.lab.train.flash import FlashRecipe, load_flash_recipe, train_flash
 from specact.lab.train.flash_check import measure_check
+from specact.lab.train.recipe import FlashRecipe, load_recipe
+from specact.lab.train.train import train
 from specact.observation import Window
 from specact.pair import Named
 from specact.policy import SpeculativePolicy
@@ -98,7 +100,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def block(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        return train_flash(RECIPE, folder, folder / "run", quiet).bundles[0]
+        return train(RECIPE, folder, folder / "run", quiet).bundles[0]
 
 
 def windows(pair_or_policy: Any, count: int) -> list[Window]:
@@ -113,9 +115,9 @@ def test_where_the_target_comes_from_makes_no_difference(
     block: Path, tiny_flow: Path, folder: Path, tmp_path: Path
 ) -> None:
     """Neither does what pads its actions: the block learns the real ones, from the same split of the same data."""
-    bundled = replace(RECIPE, target=str(tiny_flow), data=())
-    for number, recipe in enumerate((bundled, replace(RECIPE, target="my_flow:plain"))):
-        found = train_flash(recipe, folder, tmp_path / str(number), quiet).bundles[0]
+    bundled = structs.replace(RECIPE, target=str(tiny_flow), data=())
+    for number, recipe in enumerate((bundled, structs.replace(RECIPE, target="my_flow:plain"))):
+        found = train(recipe, folder, tmp_path / str(number), quiet).bundles[0]
         assert (found / "block.onnx").read_bytes() == (block / "block.onnx").read_bytes()
     told, other = (json.loads((made / "manifest.json").read_text()) for made in (block, found))
     assert told["check"]["error"]["block"] == other["check"]["error"]["block"]
@@ -210,7 +212,7 @@ def test_another_target_is_refused(block: Path, folder: Path, tmp_path: Path, ta
         load_pair(block, target=target)
     if target != "my_flow:plain":
         with pytest.raises(ConfigError, match=said):
-            train_flash(replace(RECIPE, target=target), folder, tmp_path / "run", quiet)
+            train(structs.replace(RECIPE, target=target), folder, tmp_path / "run", quiet)
         assert not (tmp_path / "run").exists()
 
 
@@ -247,10 +249,10 @@ def test_an_interrupted_run_goes_on(block: Path, folder: Path, tmp_path: Path) -
         for stopped in (until("target's answers", 64), until("block", 10), quiet):
             if stopped is quiet:
                 patch.undo()
-                train_flash(RECIPE, folder, tmp_path / "run", quiet)
+                train(RECIPE, folder, tmp_path / "run", quiet)
             else:
                 with pytest.raises(KeyboardInterrupt):
-                    train_flash(RECIPE, folder, tmp_path / "run", stopped)
+                    train(RECIPE, folder, tmp_path / "run", stopped)
     steps = np.load(folder / "made.npz")["action"].shape[0]
     assert sum(asked) == steps  # each answer was asked for once
     again = tmp_path / "run" / "bundles" / "small" / "block.onnx"
@@ -282,11 +284,11 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
 def test_a_recipe_names_demonstrations_where_nobody_else_does(tmp_path: Path, lines: str, said: str) -> None:
     (tmp_path / "r.toml").write_text(f'kind = "flash"\nbundle = "b"\nexecute = 2\n{lines}\n')
     with pytest.raises(ConfigError, match=said):
-        load_flash_recipe(tmp_path / "r.toml")
+        load_recipe(tmp_path / "r.toml")
 
 
 def test_without_lerobot_it_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lerobot", None)
     monkeypatch.delitem(sys.modules, "specact.families.chunks.lerobot", raising=False)
     with pytest.raises(ConfigError, match=r"needs LeRobot, and there is no module 'lerobot"):
-        train_flash(replace(RECIPE, target=f"lerobot:{tmp_path}@20"), tmp_path, tmp_path / "run", quiet)
+        train(structs.replace(RECIPE, target=f"lerobot:{tmp_path}@20"), tmp_path, tmp_path / "run", quiet)

@@ -4,12 +4,12 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.tiny import KilledError, quiet
 from torch import Tensor
 
@@ -18,14 +18,13 @@ from specact.families.chunks.bundle import NETWORKS, load_flow
 from specact.families.chunks.flow import integrate
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import checkpoint, chunk_export, export, stages
-from specact.lab.train.chunk_export import Guide, example
-from specact.lab.train.chunk_recipe import ChunkRecipe, load_chunk_recipe
-from specact.lab.train.chunk_train import _chunks, demonstrated_stage, train_chunks, units_of
+from specact.lab.train import checkpoint, export
+from specact.lab.train.chunks import chunk_labels, demonstrated_stage, units_of, write_chunk_bundle
+from specact.lab.train.dataset import prepare
 from specact.lab.train.export import PARITY
-from specact.lab.train.flow import Flow
+from specact.lab.train.flow import Flow, Guide, example_inputs
 from specact.lab.train.loop import Stage, run
-from specact.lab.train.recipe import load_recipe
+from specact.lab.train.recipe import ChunkRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.observation import vectors
 
@@ -53,7 +52,7 @@ def two_ways(episodes: int = 60, length: int = 12) -> Episodes:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Flow:
-    stage = demonstrated_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+    stage = demonstrated_stage(prepare(two_ways(), RECIPE), RECIPE, SPEC)
     stage.module.load_state_dict(run(stage, tmp_path_factory.mktemp("flow"), lambda done: None))
     assert isinstance(stage.module, Flow)
     return stage.module.eval()
@@ -99,10 +98,10 @@ def test_draws_of_a_window_read_its_entry_of_the_cache(trained: Flow) -> None:
 
 
 def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
-    recipe = replace(RECIPE, steps=50)
+    recipe = structs.replace(RECIPE, steps=50)
 
     def stage_of() -> Stage:
-        return demonstrated_stage(stages.prepare(two_ways(), recipe), recipe, SPEC)
+        return demonstrated_stage(prepare(two_ways(), recipe), recipe, SPEC)
 
     def stop(done: int) -> None:
         if done == 35:
@@ -119,15 +118,15 @@ def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
 
 def test_steps_past_an_episodes_end_do_not_count() -> None:
     episodes = two_ways(episodes=4, length=5)
-    data = stages.prepare(episodes, replace(RECIPE, chunk=4))
-    chunks, real = _chunks(data.train, data, units_of(data, "flow"), False)
+    data = prepare(episodes, structs.replace(RECIPE, chunk=4))
+    chunks, real = chunk_labels(data.train, data, units_of(data, "flow"), skip_disturbed=False)
     assert chunks.shape == (15, 4, 1) and real.shape == (15, 4)
     for start in (0, 5, 10):
         assert real[start : start + 5].sum(1).tolist() == [4.0, 4.0, 3.0, 2.0, 1.0]
 
 
 def test_actions_have_mean_0_and_variance_1_in_the_flows_units() -> None:
-    data = stages.prepare(two_ways(), RECIPE)
+    data = prepare(two_ways(), RECIPE)
     units, action = units_of(data, "flow"), data.train.episodes.action
     inside = units.to_flow(action)
     assert abs(inside.mean()) < 1e-5 and inside.std() == pytest.approx(1.0, rel=1e-5)
@@ -136,7 +135,7 @@ def test_actions_have_mean_0_and_variance_1_in_the_flows_units() -> None:
 
 def test_training_gives_the_cache_a_gradient_through_every_draw() -> None:
     """Encoder and prefix learn through the expert alone; nothing of the last layer's cache is left out."""
-    stage = demonstrated_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+    stage = demonstrated_stage(prepare(two_ways(), RECIPE), RECIPE, SPEC)
     torch.manual_seed(0)
     for parameter in stage.module.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -151,7 +150,7 @@ def test_training_gives_the_cache_a_gradient_through_every_draw() -> None:
 
 def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
     bundle = load_flow(tiny_flow)
-    recipe = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
+    recipe = load_recipe(tiny_flow.parents[2] / "recipe.toml", ChunkRecipe)
     spec = bundle.spec
     weights, _ = checkpoint.read(tiny_flow.parents[1] / "flow.safetensors")
     names = spec.observation.fields
@@ -159,7 +158,7 @@ def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
     model = Flow(spec, recipe, statistics)
     model.load_state_dict(weights)
     export.round_to_half(model.eval().requires_grad_(False))
-    given: dict[str, Tensor] = example(model, "guide", 1)
+    given: dict[str, Tensor] = example_inputs(model, "guide", 1)
     arrays = {name: value.numpy() for name, value in given.items()}
     expert = model.expert(given["chunk"], given["time"], given["cache"])
     np.testing.assert_allclose(
@@ -176,12 +175,12 @@ def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
 def test_an_export_that_differs_is_not_kept_as_a_bundle(
     tiny_flow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = stages.prepare(two_ways(), RECIPE)
+    data = prepare(two_ways(), RECIPE)
     model = demonstrated_stage(data, RECIPE, SPEC).module
     assert isinstance(model, Flow)
-    monkeypatch.setattr(chunk_export, "PARITY", -1.0)
+    monkeypatch.setattr(export, "PARITY", -1.0)
     with pytest.raises(BundleError, match=r"encoder\.onnx differs from the trained network by"):
-        chunk_export.write_flow_bundle(tmp_path, manifest={}, model=model, units=units_of(data, "flow"), half=True)
+        write_chunk_bundle(tmp_path, {}, RECIPE, model, units_of(data, "flow"))
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -192,35 +191,6 @@ def test_an_exported_network_holds_no_path_of_the_machine_it_was_made_on(tiny_fl
 
 
 # --- recipes and folders ---
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("widht = 3", r"unknown key in the recipe 'widht'; did you mean 'width'\?"),
-        ("width = 10", r"width 10 must be an even multiple of heads 4"),
-        ("heads = 0", r"heads must be at least 1"),
-        ("draws = 0", r"draws must be at least 1"),
-        ('data = ["a.npz"]', r"either data = \[\.\.\.\] or generate_episodes = N, and not both"),
-        ('precision = "int8"', r"unknown value of precision 'int8'"),
-    ],
-)
-def test_a_recipe_that_cannot_be_meant(tmp_path: Path, line: str, sentence: str) -> None:
-    file = tmp_path / "r.toml"
-    file.write_text(f'kind = "flow"\nbundle = "b"\nenv = "ball"\ngenerate_episodes = 1\n{line}\n')
-    with pytest.raises(ConfigError, match=sentence):
-        load_chunk_recipe(file)
-
-
-def test_a_recipe_that_says_too_little(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text('kind = "flow"\n')
-    with pytest.raises(ConfigError, match="the recipe has no bundle; it needs kind, bundle"):
-        load_chunk_recipe(tmp_path / "r.toml")
-
-
-def test_the_committed_recipes_are_recipes() -> None:
-    recipes = sorted(RECIPES.glob("flow-*.toml"))
-    assert [load_chunk_recipe(path).env for path in recipes] == ["ball-chase", "pusht"]
 
 
 def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_run: Run) -> None:
@@ -236,9 +206,9 @@ def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_r
 
 def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(tiny_flow.parents[1], tmp_path / "run"))
-    mine = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
-    for other in (replace(mine, seed=1), replace(mine, bundle="other")):
+    mine = load_recipe(tiny_flow.parents[2] / "recipe.toml", ChunkRecipe)
+    for other in (structs.replace(mine, seed=1), structs.replace(mine, bundle="other")):
         with pytest.raises(ConfigError, match="holds a run of another recipe"):
-            train_chunks(other, Path(), out, quiet)
+            train(other, Path(), out, quiet)
     with pytest.raises(ConfigError, match="holds a run of another recipe"):
         train(load_recipe(RECIPES / "ball.toml"), Path(), out, quiet)

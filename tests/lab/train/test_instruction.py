@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.lab.train.told import TASK, WAYS
 from tests.tiny import quiet
 
@@ -28,14 +29,14 @@ from specact.lab.envs import load_task
 from specact.lab.processes import serving
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train import stages
+from specact.lab.train.codes import LastPosition, specs_of
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
-from specact.lab.train.export import PARITY, LastPosition
+from specact.lab.train.export import PARITY
 from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, export_head, train_head
 from specact.lab.train.quantise import tiers, typical_inputs
 from specact.lab.train.rebuild import rebuild
-from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
-from specact.lab.train.teacher import lessons_along
+from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
+from specact.lab.train.teacher import demonstrated_lessons
 from specact.lab.train.train import train
 from specact.lab.train.variants import BundleVariants, prune_history
 from specact.observation import Window
@@ -51,10 +52,10 @@ TARGET = PolicyRecipe(
     encoder=EncoderRecipe(tokens="patches", channels=(4, 8), shift=1),
     layers=1, heads=2, width=32, head_width=0, dropout=0.0, steps=200, batch=64, warmup=10, learning_rate=3e-3,
 )  # fmt: skip
-DRAFT = replace(
+DRAFT = structs.replace(
     TARGET, sees=("image.front", "state"), history={}, encoder=EncoderRecipe(channels=(4, 8), keypoints=4, width=8)
 )
-RECIPE = Recipe(
+RECIPE = CodesRecipe(
     env=ENV,
     generate_episodes=40,
     window=2,
@@ -220,7 +221,10 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
     (copy / "manifest.json").write_text(json.dumps(manifest))
     shutil.copyfile(copy / PARTS["target"], copy / PARTS["draft"])
     pair = load_bundle(copy)
-    data, looks = lessons_along(pair, generate(TASK, 6, 1, 0.0).episodes, 20, tmp_path, quiet), draft_encoders(pair)
+    data, looks = (
+        demonstrated_lessons(pair, generate(TASK, 6, 1, 0.0).episodes, 20, tmp_path, quiet),
+        draft_encoders(pair),
+    )
     features = encoded(data, looks)
     assert np.asarray(features.observation["image.front"]).shape == (20, 1, 4 * 32)
     network = TargetHeadNetwork(pair.spec, HeadRecipe(hidden=16), features, looks, pair.words).eval()
@@ -242,29 +246,31 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
         assert np.abs(head.estimate(seen, draft) - head.estimate(blank, draft)).max() > 1e-6
 
 
-def test_lessons_along_demonstrations_hold_the_instruction(pair: Bundle, tmp_path: Path) -> None:
+def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Bundle, tmp_path: Path) -> None:
     shown = generate(TASK, 6, seed=1, noise=0.0).episodes
-    data = lessons_along(pair, shown, 20, tmp_path, quiet)
+    data = demonstrated_lessons(pair, shown, 20, tmp_path, quiet)
     told = np.asarray(data.observation["instruction"])
     assert pair.words is not None and shown.instructions is not None
     assert np.array_equal(told, pair.words.numbers([shown.instructions[episode] for episode in data.episode]))
     # What the target says is what it says to that instruction.
-    first = lessons_along(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).outputs["target_probs"]
+    first = demonstrated_lessons(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).outputs[
+        "target_probs"
+    ]
     assert not np.allclose(first, data.outputs["target_probs"])
     with pytest.raises(ConfigError, match="needs an instruction, and these demonstrations do not say"):
-        lessons_along(pair, replace(shown, instructions=None), 20, tmp_path, quiet)
+        demonstrated_lessons(pair, replace(shown, instructions=None), 20, tmp_path, quiet)
 
 
 def test_demonstrations_without_words_cannot_teach_a_policy_that_is_told() -> None:
     shown = replace(generate(TASK, 3, seed=1, noise=0.0).episodes, instructions=None)
     with pytest.raises(ConfigError, match="'target' is to follow an instruction, and these demonstrations do not say"):
-        stages.specs_of(RECIPE, shown)
+        specs_of(RECIPE, shown)
 
 
 @pytest.mark.parametrize("history", [{"image.front": 2, "image.top": 1}, {"image.front": 0, "image.top": 1}])
 def test_patches_need_a_history_of_one(history: dict[str, int]) -> None:
     """They come before the window: with more, an older observation would see a newer frame."""
     shown = generate(TASK, 3, seed=1, noise=0.0).episodes
-    recipe = replace(RECIPE, policies={"target": replace(TARGET, history=history), "draft": DRAFT})
+    recipe = structs.replace(RECIPE, policies={"target": structs.replace(TARGET, history=history), "draft": DRAFT})
     with pytest.raises(ConfigError, match="give every camera a history of 1"):
-        stages.specs_of(recipe, shown)
+        specs_of(recipe, shown)

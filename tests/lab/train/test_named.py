@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.lab import cameras
 from tests.tiny import KilledError, quiet
 
@@ -21,13 +22,11 @@ from specact.families.chunks.bundle import load_flow
 from specact.gates import Always
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
-from specact.lab.train import stages
-from specact.lab.train.chunk_recipe import load_any_recipe, load_chunk_recipe
-from specact.lab.train.chunk_train import train_chunks
-from specact.lab.train.export import example_inputs
+from specact.lab.train.codes import example_inputs, specs_of
+from specact.lab.train.dataset import read_demonstrations
 from specact.lab.train.head import HeadRecipe, TargetHeadNetwork
 from specact.lab.train.rebuild import rebuild
-from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
+from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, Recipe, load_recipe
 from specact.lab.train.train import train
 from specact.lab.train.variants import prune_history
 from specact.lab.train.vqbet import Shapes, VQBeT
@@ -172,7 +171,7 @@ def test_a_camera_that_cannot_be_read_is_told_before_the_folder_is_made(data: Pa
 
 
 def test_a_flow_policy_sees_cameras_too(data: Path) -> None:
-    train_chunks(load_chunk_recipe(data / "flow.toml"), data, data / "flow", quiet)
+    train(load_recipe(data / "flow.toml"), data, data / "flow", quiet)
     bundle = load_flow(data / "flow" / "bundles" / "mine-flow")
     seen = {"image.wrist": Field((16, 24, 3), "uint8", 2), "state": Field((3,), "float32", 2)}
     assert bundle.spec.observation == ObservationSpec(seen | {"gripper": Field((1,), "float32", 0)})
@@ -200,7 +199,7 @@ def episodes() -> Episodes:
     return Episodes({**arrays, "image": frames}, rng.normal(size=(20, 2)).astype(np.float32), np.array([10, 20]), 10.0)
 
 
-RECIPE = Recipe(rate_hz=10.0, data=("given",), window=3)
+RECIPE = CodesRecipe(rate_hz=10.0, data=("given",), window=3)
 
 
 def test_without_a_word_a_policy_sees_everything_but_cameras() -> None:
@@ -215,10 +214,10 @@ def test_without_a_word_a_policy_sees_everything_but_cameras() -> None:
 
 
 def test_a_goal_needs_numbers_to_be_concatenated_to() -> None:
-    recipe = replace(RECIPE, goal="concatenate", policies={"p": PolicyRecipe(sees=("image", "goal"))})
+    recipe = structs.replace(RECIPE, goal="concatenate", policies={"p": PolicyRecipe(sees=("image", "goal"))})
     with pytest.raises(ConfigError, match='sees no numbers with a history that goal = "concatenate" could add to'):
-        stages.specs_of(recipe, episodes())
-    assert stages.specs_of(replace(recipe, goal="token"), episodes())["p"].history == 3
+        specs_of(recipe, episodes())
+    assert specs_of(structs.replace(recipe, goal="token"), episodes())["p"].history == 3
 
 
 def network(spec: ObservationSpec) -> VQBeT:
@@ -283,8 +282,8 @@ def test_what_data_info_shows_of_a_recipe(data: Path, specact_run: Run) -> None:
 
 
 def test_recipes_of_both_kinds_say_who_sees(data: Path) -> None:
-    assert list(load_any_recipe(data / "pair.toml")[1]) == ["target", "draft"]
-    assert list(load_any_recipe(data / "flow.toml")[1]) == ["mine-flow"]
+    assert list(load_recipe(data / "pair.toml", Recipe).seeing) == ["target", "draft"]
+    assert list(load_recipe(data / "flow.toml", Recipe).seeing) == ["mine-flow"]
 
 
 def test_the_pusht_images_are_read_from_disk_in_the_terms_of_a_recipe(tmp_path: Path) -> None:
@@ -293,7 +292,7 @@ def test_the_pusht_images_are_read_from_disk_in_the_terms_of_a_recipe(tmp_path: 
     path = Path(os.environ.get("SPECACT_DATA", "")) / "pusht" / "pusht_cchi_v7_replay.zarr"
     if not path.exists():
         pytest.skip(f"the real data is not at {path}; set SPECACT_DATA to the folder that holds it")
-    made = stages.demonstrated(replace(RECIPE, data=(str(path),), observations={}), None, Path(), quiet)
+    made = read_demonstrations(structs.replace(RECIPE, data=(str(path),), observations={}), Path(), quiet)
     assert made.frames("image").shape == (25_650, 96, 96, 3) and not made.frames("image").in_memory
     assert read(path).cameras == ("image",)
 

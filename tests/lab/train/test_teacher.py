@@ -19,14 +19,16 @@ from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import train_chunks
-from specact.lab.train.stages import prepare
-from specact.lab.train.teacher import check_teacher, teach
-from specact.lab.train.windows import Dataset
+from specact.lab.train.dataset import Dataset, prepare
+from specact.lab.train.loop import Progress
+from specact.lab.train.recipe import ChunkRecipe
+from specact.lab.train.teacher import check_teacher, labelled
+from specact.lab.train.train import train
 from specact.observation import Field
 
-RECIPE = ChunkRecipe("flow", "taught", "ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8)
+RECIPE = ChunkRecipe(
+    kind="flow", bundle="taught", env="ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8
+)
 
 
 def taught_by(answer: Callable[[Chunk], Chunk], chunk: int = 6, fingerprint: str = "one") -> LoadedPolicy:
@@ -37,6 +39,11 @@ def taught_by(answer: Callable[[Chunk], Chunk], chunk: int = 6, fingerprint: str
         return np.repeat(answer(inputs["state"][:, -1])[:, None], chunk, axis=1)
 
     return LoadedPolicy("target", policy, None, fingerprint, "ball")
+
+
+def teach(dataset: Dataset, teacher: LoadedPolicy, folder: Path, progress: Progress = quiet) -> None:
+    with labelled(dataset, teacher, 4, folder, 0, progress):
+        pass
 
 
 @pytest.fixture
@@ -52,14 +59,14 @@ def actions(dataset: Dataset) -> Any:
 
 def test_chunks_become_the_answers_to_the_same_observations(dataset: Dataset, tmp_path: Path) -> None:
     before = dataset.train.chunks.clone()
-    teach(dataset, taught_by(lambda state: 0.1 * state[:, :2]), 4, tmp_path, 0, quiet)
+    teach(dataset, taught_by(lambda state: 0.1 * state[:, :2]), tmp_path)
     chunks, states = actions(dataset)
     assert chunks.shape == (len(states), 4, 2) and not np.allclose(before.numpy(), dataset.train.chunks.numpy())
     np.testing.assert_allclose(chunks, np.repeat(0.1 * states[:, None, :2], 4, axis=1), atol=1e-6)
 
 
 def test_answers_stay_in_the_range_that_was_demonstrated(dataset: Dataset, tmp_path: Path) -> None:
-    teach(dataset, taught_by(lambda state: np.full((len(state), 2), 1e6, np.float32)), 4, tmp_path, 0, quiet)
+    teach(dataset, taught_by(lambda state: np.full((len(state), 2), 1e6, np.float32)), tmp_path)
     np.testing.assert_allclose(dataset.train.chunks.numpy(), 1.0, atol=1e-5)
 
 
@@ -75,9 +82,9 @@ def test_a_run_that_was_stopped_does_not_ask_again(tmp_path: Path) -> None:
 
     episodes = generate(TASK, 4, seed=0, noise=0.3).episodes
     with pytest.raises(KeyboardInterrupt):
-        teach(prepare(episodes, RECIPE), taught_by(answer), 4, tmp_path, 0, stop)
+        teach(prepare(episodes, RECIPE), taught_by(answer), tmp_path, stop)
     again = prepare(episodes, RECIPE)
-    teach(again, taught_by(answer), 4, tmp_path, 0, quiet)
+    teach(again, taught_by(answer), tmp_path)
     assert sum(asked) == episodes.steps
     chunks, states = actions(again)
     np.testing.assert_allclose(chunks[:, 0], 0.1 * states[:, :2], atol=1e-6)
@@ -85,7 +92,7 @@ def test_a_run_that_was_stopped_does_not_ask_again(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_not_finite_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="target has no finite answer"):
-        teach(dataset, taught_by(lambda state: np.full((len(state), 2), np.nan)), 4, tmp_path, 0, quiet)
+        teach(dataset, taught_by(lambda state: np.full((len(state), 2), np.nan)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +131,7 @@ def test_a_target_that_is_told_what_to_do_is_told_what_the_demonstration_shows(t
     told = replace(episodes, instructions=("left", "right", "right", "left"))
     check_teacher(teacher, 4, 2, 20.0, told)
     data = prepare(told, RECIPE)
-    teach(data, teacher, 4, tmp_path, 0, quiet)
+    teach(data, teacher, tmp_path)
     assert set(heard) == {"left", "right"}
     chunks, _ = actions(data)
     kept = data.train.episodes
@@ -137,9 +144,9 @@ def test_a_target_that_is_told_what_to_do_is_told_what_the_demonstration_shows(t
 
 def test_a_run_says_whose_answers_it_learned_and_belongs_to_that_target(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    made = train_chunks(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: 0.1 * state[:, :2]))
+    made = train(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: 0.1 * state[:, :2]))
     manifest = json.loads((made.bundles[0] / "manifest.json").read_text())
     assert manifest["recipe"]["teacher"] == ["target", "one"]
     assert not list(out.glob("answers-*"))
     with pytest.raises(ConfigError, match="holds a run of another recipe"):
-        train_chunks(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: state[:, :2], fingerprint="two"))
+        train(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: state[:, :2], fingerprint="two"))

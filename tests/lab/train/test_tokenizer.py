@@ -5,14 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import stages
-from specact.lab.train.losses import chunk_of
-from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
-from specact.lab.train.tokenizer import ResidualVQ, measure
-from specact.lab.train.windows import Dataset
+from specact.lab.train.codes import chunk_of, policy_stage
+from specact.lab.train.dataset import Dataset, prepare
+from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
+from specact.lab.train.tokenizer import ResidualVQ, decoder_table, measure, tokenizer_stage
 from specact.observation import vectors
 
 SMALL = TokenizerRecipe(codebooks=2, codes=4, latent=6, hidden=32, steps=300, batch=128, dead_share=0.02)
@@ -85,7 +85,7 @@ def test_decoding_adds_the_codes_of_all_codebooks(trained: ResidualVQ) -> None:
 
 
 def test_the_table_holds_every_tuple_at_its_place(trained: ResidualVQ) -> None:
-    table = stages.decoder_table(trained)
+    table = decoder_table(trained)
     assert table.shape == (16, 2, 2)
     assert not table.requires_grad
     for first, second in itertools.product(range(4), repeat=2):
@@ -106,7 +106,7 @@ def test_the_loss_reaches_encoder_and_decoder_but_no_codebook() -> None:
             assert parameter.grad.abs().sum() > 0, name
     assert not model.codebooks.requires_grad
     # Reconstruction alone reaches the encoder too: straight through the quantiser.
-    model = fitted(steps=1, recipe=TokenizerRecipe(**{**vars(SMALL), "commitment": 0.0}))
+    model = fitted(steps=1, recipe=structs.replace(SMALL, commitment=0.0))
     model.zero_grad()
     model.losses(structured(64, 5))[0].backward()
     first = next(model.encoder.parameters()).grad
@@ -161,7 +161,7 @@ def test_dead_codes_are_revived_and_live_ones_left_alone() -> None:
 def test_the_stage_revives_codes_until_the_last_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(ResidualVQ, "revive_dead_codes", lambda *_: called.append(1))
-    stage = stages.tokenizer_stage(dataset(), recipe(500))
+    stage = tokenizer_stage(dataset(), recipe(500))
     assert stage.after_update is not None
     revived = []
     for step in range(500):
@@ -172,8 +172,8 @@ def test_the_stage_revives_codes_until_the_last_fifth(monkeypatch: pytest.Monkey
     assert revived == [99, 199, 299, 399]
 
 
-def recipe(steps: int = 50) -> Recipe:
-    return Recipe(
+def recipe(steps: int = 50) -> CodesRecipe:
+    return CodesRecipe(
         env="ball",
         generate_episodes=1,
         window=2,
@@ -190,16 +190,16 @@ def dataset() -> Dataset:
         action=rng.uniform(-1, 1, (60, 2)).astype(np.float32),
         ends=np.array([20, 40, 60]),
     )
-    return stages.prepare(episodes, recipe())
+    return prepare(episodes, recipe())
 
 
 def test_training_a_policy_leaves_the_tokenizer_alone() -> None:
     data, torch_recipe = dataset(), recipe()
-    tokenizer = stages.tokenizer_stage(data, torch_recipe).module
+    tokenizer = tokenizer_stage(data, torch_recipe).module
     assert isinstance(tokenizer, ResidualVQ)
     tokenizer.eval().requires_grad_(False)
     before = {name: value.clone() for name, value in tokenizer.state_dict().items()}
-    stage = stages.policy_stage("p", torch_recipe.policies["p"], data, torch_recipe, tokenizer, vectors(2, state=3))
+    stage = policy_stage("p", data, torch_recipe, tokenizer, vectors(2, state=3))
     weights = [parameter.clone() for parameter in stage.module.parameters()]
     for step in range(5):
         stage.optimizer.zero_grad()

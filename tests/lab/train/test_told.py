@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.lab.train.dots import dots
 
 from specact.errors import ConfigError
@@ -16,14 +17,13 @@ from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.freqcache.bundle import FREQCACHE
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import stages
-from specact.lab.train.chunk_export import WRITERS
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import _chunks, demonstrated_stage, units_of
+from specact.lab.train.chunks import chunk_labels, demonstrated_stage, units_of, write_chunk_bundle
+from specact.lab.train.dataset import prepare
 from specact.lab.train.encoder import PatchEmbedding, shifted
+from specact.lab.train.flow import Flow
 from specact.lab.train.freqcache import add_refresh
 from specact.lab.train.loop import run
-from specact.lab.train.recipe import EncoderRecipe
+from specact.lab.train.recipe import ChunkRecipe, EncoderRecipe, plain
 from specact.lab.train.windows import observation_of
 from specact.observation import Window
 
@@ -52,15 +52,14 @@ def wanted(place: np.ndarray, side: np.ndarray | int) -> np.ndarray:
 
 def trained(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
     shows = told()
-    data = stages.prepare(shows, recipe)
+    data = prepare(shows, recipe)
     spec = ChunkSpec(observation_of(recipe, recipe, shows, "the policy"), recipe.chunk, 2, 10.0)
     torch.set_num_threads(1)
     stage = demonstrated_stage(data, recipe, spec)
     stage.module.load_state_dict(run(stage, folder / "run", lambda done: None))
-    WRITERS[recipe.kind](
-        folder / "made", manifest={"name": "dots", "env": "", "recipe": asdict(recipe)}, model=stage.module,
-        units=units_of(data, recipe.kind), half=True,
-    )  # fmt: skip
+    assert isinstance(stage.module, Flow)
+    manifest = {"name": "dots", "env": "", "recipe": plain(recipe)}
+    write_chunk_bundle(folder / "made", manifest, recipe, stage.module, units_of(data, recipe.kind))
     if recipe.kind == "flow":
         return load_flow(folder / "made").policy(4)
     return load_regression(folder / "made").policy
@@ -68,7 +67,7 @@ def trained(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
 
 @pytest.mark.parametrize(("kind", "tokens"), [("flow", "patches"), ("regression", "keypoints")])
 def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, kind=kind, encoder=replace(RECIPE.encoder, tokens=tokens))
+    recipe = structs.replace(RECIPE, kind=kind, encoder=structs.replace(RECIPE.encoder, tokens=tokens))
     policy = trained(recipe, tmp_path)
     assert policy.spec.observation.instruction
     scenes = dots(60, seed=9)
@@ -89,7 +88,7 @@ def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: 
 
 
 def test_patches_of_no_whole_pixels_are_not_reused(tmp_path: Path) -> None:
-    recipe = replace(RECIPE, window=1, steps=2, warmup=1, encoder=replace(RECIPE.encoder, pixels=24))
+    recipe = structs.replace(RECIPE, window=1, steps=2, warmup=1, encoder=structs.replace(RECIPE.encoder, pixels=24))
     trained(recipe, tmp_path)
     with pytest.raises(ConfigError, match="32 x 32 pixels in 3 x 3 patches, which are no whole pixels"):
         add_refresh(load_flow(tmp_path / "made"))
@@ -98,10 +97,10 @@ def test_patches_of_no_whole_pixels_are_not_reused(tmp_path: Path) -> None:
 
 def test_actions_beyond_a_disturbance_do_not_count_where_the_recipe_says_so() -> None:
     shows = replace(told(), disturbed=np.arange(1200) % 5 == 2)
-    data = stages.prepare(shows, RECIPE)
+    data = prepare(shows, RECIPE)
     units = units_of(data, "flow")
-    _, every = _chunks(data.train, data, units, skip_disturbed=False)
-    _, some = _chunks(data.train, data, units, skip_disturbed=True)
+    _, every = chunk_labels(data.train, data, units, skip_disturbed=False)
+    _, some = chunk_labels(data.train, data, units, skip_disturbed=True)
     np.testing.assert_array_equal(some, data.train.episodes.followed(RECIPE.chunk))
     assert every[:5].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
     assert some[:5].tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
@@ -147,7 +146,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="do not say"):
         observation_of(RECIPE, RECIPE, silent, "the policy")
     with pytest.raises(ConfigError, match="learns"):
-        replace(RECIPE, encoder=EncoderRecipe(learns="pose"))
+        structs.replace(RECIPE, encoder=EncoderRecipe(learns="pose"))
     with pytest.raises(ConfigError, match="keypoints"):
         EncoderRecipe(tokens="patches", learns="pose")
     with pytest.raises(ConfigError, match="shift"):

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from specact.bundle.words import Words
@@ -15,12 +16,24 @@ from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
-from specact.lab.train import stages
-from specact.lab.train.export import PARITY, LastPosition, example_inputs, export_policy
-from specact.lab.train.losses import Targets, chunk_of, code_logits, policy_loss, sampled_codes
-from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
-from specact.lab.train.tokenizer import ResidualVQ
-from specact.lab.train.vqbet import Prediction, Shapes, VQBeT, standardised, statistics_of
+from specact.lab.train.codes import (
+    LastPosition,
+    Targets,
+    chunk_of,
+    code_logits,
+    example_inputs,
+    export_policy,
+    policy_loss,
+    policy_stage,
+    sampled_codes,
+    specs_of,
+)
+from specact.lab.train.dataset import prepare
+from specact.lab.train.embedding import standardised, statistics_of
+from specact.lab.train.export import PARITY
+from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
+from specact.lab.train.tokenizer import ResidualVQ, tokenizer_stage
+from specact.lab.train.vqbet import Prediction, Shapes, VQBeT
 from specact.lab.train.windows import Windows
 from specact.observation import Field, ObservationSpec, Window, vectors
 
@@ -52,7 +65,9 @@ def observations(batch: int = 2) -> dict[str, Tensor]:
 @pytest.mark.parametrize("sequential", [False, True])
 @pytest.mark.parametrize("head_width", [0, 6])
 def test_shapes(mode: Literal["token", "concatenate"], sequential: bool, head_width: int) -> None:
-    model = network(replace(SHAPES, goal_mode=mode), replace(PLAIN, sequential=sequential, head_width=head_width))
+    model = network(
+        replace(SHAPES, goal_mode=mode), structs.replace(PLAIN, sequential=sequential, head_width=head_width)
+    )
     prediction = model(observations())
     assert prediction.logits.shape == (2, 4, 1 if sequential else 2, 5)
     assert prediction.offsets.shape == (2, 4, 2, 5, 2, 3)
@@ -156,7 +171,7 @@ def test_observations_are_standardised_inside_and_limited() -> None:
 
 def test_the_deployed_network_answers_for_the_newest_position() -> None:
     for sequential in (False, True):
-        model = network(recipe=replace(PLAIN, sequential=sequential))
+        model = network(recipe=structs.replace(PLAIN, sequential=sequential))
         with torch.no_grad():
             whole, deployed = model(observations()), LastPosition(model)(observations())
             torch.testing.assert_close(deployed[0], whole.logits[:, -1])
@@ -194,7 +209,7 @@ def test_offsets_are_those_of_the_chosen_codes() -> None:
 @pytest.mark.parametrize("focal", [0.0, 2.0])
 def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
     """Focal loss with gamma 0 is cross entropy; a sequential secondary counts given the true primary."""
-    model = network(recipe=replace(PLAIN, sequential=sequential, focal=focal))
+    model = network(recipe=structs.replace(PLAIN, sequential=sequential, focal=focal))
     weight = torch.tensor([[0.0, 1, 1, 1], [0, 0, 1, 1]])
     what = targets(weight=weight)
     with torch.no_grad():
@@ -228,7 +243,9 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
 
 
 def test_without_focus_the_code_loss_is_torchs_cross_entropy() -> None:
-    model = network(recipe=replace(PLAIN, focal=0.0, offset_weight=0.0, primary_weight=1.0, secondary_weight=1.0))
+    model = network(
+        recipe=structs.replace(PLAIN, focal=0.0, offset_weight=0.0, primary_weight=1.0, secondary_weight=1.0)
+    )
     prediction, what = model(observations()), targets()
     wanted = nn.functional.cross_entropy(prediction.logits.flatten(0, 2), what.codes.flatten()) * 2
     torch.testing.assert_close(policy_loss(model, prediction, what)[0], wanted)
@@ -236,7 +253,7 @@ def test_without_focus_the_code_loss_is_torchs_cross_entropy() -> None:
 
 @pytest.mark.parametrize("on", ["ground_truth", "sampled"])
 def test_only_offsets_of_the_chosen_codes_are_moved(on: Literal["ground_truth", "sampled"]) -> None:
-    model, what = network(recipe=replace(PLAIN, offset_on=on)), targets()
+    model, what = network(recipe=structs.replace(PLAIN, offset_on=on)), targets()
     prediction = model(observations())
     offsets = prediction.offsets.detach().requires_grad_()
     prediction = Prediction(prediction.logits, offsets, prediction.features)
@@ -254,7 +271,7 @@ def test_sampled_codes_follow_the_joint_law_of_a_sequential_secondary() -> None:
     """Chi square of 20,000 pairs; a correct sampler fails with probability 1e-4, and here the seed is fixed."""
     from scipy import stats
 
-    model = network(recipe=replace(PLAIN, sequential=True))
+    model = network(recipe=structs.replace(PLAIN, sequential=True))
     with torch.no_grad():
         one = model(observations(1))
         logits, features = one.logits[:, -1:] * 3, one.features[:, -1:]
@@ -269,7 +286,7 @@ def test_sampled_codes_follow_the_joint_law_of_a_sequential_secondary() -> None:
 
 @pytest.mark.parametrize("on", ["ground_truth", "sampled"])
 def test_padding_carries_no_weight(on: Literal["ground_truth", "sampled"]) -> None:
-    model = network(recipe=replace(PLAIN, offset_on=on))
+    model = network(recipe=structs.replace(PLAIN, offset_on=on))
     weight = torch.tensor([[0.0, 0, 1, 1], [0, 1, 1, 1]])
     with torch.no_grad():
         made = model(observations())
@@ -389,7 +406,7 @@ def test_images_train_and_the_policy_exports(source: object, tmp_path: Path) -> 
         warmup=2,
         bfloat16=False,
     )
-    recipe = Recipe(
+    recipe = CodesRecipe(
         env="pusht",
         data=("given",),
         window=2,
@@ -397,10 +414,10 @@ def test_images_train_and_the_policy_exports(source: object, tmp_path: Path) -> 
         tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8),
         policies={"p": settings},
     )
-    data, spec = stages.prepare(episodes, recipe), stages.specs_of(recipe, episodes)["p"]
-    tokenizer = stages.tokenizer_stage(data, recipe).module.eval().requires_grad_(False)
+    data, spec = prepare(episodes, recipe), specs_of(recipe, episodes)["p"]
+    tokenizer = tokenizer_stage(data, recipe).module.eval().requires_grad_(False)
     assert isinstance(tokenizer, ResidualVQ)
-    stage = stages.policy_stage("p", settings, data, recipe, tokenizer, spec)
+    stage = policy_stage("p", data, recipe, tokenizer, spec)
     model = stage.module
     assert isinstance(model, VQBeT)
     convolution = next(model.get_submodule("embed_image").parameters())

@@ -29,12 +29,7 @@ def convert_to_task(task: Task, episodes: Episodes, source: str) -> Episodes:
             not fit the environment.
     """
     _check_finite(episodes, source)
-    rate = episodes.rate_hz
-    if rate is not None and not _same_rate(rate, task.rate_hz):
-        raise DataError(
-            f"{source} was recorded at {rate:g} Hz, but the task {task.name!r} runs at {task.rate_hz:g} Hz; resample "
-            "the demonstrations, or choose the task they were recorded in"
-        )
+    _check_rate(episodes, task.rate_hz, source, f"the task {task.name!r} runs at")
     try:
         fitted = task.features(episodes)
     except DataError as error:
@@ -55,17 +50,17 @@ def as_recorded(episodes: Episodes, rate_hz: float, source: str) -> Episodes:
         DataError: for non-finite values, and another recorded rate.
     """
     _check_finite(episodes, source)
-    rate = episodes.rate_hz
-    if rate is not None and not _same_rate(rate, rate_hz):
-        raise DataError(
-            f"{source} was recorded at {rate:g} Hz, but the recipe says rate_hz = {rate_hz:g}; resample the "
-            "demonstrations, or set rate_hz to the rate they were recorded at"
-        )
+    _check_rate(episodes, rate_hz, source, "the recipe says rate_hz =")
     return replace(episodes, rate_hz=rate_hz)
 
 
-def _same_rate(recorded: float, wanted: float) -> bool:
-    return math.isclose(recorded, wanted, rel_tol=_RATE_TOLERANCE)
+def _check_rate(episodes: Episodes, rate_hz: float, source: str, who: str) -> None:
+    recorded = episodes.rate_hz
+    if recorded is not None and not math.isclose(recorded, rate_hz, rel_tol=_RATE_TOLERANCE):
+        raise DataError(
+            f"{source} was recorded at {recorded:g} Hz, but {who} {rate_hz:g}; resample the demonstrations, or choose "
+            "the rate they were recorded at"
+        )
 
 
 def _check_finite(episodes: Episodes, source: str) -> None:

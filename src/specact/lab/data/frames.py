@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import shutil
@@ -15,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specact.errors import ConfigError, DataError, MissingExtraError
+from specact.errors import ConfigError, DataError
 
 Images = NDArray[np.uint8]
 # Reads the frames of these rows, which are unique and ascending.
@@ -176,8 +175,9 @@ class _Joined:
 
     def __call__(self, rows: NDArray[np.int64]) -> Images:
         starts = np.cumsum([0, *(len(part) for part in self.parts)])
-        within = [rows[(rows >= low) & (rows < high)] - low for low, high in itertools.pairwise(starts)]
-        return np.concatenate([part[own] for part, own in zip(self.parts, within, strict=True) if own.size])
+        bounds = np.searchsorted(rows, starts)
+        numbers = np.flatnonzero(np.diff(bounds)).tolist()
+        return np.concatenate([self.parts[n][rows[bounds[n] : bounds[n + 1]] - starts[n]] for n in numbers])
 
 
 @dataclass(frozen=True)
@@ -194,19 +194,14 @@ def fit(frames: Images, crop: tuple[int, int, int, int] | None, size: tuple[int,
     """Frames ``[N, H, W, 3]`` cut to (top, left, height, width), then resized to (height, width).
 
     Resizing is Pillow's ``BILINEAR``, which averages over all source pixels. A robot's camera must use the same.
-
-    Raises:
-        MissingExtraError: if Pillow is not installed and a size is given.
     """
     if crop is not None:
         top, left, height, width = crop
         frames = frames[:, top : top + height, left : left + width]
     if size is None or frames.shape[1:3] == tuple(size):
         return frames
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("pillow", "train") from error
+    from PIL import Image
+
     height, width = size
     resized = [Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR) for frame in frames]
     return np.stack([np.asarray(image) for image in resized])

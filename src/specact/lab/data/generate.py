@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
+from specact.files import write_whole
 from specact.lab.data.episodes import Episodes, concatenate
 from specact.lab.data.fit import as_recorded, convert_to_task
 from specact.lab.data.readers import read
@@ -151,7 +153,8 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
     written atomically.
 
     Raises:
-        DataError: if it cannot be written, or there are instructions.
+        ConfigError: if it cannot be written.
+        DataError: if there are instructions.
     """
     path = Path(path)
     if episodes.instructions is not None:
@@ -162,16 +165,9 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
         "episode_ends": episodes.ends,
         "rate_hz": None if episodes.rate_hz is None else np.float32(episodes.rate_hz),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, **{name: value for name, value in fields.items() if value is not None})
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write demonstrations to {str(path)!r}: {error.strerror or error}") from error
+    content = io.BytesIO()
+    np.savez_compressed(content, **{name: value for name, value in fields.items() if value is not None})
+    write_whole(path, content.getvalue())
 
 
 def check_generation(task: Task, episodes: int, seed: int, noise: float) -> None:

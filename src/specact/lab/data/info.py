@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import DataError, MissingExtraError
+from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import format_of
 
@@ -118,7 +118,7 @@ def _unreadable(episodes: Episodes) -> list[str]:
     for name in episodes.cameras:
         try:
             episodes.frames(name)[0]
-        except (DataError, MissingExtraError) as error:
+        except (DataError, ModuleNotFoundError) as error:
             sentences.append(f"the camera {name} cannot be read: {error}")
     return sentences
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import DataError, MissingExtraError
-from specact.lab.data.frames import Frames, Images
-
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
+from specact.errors import DataError
+from specact.lab.data.decoding import reading
+from specact.lab.data.frames import Frames, Images, join_frames
 
 # A frame is the wanted one if its time differs by less than this share of a frame's period.
 _TOLERANCE = 0.4
@@ -25,61 +23,44 @@ _TOLERANCE = 0.4
 _SEEK_S = 2.0
 
 
-def stored_images(
-    path: Path, key: str, files: list[str], file_of: NDArray[np.int64], rows: NDArray[np.int64]
-) -> Frames:
-    """Frames that are stored as encoded images, a column of the parquet files.
+def stored_images(path: Path, key: str, files: Mapping[str, int]) -> Frames:
+    """Frames that are stored as encoded images, a column of the parquet files, in the order of the files' rows.
 
     Args:
         path: the dataset.
         key: the column, a struct with the image file's ``bytes``.
-        files: the parquet files.
-        file_of, rows: of every step its file's number and its row there, ``[N]`` each.
+        files: number of rows of the parquet files, by their names.
 
     Raises:
         DataError: if the first one cannot be read.
-        MissingExtraError: if pyarrow or Pillow is not installed.
     """
-    reader = _ImageColumn(path, key, files, file_of, rows)
-    return Frames((len(rows), *reader(np.zeros(1, np.int64)).shape[1:]), reader)
+    readers = {name: _ImageColumn(path, name, key) for name in files}
+    first = next(name for name, rows in files.items() if rows)
+    shape = readers[first](np.zeros(1, np.int64)).shape[1:]
+    return join_frames([Frames((rows, *shape), readers[name]) for name, rows in files.items()])
 
 
 @dataclass(frozen=True)
 class _ImageColumn:
+    """Images of a file; only groups of rows that hold one of them are read."""
+
     path: Path
+    name: str
     key: str
-    files: list[str]
-    file_of: NDArray[np.int64]
-    rows: NDArray[np.int64]
 
     def __call__(self, rows: NDArray[np.int64]) -> Images:
-        found: dict[int, Images] = {}
-        for number in np.unique(self.file_of[rows]):
-            of_file = rows[self.file_of[rows] == number]
-            in_file = dict(zip(self.rows[of_file].tolist(), of_file.tolist(), strict=True))
-            found |= {in_file[row]: image for row, image in self._images(self.files[number], sorted(in_file))}
-        return np.stack([found[row] for row in rows.tolist()])
+        from pyarrow import parquet
 
-    def _images(self, name: str, rows: list[int]) -> Iterator[tuple[int, Images]]:
-        """Images of these rows of a file; only groups of rows that hold one of them are read."""
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "train") from error
-        try:
-            with pq.ParquetFile(self.path / name) as file:
-                ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
-                groups = np.searchsorted(ends, rows, side="right")
-                for group in np.unique(groups).tolist():
-                    column = file.read_row_group(group, columns=[self.key]).column(self.key).combine_chunks()
-                    encoded, start = column.field("bytes"), int(ends[group]) - len(column)
-                    for row in (row for row, its in zip(rows, groups.tolist(), strict=True) if its == group):
-                        yield row, decoded(encoded[row - start].as_py(), f"{self.key} in {name}")
-        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise DataError(
-                f"{self.path}: {self.key} in {name} is damaged or missing ({error}); copy it again"
-            ) from error
+        images: list[Images] = []
+        with reading(f"{self.path}: {self.key} in {self.name}"), parquet.ParquetFile(self.path / self.name) as file:
+            ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
+            groups = np.searchsorted(ends, rows, side="right")
+            for group in np.unique(groups).tolist():
+                column = file.read_row_group(group, columns=[self.key]).column(self.key).combine_chunks()
+                encoded, start = column.field("bytes"), int(ends[group]) - len(column)
+                own = [encoded[row - start].as_py() for row in rows[groups == group].tolist()]
+                images += [decoded(image, f"{self.key} in {self.name}") for image in own]
+        return np.stack(images)
 
 
 def decoded(encoded: bytes | None, what: str) -> Images:
@@ -87,163 +68,116 @@ def decoded(encoded: bytes | None, what: str) -> Images:
 
     Raises:
         DataError: if it is none.
-        MissingExtraError: if Pillow is not installed.
     """
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise MissingExtraError("pillow", "train") from error
+    from PIL import Image
+
     if not encoded:
         raise DataError(f"{what} holds no image, only the name of a file; store the images within the parquet files")
-    try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{what} holds an image that cannot be read ({error}); record it again") from error
+    with reading(f"{what}: an image", "record it again"), Image.open(io.BytesIO(encoded)) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 @dataclass(frozen=True)
-class Films:
-    """Where the episodes of a camera were filmed.
+class Film:
+    """Where an episode was filmed.
 
     Attributes:
-        places: by episode the video's file, and the time in it at which the episode begins [s].
+        file: name of the video.
+        start: the time in it at which the episode begins [s].
     """
 
-    places: Mapping[int, tuple[str, Any]]
-
-    def frames(
-        self, path: Path, episode: NDArray[Any], time: NDArray[Any], feature: Mapping[str, Any], fps: Any
-    ) -> Frames:
-        """The camera's frames, of every step one; nothing is decoded where the metadata tell the size.
-
-        Args:
-            path: the dataset.
-            episode, time: of every step, the latter since the episode's begin [s], ``[N]`` each.
-            feature: what ``meta/info.json`` says of the camera.
-            fps: frames per second.
-
-        Raises:
-            DataError: if times or sizes are no numbers, or an episode was not filmed.
-        """
-        names = sorted({name for name, _ in self.places.values()})
-        number = {name: place for place, name in enumerate(names)}
-        try:
-            file_of = np.array([number[self.places[int(e)][0]] for e in episode])
-            start = np.array([float(self.places[int(e)][1]) for e in episode])
-            period = 1.0 / float(fps)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise DataError(f"meta/ does not tell where an episode's video is ({error}); copy it again") from error
-        reader = _Videos(path, names, file_of, start + np.asarray(time, np.float64), period)
-        return Frames((len(time), *_size(feature, reader)), reader)
+    file: str
+    start: float
 
 
-def _size(feature: Mapping[str, Any], reader: _Videos) -> tuple[int, ...]:
-    """``(H, W, 3)`` as the metadata tell, in whichever order, or else as the first frame is."""
-    shape = feature.get("shape")
+def videos(path: Path, films: Sequence[Film], times: Sequence[NDArray[Any]], shape: Any, fps: float | None) -> Frames:
+    """A camera's frames in videos; nothing is decoded where the metadata say the size.
+
+    Args:
+        path: the dataset.
+        films: of the episodes.
+        times: of each episode's steps, since its begin [s].
+        shape: of a frame, as in ``meta/info.json``: ``[H, W, 3]`` or ``[3, H, W]``, or anything else if unknown.
+        fps: frames per second.
+
+    Raises:
+        DataError: if the rate is not known.
+    """
+    if not fps:
+        raise DataError("meta/info.json does not say how many frames a second has; copy the dataset again")
+    readers = [_Filmed(path / film.file, film.start + time, 1.0 / fps) for film, time in zip(films, times, strict=True)]
+    size = _size(shape) or readers[0](np.zeros(1, np.int64)).shape[1:]
+    return join_frames([Frames((len(reader.times), *size), reader) for reader in readers])
+
+
+def _size(shape: Any) -> tuple[int, ...] | None:
+    """``(H, W, 3)``, if the metadata say it."""
     if isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape):
         if shape[2] == 3:
             return tuple(shape)
         if shape[0] == 3:
             return (shape[1], shape[2], 3)
-    return reader(np.zeros(1, np.int64)).shape[1:]
+    return None
 
 
 @dataclass(frozen=True)
-class _Videos:
-    """Frames by file and time. The last video stays open, so that reading on needs no search.
+class _Filmed:
+    """Frames of an episode.
 
     Attributes:
-        path: the dataset.
-        files: names of the videos.
-        file_of, time: of every step its file's number, and the time in the file [s], ``[N]`` each.
+        file: the video.
+        times: of its frames in the video, ascending [s].
         period: between two frames [s].
     """
 
-    path: Path
-    files: list[str]
-    file_of: NDArray[np.int64]
-    time: NDArray[np.float64]
+    file: Path
+    times: NDArray[np.float64]
     period: float
-    _open: dict[int, _Video] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, rows: NDArray[np.int64]) -> Images:
-        found = {}
-        for row in rows[np.lexsort((self.time[rows], self.file_of[rows]))].tolist():
-            video = self._video(int(self.file_of[row]))
-            found[row] = video.at(float(self.time[row]), self.period)
-        shapes = {image.shape for image in found.values()}
-        if len(shapes) > 1:
-            raise DataError(f"{self.path}: videos of one camera have frames of {' and of '.join(map(str, shapes))}")
-        return np.stack([found[row] for row in rows.tolist()])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Without open files."""
-        return _Videos, (self.path, self.files, self.file_of, self.time, self.period)
-
-    def _video(self, number: int) -> _Video:
-        if number not in self._open:
-            for video in self._open.values():
-                video.close()
-            self._open.clear()
-            self._open[number] = _Video(self.path / self.files[number])
-        return self._open[number]
+        video = _video(self.file)
+        with reading(str(self.file), "copy the dataset again"):
+            return np.stack([video.at(time, self.period) for time in self.times[rows].tolist()])
 
 
 class _Video:
     """One video, read forwards from where it is or from the key frame before the wanted time."""
 
     def __init__(self, file: Path) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise MissingExtraError("av", "train") from error
-        self._file, self._errors = file, (av.FFmpegError, OSError, ValueError, IndexError)
-        with self._told():
+        import av
+
+        self._file = file
+        with reading(str(file), "copy the dataset again"):
             # Nothing but MP4, which LeRobot writes: a playlist could name any other file.
             self._container = av.open(str(file), format="mp4")
             self._stream = self._container.streams.video[0]
             self._stream.thread_type = "NONE"
-        self._coming: Iterator[VideoFrame] = iter(())
-        self._last: VideoFrame | None = None
-
-    def close(self) -> None:
-        self._container.close()
+        self._coming: Iterator[Any] = iter(())
+        self._last: Any = None
 
     def at(self, time: float, period: float) -> Images:
         """The frame at this time [s], uint8 ``[H, W, 3]``.
 
         Raises:
-            DataError: if there is none within a fraction of a period, or the video is damaged.
+            DataError: if there is none within a fraction of a period.
         """
         allowed = _TOLERANCE * period
-        with self._told():
-            now = math.nan if self._last is None else _time(self._last)
-            if not now - allowed <= time <= now + _SEEK_S:
-                before = max(0, int((time - allowed) / (self._stream.time_base or 1)))
-                self._container.seek(before, stream=self._stream)
-                self._coming, self._last = self._container.decode(self._stream), None
-            while self._last is None or _time(self._last) < time - allowed:
-                self._last = next(self._coming, None)
-                if self._last is None:
-                    raise DataError(f"{self._file} ends before {time:.3f} s, where a frame should be; copy it again")
-            if abs(_time(self._last) - time) > allowed:
-                raise DataError(
-                    f"{self._file} has no frame at {time:.3f} s, the next one is at {_time(self._last):.3f} s; the "
-                    "timestamps are not those of this video"
-                )
-            return np.asarray(self._last.to_ndarray(format="rgb24"), dtype=np.uint8)
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except self._errors as error:
-            raise DataError(f"{self._file} is damaged or missing ({error}); copy the dataset again") from error
+        now = math.nan if self._last is None else self._last.time
+        if not now - allowed <= time <= now + _SEEK_S:
+            before = max(0, int((time - allowed) / (self._stream.time_base or 1)))
+            self._container.seek(before, stream=self._stream)
+            self._coming, self._last = self._container.decode(self._stream), None
+        while self._last is None or self._last.time < time - allowed:
+            self._last = next(self._coming, None)
+            if self._last is None:
+                raise DataError(f"{self._file} ends before {time:.3f} s, where a frame should be; copy it again")
+        if abs(self._last.time - time) > allowed:
+            raise DataError(
+                f"{self._file} has no frame at {time:.3f} s, the next one is at {self._last.time:.3f} s; the "
+                "timestamps are not those of this video"
+            )
+        return np.asarray(self._last.to_ndarray(format="rgb24"), dtype=np.uint8)
 
 
-def _time(frame: VideoFrame) -> float:
-    """When a frame is shown [s]."""
-    if frame.time is None:
-        raise DataError("a video has frames without times; encode it again")
-    return float(frame.time)
+# The last one stays open, so that reading on needs no search.
+_video = lru_cache(maxsize=1)(_Video)

@@ -9,18 +9,16 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specact.errors import DataError, MissingExtraError
+from specact.errors import DataError
 from specact.files import write_json, write_whole
 from specact.lab.data.episodes import Episodes, Observed
-from specact.lab.data.frames import Frames
+from specact.lab.data.frames import Frames, Images
 from specact.lab.data.lerobot import ACTION, DISTURBED, EPISODE, FRAME, PREFIX, TIME
 
 PARTS = "parts"
@@ -63,9 +61,9 @@ def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_
 
     Raises:
         DataError: if an observation is neither a vector nor camera frames.
-        MissingExtraError: if pyarrow or Pillow is not installed.
     """
-    pa, pq = _pyarrow()
+    import pyarrow as pa
+
     frame = np.arange(episode.steps)
     assert episode.rate_hz is not None
     disturbed = np.zeros(episode.steps, np.bool_) if episode.disturbed is None else episode.disturbed
@@ -86,9 +84,7 @@ def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_
         "statistics": {name: _statistics(values) for name, values in columns.items()},
     }
     table = pa.table({name: _column(name, values) for name, values in columns.items()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({"episode": json.dumps(metadata)}), sink)
-    write_whole(part(folder, number), sink.getvalue().to_pybytes())
+    _write(part(folder, number), table.replace_schema_metadata({"episode": json.dumps(metadata)}))
 
 
 def finished(folder: Path) -> int:
@@ -110,7 +106,9 @@ def finish(folder: Path, episodes: int) -> Written:
         folder: of the dataset.
         episodes: their total number; the parts of all new ones exist.
     """
-    pa, pq = _pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     done = finished(folder)
     rows = [] if done == 0 else pq.read_table(folder / EPISODES_TABLE).to_pylist()[:done]
     metadata: dict[str, Any] = {}
@@ -140,11 +138,7 @@ def finish(folder: Path, episodes: int) -> Written:
                 }
             )
             groups.append(table.append_column("index", pa.array(index)).replace_schema_metadata(None))
-        sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, groups[0].schema) as writer:
-            for table in groups:
-                writer.write_table(table)  # one row group per episode, for random access
-        write_whole(folder / DATA_FILE.format(**place), sink.getvalue().to_pybytes())
+        _write(folder / DATA_FILE.format(**place), *groups)
     if metadata:
         _write_metadata(folder, rows, tasks, metadata)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
@@ -157,7 +151,8 @@ def finish(folder: Path, episodes: int) -> Written:
 
 def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, int], metadata: dict[str, Any]) -> None:
     """Writes ``meta``; ``info.json`` last, because it commits the rest."""
-    pa, pq = _pyarrow()
+    import pyarrow as pa
+
     ordered = sorted(tasks, key=tasks.__getitem__)
     # LeRobot looks tasks up by the index of a pandas DataFrame, which this metadata defines.
     columns = [
@@ -170,9 +165,7 @@ def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, i
         ("meta/tasks.parquet", table.replace_schema_metadata({"pandas": json.dumps(pandas)})),
         (EPISODES_TABLE, pa.Table.from_pylist(rows)),
     ):
-        sink = pa.BufferOutputStream()
-        pq.write_table(content, sink)
-        write_whole(folder / name, sink.getvalue().to_pybytes())
+        _write(folder / name, content)
     features = {**metadata["features"], "index": _feature(np.zeros(1, np.int64))}
     write_json(folder / "meta/stats.json", {name: _pooled(name, rows) for name in features})
     write_json(
@@ -211,10 +204,8 @@ def _column(name: str, values: Observed) -> Any:
     import pyarrow as pa
 
     if isinstance(values, Frames):
-        return pa.array(
-            [{"bytes": encoded, "path": None} for encoded in _pngs(values)],
-            pa.struct({"bytes": pa.binary(), "path": pa.string()}),
-        )
+        kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        return pa.array([{"bytes": _png(values[row]), "path": None} for row in range(len(values))], kind)
     if values.ndim > 2:
         raise DataError(f"{name} has the shape {values.shape[1:]}; a LeRobot dataset holds vectors and camera frames")
     if values.ndim == 1 or values.shape[1] == 1:
@@ -222,39 +213,23 @@ def _column(name: str, values: Observed) -> Any:
     return pa.array(list(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
 
 
-def _pngs(frames: Frames) -> Iterator[bytes]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("pillow", "train") from error
-    for row in range(len(frames)):
-        file = io.BytesIO()
-        Image.fromarray(frames[row]).save(file, format="png")
-        yield file.getvalue()
+def _png(frame: Images) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, format="png")
+    return file.getvalue()
 
 
 def _statistics(values: Observed) -> dict[str, Any]:
     """Statistics as in LeRobot; of images per channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
     if isinstance(values, Frames):
-        statistics = {name: (value / 255.0).reshape(3, 1, 1) for name, value in _of_pixels(values).items()}
+        numbers = values[:].reshape(-1, 3) / 255.0
     else:
         numbers = values.reshape(len(values), -1).astype(np.float64)
-        statistics = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
-    return {**{name: value.tolist() for name, value in statistics.items()}, "count": [len(values)]}
-
-
-def _of_pixels(frames: Frames) -> dict[str, NDArray[Any]]:
-    """Minimum, maximum, mean and standard deviation of each channel; reads one frame at a time."""
-    low, high = np.full(3, 255), np.zeros(3)
-    total, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    for row in range(len(frames)):
-        pixels = frames[row].reshape(-1, 3).astype(np.int64)
-        low, high = np.minimum(low, pixels.min(axis=0)), np.maximum(high, pixels.max(axis=0))
-        total += pixels.sum(axis=0)
-        squares += (pixels**2).sum(axis=0)
-    count = int(np.prod(frames.shape[:3]))
-    mean = total / count
-    return {"min": low, "max": high, "mean": mean, "std": np.sqrt(np.maximum(squares / count - mean**2, 0.0))}
+    shape = (3, 1, 1) if isinstance(values, Frames) else (-1,)
+    statistics = {name: getattr(numbers, name)(axis=0).reshape(shape).tolist() for name in _STATISTICS[:-1]}
+    return {**statistics, "count": [len(values)]}
 
 
 def _flat(statistics: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -275,10 +250,13 @@ def _file(row: dict[str, Any]) -> int:
     return int(row["data/chunk_index"]) * _FILES_A_CHUNK + int(row["data/file_index"])
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "train") from error
-    return pa, pq
+def _write(path: Path, *tables: Any) -> None:
+    """Writes a parquet file with a row group per table, for random access."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    write_whole(path, sink.getvalue().to_pybytes())

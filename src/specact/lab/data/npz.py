@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
+from specact.lab.data.decoding import reading
 from specact.lab.data.episodes import Observed
 from specact.lab.data.frames import as_frames, check_frames
 from specact.lab.data.sources import Recording
@@ -25,25 +22,6 @@ STATE = ("state", "obs", "observation")
 ACTION = ("action", "actions")
 GOAL = ("goal", "current_subtask")
 IMAGE = ("image", "img")
-
-# Errors of numpy, zipfile and zlib for damaged files. MemoryError: a damaged header can declare any size.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    tokenize.TokenError,
-    struct.error,
-    ValueError,
-    EOFError,
-    OSError,
-    KeyError,
-    TypeError,
-    SyntaxError,
-    NotImplementedError,
-    RuntimeError,
-    IndexError,
-    OverflowError,
-    MemoryError,
-)
 
 
 def read_npz(path: Path) -> Recording:
@@ -73,17 +51,19 @@ def _load(path: Path, key: str) -> Observed:
 def _opened(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     try:
         # Opened here, because numpy does not close files that are no archives.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            yield arrays
-    except AttributeError as error:  # a single .npy array under this name is no context manager
-        raise DataError("this is not an npz archive; write it with numpy.savez_compressed") from error
-    except _DAMAGE as error:
-        if "allow_pickle" in str(error):
-            raise DataError(
-                "this file holds pickled objects, which are refused because unpickling can run any code; "
-                "save plain numeric arrays, concatenated over episodes, with 'episode_ends'"
-            ) from error
-        raise DataError(f"this file is damaged or not an npz archive ({error}); copy or record it again") from error
+        with reading("this npz archive"), path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise DataError("this is not an npz archive; write it with numpy.savez_compressed")
+            with arrays:
+                yield arrays
+    except DataError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            "this file holds pickled objects, which are refused because unpickling can run any code; "
+            "save plain numeric arrays, concatenated over episodes, with 'episode_ends'"
+        ) from error
 
 
 def from_columns(

@@ -35,7 +35,6 @@ def read(path: Path | str, sources: Mapping[str, Source] = MappingProxyType({}))
 
     Raises:
         DataError: if ``path`` is missing, of unknown format, or damaged; names the path.
-        MissingExtraError: if the package for this format is not installed.
     """
     path = Path(path)
     reader = READERS[format_of(path)]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from msgspec import structs
 
 from specact.errors import ConfigError, DataError
 from specact.files import write_json
@@ -24,15 +24,15 @@ from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.observation import Field
+from specact.records import NotNegative, Record, Seed, WholeNumber
 
 ORDER = "recording.json"
 # Runs a function on the numbers of episodes, in several processes.
 Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
 
-@dataclass(frozen=True)
-class Order:
-    """The settings of a recording, as plain values.
+class Order(Record, frozen=True):
+    """The settings of a recording.
 
     Attributes:
         env: name of a task with an expert.
@@ -40,20 +40,13 @@ class Order:
         noise: see :func:`~specact.lab.data.generate.generate`.
         pixels: height and width of camera frames; 0 for none.
         privileged: whether the task's privileged observations are recorded.
-
-    Raises:
-        ConfigError: for a number of pixels below 0.
     """
 
     env: str
-    seed: int
-    noise: float
-    pixels: int
+    seed: Seed
+    noise: NotNegative
+    pixels: WholeNumber
     privileged: bool = False
-
-    def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise ConfigError(f"pixels must be at least 0, got {self.pixels}")
 
     def task(self) -> Task:
         """The task, with its cameras."""
@@ -101,7 +94,7 @@ def record(settings: Order, out: Path, episodes: int, each: Each, progress: Call
 
 
 def _claim(settings: Order, out: Path) -> None:
-    request = vars(settings)
+    request = structs.asdict(settings)
     try:
         stored: Any = json.loads((out / ORDER).read_text())
     except FileNotFoundError:

@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError, DataError, MissingExtraError, WireError
+from specact.errors import BundleError, ConfigError, DataError, WireError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot_writing import Written, finish, write_part
@@ -119,53 +119,22 @@ def read_recording(path: Path) -> Recorded:
 
     Raises:
         DataError: if it is no recording, its metadata are damaged, or its actions are of several widths.
-        MissingExtraError: if mcap is not installed.
     """
-    try:
-        from mcap.exceptions import InvalidMagic
-        from mcap.records import Channel, Message, Metadata, Schema
-        from mcap.stream_reader import StreamReader
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("mcap", "record") from error
-    about: dict[str, Any] | None = None
-    schemas: dict[int, Schema] = {}
-    channels: dict[int, tuple[str, ros.MessageType]] = {}
-    steps: dict[int, Step] = {}
-    judged: dict[int, dict[str, Any]] = {}
-    whole, reason = True, "it has no metadata of specact"
+    reader = _Reader()
     try:
         with path.open("rb") as file:
-            try:
-                for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD).records:
-                    if isinstance(record, Metadata) and record.name == METADATA:
-                        about = _about(record.metadata)
-                    elif isinstance(record, Schema):
-                        schemas[record.id] = record
-                    elif isinstance(record, Channel):
-                        own = _type_of(record.topic, schemas.get(record.schema_id))
-                        if own is not None:
-                            channels[record.id] = record.topic, own
-                    elif isinstance(record, Message) and record.channel_id in channels:
-                        topic, kind = channels[record.channel_id]
-                        _store_message(
-                            steps, judged, topic, record.sequence, record.log_time / 1e9, kind.decode(record.data)
-                        )
-            except DataError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a damaged file fails in any way that decoders can
-                damage = f"it is damaged ({type(error).__name__})"
-                whole, reason = False, "it is no MCAP file" if isinstance(error, InvalidMagic) else damage
+            whole, reason = reader.read(file)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}; give a file that specact run --record wrote"
         ) from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    if about is None:
+    if reader.about is None:
         raise DataError(f"{path} is no recording of a run: {reason}; specact run --record FILE makes one")
-    fields = read_spec(about["observation"]).fields
+    fields = read_spec(reader.about["observation"]).fields
     names = {topic_of(name): name for name in fields}
-    for step in steps.values():
+    for step in reader.steps.values():
         step.observation = {
             names[topic]: seen
             for topic, seen in step.observation.items()
@@ -173,13 +142,73 @@ def read_recording(path: Path) -> Recorded:
         }
         if step.observation.keys() != fields.keys():
             step.observation = {}
-    ordered = sorted((step for step in steps.values() if step.control), key=lambda step: step.number)
+    ordered = sorted((step for step in reader.steps.values() if step.control), key=lambda step: step.number)
     widths = sorted({len(step.action) for step in ordered if step.action is not None})
     if len(widths) > 1:
         raise DataError(
             f"{path} holds actions of {widths[0]} and of {widths[-1]} numbers; all must be equal: record it again"
         )
-    return Recorded(path, about, ordered, judged, whole)
+    return Recorded(path, reader.about, ordered, reader.judged, whole)
+
+
+class _Reader:
+    """Collects the messages of an MCAP file."""
+
+    def __init__(self) -> None:
+        self.about: dict[str, Any] | None = None
+        self.steps: dict[int, Step] = {}
+        self.judged: dict[int, dict[str, Any]] = {}
+        self._schemas: dict[int, Any] = {}
+        self._channels: dict[int, tuple[str, ros.MessageType]] = {}
+
+    def read(self, file: BinaryIO) -> tuple[bool, str]:
+        """Whether the file is whole, and what is wrong with it where nothing of specact is in it."""
+        from mcap.stream_reader import StreamReader
+
+        try:
+            for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD).records:
+                self._take(record)
+        except DataError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a damaged file fails in any way that decoders can
+            kind = type(error).__name__
+            return False, "it is no MCAP file" if kind == "InvalidMagic" else f"it is damaged ({kind})"
+        return True, "it has no metadata of specact"
+
+    def _take(self, record: Any) -> None:
+        kind = type(record).__name__
+        if kind == "Metadata" and record.name == METADATA:
+            self.about = _about(record.metadata)
+        elif kind == "Schema":
+            self._schemas[record.id] = record
+        elif kind == "Channel":
+            own = _type_of(record.topic, self._schemas.get(record.schema_id))
+            if own is not None:
+                self._channels[record.id] = record.topic, own
+        elif kind == "Message" and record.channel_id in self._channels:
+            topic, own = self._channels[record.channel_id]
+            self._store(topic, record.sequence, record.log_time / 1e9, own.decode(record.data))
+
+    def _store(self, topic: str, number: int, at_s: float, message: dict[str, Any]) -> None:
+        """Stores a message in its step."""
+        step = self.steps.setdefault(number, Step(number))
+        if topic == "/control":
+            step.control, step.at_s = message, at_s
+        elif topic == "/action":
+            step.action, step.origin = message["values"], message["origin"]
+        elif topic == "/instruction":
+            step.instruction = message["data"]
+        elif topic == "/inference":
+            step.inference = message
+        elif topic == "/chunk":
+            step.chunk = message
+        elif topic == "/episode":
+            if message["judged"]:
+                self.judged[message["number"]] = message
+        elif "data" in message:
+            step.observation[topic] = message["data"].tobytes()
+        else:
+            step.observation[topic] = message["values"].reshape(message["shape"])
 
 
 def _about(metadata: dict[str, str]) -> dict[str, Any]:
@@ -207,35 +236,6 @@ def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
     if not own or own.name != schema.name:
         return None
     return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own is ros.INFERENCE else own
-
-
-def _store_message(
-    steps: dict[int, Step],
-    judged: dict[int, dict[str, Any]],
-    topic: str,
-    number: int,
-    at_s: float,
-    message: dict[str, Any],
-) -> None:
-    """Stores a message in its step."""
-    step = steps.setdefault(number, Step(number))
-    if topic == "/control":
-        step.control, step.at_s = message, at_s
-    elif topic == "/action":
-        step.action, step.origin = message["values"], message["origin"]
-    elif topic == "/instruction":
-        step.instruction = message["data"]
-    elif topic == "/inference":
-        step.inference = message
-    elif topic == "/chunk":
-        step.chunk = message
-    elif topic == "/episode":
-        if message["judged"]:
-            judged[message["number"]] = message
-    elif "data" in message:
-        step.observation[topic] = message["data"].tobytes()
-    else:
-        step.observation[topic] = message["values"].reshape(message["shape"])
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import DataError, MissingExtraError
+from specact.errors import DataError
 from specact.lab.data import npz
+from specact.lab.data.decoding import reading
 from specact.lab.data.episodes import Observed
-from specact.lab.data.frames import Frames, Images
+from specact.lab.data.frames import Frames, Images, join_frames
 from specact.lab.data.sources import Recording
 
 Kind = Literal["camera", "low", "other"]
@@ -34,7 +35,6 @@ def read_robomimic(path: Path) -> Recording:
 
     Raises:
         DataError: for damaged files, files without observations, and demonstrations that do not fit together.
-        MissingExtraError: if h5py is not installed.
     """
 
     def load(key: str) -> Observed:
@@ -61,17 +61,10 @@ def read_robomimic(path: Path) -> Recording:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The file; what is damaged in it is told."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingExtraError("h5py", "train") from error
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    # What h5py raises on damaged files.
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, MemoryError) as error:
-        raise DataError(f"this file is damaged or not HDF5 as robomimic writes it ({error}); copy it again") from error
+    import h5py
+
+    with reading("this file, HDF5 as robomimic writes it,"), h5py.File(path, "r") as file:
+        yield file
 
 
 def _demonstrations(file: Any, demos: Any) -> list[str]:
@@ -139,8 +132,8 @@ def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict
         shapes = {frames.shape[1:] for frames in stored}
         if len(shapes) > 1 or any(frames.dtype != np.uint8 for frames in stored):
             raise DataError(f"the camera {key!r} must have uint8 frames of one size in all demonstrations")
-        starts = np.cumsum([0, *map(len, stored)])
-        return Frames((int(starts[-1]), *shapes.pop()), _Reader(path, tuple(names), key, starts))
+        readers = [_Reader(path, f"data/{name}/obs/{key}") for name in names]
+        return join_frames([Frames(frames.shape, reader) for frames, reader in zip(stored, readers, strict=True)])
     together = [key] if key in kinds else [key for key, kind in kinds.items() if kind == "low"]
     parts = []
     for name in names:
@@ -152,21 +145,14 @@ def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads a camera's frames; ``starts`` are the first step of every demonstration, and the end."""
+    """Reads a camera's frames in a demonstration; it opens the file on each call, so that it can be pickled."""
 
     path: Path
-    names: tuple[str, ...]
-    key: str
-    starts: NDArray[np.int64]
+    name: str
 
     def __call__(self, rows: NDArray[np.int64]) -> Images:
         with _opened(self.path) as file:
-            parts = []
-            for number in np.unique(np.searchsorted(self.starts, rows, side="right") - 1).tolist():
-                low, high = self.starts[number : number + 2]
-                own = rows[(rows >= low) & (rows < high)] - low
-                parts.append(np.asarray(file["data"][self.names[number]]["obs"][self.key][own], dtype=np.uint8))
-            return np.concatenate(parts)
+            return np.asarray(file[self.name][rows], dtype=np.uint8)
 
 
 def _known_as(key: str) -> str:

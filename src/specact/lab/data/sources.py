@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, DataError, unknown_name
+from specact.errors import DataError, unknown_name
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames
+from specact.records import Count, Record, WholeNumber
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Record, frozen=True):
     """The source of one observation, and its preprocessing.
 
     Attributes:
@@ -24,23 +23,12 @@ class Source:
         crop: top, left, height and width of the crop before resizing, or None.
         history: default history of policies; 0 for only the newest one, without a time axis; None for the recipe's
             ``window``, and 0 for a goal.
-
-    Raises:
-        ConfigError: for sizes that are not positive or a history below 0.
     """
 
     key: str
-    size: tuple[int, int] | None = None
-    crop: tuple[int, int, int, int] | None = None
-    history: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.size is not None and min(self.size) < 1:
-            raise ConfigError(f"size is height and width, both at least 1, got {list(self.size)}")
-        if self.crop is not None and (min(self.crop) < 0 or min(self.crop[2:]) < 1):
-            raise ConfigError(f"crop is top, left, height and width in pixels, got {list(self.crop)}")
-        if self.history is not None and self.history < 0:
-            raise ConfigError(f"history must be at least 0, got {self.history}")
+    size: tuple[Count, Count] | None = None
+    crop: tuple[WholeNumber, WholeNumber, Count, Count] | None = None
+    history: WholeNumber | None = None
 
 
 Sources = Mapping[str, Source]
@@ -93,12 +81,3 @@ class Recording:
         if not isinstance(array, Frames):
             raise DataError(f"the observation {name!r} is not made of camera frames, so it has no size and no crop")
         return array.fitted(source.crop, source.size)
-
-
-def read_sources(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Source]:
-    """The sources of a recipe from plain values, as in a manifest."""
-
-    def whole(value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
-    return {name: Source(**{key: whole(value) for key, value in table.items()}) for name, table in values.items()}

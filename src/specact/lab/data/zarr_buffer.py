@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import DataError, MissingExtraError
+from specact.errors import DataError
 from specact.lab.data import npz
+from specact.lab.data.decoding import reading
 from specact.lab.data.episodes import Observed
 from specact.lab.data.frames import Frames, check_frames
 from specact.lab.data.sources import Recording
-
-if TYPE_CHECKING:
-    import zarr
 
 # Allowed codecs of chunks: only pure byte transformations. A pickle codec, for example, could run any code.
 _CODECS = frozenset(
@@ -32,21 +27,6 @@ _CODECS = frozenset(
 
 # Number of frames that determine whether floats are within 0..1 or 0..255; a single one may be black.
 _SAMPLE_FRAMES = 5
-# Errors of zarr (v2 and v3 files) and its codecs for damaged stores; its own derive from ValueError or KeyError.
-_DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    OSError,
-    EOFError,
-    RuntimeError,
-    AttributeError,
-    zlib.error,
-    MemoryError,
-    NotImplementedError,
-    OverflowError,
-)
 
 
 @dataclass(frozen=True)
@@ -66,15 +46,11 @@ class _Reader:
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         import zarr
 
-        try:
-            array = cast("zarr.Array[Any]", zarr.open_group(str(self.path), mode="r")[self.name])
-            if rows[-1] - rows[0] + 1 == len(rows):
-                values = np.asarray(array[int(rows[0]) : int(rows[-1]) + 1])
-            else:
-                values = np.asarray(array.oindex[rows])
-            return npz.frames(values, self.scale)
-        except _DAMAGE as error:
-            raise DataError(f"{self.path}: some frames are damaged ({error}); copy or record it again") from error
+        with reading(f"{self.path}: a frame"):
+            array: Any = zarr.open_group(str(self.path), mode="r")[self.name]
+            whole = rows[-1] - rows[0] + 1 == len(rows)
+            values = array[int(rows[0]) : int(rows[-1]) + 1] if whole else array.oindex[rows]
+            return npz.frames(np.asarray(values), self.scale)
 
 
 def read_zarr(path: Path) -> Recording:
@@ -85,26 +61,22 @@ def read_zarr(path: Path) -> Recording:
 
     Raises:
         DataError: for damaged stores, missing arrays or chunks, and lengths that contradict each other.
-        MissingExtraError: if zarr is not installed.
     """
-    try:
-        import zarr
-    except ImportError as error:
-        raise MissingExtraError("zarr", "train") from error
+    import zarr
 
-    with _damage_as_data_error():
+    advice = "'data/state', 'data/action' and 'meta/episode_ends' are needed; copy it again"
+    with reading("this zarr store", advice):
         root = zarr.open_group(str(path), mode="r")
         stored = {name: array for folder in ("data", "meta") for name, array in _arrays(root, folder).items()}
         names = (*npz.ACTION, "episode_ends", "rate_hz")
         columns = {name: _load(path, stored[name]) for name in names if name in stored}
 
     def load(key: str) -> Observed:
-        with _damage_as_data_error():
+        with reading("this zarr store", advice):
             array = stored[key]
             if not npz.is_camera(key, array.shape):
                 return npz.observed(key, _load(path, array))
-            _check_codecs(array)
-            _check_chunks(path, array)
+            _check(path, array)
             check_frames(array.shape)
             some = np.unique(np.linspace(0, array.shape[0] - 1, _SAMPLE_FRAMES, dtype=np.int64))
             scale = npz.frame_scale(np.stack([np.asarray(array[row]) for row in some.tolist()]))
@@ -113,32 +85,20 @@ def read_zarr(path: Path) -> Recording:
     return npz.from_columns(columns, tuple(stored), load)
 
 
-@contextmanager
-def _damage_as_data_error() -> Iterator[None]:
-    try:
-        yield
-    except _DAMAGE as error:
-        raise DataError(
-            f"this zarr store is damaged or not a replay buffer ({type(error).__name__}: {error}); "
-            f"'data/state', 'data/action' and 'meta/episode_ends' are needed; copy it again"
-        ) from error
-
-
-def _arrays(root: zarr.Group, folder: str) -> dict[str, zarr.Array[Any]]:
+def _arrays(root: Any, folder: str) -> dict[str, Any]:
     group = root.get(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # zarr names every stray file (.DS_Store); they do no harm
-        return dict(cast("zarr.Group", group).arrays()) if hasattr(group, "arrays") else {}
+        return dict(group.arrays()) if hasattr(group, "arrays") else {}
 
 
-def _load(path: Path, array: zarr.Array[Any]) -> NDArray[Any]:
-    _check_codecs(array)
-    _check_chunks(path, array)
+def _load(path: Path, array: Any) -> NDArray[Any]:
+    _check(path, array)
     return np.asarray(array[...])
 
 
-def _check_codecs(array: zarr.Array[Any]) -> None:
-    """Checks an array's codecs before anything is decompressed."""
+def _check(path: Path, array: Any) -> None:
+    """Checks an array's codecs before anything is decompressed, and its chunks."""
     if array.dtype.kind not in "biuf":
         raise DataError(f"{array.path!r} holds {array.dtype}; store numbers, such as float32")
     metadata: dict[str, Any] = dict(array.metadata.to_dict())
@@ -155,9 +115,10 @@ def _check_codecs(array: zarr.Array[Any]) -> None:
             )
         inside = step.get("configuration") or {}
         steps += [*inside.get("codecs", ()), *inside.get("index_codecs", ())]
+    _check_chunks(path, array)
 
 
-def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:
+def _check_chunks(path: Path, array: Any) -> None:
     """Checks for damage that zarr would silently read as wrong numbers.
 
     A missing chunk is read as zeros. A truncated blosc chunk is read beyond its end (numcodecs 0.16), so the size in

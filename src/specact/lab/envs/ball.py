@@ -87,6 +87,12 @@ _SPEED_SCALE = 0.5  # [m/s], scales velocities to about [-1, 1]
 _TILT_RATE_SCALE = 1.5  # [rad/s]
 _LIMIT = 4.0  # bound of scaled observations, at which sensors saturate
 
+# Of the expert.
+_ROLLING = 5 / 7 * 9.81  # acceleration of a solid ball per rad of tilt [m/s^2]
+_SERVO_LAG = 0.1  # of the plate's tilt behind its command [s]
+_CLEARANCE = 0.06  # between the ball's and the pillar's surface [m]
+_CLEAR_OFFSET = 0.5  # sine of the angle at the pillar between the ball and the point opposite the goal
+
 # The tilt axes are chosen such that a positive tilt rolls the ball towards positive x (first) and y (second).
 # Servos: 0.2 kg m^2 and 20 rad/s, critically damped, so the plate lags its command by about 0.1 s.
 # The goal's site is off centre because MuJoCo does not move a site that was compiled at its body's origin.
@@ -299,11 +305,57 @@ def tilt(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
     return np.array(cast(BallEnv, env.unwrapped).data.qpos[:2])
 
 
-def expert(seed: int) -> Any:
-    """The scripted expert, see :class:`~specact.lab.envs.experts.BallExpert`."""
-    from specact.lab.envs.experts import BallExpert  # here, not above: the experts import this file
+class BallExpert:
+    """Scripted expert: rolls the ball around the pillar on a side drawn once per episode, then to the goal.
 
-    return BallExpert(seed)
+    Where both ways are about equally good the side is drawn, else the state determines it: actions are bimodal at the
+    decision and unimodal afterwards.
+
+    It heads for the goal where the straight line is free, else along the tangent to a circle around the pillar; the
+    speed falls with the square root of the remaining distance, and the tilt is proportional to the velocity error. For
+    a moving goal the speed is relative to it, and its centripetal acceleration is fed forward.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._side = 1.0
+
+    def reset(self, env: gym.Env[Any, Any]) -> None:
+        """Draw the side for a new episode: +1 passes with the pillar on the left, -1 on the right."""
+        self._side = float(self._random.choice([-1.0, 1.0]))
+
+    def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
+        """The action for the environment's current state, float32 ``[2]`` in [-1, 1]."""
+        plate = cast(BallEnv, env.unwrapped)
+        # Predicted state after the servo's lag, to avoid overshoot.
+        velocity = plate.velocity + _SERVO_LAG * _ROLLING * plate.tilt
+        position = plate.position + _SERVO_LAG * plate.velocity
+        goal = plate.goal + _SERVO_LAG * plate.goal_velocity
+        heading, speed = self._heading(position, goal)
+        wanted = speed * heading + plate.goal_velocity
+        turning = -float(plate.goal_velocity @ plate.goal_velocity) / float(goal @ goal) * goal
+        tilt = (4.0 * (wanted - velocity) + turning) / _ROLLING
+        return np.clip(tilt / MAX_TILT, -1.0, 1.0).astype(np.float32)
+
+    def _heading(self, position: NDArray[np.float64], goal: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """Unit vector of the desired velocity ``[2]``, and its magnitude [m/s]."""
+        line = goal - position
+        remaining = float(np.hypot(*line))
+        along = line / max(remaining, 1e-9)
+        out = float(np.hypot(*position))
+        touching = PILLAR_RADIUS + BALL_RADIUS
+        radius = touching + _CLEARANCE
+        nearest = float(np.hypot(*(position + np.clip(-position @ along, 0.0, remaining) * along)))
+        if nearest >= max(touching, min(radius, 0.95 * out, float(np.hypot(*goal)))):
+            return along, min(0.5, float(np.sqrt(0.7 * remaining)), 2.5 * remaining)
+        # A lateral offset from the pillar, seen from the goal, larger than any initial one determines the side.
+        offset = float(goal[0] * position[1] - goal[1] * position[0]) / (out * float(np.hypot(*goal)))
+        side = -np.sign(offset) if abs(offset) > _CLEAR_OFFSET else self._side
+        inward = -position / out
+        sine = min(radius / out, 1.0)
+        drift = 2.0 * max(1.0 - out / radius, 0.0)  # inside the circle there is no tangent: go around and outwards
+        heading = (np.sqrt(1 - sine**2) - drift) * inward - side * sine * np.array([-inward[1], inward[0]])
+        return heading / np.hypot(*heading), 0.4
 
 
 TASK = Task(
@@ -313,7 +365,7 @@ TASK = Task(
     max_steps=MAX_STEPS,
     score="1 if the ball came to rest on the goal, else 0",
     features=lambda episodes: episodes,
-    expert=expert,
+    expert=BallExpert,
     pace="speed of the goal on a circle around the pillar [m/s]",
     hold=lambda last: last,
     effector=tilt,

@@ -38,6 +38,10 @@ _LIMIT = 4.0  # bound of scaled observations, above any reachable speed
 _MIN_GAP = 4 * RADIUS  # minimum distance between starts, and between targets [m]
 _MIN_TRIP = 0.8  # minimum distance from start to target [m]
 
+# Of the expert.
+_SEPARATION = 0.3  # distance between drone centres that it aims for [m]
+_CLEAR_MISS = 0.1  # a predicted miss of at least this distance determines the side on which drones pass [m]
+
 Array = NDArray[np.float64]
 
 
@@ -180,10 +184,58 @@ def _length(vector: Array) -> float:
     return max(float(np.hypot(*vector)), 1e-9)
 
 
-def _expert(seed: int) -> Any:
-    from specact.lab.envs.experts import SwarmExpert  # here, not above: the experts import this file
+def _left(vector: Array) -> Array:
+    """Vectors ``[..., 2]`` turned left by 90 degrees."""
+    return np.stack([-vector[..., 1], vector[..., 0]], axis=-1)
 
-    return SwarmExpert(seed)
+
+class SwarmExpert:
+    """Scripted expert: flies each drone to its target; pairs on a collision course pass on a side drawn per pair.
+
+    For each pair it predicts the miss, the signed distance of the closest approach. Where this is too small both evade
+    sideways, to the side of the predicted miss if that is unambiguous, else to the drawn side.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._side = np.zeros((0, 0))
+
+    def reset(self, env: gym.Env[Any, Any]) -> None:
+        """Draw the side of each pair for a new episode."""
+        drones = cast(SwarmEnv, env.unwrapped).drones
+        sides = np.triu(self._random.choice([-1.0, 1.0], (drones, drones)), 1)
+        self._side = sides + sides.T
+
+    def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
+        """The action for the environment's current state, float32 ``[2 N]`` in [-1, 1]."""
+        plane = cast(SwarmEnv, env.unwrapped)
+        line = plane.target - plane.position
+        remaining = np.linalg.norm(line, axis=1, keepdims=True)
+        speed = np.minimum(np.minimum(0.8, np.sqrt(2 * 0.6 * remaining)), 2.0 * remaining)
+        wanted = speed * line / np.maximum(remaining, 1e-9)
+        wanted = wanted + self._avoidance(plane.position, 0.5 * (plane.velocity + wanted))
+        push = 4.0 * (wanted - plane.velocity) + DRAG * plane.velocity
+        action: NDArray[np.float32] = np.clip(push / ACCELERATION, -1.0, 1.0).astype(np.float32).ravel()
+        return action
+
+    def _avoidance(self, position: NDArray[np.float64], velocity: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Velocity added to each drone ``[N, 2]`` [m/s] so that no pair comes closer than ``_SEPARATION``."""
+        between = position[None] - position[:, None]  # from i to j, [N, N, 2]
+        closing = velocity[:, None] - velocity[None]
+        distance = np.maximum(np.linalg.norm(between, axis=2), 1e-9)
+        speed = np.maximum(np.linalg.norm(closing, axis=2), 1e-9)
+        until = np.einsum("ijk,ijk->ij", between, closing) / speed**2  # time to the closest approach [s]
+        miss = np.einsum("ijk,ijk->ij", _left(between), closing) / speed  # > 0: j is passed on the right of i
+        urgent = (until > 0) & (until < 2.0) & (np.abs(miss) < _SEPARATION) & (speed > 0.05)
+        side = np.where(np.abs(miss) > _CLEAR_MISS, np.sign(miss), self._side)
+        sideways = side[..., None] * _left(between) / distance[..., None]
+        need = np.where(urgent, (_SEPARATION - side * miss) / np.maximum(until, 0.3), 0.0)
+        crowded = np.clip((_SEPARATION - distance) / _SEPARATION, 0.0, None) * (distance > 1e-6)
+        repulsion = -between / distance[..., None]
+        added: NDArray[np.float64] = (0.5 * need[..., None] * sideways + 1.5 * crowded[..., None] * repulsion).sum(
+            axis=1
+        )
+        return added
 
 
 TASK = Task(
@@ -193,7 +245,7 @@ TASK = Task(
     max_steps=MAX_STEPS,
     score="1 if all drones came to rest on their targets, else 0",
     features=lambda episodes: episodes,
-    expert=_expert,
+    expert=SwarmExpert,
     hold=np.zeros_like,  # drag slows the drones; an acceleration cannot stop one at once
     effector=lambda env: cast(SwarmEnv, env.unwrapped).position.ravel().copy(),
 )

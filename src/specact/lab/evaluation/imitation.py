@@ -17,7 +17,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
-from specact.lab.data.sources import read_sources
+from specact.lab.data.sources import Source
 from specact.lab.envs import env_of, load_task
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import Method
@@ -27,6 +27,7 @@ from specact.lab.statistics import mean_interval
 from specact.observation import Observation
 from specact.pair import AS_STORED, Named
 from specact.policy import SpeculativePolicy
+from specact.records import read_record
 from specact.verification import LocalTarget
 
 
@@ -78,7 +79,7 @@ def demonstration_split(bundle: Bundle, data: Path | None, env: str | None = Non
         recipe["generate_episodes"],
         recipe["generate_noise"],
         recipe["seed"],
-        sources=read_sources(recipe.get("observations", {})),
+        sources=read_record(recipe.get("observations", {}), dict[str, Source], "observations"),
         rate_hz=recipe.get("rate_hz"),
     )
     return episodes.split(recipe["held_out"], recipe["seed"])

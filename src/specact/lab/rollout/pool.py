@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from specact.errors import ConfigError, SpecactError
 from specact.lab.rollout.cluster import HERE, check_place
 from specact.lab.rollout.rollout import Outcome, Shard, run_shard
 
+_LOOK_EVERY_S = 0.5
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 Result = tuple[list[Outcome], dict[str, np.ndarray]]
@@ -61,15 +63,26 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
+        if self._executor is None:
+            return
+        if kind is not None and self._on == HERE:
+            for process in active_children():
+                process.terminate()
+        self._executor.shutdown(cancel_futures=True)
 
     def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
         """Yields every shard with its result, as :meth:`each` does."""
         return self.each(run_shard, shards)
 
-    def each(self, work: Callable[[Item], Output], items: Iterable[Item]) -> Iterator[tuple[Item, Output]]:
-        """Yields every item with its result of ``work``, a module-level function, in order of completion.
+    def each(
+        self, work: Callable[[Item], Output], items: Iterable[Item], meanwhile: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[Item, Output]]:
+        """Yields every item with its result of ``work``, in order of completion.
+
+        Args:
+            work: a module-level function.
+            items: its arguments.
+            meanwhile: called now and then while other processes work.
 
         Raises:
             SpecactError: if a worker process was killed.
@@ -82,17 +95,22 @@ class Pool:
             return
         futures = {self._executor.submit(work, item): item for item in items}
         try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, _LOOK_EVERY_S, FIRST_COMPLETED)
+                meanwhile()
+                for future in done:
+                    yield futures[future], future.result()
         except BrokenProcessPool:
             raise SpecactError(
-                "a worker process was killed, most likely for lack of memory; run the same command again with "
-                "--workers 1: finished results are kept"
+                "a worker process was killed, most likely for lack of memory; run the same command again with fewer "
+                "of them (--workers 1, of a training --jobs 1): finished results and checkpoints are kept"
             ) from None
 
 
 def _prepare_worker() -> None:
-    """Limits a worker's libraries to one thread, and makes it end with its parent."""
+    """Limits a worker's libraries to one thread, and makes it end with its parent, which alone handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["LP_NUM_THREADS"] = "0"  # Mesa's software renderer
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,101 +1,336 @@
-"""Distillation of a draft: retrains it on the target's outputs in states visited by the gated policy."""
+"""Drafts that are trained again on their target's outputs, in states that the gated policy visits.
+
+This is DAgger (Ross et al. 2011) with the target as the expert: rounds of rollouts, each with what the last one made.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specact.bundle.manifest import write_manifest
+from specact import __version__
+from specact.bundle.manifest import read_manifest
+from specact.errors import ConfigError
+from specact.families.chunks.bundle import FlowBundle, RegressionBundle, load_flow, load_regression
+from specact.families.chunks.folder import DRAFT, PairSettings, make_pair
+from specact.families.chunks.pair import ChunkPair
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
+from specact.families.load import AnyPair, of_codes
+from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
-from specact.lab.data.locks import locked
 from specact.lab.rollout.distillation import Collect
+from specact.lab.train.chunks import TrainingBatch, chunk_stage, write_chunk_bundle
+from specact.lab.train.codes import export_policy
+from specact.lab.train.dataset import moments
+from specact.lab.train.embedding import plain as parameter_name
 from specact.lab.train.encoder import PatchEmbedding
-from specact.lab.train.export import export_policy
-from specact.lab.train.loop import Metrics, Stage, cosine, run
+from specact.lab.train.export import BundleFolder
+from specact.lab.train.fit import Training, fit
+from specact.lab.train.flow import Flow
+from specact.lab.train.loop import Metrics, Progress, Stage, cosine, last_lines
 from specact.lab.train.rebuild import architecture, rebuild
-from specact.lab.train.vqbet import VQBeT, moments, plain
+from specact.lab.train.recipe import chunk_recipe_of, plain
+from specact.lab.train.tokens import TokenModel
+from specact.lab.train.vqbet import VQBeT
 from specact.lab.train.windows import Statistics
 from specact.observation import ObservationSpec
+from specact.records import Count, NotNegative, Positive, Record, Seed, Share
 from specact.rng import Role, stream
 
 _BATCH = 256  # windows of frames per encoder pass
-Progress = Callable[[str, int, int], None]
+_HELD_OUT = 1024  # maximum size of a validation batch
+_CHUNK_BUNDLES: dict[str, Callable[[Path], FlowBundle | RegressionBundle | TokenBundle]] = {
+    "flow": load_flow,
+    "regression": load_regression,
+    "tokens": load_tokens,
+}
 
 
-@dataclass(frozen=True)
-class DistilRecipe:
-    """The settings of a distillation.
+class RoundsRecipe(Record, frozen=True, kw_only=True):
+    """The settings of rounds.
 
     Attributes:
         rates: transmission rates of the random gates in rollouts.
-        rounds: the first one rolls out the bundle's draft, every further one the previous distilled draft.
+        rounds: the first one rolls out the pair as it is, every further one with what the previous one trained.
         steps, batch, learning_rate: AdamW with warm-up and a cosine schedule.
-        offset_weight: weight of the offsets' L1 distance to the target's, weighted with p, relative to the codes'
-            cross-entropy.
         seed: random seed.
     """
 
-    rates: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6)
-    rounds: int = 2
-    steps: int = 12_000
-    batch: int = 512
-    learning_rate: float = 2e-3
-    offset_weight: float = 10.0
-    seed: int = 0
+    rates: tuple[Share, ...] = (0.0, 0.2, 0.4, 0.6)
+    rounds: Count = 2
+    steps: Count = 12_000
+    batch: Count = 512
+    learning_rate: Positive = 2e-3
+    seed: Seed = 0
+
+
+class DistilRecipe(RoundsRecipe, frozen=True, kw_only=True):
+    """The settings of a distillation; the optimizer of a chunk draft has those of the draft's own recipe.
+
+    Attributes:
+        offset_weight: weight of the offsets' L1 distance to the target's, weighted with p, relative to the codes'
+            cross-entropy.
+    """
+
+    offset_weight: NotNegative = 10.0
+
+
+class Student(ABC):
+    """What learns in rounds, from lessons of a pair.
+
+    Attributes:
+        name: of its stages, before their number.
+        recipe: its settings.
+        steps: of each stage.
+        encoders: of the draft's cameras, whose features are learned from in place of frames.
+    """
+
+    name: ClassVar[str]
+    recipe: RoundsRecipe
+    steps: int
+    encoders: Mapping[str, nn.Module]
+
+    @abstractmethod
+    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        """The stage of a round."""
+
+    @abstractmethod
+    def publish(
+        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
+    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+        """Writes what was trained; returns the pair and the gates of the next rollouts, none for random ones."""
+
+
+class Rounds(Training):
+    """Rounds of rollouts and training; a stopped run repeats the rollouts and resumes in its last round.
+
+    Args:
+        pair: of the first round's rollouts.
+        student: learns from all rounds so far.
+        collect: rolls a pair out under gates and returns the data of a round, given its number.
+    """
+
+    def __init__(self, pair: AnyPair, student: Student, collect: Collect) -> None:
+        recipe = student.recipe
+        self._student, self._collect, self._count = student, collect, recipe.rounds
+        self._gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
+        self._lessons: list[DistillationData] = []
+        self._stages: list[tuple[Stage, DistillationData]] = []
+        self._rollouts: list[tuple[AnyPair, Sequence[GateSettings]]] = [(pair, self._gates)]
+        self.request = {"from": pair.fingerprint, **plain(recipe)}
+
+    def plan(self) -> list[dict[str, int]]:
+        return [{f"{self._student.name}-{number}": self._student.steps} for number in range(self._count)]
+
+    def stage(self, name: str) -> Stage:
+        return self._stage(int(name.rpartition("-")[2]))[0]
+
+    def export(self, progress: Progress) -> list[Path]:
+        path = self._rollout(self._count)[0].path
+        assert path is not None, "it was just written"
+        return [path]
+
+    def _stage(self, number: int) -> tuple[Stage, DistillationData]:
+        """The stage of a round, and its held-out lessons."""
+        while len(self._stages) <= number:
+            number_, student = len(self._stages), self._student
+            self._lessons.append(encoded(self._collect(*self._rollout(number_), number_), student.encoders))
+            train, held_out = join(self._lessons).split()
+            torch.manual_seed(student.recipe.seed)
+            self._stages.append((student.stage(f"{student.name}-{number_}", train, held_out), held_out))
+        return self._stages[number]
+
+    def _rollout(self, rounds: int) -> tuple[AnyPair, Sequence[GateSettings]]:
+        """The pair and its gates after so many rounds."""
+        while len(self._rollouts) <= rounds:
+            stage, held_out = self._stage(len(self._rollouts) - 1)
+            stage.module.load_state_dict(self.weights(stage.name))
+            metrics, last = last_lines(self.out)[stage.name]["held_out"], len(self._rollouts) == self._count
+            pair, gates = self._student.publish(stage, held_out, self.out, metrics, last=last)
+            self._rollouts.append((pair, gates or self._gates))
+        return self._rollouts[rounds]
 
 
 def distil(
-    bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
+    pair: AnyPair, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
 ) -> Path:
-    """Makes the bundle ``NAME-distilled``: the same target and tokenizer, the draft distilled from the target.
+    """Makes ``NAME-distilled``: the same target, and the draft trained from scratch on the target's outputs.
 
-    The draft keeps its architecture and is trained from scratch, on the target's distribution in states that gated
-    rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). An image encoder that was trained before
-    the draft stays frozen. A stopped run resumes in its last round.
+    The draft keeps its architecture. An image encoder that was trained before the draft stays frozen.
 
     Args:
-        bundle: the pair; made by ``specact train``, so that its manifest has the draft's architecture.
+        pair: of action codes, or of chunks; its draft was made by ``specact train``.
         recipe: its settings.
-        collect: rolls a pair out under gates and returns the data of a round, given its number.
-        out: folder of the run: weights and ``log.jsonl`` of every round, and the bundle.
-        progress: called with (stage, done, total).
-        threads: of PyTorch, in the whole process; results are exact for the same number.
+        collect: see :class:`Rounds`.
+        out, progress, threads: see :func:`~specact.lab.train.fit.fit`.
+
+    Returns:
+        The folder of the new pair.
 
     Raises:
-        ConfigError: if the manifest lacks the draft's architecture, or ``out`` is locked by another process.
+        ConfigError: if the draft's architecture is not known, or ``out`` is locked by another process.
     """
-    with locked(out):
-        return _distil(bundle, recipe, collect, out, progress, threads)
+    student: Student = (
+        ChunkStudent(pair, recipe)
+        if isinstance(pair, ChunkPair)
+        else CodesStudent(of_codes(pair, "distillation"), recipe)
+    )
+    return fit(Rounds(pair, student, collect), out, progress, threads=threads).bundles[0]
 
 
-def _distil(
-    bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, threads: int
-) -> Path:
-    torch.set_num_threads(threads)
-    settings, shapes = architecture(bundle, "draft")
-    gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-    collected: list[DistillationData] = []
-    encoders = draft_encoders(bundle) if settings.encoder.learns else {}
-    pair = bundle
-    for number in range(recipe.rounds):
-        collected.append(encoded(collect(pair, gates, number), encoders))
-        train, held_out = join(collected).split()
-        torch.manual_seed(recipe.seed)
-        network = VQBeT(shapes, settings, observation_statistics(shapes.observation, train))
-        for camera, encoder in encoders.items():
+class CodesStudent(Student):
+    """A draft of action codes; see :func:`distil`."""
+
+    name = "distilled"
+
+    def __init__(self, bundle: Bundle, recipe: DistilRecipe) -> None:
+        self._bundle, self.recipe, self._settings, self.steps = bundle, recipe, recipe, recipe.steps
+        self._policy, self._shapes = architecture(bundle, "draft")
+        self.encoders = draft_encoders(bundle) if self._policy.encoder.learns else {}
+
+    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        statistics = observation_statistics(self._shapes.observation, train)
+        network, recipe = VQBeT(self._shapes, self._policy, statistics), self._settings
+        for camera, encoder in self.encoders.items():
             network.freeze(camera, encoder)
-        stage = _stage(f"distilled-{number}", network, recipe, bundle.spec.temperature, train, held_out)
-        network.load_state_dict(run(stage, out, lambda done: progress("distilled draft", done, recipe.steps)))
-        pair = _write(bundle, network, recipe, stage.validate(network), out / "bundles" / f"{bundle.name}-distilled")
-    return pair.path
+        temperature = self._bundle.spec.temperature
+
+        def losses(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
+            observation = {key: torch.from_numpy(np.asarray(values[rows])) for key, values in data.observation.items()}
+            prediction = network.heads(network.features(observation)[:, -1:])
+            p = torch.from_numpy(data.outputs["target_probs"][rows])
+            logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
+            offsets = torch.from_numpy(data.outputs["target_offsets"][rows].astype(np.float32))
+            offset_error = (prediction.offsets[:, 0] - offsets).abs().mean((-2, -1))
+            return {
+                "cross_entropy": -(p * logs).sum((-2, -1)).mean(),
+                "offset": (p * offset_error).sum((-2, -1)).mean(),
+                "rejection": (p - logs.exp()).abs().sum(-1).mean() / 2,
+            }
+
+        def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+            rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
+            parts = losses(train, rows)
+            loss = parts["cross_entropy"] + recipe.offset_weight * parts["offset"]
+            return loss, {key: part.detach() for key, part in parts.items()}
+
+        # Frames without precomputed features take memory, so a subset is used.
+        has_frames = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
+        rows_held_out = np.arange(min(len(held_out), _BATCH) if has_frames else len(held_out))
+
+        def validate(module: nn.Module) -> Metrics:
+            with torch.no_grad():
+                return {key: float(value) for key, value in losses(held_out, rows_held_out).items()}
+
+        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-3, fused=True)
+        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
+        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
+
+    def publish(
+        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
+    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+        bundle, network = self._bundle, stage.module
+        assert isinstance(network, VQBeT)
+        folder = BundleFolder(out / "bundles" / f"{bundle.name}-distilled", PARTS)
+        for part in ("tokenizer", "target"):
+            shutil.copyfile(bundle.files[part], folder.files[part])
+        half = bundle.manifest.recipe["precision"] == "float16"
+        parity = export_policy(network, folder.files["draft"], half)
+        manifest = {key: value for key, value in bundle.manifest.values().items() if key != "head"}
+        manifest |= {
+            "name": folder.path.name,
+            "distilled": {"from": bundle.fingerprint, **plain(self.recipe), "held_out": metrics},
+            "parity": manifest["parity"] | {"draft": parity},
+        }
+        folder.finish(manifest, bundle.spec)
+        return load_bundle(folder.path), ()
+
+
+class ChunkStudent(Student):
+    """A draft of chunks; see :func:`distil`."""
+
+    name = "distilled"
+
+    def __init__(self, pair: ChunkPair, recipe: DistilRecipe) -> None:
+        self._pair, self.recipe, self.encoders = pair, recipe, {}
+        bundle = _draft_bundle(pair)
+        self._draft, self._units = chunk_recipe_of(bundle.manifest.recipe, f"the draft of {pair.name}"), bundle.units
+        self.steps = self._draft.steps
+
+    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        spec, seed = self._pair.draft.spec, self.recipe.seed
+
+        def batch(data: DistillationData, chunks: Tensor, real: Tensor, rows: np.ndarray) -> TrainingBatch:
+            observation = {key: torch.from_numpy(np.asarray(column[rows])) for key, column in data.observation.items()}
+            return TrainingBatch(observation, chunks[rows], real.expand(len(rows), -1))
+
+        labels = self._labels(train)
+
+        def draw(step: int) -> TrainingBatch:
+            rows = stream(seed, Role.DATA, step=step).integers(len(train), size=self._draft.batch)
+            return batch(train, *labels, rows)
+
+        rows_held_out = np.arange(min(len(held_out), _HELD_OUT))
+        return chunk_stage(
+            name, self._draft, spec, observation_statistics(spec.observation, train), None, draw,
+            partial(batch, held_out, *self._labels(held_out), rows_held_out),
+        )  # fmt: skip
+
+    def publish(
+        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
+    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+        pair, name = self._pair, f"{self._pair.name}-distilled"
+        manifest = {
+            "name": name, "env": pair.env, "specact": __version__, "recipe": plain(self._draft),
+            "distilled": {"from": pair.fingerprint, **plain(self.recipe), "held_out": metrics},
+        }  # fmt: skip
+        assert isinstance(stage.module, Flow | TokenModel)
+        draft = out / "drafts" / stage.name.replace("distilled", name)
+        write_chunk_bundle(draft, manifest, self._draft, stage.module, self._units)
+        assert pair.path is not None, "its draft was read there"
+        stored = read_manifest(pair.path)
+        steps = {f"{part}_steps": stored.steps[part] for part in ("draft", "target")}
+        settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
+        folder = out / ("bundles" if last else "rounds") / name
+        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
+        target = pair.named.target or stored.sources["target"]
+        assert target is not None, "it was loaded"
+        return make_pair(folder, str(draft), target, settings), ()
+
+    def _labels(self, data: DistillationData) -> tuple[Tensor, Tensor]:
+        """The target's chunks in the flow's units ``[N, H, A]``, and 1 for the actions that it gives ``[H]``."""
+        units, chunk = self._units, self._pair.draft.spec.chunk
+        action = np.clip(self._pair.units.to_environment(data.outputs["wanted"]), units.low, units.high)
+        # The target's chunks may be shorter than the draft's; the rest has no label.
+        padding = ((0, 0), (0, chunk - action.shape[1]), (0, 0))
+        chunks = torch.from_numpy(np.pad(units.to_flow(action), padding).astype(np.float32))
+        return chunks, (torch.arange(chunk) < action.shape[1]).float()
+
+
+def _draft_bundle(pair: ChunkPair) -> FlowBundle | RegressionBundle | TokenBundle:
+    folder = Path() if pair.path is None else pair.path / DRAFT
+    kind = read_manifest(folder).kind if folder != Path() and folder.is_dir() else "pair"
+    if kind not in _CHUNK_BUNDLES:
+        raise ConfigError(
+            f"the draft of {pair.name} is no bundle of a chunk policy that specact train made, so how to train it is "
+            'not known; train one with a recipe of kind = "regression" or "flow" and make the pair with it'
+        )
+    if pair.draft.spec.observation.images or pair.draft.spec.observation.instruction:
+        raise ConfigError(
+            f"the draft of {pair.name} has a camera or follows an instruction, and states of rollouts are kept without "
+            "frames and words; distil it along demonstrations: specact train RECIPE --teacher TARGET"
+        )
+    return _CHUNK_BUNDLES[kind](folder)
 
 
 def observation_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
@@ -115,7 +350,7 @@ def draft_encoders(bundle: Bundle) -> dict[str, nn.Module]:
     if not cameras:
         return {}
     draft = rebuild(bundle, "draft", bundle.spec.draft.history)
-    embeddings = {camera: getattr(draft, f"embed_{plain(camera)}") for camera in cameras}
+    embeddings = {camera: getattr(draft, f"embed_{parameter_name(camera)}") for camera in cameras}
     return {
         camera: nn.Sequential(embedding, nn.Flatten()) if isinstance(embedding, PatchEmbedding) else embedding.encoder
         for camera, embedding in embeddings.items()
@@ -137,70 +372,3 @@ def encoded(data: DistillationData, encoders: Mapping[str, nn.Module]) -> Distil
         return np.concatenate(parts)
 
     return replace(data, observation={name: features(name, values) for name, values in data.observation.items()})
-
-
-def _stage(
-    name: str,
-    network: VQBeT,
-    recipe: DistilRecipe,
-    temperature: float,
-    train: DistillationData,
-    held_out: DistillationData,
-) -> Stage:
-    def losses(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
-        observation = {name: torch.from_numpy(np.asarray(values[rows])) for name, values in data.observation.items()}
-        features = network.features(observation)[:, -1:]
-        prediction = network.heads(features)
-        p = torch.from_numpy(data.outputs["target_probs"][rows])
-        logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
-        target_offsets = torch.from_numpy(data.outputs["target_offsets"][rows].astype(np.float32))
-        offset_error = (prediction.offsets[:, 0] - target_offsets).abs().mean((-2, -1))
-        return {
-            "cross_entropy": -(p * logs).sum((-2, -1)).mean(),
-            "offset": (p * offset_error).sum((-2, -1)).mean(),
-            "rejection": (p - logs.exp()).abs().sum(-1).mean() / 2,
-        }
-
-    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-        parts = losses(train, rows)
-        loss = parts["cross_entropy"] + recipe.offset_weight * parts["offset"]
-        return loss, {name: part.detach() for name, part in parts.items()}
-
-    # Frames without precomputed features take memory, so a subset is used.
-    has_frames = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
-    rows_held_out = np.arange(min(len(held_out), _BATCH) if has_frames else len(held_out))
-
-    def validate(module: nn.Module) -> Metrics:
-        with torch.no_grad():
-            return {key: float(value) for key, value in losses(held_out, rows_held_out).items()}
-
-    return Stage(
-        name=name,
-        module=network,
-        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=1e-3, fused=True),
-        update=update,
-        validate=validate,
-        steps=recipe.steps,
-        learning_rate=cosine(recipe.learning_rate, 100, recipe.steps),
-        seed=recipe.seed,
-        average=0.998,
-    )
-
-
-def _write(bundle: Bundle, network: VQBeT, recipe: DistilRecipe, metrics: Metrics, path: Path) -> Bundle:
-    """Writes the bundle with this draft; the manifest last, to mark it complete."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "manifest.json").unlink(missing_ok=True)
-    for part in ("tokenizer", "target"):
-        shutil.copyfile(bundle.files[part], path / PARTS[part])
-    parity = export_policy(network, path / PARTS["draft"], bundle.manifest.recipe["precision"] == "float16")
-    manifest = bundle.manifest.values()
-    manifest.pop("head", None)  # it was trained for the old draft
-    manifest |= {
-        "name": path.name,
-        "distilled": {"from": bundle.fingerprint, **vars(recipe), "held_out": metrics},
-        "parity": manifest["parity"] | {"draft": parity},
-    }
-    write_manifest(path, manifest, bundle.spec, PARTS)
-    return load_bundle(path)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Task
-from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, device_of
-from specact.lab.train.recipe import EncoderRecipe, Recipe
-from specact.lab.train.windows import Dataset, Windows
+from specact.lab.train.dataset import Dataset
+from specact.lab.train.loop import Draw, Metrics, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.recipe import CodesRecipe, EncoderRecipe
+from specact.lab.train.windows import Windows
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
@@ -222,11 +223,13 @@ class Scenes:
         """The observations of a number of scenes, ``[number, ...]`` by name."""
         assert self._task is not None and self._task.scenes is not None, "checked by learned"
         if number not in self._cache:
-            self._cache[number] = self._task.scenes(number, stream(self._seed, Role.DATA, episode=4))
+            self._cache[number] = self._task.scenes(number, stream(self._seed, Role.DATA, episode=Draw.SCENES))
         return self._cache[number]
 
 
-def learned(recipe: Recipe, specs: Mapping[str, ObservationSpec], episodes: Episodes, task: Task | None) -> set[str]:
+def learned(
+    recipe: CodesRecipe, specs: Mapping[str, ObservationSpec], episodes: Episodes, task: Task | None
+) -> set[str]:
     """Names of the observations that a recipe's encoders are pre-trained to predict.
 
     Raises:
@@ -254,7 +257,7 @@ def learned(recipe: Recipe, specs: Mapping[str, ObservationSpec], episodes: Epis
 
 def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Dataset, scenes: Scenes, seed: int) -> Stage:
     """The stage that pre-trains the encoder of one camera."""
-    torch.manual_seed(int(stream(seed, Role.DATA, episode=5).integers(2**62)))
+    seed_weights(seed, Draw.ENCODER)
     mean, std = dataset.statistics[recipe.learns]
     model = PosePredictor(
         ImageEncoder(recipe, dataset.train.episodes.frames(camera).shape[1:]), recipe.width, mean.numel()
@@ -268,13 +271,13 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
 
     def error_of(frames: Tensor, labels: Tensor) -> Tensor:
         device = device_of(model)
-        with autocast(recipe, device):
+        with autocast(recipe.width, recipe.bfloat16, device):
             predicted = model(frames.to(device))
         error: Tensor = predicted.float() - labels.to(device)
         return error
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        rng = stream(seed, Role.DATA, episode=6, step=step)
+        rng = stream(seed, Role.DATA, episode=Draw.FRAMES, step=step)
         scene_count = recipe.batch // 2 if recipe.scenes else 0
         frames, labels = draw_batch(dataset.train.episodes.observation, recipe.batch - scene_count, rng)
         if scene_count:
@@ -285,20 +288,11 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
         return loss, {"error": error.detach().abs().mean()}
 
     def validate(module: nn.Module) -> Metrics:
-        rng = stream(seed, Role.DATA, episode=6)
-        return {"error": float(error_of(*draw_batch(dataset.held_out.episodes.observation, 1024, rng)).abs().mean())}
+        rng = stream(seed, Role.DATA, episode=Draw.FRAMES)
+        error = error_of(*draw_batch(dataset.held_out.episodes.observation, 1024, rng))
+        return {"error": float(error.abs().mean())}
 
-    return Stage(
-        name=name,
-        module=model,
-        optimizer=adamw(model, recipe.weight_decay),
-        update=update,
-        validate=validate,
-        steps=recipe.steps,
-        learning_rate=cosine(recipe.learning_rate, 100, recipe.steps),
-        seed=seed,
-        average=recipe.average,
-    )
+    return adamw_stage(name, model, recipe, update, validate, seed=seed)
 
 
 @torch.no_grad()

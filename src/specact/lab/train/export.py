@@ -1,11 +1,13 @@
-"""Export of trained weights to a bundle: ONNX with a parity check, the tokenizer's table, the manifest."""
+"""Export of trained networks to ONNX with a parity check, and the folder of a bundle."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,173 +17,116 @@ import onnx
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.numpy import save
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD
-from specact.bundle.manifest import fingerprint_of, write_manifest
+from specact.bundle.manifest import Describable, fingerprint_of, write_manifest
 from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import BundleError
-from specact.families.codes.bundle import PARTS
-from specact.families.codes.spec import PolicySpec
 from specact.files import write_whole
-from specact.lab.train.vqbet import VQBeT, statistics_of
+from specact.lab.train.embedding import statistics_of
 from specact.observation import ObservationSpec
 
 # Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4
+# Inputs of a module by name; those in a table are inputs of the graph by their own names.
+Inputs = Mapping[str, Tensor | Mapping[str, Tensor]]
 
 
-class LastPosition(nn.Module):
-    """The deployed policy: codes and offsets of the newest position only."""
+@dataclass(frozen=True)
+class Graph:
+    """A network as it is exported.
 
-    def __init__(self, model: VQBeT) -> None:
-        super().__init__()
-        self.model = model
+    Attributes:
+        module: in evaluation mode.
+        example: makes random inputs with a batch of this size.
+        outputs: their names.
+        batches: sizes that are compared; a single one is fixed in the graph.
+        free: other dynamic axes of inputs, by name: axis to the name of its size. Axes of one name have one size.
+        broadcast: inputs of which one row serves any batch.
+    """
 
-    def forward(self, observation: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        features = self.model.features(observation)[:, -1:]
-        prediction = self.model.heads(features)
-        outputs = (prediction.logits[:, 0], prediction.offsets[:, 0])
-        if self.model.secondary_head is None:
-            return outputs
-        return (*outputs, self.model.secondary_head.conditional(features[:, 0]))
+    module: nn.Module
+    example: Callable[[int], Inputs]
+    outputs: Sequence[str]
+    batches: Sequence[int] = (1, 7)
+    free: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
+    broadcast: Sequence[str] = ()
+
+    def to_onnx(self) -> onnx.ModelProto:
+        """The network in ONNX."""
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
+        for name in ("onnx_ir", "onnxscript"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # they log every weight and every rule
+        fixed = len(self.batches) == 1
+        inputs = self.example(self.batches[0] if fixed else 3)
+        batch = {} if fixed else {0: torch.export.Dim("batch", min=1, max=4096)}
+        names = {size for axes in self.free.values() for size in axes.values()}
+        sizes = {size: torch.export.Dim(size, min=1, max=4096) for size in names}
+        shapes = {
+            name: batch | {axis: sizes[size] for axis, size in self.free.get(name, {}).items()}
+            if isinstance(value, Tensor)
+            else dict.fromkeys(value, batch)
+            for name, value in inputs.items()
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter warns of its own internals
+            program = torch.onnx.export(
+                self.module,
+                (),
+                kwargs=dict(inputs),
+                input_names=list(_flat(inputs)),
+                output_names=list(self.outputs),
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=shapes if batch or sizes else None,
+            )
+        assert program is not None  # None is only for exports without dynamo
+        proto: onnx.ModelProto = program.model_proto
+        for entry in proto.graph.input:
+            if entry.name in self.broadcast:
+                entry.type.tensor_type.shape.dim[0].dim_param = "windows"
+        forget_sources(proto)
+        return proto
 
 
-def write_bundle(
-    path: Path,
-    *,
-    manifest: dict[str, Any],
-    spec: PolicySpec,
-    table: Tensor,
-    centre: Tensor,
-    scale: Tensor,
-    policies: dict[str, VQBeT],
-    half: bool,
-) -> None:
-    """Writes a bundle folder; the manifest last, so that an incomplete export cannot be loaded.
-
-    A learned gate's head in the folder stays if it was trained for exactly these policies; otherwise it is removed.
+def export_checked(
+    graph: Graph, path: Path, *, half: bool = False, metadata: Mapping[str, str] = MappingProxyType({})
+) -> float:
+    """Exports a network, and returns the largest difference found between PyTorch and ONNX Runtime.
 
     Args:
-        path: folder to write; its manifest, if any, is removed first.
-        manifest: name, env, recipe, training metrics.
-        spec: common to the parts.
-        table, centre, scale: see :class:`~specact.families.codes.tokenizer.ActionTokenizer`.
-        policies: ``draft`` and ``target``.
-        half: store weights as float16 (computed in float32 after loading).
+        graph: the network.
+        path: file to write.
+        half: store weights as float16 (computed in float32 after loading), see :func:`round_to_half`.
+        metadata: texts that are stored in the file.
 
     Raises:
-        BundleError: if an exported policy's outputs differ from the trained one's.
+        BundleError: if the outputs differ by more than :data:`PARITY`.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    before = take_manifest(path)
-    tokenizer = {"table": table.numpy(), "centre": centre.numpy(), "scale": scale.numpy()}
-    write_whole(path / PARTS["tokenizer"], save(tokenizer))
-    parity = {role: export_policy(model, path / PARTS[role], half) for role, model in policies.items()}
-    parameters = {role: sum(p.numel() for p in model.parameters()) for role, model in policies.items()}
-    kept = kept_head(path, before, PARTS)
-    write_manifest(path, {**manifest, **kept, "parity": parity, "parameters": parameters}, spec, PARTS)
-
-
-def take_manifest(path: Path) -> dict[str, Any]:
-    """Removes a bundle's manifest before its parts are written again, and returns it; empty if there is none."""
-    file = path / "manifest.json"
-    before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    file.unlink(missing_ok=True)
-    return before
-
-
-def kept_head(path: Path, before: Mapping[str, Any], parts: Mapping[str, str]) -> dict[str, Any]:
-    """What a new manifest says of a learned gate's head, which is removed if the parts are not those it was made for.
-
-    Args:
-        path: the bundle's folder, with its parts.
-        before: the old manifest.
-        parts: files by the name of the part.
-    """
-    if before.get("fingerprints") == {part: fingerprint_of(path / name) for part, name in parts.items()}:
-        return {key: before[key] for key in ("head",) if key in before}
-    (path / HEAD).unlink(missing_ok=True)
-    return {}
-
-
-def export_policy(model: VQBeT, path: Path, half: bool) -> float:
-    """Exports one policy and returns the largest difference found between PyTorch and ONNX Runtime."""
-    model = model.eval()
-    if half:
-        round_to_half(model)
-    deployed = LastPosition(model).eval()
-    outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
-    proto = to_onnx(deployed, {"observation": example_inputs(model, 3)}, outputs)
+    proto = graph.to_onnx()
     if half:
         store_as_half(proto)
+    helper.set_model_props(proto, dict(metadata))
     onnx.checker.check_model(proto)
     write_whole(path, proto.SerializeToString())
-    difference = _difference(deployed, path, model)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for batch in graph.batches:
+        inputs = graph.example(batch)
+        with torch.no_grad():
+            expected = graph.module(**inputs)
+        found = session.run(None, {name: value.numpy() for name, value in _flat(inputs).items()})
+        for want, got in zip((expected,) if isinstance(expected, Tensor) else expected, found, strict=True):
+            difference = max(difference, float(np.abs(want.numpy() - got).max()))
     if difference > PARITY:
         raise BundleError(f"{path} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
     return difference
 
 
-def round_to_half(model: nn.Module) -> None:
-    """Rounds every parameter to float16 precision, in place."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.half().float())
-
-
-def to_onnx(
-    module: nn.Module,
-    inputs: dict[str, Tensor | dict[str, Tensor]],
-    outputs: list[str],
-    *,
-    free_batch: bool = True,
-    free: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
-) -> onnx.ModelProto:
-    """Exports a module to ONNX.
-
-    Args:
-        module: takes the tensors, and dicts of tensors, of ``inputs`` by name.
-        inputs: example inputs, batch first. The names of tensors, not those of dicts, become the graph's inputs.
-        outputs: names in the graph.
-        free_batch: whether the batch size is dynamic.
-        free: other dynamic axes of inputs, by name: axis to the name of its size. Axes of one name have one size.
-    """
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
-    for name in ("onnx_ir", "onnxscript"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they log every weight and every rule
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns of its own internals
-        batch = {0: torch.export.Dim("batch", min=1, max=4096)} if free_batch else {}
-        tables = {name: value if isinstance(value, dict) else {name: value} for name, value in inputs.items()}
-        sizes = {size: torch.export.Dim(size, min=1, max=4096) for axes in free.values() for size in axes.values()}
-        shapes = {
-            name: dict.fromkeys(value, batch)
-            if isinstance(value, dict)
-            else batch | {axis: sizes[size] for axis, size in free.get(name, {}).items()}
-            for name, value in inputs.items()
-        }
-        program = torch.onnx.export(
-            module,
-            (),
-            kwargs=inputs,
-            input_names=[name for table in tables.values() for name in table],
-            output_names=outputs,
-            dynamo=True,
-            verbose=False,
-            dynamic_shapes=shapes if free_batch or free else None,
-        )
-    assert program is not None  # None is only for exports without dynamo
-    proto: onnx.ModelProto = program.model_proto
-    forget_sources(proto)
-    return proto
-
-
-def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
-    """Random observations with the shapes and statistics of the training data."""
-    shapes, generator = model.shapes, torch.Generator().manual_seed(batch)
-    return some_observations(model, shapes.observation, generator, batch, shapes.words)
+def _flat(inputs: Inputs) -> dict[str, Tensor]:
+    tables = ({name: value} if isinstance(value, Tensor) else value for name, value in inputs.items())
+    return {name: tensor for table in tables for name, tensor in table.items()}
 
 
 def some_observations(
@@ -196,22 +141,16 @@ def some_observations(
         else:
             mean, std = statistics_of(module, name)
             inputs[name] = mean + std * torch.randn(shape, generator=generator)
-    if words is not None:
+    if words is not None and spec.instruction:
         inputs[INSTRUCTION] = torch.randint(words.size, (batch, words.length), generator=generator)
     return inputs
 
 
-def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    largest = 0.0
-    for batch in (1, 7):
-        values = example_inputs(model, batch)
-        with torch.no_grad():
-            expected = deployed(values)
-        outputs = session.run(None, {name: value.numpy() for name, value in values.items()})
-        for want, got in zip(expected, outputs, strict=True):
-            largest = max(largest, float(np.abs(want.numpy() - got).max()))
-    return largest
+def round_to_half(model: nn.Module) -> None:
+    """Rounds every parameter to float16 precision, in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half().float())
 
 
 def forget_sources(proto: onnx.ModelProto) -> None:
@@ -237,3 +176,35 @@ def store_as_half(proto: onnx.ModelProto) -> None:
     rest = list(graph.node)
     del graph.node[:]
     graph.node.extend(casts + rest)
+
+
+class BundleFolder:
+    """A bundle's folder while it is written: first its parts, then the manifest, so that no half of one can be loaded.
+
+    Args:
+        path: the folder; its manifest, if any, is removed.
+        parts: files by the name of the part.
+
+    Attributes:
+        files: paths of the parts.
+    """
+
+    def __init__(self, path: Path, parts: Mapping[str, str]) -> None:
+        self.path, self.files, self._parts = path, {part: path / name for part, name in parts.items()}, parts
+        path.mkdir(parents=True, exist_ok=True)
+        manifest = path / "manifest.json"
+        self._before: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
+        manifest.unlink(missing_ok=True)
+
+    def finish(self, manifest: Mapping[str, Any], spec: Describable) -> None:
+        """Writes the manifest; a learned gate's head that was made for other parts is removed."""
+        head = {key: self._before[key] for key in ("head",) if key in self._before}
+        if self._before.get("fingerprints") != {part: fingerprint_of(file) for part, file in self.files.items()}:
+            (self.path / HEAD).unlink(missing_ok=True)
+            head = {}
+        write_manifest(self.path, {**manifest, **head}, spec, self._parts)
+
+
+def parameters_of(module: nn.Module) -> int:
+    """How many parameters a network has."""
+    return sum(p.numel() for p in module.parameters())

@@ -17,6 +17,7 @@ from specact.families.chunks.flow import FlowPolicy
 from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, deviations, implied, noised
 from specact.lab.statistics import roc_auc
+from specact.lab.train.loop import Draw
 from specact.observation import Window
 from specact.rng import Role, stream
 
@@ -86,7 +87,7 @@ def measure_check(
     """
     networks: Any = policy.networks
     calm = FlowPolicy(networks, policy.units, policy.spec, steps=policy.steps, spread=0.0)
-    rngs = [stream(seed, Role.DATA, episode=6, step=number) for number in range(len(windows))]
+    rngs = [stream(seed, Role.DATA, episode=Draw.NOISE, step=number) for number in range(len(windows))]
     kept: list[tuple[Array, Array, Array]] = []
     for window, rng in zip(windows, rngs, strict=True):
         tokens = networks.tokens([window])

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from specact.bundle.words import INSTRUCTION, Words
+from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.train.attention import attend, by_head, joined, perceptron
-from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.embedding import embed_words, flat, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
-from specact.lab.train.vqbet import embed_words, flat, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.export import Graph, some_observations
+from specact.lab.train.recipe import ChunkRecipe
 from specact.lab.train.windows import Statistics
 from specact.observation import ObservationSpec
 
@@ -228,3 +234,91 @@ def _product(rows: Tensor, matrix: Tensor, draws: int) -> Tensor:
     merged = rows.unflatten(0, (draws, -1)).permute(1, 2, 0, 3, 4).flatten(2, 3)
     product: Tensor = (merged @ matrix).unflatten(2, (draws, length)).permute(2, 0, 1, 3, 4).flatten(0, 1)
     return product
+
+
+class Guide(nn.Module):
+    """Velocity of the expert, and its pull towards wanted actions: ``(Y - x^_1)^T diag(W) dx^_1/dx_t``.
+
+    One pass forward and one back through the expert; see :func:`~specact.families.chunks.flow.integrate_guided`.
+    """
+
+    def __init__(self, expert: Expert) -> None:
+        super().__init__()
+        self.expert = expert
+
+    def forward(
+        self, chunk: Tensor, time: Tensor, cache: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Both ``[B, H, A]``; the first three arguments as for the expert, ``wanted [B, H, A]``, ``weights [B, H]``."""
+        velocity, pull_back, *_ = torch.func.vjp(lambda x: self.expert(x, time, cache), chunk)
+        rest = (1.0 - time)[:, None, None]
+        missing = weights[..., None] * (wanted - (chunk + rest * velocity))
+        return velocity, missing + rest * pull_back(missing)[0]
+
+
+class _Traced(nn.Module):
+    """The trace of a guide with named arguments.
+
+    The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
+    """
+
+    def __init__(self, guide: Guide, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.traced = make_fx(guide, decomposition_table=dict(core_aten_decompositions().items()))(*inputs.values())
+
+    def forward(self, chunk: Tensor, time: Tensor, cache: Tensor, wanted: Tensor, weights: Tensor) -> Any:
+        return self.traced(chunk, time, cache, wanted, weights)
+
+
+class Regression(nn.Module):
+    """Observations to chunks ``[B, H, A]`` in the environment's units, in one pass."""
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, model: Flow, units: FlowUnits) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("centre", torch.from_numpy(units.centre))
+        self.register_buffer("scale", torch.from_numpy(units.scale))
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        return self.centre + self.scale * self.model.regressed(self.model.cache(observation))
+
+
+def flow_graphs(model: Flow) -> dict[str, Graph]:
+    """The networks of a flow policy as they are exported, by part."""
+    traced = _Traced(Guide(model.expert), example_inputs(model, "guide", 1))
+    return {
+        "encoder": Graph(model.encoder, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["tokens"]),
+        "prefix": Graph(model.prefix, partial(example_inputs, model, "prefix"), ["cache"]),
+        "expert": Graph(model.expert, partial(example_inputs, model, "expert"), ["velocity"], broadcast=["cache"]),
+        "guide": Graph(traced, partial(example_inputs, model, "guide"), ["velocity", "pull"], batches=[1]),
+    }
+
+
+def regression_graphs(model: Flow, units: FlowUnits) -> dict[str, Graph]:
+    """The single network of a policy by regression as it is exported."""
+    policy = Regression(model, units).eval()
+    return {"policy": Graph(policy, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["actions"])}
+
+
+def example_inputs(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
+    """Random inputs of a network of a policy, by name, with the statistics of the training data."""
+    spec, generator = model.spec, torch.Generator().manual_seed(batch)
+    observation = some_observations(model.encoder, spec.observation, generator, batch, model.words)
+    if part == "encoder":
+        return observation
+    tokens = model.encoder(observation)
+    if part == "prefix":
+        return {"tokens": tokens}
+    shape = (batch, spec.chunk, spec.actions)
+    inputs = {
+        "chunk": torch.randn(shape, generator=generator),
+        "time": torch.rand(batch, generator=generator),
+        "cache": model.prefix(tokens),
+    }
+    if part == "guide":
+        inputs["wanted"] = torch.randn(shape, generator=generator)
+        inputs["weights"] = torch.rand(shape[:2], generator=generator)
+    return inputs

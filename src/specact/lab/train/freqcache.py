@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import onnx
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
 from specact import __version__
-from specact.bundle.manifest import write_manifest
-from specact.errors import BundleError, ConfigError
+from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.freqcache.bundle import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
-from specact.files import write_whole
 from specact.lab.train.attention import by_head
-from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.encoder import PatchEmbedding
-from specact.lab.train.export import PARITY, store_as_half, to_onnx
+from specact.lab.train.export import BundleFolder, Graph, export_checked
 from specact.lab.train.flow import Prefix
 from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import exported_weights
-from specact.toml import build
+from specact.lab.train.recipe import ChunkRecipe, chunk_recipe_of
 
 
 class RefreshedPrefix(nn.Module):
@@ -55,35 +49,30 @@ def add_refresh(target: FlowBundle) -> Path:
             recipe.
         BundleError: if the exported network's outputs differ from the policy's prefix.
     """
-    recipe, path = _recipe(target), target.path / FREQCACHE
+    recipe = chunk_recipe_of(target.manifest.recipe, target.name)
     cameras = _cameras(target, recipe)
     refreshed = RefreshedPrefix(_prefix(target, recipe)).eval().requires_grad_(False)
-    path.mkdir(exist_ok=True)
-    (path / "manifest.json").unlink(missing_ok=True)
-    tokens = target.networks.tokens([target.spec.observation.zeros()])
-    cache = target.networks.cache([target.spec.observation.zeros()])
-    given = {
-        "tokens": torch.from_numpy(tokens[:, :5].copy()), "sources": torch.arange(cache.shape[4]),
-        "held": torch.from_numpy(cache),
-    }  # fmt: skip
-    proto = to_onnx(refreshed, {**given}, ["cache"], free_batch=False, free={"tokens": {1: "tokens"}})
-    if recipe.precision == "float16":
-        store_as_half(proto)
-    onnx.checker.check_model(proto)
-    file = path / REFRESH_PARTS["refresh"]
-    write_whole(file, proto.SerializeToString())
+
+    def example(batch: int) -> dict[str, Tensor]:
+        """Five tokens for one window."""
+        tokens, generator = target.networks.tokens([target.spec.observation.zeros()]), torch.Generator().manual_seed(0)
+        count = tokens.shape[1]
+        shape = target.networks.cache([], tokens).shape
+        return {
+            "tokens": torch.randn(1, 5, tokens.shape[2], generator=generator),
+            "sources": torch.arange(count) + count * (torch.arange(count) < 5),
+            "held": torch.randn(shape, generator=generator),
+        }
+
+    folder = BundleFolder(target.path / FREQCACHE, REFRESH_PARTS)
+    graph = Graph(refreshed, example, ["cache"], batches=[1], free={"tokens": {1: "tokens"}})
+    parity = export_checked(graph, folder.files["refresh"], half=recipe.precision == "float16")
     manifest = {
         "kind": "freqcache", "name": f"{target.name}-refresh", "env": target.env, "specact": __version__,
-        "parity": {"refresh": _parity(target, file, tokens.shape[1:])},
+        "parity": {"refresh": parity},
     }  # fmt: skip
-    write_manifest(path, manifest, RefreshSpec(target.fingerprint, cameras), REFRESH_PARTS)
-    return path
-
-
-def _recipe(target: FlowBundle) -> ChunkRecipe:
-    kept = {key: entry for key, entry in target.manifest.recipe.items() if entry is not None}
-    kept.pop("teacher", None)
-    return build(ChunkRecipe, kept, "recipe")
+    folder.finish(manifest, RefreshSpec(target.fingerprint, cameras))
+    return folder.path
 
 
 def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
@@ -121,16 +110,3 @@ def _prefix(target: FlowBundle, recipe: ChunkRecipe) -> Prefix:
         )
     prefix.load_state_dict({name: weights[name] for name in prefix.state_dict()})
     return prefix
-
-
-def _parity(target: FlowBundle, file: Path, tokens: tuple[int, ...]) -> float:
-    """The largest difference to the policy's own prefix if all tokens are recomputed."""
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    read, old = (rng.standard_normal((1, *tokens)).astype(np.float32) for _ in range(2))
-    count = tokens[0]
-    given = {"tokens": read, "sources": count + np.arange(count), "held": target.networks.cache([], old)}
-    difference = float(np.abs(session.run(None, given)[0] - target.networks.cache([], read)).max())
-    if difference > PARITY:
-        raise BundleError(f"{file} differs from the policy's prefix by {difference:.1e}, more than {PARITY:.0e}")
-    return difference

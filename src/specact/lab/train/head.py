@@ -4,71 +4,59 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-import onnxruntime
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD, copy_bundle, give_head
 from specact.bundle.words import INSTRUCTION, Words
-from specact.errors import BundleError, ConfigError
+from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.distance import DistancePair, head_observation
 from specact.families.head import TRAINING, TrainedFor
 from specact.families.load import AnyPair, load_named
-from specact.files import write_whole
 from specact.gates.settings import GateChoices, GateSettings
-from specact.lab.data.distillation import DistillationData, join
-from specact.lab.data.locks import locked
+from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import Collect
 from specact.lab.statistics import choice_efficiency
-from specact.lab.train.distil import draft_encoders, encoded, observation_statistics
-from specact.lab.train.export import PARITY, to_onnx
-from specact.lab.train.loop import Metrics, Stage, cosine, run
-from specact.lab.train.vqbet import embed_words, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.distil import Rounds, RoundsRecipe, Student, draft_encoders, observation_statistics
+from specact.lab.train.embedding import embed_words, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations
+from specact.lab.train.fit import fit
+from specact.lab.train.loop import Draw, Metrics, Progress, Stage, cosine
 from specact.observation import ObservationSpec
 from specact.pair import Named
+from specact.records import Count, NotNegative, Share
 from specact.rng import Role, stream
 from specact.types import Floats
 
 _TINY = 1e-4
 _WORD_WIDTH = 16  # of the word embedding
 
-Objective = Literal["distribution", "rejection"]
-Progress = Callable[[str, int, int], None]
 
-
-@dataclass(frozen=True)
-class HeadRecipe:
+class HeadRecipe(RoundsRecipe, frozen=True, kw_only=True):
     """The settings of a head's training.
 
     Attributes:
         hidden: width of its two layers.
-        steps, batch, learning_rate, weight_decay: AdamW with warm-up and a cosine schedule.
-        rates: transmission rates of the gates in rollouts.
-        rounds: the first one under random gates, every further one under the previous head.
+        weight_decay: of AdamW.
         objective: of action codes. ``distribution`` learns p, by cross-entropy; ``rejection`` learns only ``r_k(z_k)``
             of codes drawn from the draft, the direct regression as a baseline.
-        seed: random seed.
     """
 
-    hidden: int = 256
-    steps: int = 8000
-    batch: int = 512
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-2
-    rates: tuple[float, ...] = (0.2, 0.4, 0.6)
-    rounds: int = 2
-    objective: Objective = "distribution"
-    seed: int = 0
+    hidden: Count = 256
+    steps: Count = 8000
+    weight_decay: NotNegative = 1e-2
+    rates: tuple[Share, ...] = (0.2, 0.4, 0.6)
+    objective: Literal["distribution", "rejection"] = "distribution"
 
 
 # Distances are noisy labels: with as many steps as for a distribution the head overfits.
@@ -140,21 +128,15 @@ class HeadNetwork(nn.Module, ABC):
             values = features.reshape(-1, max(1, field.history) * features.shape[-1])
         return values.flatten(1)
 
-    def example_observations(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Random observations of three robots."""
-        inputs = {
-            name: torch.randint(0, 256, (3, *field.window_shape), generator=generator, dtype=torch.uint8)
-            if field.is_image
-            else torch.randn(3, *field.window_shape, generator=generator)
-            for name, field in self.fields.items()
-        }
-        if self.words is not None:
-            inputs[INSTRUCTION] = torch.randint(self.words.size, (3, self.words.length), generator=generator)
-        return inputs
+    def example_inputs(self, batch: int, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+        """Random inputs of :meth:`forward`, by name."""
+        spec = ObservationSpec(self.fields, self.words is not None)
+        observation = some_observations(self, spec, generator, batch, self.words)
+        return {"observation": observation, **self.example_draft(batch, generator)}
 
     @abstractmethod
-    def example_inputs(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
-        """Random inputs of :meth:`forward`, by name."""
+    def example_draft(self, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Random outputs of a draft."""
 
     @abstractmethod
     def loss(self, data: DistillationData, step: int) -> Tensor:
@@ -198,10 +180,8 @@ class TargetHeadNetwork(HeadNetwork):
         correction: Tensor = self.mlp(observation, 0.25 * offered.flatten(1)).unflatten(-1, self.shape)
         return correction + self.trust * offered if self.objective == "distribution" else correction
 
-    def example_inputs(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
-        """See :class:`HeadNetwork`."""
-        observation = self.example_observations(generator)
-        return {"observation": observation, "draft_probs": torch.randn(3, *self.shape, generator=generator).softmax(-1)}
+    def example_draft(self, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"draft_probs": torch.randn(batch, *self.shape, generator=generator).softmax(-1)}
 
     def loss(self, data: DistillationData, step: int) -> Tensor:
         """Cross-entropy to p, or to the acceptance probability of codes that are resampled in every step."""
@@ -210,7 +190,7 @@ class TargetHeadNetwork(HeadNetwork):
             target = torch.from_numpy(data.outputs["target_probs"])
             return -(target * logits.log_softmax(-1)).sum((-2, -1)).mean()
         q, p = _distributions(data)
-        codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
+        codes = sample(q, stream(0, Role.DATA, episode=Draw.CODES, step=step).random(q.shape[:2]))
         accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
         drawn = logits.gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
         return nn.functional.binary_cross_entropy_with_logits(drawn, accepted, reduction="none").sum(-1).mean()
@@ -220,7 +200,7 @@ class TargetHeadNetwork(HeadNetwork):
         with torch.no_grad():
             estimate = self(*_inputs(data, "draft_probs")).double().numpy()
         q, p = _distributions(data)
-        codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
+        codes = sample(q, stream(0, Role.DATA, episode=Draw.SCORED_CODES).random(q.shape[:2]))
         estimated, true = (
             1.0 - np.prod(1.0 - rejection_probability(probs, q, codes), axis=-1) for probs in (estimate, p)
         )
@@ -243,12 +223,8 @@ class DistanceHeadNetwork(HeadNetwork):
         """The distance ``[B]`` from arrays ``[B, *window_shape]`` by name and ``drafted [B, n, A]``, normalised."""
         return self.mean * nn.functional.softplus(self.mlp(observation, drafted.flatten(1))[:, 0])
 
-    def example_inputs(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
-        """See :class:`HeadNetwork`."""
-        return {
-            "observation": self.example_observations(generator),
-            "drafted": torch.randn(3, *self.drafted, generator=generator),
-        }  # fmt: skip
+    def example_draft(self, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"drafted": torch.randn(batch, *self.drafted, generator=generator)}
 
     def loss(self, data: DistillationData, step: int) -> Tensor:
         """Squared error, in units of the mean distance."""
@@ -265,13 +241,13 @@ class DistanceHeadNetwork(HeadNetwork):
 def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
     """Trains a pair's head on states that gated rollouts visit, and writes it to the pair's folder.
 
-    The pair gets the head of the last round; those of earlier rounds go to a copy of the pair. A stopped run resumes in
-    its last round.
+    The pair gets the head of the last round; those of earlier rounds go to a copy of the pair, whose gates they are in
+    the next rollouts.
 
     Args:
         pair: of action codes, of chunks, or a token or flow policy, as it was loaded.
         recipe: its settings.
-        collect: rolls a pair out under gates and returns the data of a round, given its number.
+        collect: see :class:`~specact.lab.train.distil.Rounds`.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
         progress: called with (stage, done, total).
 
@@ -286,86 +262,69 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
             f"no gate learns from {pair.name}, which is of a family of your own; make a pair of chunk policies of it "
             "(specact pair), or give it a gate of your own, MODULE:GATE"
         )
-    torch.set_num_threads(1)  # small matrices: more threads are slower, and change the last bits
-    gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-    collected: list[DistillationData] = []
-    encoders = draft_encoders(pair) if isinstance(pair, Bundle) else {}
-    rollout_pair: AnyPair = pair
-    with locked(out):
-        for number in range(recipe.rounds):
-            collected.append(encoded(collect(rollout_pair, gates, number), encoders))
-            train, held_out = join(collected).split()
-            torch.manual_seed(recipe.seed)
-            network = (
-                TargetHeadNetwork(pair.spec, recipe, train, encoders, pair.draft.inputs.words)
-                if isinstance(pair, Bundle)
-                else DistanceHeadNetwork(pair, recipe, train)
-            )
-            stage = _stage(f"head-{number}", network, recipe, train, held_out)
-            network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
-            file = out / f"head-{number}.onnx"
-            parameters = sum(weights.numel() for weights in network.parameters())
-            export_head(network.eval(), TrainedFor.of(pair), file)
-            if number == recipe.rounds - 1:
-                give_head(pair.path, file, parameters)
-            else:
-                rollout_pair = _copy_with_head(pair, pair.path, file, parameters, out / "pair")
-                gates = [_gate_for(rate, network, held_out, rollout_pair) for rate in recipe.rates]
-    return stage.validate(network)
+    # On one thread: the matrices are small, and more threads are slower.
+    trained = fit(Rounds(pair, HeadStudent(pair, recipe), collect), out, progress)
+    metrics: Metrics = trained.metrics[f"head-{recipe.rounds - 1}"]["held_out"]
+    return metrics
 
 
-def _copy_with_head(pair: AnyPair, folder: Path, head: Path, parameters: int, path: Path) -> AnyPair:
-    """A copy of the pair with this head, which worker processes load."""
-    copy_bundle(folder, path, ignore=["calibration", HEAD, TRAINING])
-    give_head(path, head, parameters)
-    return load_named(path, Named.of(pair))
+class HeadStudent(Student):
+    """A head; see :func:`train_head`."""
+
+    name = "head"
+
+    def __init__(self, pair: Bundle | DistancePair, recipe: HeadRecipe) -> None:
+        self._pair, self.recipe, self._settings, self.steps = pair, recipe, recipe, recipe.steps
+        self.encoders = draft_encoders(pair) if isinstance(pair, Bundle) else {}
+
+    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        pair, recipe = self._pair, self._settings
+        network: HeadNetwork = (
+            TargetHeadNetwork(pair.spec, recipe, train, self.encoders, pair.draft.inputs.words)
+            if isinstance(pair, Bundle)
+            else DistanceHeadNetwork(pair, recipe, train)
+        )
+
+        def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+            rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
+            return network.loss(train.select(rows), step), {}
+
+        def validate(module: nn.Module) -> Metrics:
+            with torch.no_grad():
+                loss = float(network.loss(held_out, 0))
+            return {"loss": loss, **_ranking_metrics(network, held_out)}
+
+        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=recipe.weight_decay, fused=True)
+        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
+        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
+
+    def publish(
+        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
+    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+        network, pair, file = stage.module, self._pair, out / f"{stage.name}.onnx"
+        assert isinstance(network, HeadNetwork) and pair.path is not None
+        export_head(network.eval(), TrainedFor.of(pair), file)
+        if last:
+            give_head(pair.path, file, parameters_of(network))
+            return pair, []
+        copy = out / "pair"  # which worker processes load
+        copy_bundle(pair.path, copy, ignore=["calibration", HEAD, TRAINING])
+        give_head(copy, file, parameters_of(network))
+        taught = load_named(copy, Named.of(pair))
+        estimated, _ = network.scores(held_out)
+        settings = GateChoices(max_skips="unlimited").settings("learned", taught)
+        # The learned gate at approximately these rates.
+        thresholds = [float(np.quantile(estimated, 1.0 - rate)) for rate in self.recipe.rates]
+        return taught, [replace(settings, threshold=threshold) for threshold in thresholds]
 
 
-def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> None:
-    """Writes a head as ONNX, with what it was trained for as metadata, and checks its parity with the trained one.
+def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> float:
+    """Exports a head, with what it was trained for as metadata, see :func:`export_checked`."""
 
-    Raises:
-        BundleError: if the outputs differ.
-    """
-    inputs = network.example_inputs(torch.Generator().manual_seed(0))
-    proto = to_onnx(network, inputs, [network.output])
-    for name, text in vars(made_for).items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = name, text
-    write_whole(path, proto.SerializeToString())
-    feeds: dict[str, Any] = {}
-    for name, value in inputs.items():
-        feeds |= value if isinstance(value, dict) else {name: value}
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    output = session.run(None, {name: value.numpy() for name, value in feeds.items()})[0]
-    with torch.no_grad():
-        if np.abs(output - network(**inputs).numpy()).max() > PARITY:
-            raise BundleError(f"{path} differs from the trained network by more than {PARITY:.0e}")
+    def example(batch: int) -> Inputs:
+        return network.example_inputs(batch, torch.Generator().manual_seed(batch))
 
-
-def _stage(
-    name: str, network: HeadNetwork, recipe: HeadRecipe, train: DistillationData, held_out: DistillationData
-) -> Stage:
-    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-        return network.loss(train.select(rows), step), {}
-
-    def validate(module: nn.Module) -> Metrics:
-        with torch.no_grad():
-            loss = float(network.loss(held_out, 0))
-        return {"loss": loss, **_ranking_metrics(network, held_out)}
-
-    return Stage(
-        name=name,
-        module=network,
-        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=recipe.weight_decay, fused=True),
-        update=update,
-        validate=validate,
-        steps=recipe.steps,
-        learning_rate=cosine(recipe.learning_rate, 100, recipe.steps),
-        seed=recipe.seed,
-        average=0.998,
-    )
+    return export_checked(Graph(network, example, [network.output]), path, metadata=vars(made_for))
 
 
 def _inputs(data: DistillationData, drafted: str) -> tuple[dict[str, Tensor], Tensor]:
@@ -390,10 +349,3 @@ def _ranking_metrics(network: HeadNetwork, data: DistillationData) -> Metrics:
         if efficiency is not None:
             metrics[f"efficiency_{rate:g}"] = efficiency
     return metrics
-
-
-def _gate_for(rate: float, network: HeadNetwork, data: DistillationData, pair: AnyPair) -> GateSettings:
-    """The learned gate at approximately this rate, for rollouts."""
-    estimated, _ = network.scores(data)
-    settings = GateChoices(max_skips="unlimited").settings("learned", pair)
-    return replace(settings, threshold=float(np.quantile(estimated, 1.0 - rate)))

@@ -16,7 +16,7 @@ from specact.bundle.manifest import write_manifest
 from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.attention import Layer
-from specact.lab.train.export import to_onnx
+from specact.lab.train.export import Graph
 
 TOKENS = 10
 
@@ -63,7 +63,7 @@ def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int
         raise ConfigError(f"the target of {bundle.name!r} sees camera frames alone, which this transformer cannot read")
     shape = spec.target[name].window_shape
     heavy = _Heavy(math.prod(shape), layers, width, heads).eval()
-    weight = to_onnx(heavy, {"state": torch.zeros(2, *shape)}, ["weight"])
+    weight = Graph(heavy, lambda batch: {"state": torch.zeros(batch, *shape)}, ["weight"]).to_onnx()
     _join(onnx.load(bundle.files["target"]), weight, name, out / PARTS["target"])
     manifest = {
         key: value for key, value in bundle.manifest.values().items() if key not in ("format", "spec", "fingerprints")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,14 +21,50 @@ from specact.files import write_whole
 from specact.lab.train import checkpoint
 from specact.rng import Role, stream
 
+Progress = Callable[[str, int, int], None]
 Metrics = dict[str, float]
 Accelerator = Literal["cpu", "cuda"]
+Update = Callable[[int], tuple[Tensor, dict[str, Tensor]]]
 
 # Narrower networks are slower in bfloat16 than in float32, because the casts dominate.
 _BFLOAT16_FROM = 32
-
 # Instruction sets whose bfloat16 products are fast; with AVX2 they take more than ten times as long as in float32.
 _BFLOAT16_ON = ("AVX512", "AMX", "SVE")
+
+
+class Draw(IntEnum):
+    """What is drawn from streams of :attr:`Role.DATA <specact.rng.Role>`, as the episode of their address.
+
+    The numbers are part of every result; those that appear twice belong to different kinds of training.
+    """
+
+    BATCH = 0
+    STEP = 1
+    WEIGHTS = 2
+    CHUNKS = 3
+    SCENES = 4
+    ENCODER = 5
+    FRAMES = 6
+    TEACHER = 9
+    # Of heads.
+    SCORED_CODES = 3
+    CODES = 4
+    # Of FLASH's block.
+    WINDOWS = 5
+    NOISE = 6
+
+
+class Optimisation(Protocol):
+    """The optimizer's settings in a recipe; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def average(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -47,12 +84,13 @@ class Stage:
         snapshot_at: step after which the raw weights are saved as ``NAME@snapshot``; 0 for never.
         averages_at: steps after which the averaged weights are saved as ``NAME@STEP``.
         after_update: called with the step's number after the optimizer's step, or None.
+        small: whether it is always trained on the CPU.
     """
 
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    update: Callable[[int], tuple[Tensor, dict[str, Tensor]]]
+    update: Update
     validate: Callable[[nn.Module], Metrics]
     steps: int
     learning_rate: Callable[[int], float]
@@ -61,15 +99,41 @@ class Stage:
     snapshot_at: int = 0
     averages_at: tuple[int, ...] = ()
     after_update: Callable[[int], None] | None = None
+    small: bool = False
 
 
-class PrecisionSettings(Protocol):
-    """The precision settings of a network's recipe; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
+def adamw_stage(
+    name: str,
+    module: nn.Module,
+    recipe: Optimisation,
+    update: Update,
+    validate: Callable[[nn.Module], Metrics],
+    *,
+    seed: int,
+    warmup: int = 100,
+    snapshot_at: int = 0,
+    averages_at: tuple[int, ...] = (),
+) -> Stage:
+    """A stage with AdamW that does not decay vectors such as biases and norms, warm-up and a cosine schedule."""
+    decayed = [p for p in module.parameters() if p.dim() >= 2]
+    others = [p for p in module.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return Stage(
+        name, module, torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True), update, validate, recipe.steps,
+        cosine(recipe.learning_rate, warmup, recipe.steps), seed, recipe.average, snapshot_at, averages_at,
+    )  # fmt: skip
 
-    @property
-    def width(self) -> int: ...
-    @property
-    def bfloat16(self) -> bool: ...
+
+def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callable[[int], float]:
+    """Linear warm-up to ``peak``, then a cosine down to ``floor * peak``."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * (step + 1) / warmup
+        done = (step - warmup) / max(1, steps - warmup)
+        return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+    return rate
 
 
 def accelerator(name: Accelerator) -> torch.device:
@@ -91,32 +155,22 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def autocast(recipe: PrecisionSettings, device: torch.device) -> AbstractContextManager[object]:
-    """The autocast context of a recipe's network; depends only on the recipe and the kind of device or processor."""
+def autocast(width: int, bfloat16: bool, device: torch.device) -> AbstractContextManager[object]:
+    """The autocast context of a network, which depends only on its recipe and the kind of device or processor.
+
+    Args:
+        width, bfloat16: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
+        device: that it is trained on.
+    """
     fast = device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(_BFLOAT16_ON)
-    if fast and recipe.bfloat16 and recipe.width >= _BFLOAT16_FROM:
+    if fast and bfloat16 and width >= _BFLOAT16_FROM:
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
 
-def adamw(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW that does not decay biases, norms and other vectors."""
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
-
-
-def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callable[[int], float]:
-    """Linear warm-up to ``peak``, then a cosine down to ``floor * peak``."""
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return peak * (step + 1) / warmup
-        done = (step - warmup) / max(1, steps - warmup)
-        return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
-
-    return rate
+def seed_weights(seed: int, what: Draw = Draw.WEIGHTS) -> None:
+    """Seeds PyTorch's generator for a network's initial weights."""
+    torch.manual_seed(int(stream(seed, Role.DATA, episode=what).integers(2**62)))
 
 
 def run(
@@ -125,7 +179,7 @@ def run(
     advance: Callable[[int], None],
     *,
     every: int = 250,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
+    on: Accelerator = "cpu",
 ) -> dict[str, Tensor]:
     """Trains a stage to its end, resuming from its checkpoint if there is one, and returns the resulting weights.
 
@@ -136,13 +190,14 @@ def run(
         folder: of the run; holds checkpoints, results and ``log.jsonl``.
         advance: called with the number of steps done so far.
         every: steps between checkpoints, the most that a kill can lose.
-        device: to train on; results and checkpoints are stored for the CPU.
+        on: device to train on; results and checkpoints are stored for the CPU.
     """
     result, running = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.checkpoint"
     if result.exists():
         weights, _ = checkpoint.read(result)
         advance(stage.steps)
         return weights
+    device = accelerator("cpu" if stage.small else on)
     stage.module.to(device)
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
     first = _restore(stage, averaged, running) if running.exists() else 0
@@ -153,7 +208,7 @@ def run(
     parameters, weights = list(stage.module.parameters()), stage.module.state_dict()
     started = time.perf_counter()
     for step in range(first, stage.steps):
-        _seed(device, int(stream(stage.seed, Role.DATA, episode=1, step=step).integers(2**62)))
+        _seed(device, int(stream(stage.seed, Role.DATA, episode=Draw.STEP, step=step).integers(2**62)))
         for group in stage.optimizer.param_groups:
             group["lr"] = stage.learning_rate(step)
         stage.module.train()
@@ -176,7 +231,11 @@ def run(
             metrics = {"loss": float(loss.detach()), **{name: float(value) for name, value in parts.items()}}
             with _weights(stage.module, averaged):
                 validation = stage.validate(stage.module)
-            _log(log, stage.name, done, metrics, validation, time.perf_counter() - started)
+            line = {
+                "stage": stage.name, "step": done, "seconds": round(time.perf_counter() - started, 1),
+                "train": metrics, "held_out": validation,
+            }  # fmt: skip
+            _append(log, json.dumps(line) + "\n")
             _save(stage, averaged, running, done)
     stage.module.cpu()
     checkpoint.write(result, averaged, {})
@@ -227,11 +286,6 @@ def _restore(stage: Stage, averaged: dict[str, Tensor], path: Path) -> int:
     return int(metadata["step"])
 
 
-def _log(path: Path, stage: str, step: int, train: Metrics, held_out: Metrics, seconds: float) -> None:
-    line = {"stage": stage, "step": step, "seconds": round(seconds, 1), "train": train, "held_out": held_out}
-    _append(path, json.dumps(line) + "\n")
-
-
 def _append(path: Path, text: str) -> None:
     """Appends in one write, because other stages may write concurrently."""
     try:
@@ -263,3 +317,9 @@ def sort_log(path: Path, stages: Sequence[str]) -> None:
     order = {name: number for number, name in enumerate(stages)}
     lines = sorted(read_log(path), key=lambda line: (order.get(line["stage"], -1), line["step"]))
     write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def last_lines(folder: Path) -> dict[str, Any]:
+    """The last log line of every stage: its step and metrics."""
+    lines = read_log(folder / "log.jsonl")
+    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in lines}

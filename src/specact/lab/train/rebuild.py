@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import onnx
 import torch
+from msgspec import structs
 from onnx import numpy_helper
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.lab.train.windows import positions
 from specact.observation import ObservationSpec
-from specact.toml import build
+from specact.records import read_record
 
 Role = Literal["draft", "target"]
 
@@ -34,7 +35,7 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
     spec, manifest = bundle.spec, bundle.manifest
     try:
         made = manifest.policies[role].removesuffix("@snapshot")
-        settings = build(PolicyRecipe, manifest.recipe["policies"][made], "recipe", f"policies.{made}")
+        settings = read_record(manifest.recipe["policies"][made], PolicyRecipe, f"policies.{made}")
         goal_mode = manifest.recipe["goal"]
     except (KeyError, TypeError) as error:
         raise ConfigError(
@@ -47,7 +48,7 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
         chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
         words=bundle.words if observation.instruction else None,
     )  # fmt: skip
-    return replace(settings, dropout=0.0, state_noise=0.0), shapes
+    return structs.replace(settings, dropout=0.0, state_noise=0.0), shapes
 
 
 def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:

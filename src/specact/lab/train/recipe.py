@@ -1,66 +1,110 @@
-"""A recipe: the complete settings of a training run, read from one TOML file."""
+"""Recipes: the complete settings of a training run, each read from one TOML file."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
+
+import msgspec
+from msgspec import Meta, field
 
 from specact.errors import ConfigError, unknown_name
+from specact.families.chunks.sources import kind_of_source
+from specact.families.flash.bundle import FlashSettings
+from specact.families.tokens.bins import BINS
 from specact.files import check_name
 from specact.gates.settings import GateChoices
 from specact.lab.data.sources import Source
-from specact.ranges import BELOW_ONE, COUNT, MOST, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
-from specact.toml import build, read_toml
+from specact.lab.rollout.token_rollouts import SHARD
+from specact.records import (
+    BelowOne,
+    Count,
+    NotNegative,
+    Positive,
+    Record,
+    Seed,
+    Share,
+    Size,
+    WholeNumber,
+    check_fields,
+    read_record,
+    read_toml,
+)
 
-HELD_OUT = Range(0, 1, open_high=True)
-SIZE = Range(1, MOST)
+Precision = Literal["float16", "float32"]
 _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabytes
 
 
-@dataclass(frozen=True)
-class TokenizerRecipe:
-    """Residual VQ tokenizer.
+class Seeing(Protocol):
+    """The settings of observations in every policy's recipe; see :class:`PolicyRecipe`."""
+
+    @property
+    def sees(self) -> tuple[str, ...]: ...
+    @property
+    def history(self) -> dict[str, int]: ...
+    @property
+    def instruction(self) -> bool: ...
+
+
+class Recipe(Record, frozen=True, kw_only=True):
+    """What recipes that learn from demonstrations have in common.
 
     Attributes:
-        codebooks, codes: G and K.
-        latent, hidden: widths of the latent and of the encoder's and decoder's hidden layers.
-        steps, batch, learning_rate: of its training stage.
-        decay: of the codebooks' exponential moving average.
-        commitment: weight of the commitment loss.
-        dead_share: codes used by a smaller share of the chunks are re-initialised.
+        env: the environment's name, or ``MODULE:TASK``; None for a robot without an environment.
+        rate_hz: control rate [Hz], without an environment.
+        observations: sources of the observations in the files, by name; if empty, all known ones.
+        data: demonstration files, relative to the data folder; empty to generate them with the scripted expert.
+        generate_episodes, generate_noise: number of generated episodes, and the expert's action noise.
+        skip_disturbed: whether chunks that reach beyond a disturbed step are left out or masked, see
+            :meth:`~specact.lab.data.episodes.Episodes.followed`.
+        window: T, the default length of observation histories; a goal has only the newest.
+        chunk: actions a policy predicts at once.
+        precision: of the exported weights.
+        seed: random seed.
+        held_out: share of episodes kept for validation.
     """
 
-    codebooks: int = 2
-    codes: int = 16
-    latent: int = 64
-    hidden: int = 128
-    steps: int = 3000
-    batch: int = 512
-    learning_rate: float = 1e-3
-    decay: float = 0.95
-    commitment: float = 0.25
-    dead_share: float = 0.004
+    env: str | None = None
+    rate_hz: Positive | None = None
+    observations: dict[str, Source] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    generate_episodes: WholeNumber = 0
+    generate_noise: NotNegative = 0.0
+    skip_disturbed: bool = False
+    window: Size = 5
+    chunk: Size = 1
+    precision: Precision = "float16"
+    seed: Seed = 0
+    held_out: BelowOne = 0.05
 
-    def __post_init__(self) -> None:
-        check_ranges(self, dict.fromkeys(("codebooks", "codes", "latent", "hidden", "batch"), SIZE) | {"steps": COUNT})
-        check_ranges(
-            self,
-            {"learning_rate": POSITIVE, "decay": BELOW_ONE, "commitment": NOT_NEGATIVE, "dead_share": BELOW_ONE},
-        )
-        # Logarithms, because the power may have millions of digits.
-        if self.codebooks * math.log2(self.codes) > math.log2(_MOST_TUPLES):
+    @property
+    def seeing(self) -> Mapping[str, Seeing]:
+        """The observation settings of its policies, by name."""
+        return {}
+
+    def check_origin(self) -> None:
+        """Checks that there is exactly one source of demonstrations, and one control rate.
+
+        Raises:
+            ConfigError: if there is not.
+        """
+        if (self.env is None) == (self.rate_hz is None):
             raise ConfigError(
-                f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes}^{self.codebooks} tuples; "
-                f"the device keeps a table of all of them, and at most {_MOST_TUPLES} are allowed"
+                'a recipe needs either env = "NAME", whose control rate is known, or rate_hz = HZ where there is no '
+                "environment, and not both"
+            )
+        if bool(self.data) == bool(self.generate_episodes):
+            raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+        if self.generate_episodes and (self.env is None or self.observations):
+            raise ConfigError(
+                "generate_episodes lets an environment's expert demonstrate, with the environment's observations: it "
+                "needs env, and no [observations]"
             )
 
 
-@dataclass(frozen=True)
-class EncoderRecipe:
+class EncoderRecipe(Record, frozen=True):
     """A policy's image encoder, see :mod:`specact.lab.train.encoder`.
 
     Attributes:
@@ -81,28 +125,22 @@ class EncoderRecipe:
     """
 
     tokens: Literal["keypoints", "patches"] = "keypoints"
-    channels: tuple[int, ...] = (32, 64, 64, 64)
-    pixels: int = 0
-    keypoints: int = 32
-    width: int = 256
-    shift: int = 0
+    channels: Annotated[tuple[Count, ...], Meta(min_length=2)] = (32, 64, 64, 64)
+    pixels: WholeNumber = 0
+    keypoints: Count = 32
+    width: Count = 256
+    shift: WholeNumber = 0
     learns: str = ""
-    scenes: int = 0
-    steps: int = 4000
-    batch: int = 128
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-2
-    average: float = 0.998
+    scenes: WholeNumber = 0
+    steps: Count = 4000
+    batch: Count = 128
+    learning_rate: Positive = 2e-3
+    weight_decay: NotNegative = 1e-2
+    average: BelowOne = 0.998
     bfloat16: bool = True
 
     def __post_init__(self) -> None:
-        check_ranges(self, dict.fromkeys(("keypoints", "width", "steps", "batch"), COUNT))
-        check_ranges(self, dict.fromkeys(("pixels", "scenes", "shift", "weight_decay"), NOT_NEGATIVE))
-        check_ranges(self, {"learning_rate": POSITIVE, "average": BELOW_ONE})
-        if len(self.channels) < 2 or min(self.channels) < 1:
-            raise ConfigError(
-                f"an encoder has at least two convolutions, each with at least 1 channel, got {list(self.channels)}"
-            )
+        check_fields(self)
         if self.learns and self.tokens == "patches":
             raise ConfigError('encoder.learns is for an encoder with tokens = "keypoints", which tells numbers')
         if self.learns and self.shift:
@@ -114,8 +152,40 @@ class EncoderRecipe:
             raise ConfigError("encoder.scenes is for an encoder that learns before the policy; set encoder.learns")
 
 
-@dataclass(frozen=True)
-class PolicyRecipe:
+class TokenizerRecipe(Record, frozen=True):
+    """Residual VQ tokenizer.
+
+    Attributes:
+        codebooks, codes: G and K.
+        latent, hidden: widths of the latent and of the encoder's and decoder's hidden layers.
+        steps, batch, learning_rate: of its training stage.
+        decay: of the codebooks' exponential moving average.
+        commitment: weight of the commitment loss.
+        dead_share: codes used by a smaller share of the chunks are re-initialised.
+    """
+
+    codebooks: Size = 2
+    codes: Size = 16
+    latent: Size = 64
+    hidden: Size = 128
+    steps: Count = 3000
+    batch: Size = 512
+    learning_rate: Positive = 1e-3
+    decay: BelowOne = 0.95
+    commitment: NotNegative = 0.25
+    dead_share: BelowOne = 0.004
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        # Logarithms, because the power may have millions of digits.
+        if self.codebooks * math.log2(self.codes) > math.log2(_MOST_TUPLES):
+            raise ConfigError(
+                f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes}^{self.codebooks} tuples; "
+                f"the device keeps a table of all of them, and at most {_MOST_TUPLES} are allowed"
+            )
+
+
+class PolicyRecipe(Record, frozen=True):
     """One VQ-BeT policy.
 
     Attributes:
@@ -142,37 +212,32 @@ class PolicyRecipe:
     """
 
     sees: tuple[str, ...] = ()
-    history: dict[str, int] = field(default_factory=dict)
+    history: dict[str, WholeNumber] = field(default_factory=dict)
     instruction: bool = False
-    encoder: EncoderRecipe = field(default_factory=EncoderRecipe)
-    layers: int = 4
-    heads: int = 4
-    width: int = 128
-    head_width: int = 384
-    dropout: float = 0.1
+    encoder: EncoderRecipe = EncoderRecipe()
+    layers: Size = 4
+    heads: Size = 4
+    width: Size = 128
+    head_width: WholeNumber = 384
+    dropout: BelowOne = 0.1
     sequential: bool = False
     offset_on: Literal["ground_truth", "sampled"] = "ground_truth"
-    steps: int = 4000
-    batch: int = 256
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-2
-    warmup: int = 100
-    average: float = 0.998
-    focal: float = 2.0
-    primary_weight: float = 5.0
-    secondary_weight: float = 1.0
-    offset_weight: float = 10.0
-    state_noise: float = 0.0
+    steps: Count = 4000
+    batch: Size = 256
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 1e-2
+    warmup: WholeNumber = 100
+    average: BelowOne = 0.998
+    focal: NotNegative = 2.0
+    primary_weight: NotNegative = 5.0
+    secondary_weight: NotNegative = 1.0
+    offset_weight: NotNegative = 10.0
+    state_noise: NotNegative = 0.0
     bfloat16: bool = True
-    snapshot: float = 0.0
+    snapshot: Share = 0.0
 
     def __post_init__(self) -> None:
-        check_ranges(self, dict.fromkeys(("layers", "heads", "width", "batch"), SIZE) | {"steps": COUNT})
-        check_ranges(
-            self, dict.fromkeys(("head_width", "warmup", "weight_decay", "focal", "state_noise"), NOT_NEGATIVE)
-        )
-        check_ranges(self, dict.fromkeys(("primary_weight", "secondary_weight", "offset_weight"), NOT_NEGATIVE))
-        check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "snapshot": SHARE})
+        check_fields(self)
         check_history(self)
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} must be a multiple of heads {self.heads}")
@@ -182,192 +247,325 @@ class PolicyRecipe:
             )
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A training run.
+class CodesRecipe(Recipe, frozen=True, kw_only=True):
+    """Pairs of VQ-BeT policies with one tokenizer; its file has no ``kind``.
 
     Attributes:
-        env: the environment's name, or ``MODULE:TASK``; None for a robot without an environment.
-        rate_hz: control rate [Hz], without an environment.
-        observations: sources of the observations in the files, by name; if empty, all known ones.
-        data: demonstration files, relative to the data folder; empty to generate them with the scripted expert.
-        generate_episodes, generate_noise: number of generated episodes, and the expert's action noise.
-        skip_disturbed: whether chunks that reach beyond a disturbed step are left out, see
-            :meth:`~specact.lab.data.episodes.Episodes.followed`.
-        window: T, the default length of observation histories; a goal has only the newest.
-        chunk: n, actions a policy predicts at once.
-        execute: number of them that are executed before the next inference.
+        execute: number of a chunk's actions that are executed before the next inference.
         overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
         goal: ``token`` prepends observations without a history, such as the goal, to the window as tokens;
             ``concatenate`` concatenates them to every observation.
         temperature: of both deployed policies' softmax; below 1 it compensates the focal loss, which makes them
             underconfident.
-        precision: of the exported weights, ``float16`` or ``float32``.
-        seed: random seed.
         gates: recommended settings of the pairs' gates, see :class:`~specact.gates.settings.GateChoices`.
-        held_out: share of episodes kept for validation.
         tokenizer: the tokenizer's recipe.
         policies: the policies' recipes by name.
         bundles: bundle name to (target, draft), each a policy's name or ``NAME@snapshot``.
     """
 
-    env: str | None = None
-    rate_hz: float | None = None
-    observations: dict[str, Source] = field(default_factory=dict)
-    data: tuple[str, ...] = ()
-    generate_episodes: int = 0
-    generate_noise: float = 0.0
-    skip_disturbed: bool = False
-    window: int = 5
-    chunk: int = 1
     execute: int = 1
     overlap: Literal["drop", "average"] = "drop"
     goal: Literal["token", "concatenate"] = "token"
-    temperature: float = 1.0
-    precision: Literal["float16", "float32"] = "float16"
-    seed: int = 0
+    temperature: Positive = 1.0
     gates: dict[str, Any] = field(default_factory=dict)
-    held_out: float = 0.05
-    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    tokenizer: TokenizerRecipe = TokenizerRecipe()
     policies: dict[str, PolicyRecipe] = field(default_factory=dict)
     bundles: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "generate_episodes": NOT_NEGATIVE, "generate_noise": NOT_NEGATIVE, "window": SIZE, "chunk": SIZE,
-                "temperature": POSITIVE, "seed": SEED, "held_out": HELD_OUT,
-            },
-        )  # fmt: skip
+        check_fields(self)
+        self.check_origin()
         GateChoices().over(self.gates)
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
-        check_origin(self)
         if "tokenizer" in self.policies:
             raise ConfigError("no policy may be named 'tokenizer', which is the name of a training stage")
-        for name in self.bundles:
-            check_name("a bundle", name)
         for name, policy in self.policies.items():
             check_name("a policy", name)
             if policy.sequential and self.tokenizer.codebooks != 2:
                 raise ConfigError(
                     f"policy {name!r}: sequential needs 2 codebooks, the tokenizer has {self.tokenizer.codebooks}"
                 )
-        made = {f"{n}{end}" for n, p in self.policies.items() for end in ("", "@snapshot") if p.snapshot or not end}
+        trained = {f"{n}{end}" for n, p in self.policies.items() for end in ("", "@snapshot") if p.snapshot or not end}
         for name, pair in self.bundles.items():
+            check_name("a bundle", name)
             for policy_name in pair:
-                if policy_name not in made:
-                    raise unknown_name("policy of a bundle", policy_name, made)
+                if policy_name not in trained:
+                    raise unknown_name("policy of a bundle", policy_name, trained)
             if len({self.policy(policy_name).sequential for policy_name in pair}) > 1:
                 raise ConfigError(
                     f"bundle {name!r}: one of {' and '.join(pair)} is sequential and the other is not, so their codes "
                     "cannot be verified; set sequential to the same value for both"
                 )
 
-    def policy(self, made: str) -> PolicyRecipe:
+    @property
+    def seeing(self) -> Mapping[str, Seeing]:
+        return self.policies
+
+    def policy(self, name: str) -> PolicyRecipe:
         """The recipe of a policy in a bundle, or of its snapshot."""
-        return self.policies[made.removesuffix("@snapshot")]
+        return self.policies[name.removesuffix("@snapshot")]
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Reads and checks a recipe.
+class ChunkRecipe(Recipe, frozen=True, kw_only=True):
+    """A chunk policy: by flow matching, by regression, or with autoregressive tokens.
 
-    A policy may inherit with ``like = "other"`` and list only the differences.
-
-    Raises:
-        ConfigError: if the file is missing, is not TOML, makes no bundle, or holds an unknown key or a value that its
-            key does not allow.
+    Attributes:
+        kind: ``flow`` samples a chunk in several steps; ``regression`` predicts one in a single pass of the same
+            networks, and is the cheaper draft; ``tokens`` decodes one of 256 bins after the other for every dimension
+            of every action.
+        bundle: name of the bundle.
+        sees, history, instruction, encoder, state_noise, bfloat16: see :class:`PolicyRecipe`, as are steps, batch,
+            learning_rate, weight_decay, warmup and average.
+        auxiliary: a numeric observation of the demonstrations that a readout of the prefix is trained to predict along
+            with the policy, such as ``privileged.scene``; the policy does not observe it, and the readout is not
+            exported. "" for none.
+        smooth: of tokens, standard deviation in bins of the labels' normal distributions; 0 for one-hot labels.
+        layers, heads, width, dropout: of prefix and expert, or of the decoder of tokens.
+        draws: of a flow, times and noises per window of a batch; they share its prefix.
+        snapshots: number of intermediate bundles ``BUNDLE-STEP``, evenly spaced over the steps. Select the best by
+            rollouts: the loss on held-out demonstrations does not predict success.
     """
-    raw = read_recipe(path)
-    recipe = build(Recipe, raw | {"policies": _resolve_like(raw.get("policies", {}))}, "recipe")
-    if not recipe.bundles:
-        raise ConfigError(f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]')
-    return recipe
+
+    kind: Literal["flow", "regression", "tokens"]
+    bundle: str
+    sees: tuple[str, ...] = ()
+    history: dict[str, WholeNumber] = field(default_factory=dict)
+    instruction: bool = False
+    encoder: EncoderRecipe = EncoderRecipe()
+    auxiliary: str = ""
+    smooth: NotNegative = 0.0
+    window: Size = 2
+    chunk: Size = 16
+    layers: Count = 3
+    heads: Count = 4
+    width: Count = 96
+    dropout: BelowOne = 0.1
+    state_noise: NotNegative = 0.0
+    steps: Count = 8000
+    batch: Count = 128
+    draws: Count = 2
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 1e-2
+    warmup: WholeNumber = 200
+    average: BelowOne = 0.999
+    snapshots: WholeNumber = 0
+    bfloat16: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check_origin()
+        check_history(self)
+        check_name("a bundle", self.bundle)
+        if self.encoder.learns:
+            raise ConfigError(
+                "encoder.learns is for pairs of action codes; a chunk policy's encoder learns along with it"
+            )
+        if self.smooth and self.kind != "tokens":
+            raise ConfigError(f"smooth is for the labels of tokens; leave it out of a recipe of kind {self.kind!r}")
+        if self.width % (2 * self.heads):
+            raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
+
+    @property
+    def seeing(self) -> Mapping[str, Seeing]:
+        return {self.bundle: self}
 
 
-class Demonstrated(Protocol):
-    """The settings of demonstrations in every recipe; see :class:`Recipe`."""
+class DrafterRecipe(Record, frozen=True, kw_only=True):
+    """Drafters of a token policy, which learn from its own rollouts.
 
-    @property
-    def env(self) -> str | None: ...
-    @property
-    def rate_hz(self) -> float | None: ...
-    @property
-    def observations(self) -> dict[str, Source]: ...
-    @property
-    def data(self) -> tuple[str, ...]: ...
-    @property
-    def generate_episodes(self) -> int: ...
-    @property
-    def generate_noise(self) -> float: ...
-    @property
-    def window(self) -> int: ...
-    @property
-    def chunk(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def held_out(self) -> float: ...
-
-
-class Seeing(Protocol):
-    """The settings of observations in every policy's recipe; see :class:`PolicyRecipe`."""
-
-    @property
-    def sees(self) -> tuple[str, ...]: ...
-    @property
-    def history(self) -> dict[str, int]: ...
-    @property
-    def instruction(self) -> bool: ...
-
-
-def check_origin(recipe: Demonstrated) -> None:
-    """Checks that a recipe has exactly one source of demonstrations, and one control rate.
-
-    Raises:
-        ConfigError: if it has not.
+    Attributes:
+        kind: identifies this recipe type.
+        bundle: name of the bundle.
+        target: bundle of the token policy, by name or path.
+        env: environment of its rollouts; its own if not given.
+        episodes: number of rollouts.
+        strict: dimensions of an action without a tolerance, such as a gripper.
+        groups: the group of every dimension for HeiSD's acceptance, such as 0 for positions and 1 for a gripper; each
+            its own if not given.
+        path: indices into the observation ``state`` of the point for HeiSD's kinematic metric; all if not given.
+        window: history of that metric in inferences, at least 3.
+        top, tree, nodes: children of a node, depth and size of the head's tree.
+        graph: search HeiSD's memory in a graph, approximately, instead of exhaustively; for large memories. Needs
+            the extra ``retrieval`` wherever it is used.
+        bigrams: K, most frequent successors that are stored per token.
+        heads, dropout: of the head's layer.
+        ahead: number of autoregressive passes in the head's training.
+        feature_weight, token_weight: of the features' smooth L1 loss, and of the cross-entropy to the target's
+            distribution.
+        feature_noise: half the width of the uniform noise on its input features.
+        steps, batch, learning_rate, weight_decay, warmup, average, bfloat16: see :class:`PolicyRecipe`.
+        precision, seed: see :class:`Recipe`.
+        held_out: share of the episodes kept for validation.
     """
-    check_ranges(recipe, {"rate_hz": POSITIVE})
-    if (recipe.env is None) == (recipe.rate_hz is None):
-        raise ConfigError(
-            'a recipe needs either env = "NAME", whose control rate is known, or rate_hz = HZ where there is no '
-            "environment, and not both"
-        )
-    if bool(recipe.data) == bool(recipe.generate_episodes):
-        raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
-    if recipe.generate_episodes and (recipe.env is None or recipe.observations):
-        raise ConfigError(
-            "generate_episodes lets an environment's expert demonstrate, with the environment's observations: it needs "
-            "env, and no [observations]"
-        )
+
+    kind: Literal["drafters"]
+    bundle: str
+    target: str
+    env: str | None = None
+    episodes: int = 300
+    strict: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
+    window: int = 5
+    top: Annotated[int, Meta(ge=1, le=64)] = 8
+    tree: Annotated[int, Meta(ge=1, le=64)] = 4
+    nodes: Annotated[int, Meta(ge=1, le=512)] = 50
+    graph: bool = False
+    bigrams: Annotated[int, Meta(ge=1, le=BINS)] = 16
+    heads: Count = 4
+    dropout: BelowOne = 0.1
+    ahead: Count = 4
+    feature_weight: NotNegative = 1.0
+    token_weight: NotNegative = 1.0
+    feature_noise: NotNegative = 0.2
+    steps: Count = 2000
+    batch: Count = 64
+    learning_rate: Positive = 3e-3
+    weight_decay: NotNegative = 1e-2
+    warmup: WholeNumber = 100
+    average: BelowOne = 0.998
+    bfloat16: bool = True
+    precision: Precision = "float16"
+    seed: Seed = 0
+    held_out: BelowOne = 0.1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_name("a bundle", self.bundle)
+        if self.episodes < 2 * SHARD or self.episodes % SHARD:
+            raise ConfigError(
+                f"episodes must be a multiple of {SHARD}, which share a file, and at least {2 * SHARD}, of which one "
+                f"file is held out; got {self.episodes}"
+            )
 
 
-def check_history(policy: Seeing) -> None:
-    """Checks the lengths and names of histories.
+class FlashRecipe(Record, frozen=True, kw_only=True):
+    """FLASH's block for a flow policy.
 
-    Raises:
-        ConfigError: if one is negative, or of an observation that the policy does not have.
+    Attributes:
+        kind: identifies this recipe type.
+        bundle: name of the bundle it makes.
+        target: the flow policy that is drafted for: a bundle, by name or path, or ``lerobot:PATH@HZ``, see
+            :func:`~specact.families.chunks.sources.load_policy`.
+        data, observations, held_out: of a target that is no bundle, the demonstrations that it was trained on, see
+            :class:`Recipe`; a bundle's own recipe says it.
+        execute: actions of a chunk that are executed at most before the next round.
+        grippers: dimensions of an action that are grippers.
+        period: checked rounds between two full ones at most; 0 for no limit.
+        heads, dropout: of the block; its heads divide the width of the encoder's tokens.
+        steps, batch, learning_rate, weight_decay, warmup, average: see :class:`PolicyRecipe`.
+        precision, seed: see :class:`Recipe`.
     """
-    for name, length in policy.history.items():
-        if length < 0:
-            raise ConfigError(f"history.{name} must be at least 0, got {length}")
-        if policy.sees and name not in policy.sees:
-            raise unknown_name("observation in history", name, policy.sees)
+
+    kind: Literal["flash"]
+    bundle: str
+    target: str
+    execute: int
+    data: tuple[str, ...] = ()
+    observations: dict[str, Source] = field(default_factory=dict)
+    held_out: BelowOne | None = None
+    grippers: tuple[int, ...] = ()
+    period: int = 4
+    heads: Count = 4
+    dropout: BelowOne = 0.0
+    steps: Count = 3000
+    batch: Count = 64
+    learning_rate: Positive = 2e-3
+    weight_decay: NotNegative = 1e-2
+    warmup: WholeNumber = 100
+    average: BelowOne = 0.998
+    precision: Precision = "float16"
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_name("a bundle", self.bundle)
+        FlashSettings(self.execute, self.grippers, self.period)
+        bundled = kind_of_source(self.target) == "folder"
+        if bundled and (self.data or self.observations or self.held_out is not None):
+            raise ConfigError(
+                f"the demonstrations are those of the recipe of {self.target}; leave out data, [observations] and "
+                "held_out"
+            )
+        if not bundled and not self.data:
+            raise ConfigError(
+                f"nobody here knows what {self.target} was trained on; name those demonstrations, as in "
+                'data = ["my_dataset"]'
+            )
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The content of a recipe's file, with every entry of ``[observations]`` as a table.
+R = TypeVar("R", bound=Record)
+AnyRecipe = CodesRecipe | ChunkRecipe | DrafterRecipe | FlashRecipe
+KINDS: dict[str, type[ChunkRecipe | DrafterRecipe | FlashRecipe]] = {
+    "flow": ChunkRecipe, "regression": ChunkRecipe, "tokens": ChunkRecipe, "drafters": DrafterRecipe,
+    "flash": FlashRecipe,
+}  # fmt: skip
+
+
+@overload
+def load_recipe(path: Path) -> AnyRecipe: ...
+@overload
+def load_recipe(path: Path, kind: type[R]) -> R: ...
+def load_recipe(path: Path, kind: type[Record] = Record) -> Record:
+    """Reads and checks a recipe; its ``kind`` says which one, and pairs of action codes have none.
+
+    A policy of a pair may inherit with ``like = "other"`` and list only the differences.
+
+    Args:
+        path: the file.
+        kind: class of recipes that are allowed.
 
     Raises:
-        ConfigError: as :func:`~specact.toml.read_toml`.
+        ConfigError: if the file is missing, is not TOML, makes no bundle, is a recipe of another kind, or holds an
+            unknown key or a value that its key does not allow.
     """
     if not path.exists():
         raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/")
-    raw = read_toml(path, "recipe")
+    raw = read_toml(path, dict[str, Any], "recipe")
     if isinstance(raw.get("observations"), dict):
         raw["observations"] = dict(_tables(raw["observations"]))
-    return raw
+    recipe: AnyRecipe
+    if "kind" not in raw:
+        recipe = read_record(raw | {"policies": _resolve_like(raw.get("policies", {}))}, CodesRecipe, str(path))
+        if not recipe.bundles:
+            raise ConfigError(
+                f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]'
+            )
+    elif raw["kind"] not in KINDS:
+        raise unknown_name(f"value of {path}: kind", str(raw["kind"]), KINDS)
+    else:
+        recipe = read_record(raw, KINDS[raw["kind"]], str(path))
+    if not isinstance(recipe, kind):
+        raise ConfigError(f"{path} is of kind {raw.get('kind')!r}; this needs a {kind.__name__}")
+    return recipe
+
+
+def chunk_recipe_of(manifest: Mapping[str, Any], name: str) -> ChunkRecipe:
+    """The recipe of a chunk policy that a bundle's manifest names.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    settings = {key: value for key, value in manifest.items() if key != "teacher"}
+    return read_record(settings, ChunkRecipe, f"the recipe of {name}")
+
+
+def plain(recipe: Record) -> dict[str, Any]:
+    """A recipe as plain values, as in JSON."""
+    values: dict[str, Any] = msgspec.to_builtins(recipe)
+    return values
+
+
+def check_history(policy: Seeing) -> None:
+    """Checks the names of histories.
+
+    Raises:
+        ConfigError: if one is of an observation that the policy does not have.
+    """
+    for name in policy.history:
+        if policy.sees and name not in policy.sees:
+            raise unknown_name("observation in history", name, policy.sees)
 
 
 def _tables(observations: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -376,7 +574,7 @@ def _tables(observations: dict[str, Any], above: str = "") -> Iterator[tuple[str
         name = f"{above}{part}"
         if isinstance(value, str):
             yield name, {"key": value}
-        elif isinstance(value, dict) and not value.keys() & Source.__dataclass_fields__.keys():
+        elif isinstance(value, dict) and value.keys().isdisjoint(Source.__struct_fields__):
             yield from _tables(value, f"{name}.")
         else:
             yield name, {"key": name} | value if isinstance(value, dict) else value
@@ -400,8 +598,3 @@ def _resolve_like(policies: Any) -> Any:
             raise ConfigError(f"policies.{name}.like: the policy {base!r} also uses like; move it above {name!r}")
         resolved[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
     return resolved
-
-
-def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values, for a manifest."""
-    return dataclasses.asdict(recipe)

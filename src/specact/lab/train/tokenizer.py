@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from specact.lab.train.recipe import TokenizerRecipe
+from specact.lab.train.dataset import Dataset
+from specact.lab.train.loop import Draw, Metrics, Stage, cosine
+from specact.lab.train.recipe import CodesRecipe, TokenizerRecipe
+from specact.rng import Role, stream
 
 
 class ResidualVQ(nn.Module):
@@ -148,3 +152,58 @@ def measure(tokenizer: ResidualVQ, chunks: Tensor) -> TokenizerMetrics:
     baseline = (chunks.median(0).values - chunks).abs().mean()
     used = [int(codes[:, g].unique().numel()) for g in range(codes.shape[1])]
     return TokenizerMetrics(float(error), float(baseline), used, [tokenizer.recipe.codes - u for u in used])
+
+
+def tokenizer_stage(dataset: Dataset, recipe: CodesRecipe) -> Stage:
+    """The residual VQ, to be trained before any policy and then frozen."""
+    settings, (chunks, held_out) = recipe.tokenizer, (part.counted for part in (dataset.train, dataset.held_out))
+    torch.manual_seed(recipe.seed)
+    model = ResidualVQ(settings, recipe.chunk, chunks.shape[-1])
+    generator = torch.Generator().manual_seed(recipe.seed)
+
+    def some(step: int, size: int) -> Tensor:
+        """A batch of chunks: a function of the seed and the step alone."""
+        rng = stream(recipe.seed, Role.DATA, episode=Draw.CHUNKS, step=step)
+        return chunks[torch.from_numpy(rng.integers(len(chunks), size=min(size, len(chunks))))]
+
+    model.initialise(some(0, 4096), generator)
+
+    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, error, _ = model.losses(some(step, settings.batch))
+        return loss, {"error": error}
+
+    def revive(step: int) -> None:
+        # Not in the last fifth: a code moved then would have no time to settle.
+        if step % 100 == 99 and step < 0.8 * settings.steps:
+            generator.manual_seed(recipe.seed + step)
+            model.revive_dead_codes(some(step, settings.batch), generator)
+
+    def validate(module: nn.Module) -> Metrics:
+        metrics, over_all = measure(model, held_out), measure(model, some(0, 65536))
+        return {
+            "error": metrics.error,
+            "baseline": metrics.baseline,
+            **{f"used_{g}": used for g, used in enumerate(over_all.used)},
+            **{f"dead_{g}": dead for g, dead in enumerate(over_all.dead)},
+        }
+
+    return Stage(
+        name="tokenizer",
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters(), weight_decay=1e-4, fused=True),
+        update=update,
+        validate=validate,
+        steps=settings.steps,
+        learning_rate=cosine(settings.learning_rate, 100, settings.steps),
+        seed=recipe.seed,
+        after_update=revive,
+        small=True,
+    )
+
+
+def decoder_table(tokenizer: ResidualVQ) -> Tensor:
+    """The decoder over all code tuples, ``[K ** G, n, A]``: what the device needs of it."""
+    codes = range(tokenizer.recipe.codes)
+    tuples = torch.tensor(list(itertools.product(codes, repeat=tokenizer.recipe.codebooks)))
+    with torch.no_grad():
+        return tokenizer.decode(tuples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from specact.bundle.words import Words
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.bins import BINS
 from specact.lab.train.attention import HIDDEN, Layer
-from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.export import Graph, some_observations
 from specact.lab.train.flow import Encoder
+from specact.lab.train.recipe import ChunkRecipe
 from specact.lab.train.windows import Statistics
 
 
@@ -99,3 +101,36 @@ class TokenModel(nn.Module):
         positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
         features, entries = self.decoder.features(embeddings, positions, self.visible[None])
         return self.decoder.write(features[:, -self.length :]), entries[..., : prefix.shape[1], :]
+
+
+def token_graphs(model: TokenModel) -> dict[str, Graph]:
+    """Encoder and decoder as they are exported, by part."""
+
+    def observation(batch: int) -> dict[str, dict[str, Tensor]]:
+        generator = torch.Generator().manual_seed(batch)
+        return {"observation": some_observations(model.encoder, model.spec.observation, generator, batch, model.words)}
+
+    # Axes of the decoder's inputs with a dynamic number of tokens.
+    free = {"embeddings": {1: "tokens"}, "positions": {1: "tokens"}, "among": {1: "tokens", 2: "tokens"}}
+    outputs = ["logits", "features", "entries"]
+    return {
+        "encoder": Graph(model.encoder, observation, ["tokens"]),
+        "decoder": Graph(model.decoder, partial(_next_tokens, model), outputs, free=free),
+    }
+
+
+def _next_tokens(model: TokenModel, batch: int) -> dict[str, Tensor]:
+    """Inputs of a decoder after the observation: some new tokens, one of which is masked for another."""
+    decoder, generator = model.decoder, torch.Generator().manual_seed(batch)
+    count, width = model.encoder.tokens, decoder.positions.shape[1]
+    length, new_tokens = count + model.length, 2 * batch + 1  # more than one, and different from all other sizes
+    visible = torch.ones(batch, new_tokens, new_tokens).tril()
+    visible[:, -1, 0] = 0.0
+    entries = (batch, len(decoder.layers), 2, decoder.heads, length, width // decoder.heads)
+    return {
+        "embeddings": torch.randn(batch, new_tokens, width, generator=generator),
+        "positions": torch.arange(count, count + new_tokens).clamp(max=length - 1).expand(batch, -1),
+        "seen": (torch.arange(length) < count).expand(batch, -1),
+        "among": visible.bool(),
+        "cache": torch.randn(entries, generator=generator),
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 from specact.families.chunks.bundle import NETWORKS, FlowBundle
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.load import AnyPair
-from specact.lab.train.export import export_policy
+from specact.lab.train.codes import export_policy
 from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
 from specact.lab.train.rebuild import Role, rebuild
 from specact.lab.train.split import count_stages, split_bundle

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specact.bundle.words import INSTRUCTION, Words
 from specact.lab.train.attention import Layer
+from specact.lab.train.embedding import embed_words, flat, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.windows import Statistics, positions
-from specact.observation import Field, ObservationSpec
+from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -39,48 +38,6 @@ class Shapes:
     actions: int
     goal_mode: Literal["token", "concatenate"]
     words: Words | None = None
-
-
-def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Standardised values, clipped to 6 standard deviations against outliers."""
-    return ((values - mean) / std).clamp(-6.0, 6.0)
-
-
-def plain(name: str) -> str:
-    """An observation's name as part of a parameter's name, which must not contain dots."""
-    return name.replace(".", "_")
-
-
-def moments(values: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over the first axis, the latter not below 0.001; infinite where they overflow."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return torch.from_numpy(values.mean(0)), torch.from_numpy(np.maximum(values.std(0), 1e-3))
-
-
-def hold_statistics(module: nn.Module, spec: ObservationSpec, statistics: Statistics) -> None:
-    """Registers the statistics of all observations but camera frames as buffers ``NAME_mean`` and ``NAME_std``."""
-    for name in () if spec.vectors is None else spec.vectors.fields:
-        for moment, values in zip(("mean", "std"), statistics[name], strict=True):
-            module.register_buffer(f"{plain(name)}_{moment}", values.clone())
-
-
-def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of an observation, see :func:`hold_statistics`."""
-    return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
-
-
-def embed_words(words: Words, width: int) -> nn.Embedding:
-    """Embedding of an instruction's words, ``[..., L]`` to ``[..., L, W]``; unknown words and padding start at zero."""
-    embedding = nn.Embedding(words.size, width)
-    nn.init.normal_(embedding.weight, std=0.1)
-    with torch.no_grad():
-        embedding.weight[: words.size - len(words.vocabulary)] = 0.0
-    return embedding
-
-
-def flat(values: Tensor, field: Field) -> Tensor:
-    """Flattens each observation."""
-    return values.flatten(-len(field.shape)) if len(field.shape) > 1 else values
 
 
 @dataclass(frozen=True)

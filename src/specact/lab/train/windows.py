@@ -15,7 +15,7 @@ from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.frames import Frames
-from specact.lab.train.recipe import Demonstrated, Seeing
+from specact.lab.train.recipe import Recipe, Seeing
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
 
@@ -24,7 +24,7 @@ from specact.rng import Role, stream
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
-def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who: str) -> ObservationSpec:
+def observation_of(policy: Seeing, recipe: Recipe, episodes: Episodes, who: str) -> ObservationSpec:
     """The observations of a policy, with shapes and histories.
 
     Args:
@@ -172,22 +172,3 @@ class Windows:
     def _instruction_tokens(self, chosen: NDArray[np.int64]) -> Tensor:
         assert self.words is not None, "checked by observation_of"
         return torch.from_numpy(self.words.numbers(self.instructions(chosen)))
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Demonstrations ready for training.
-
-    Attributes:
-        train, held_out: windows of the training and of the held-out episodes.
-        statistics: of the training observations.
-        centre, scale: action normalisation, ``[A]``: ``normalised = (action - centre) / scale`` lies in [-1, 1].
-        words: of the instructions trained on, or None where there are none.
-    """
-
-    train: Windows
-    held_out: Windows
-    statistics: Statistics
-    centre: Tensor
-    scale: Tensor
-    words: Words | None = None

@@ -1,40 +1,150 @@
-"""``specact train`` of a chunk policy: trains a bundle on demonstrations; resumable."""
+"""Training of chunk policies: by flow matching, by regression, or with autoregressive tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 from specact import __version__
 from specact.bundle.words import Words
 from specact.errors import unknown_name
+from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.tokens.bins import BINS
+from specact.families.tokens.bundle import TOKEN_PARTS
+from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.locks import locked
-from specact.lab.train import checkpoint, stages
 from specact.lab.train.attention import perceptron
-from specact.lab.train.chunk_export import WRITERS, ChunkModel
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.flow import Flow
-from specact.lab.train.folder import check_free, claim, last_lines
-from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
-from specact.lab.train.stages import Progress
-from specact.lab.train.teacher import check_teacher, forget_answers, teach
-from specact.lab.train.tokens import TokenModel
-from specact.lab.train.train import TrainingResult
-from specact.lab.train.windows import Dataset, Statistics, Windows, observation_of
-from specact.rng import Role, stream
+from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
+from specact.lab.train.export import BundleFolder, export_checked, parameters_of, round_to_half
+from specact.lab.train.fit import Training
+from specact.lab.train.flow import Flow, flow_graphs, regression_graphs
+from specact.lab.train.loop import (
+    Metrics,
+    Progress,
+    Stage,
+    adamw_stage,
+    autocast,
+    device_of,
+    last_lines,
+    seed_weights,
+)
+from specact.lab.train.recipe import ChunkRecipe, plain
+from specact.lab.train.teacher import check_teacher, labelled
+from specact.lab.train.tokens import TokenModel, token_graphs
+from specact.lab.train.windows import Statistics, Windows, observation_of
 
+ChunkModel = Flow | TokenModel
+_PARTS = {"flow": FLOW_PARTS, "regression": REGRESSION_PARTS, "tokens": TOKEN_PARTS}
 _SMALL = 0.1  # beta of the auxiliary loss, in standard deviations
+
+
+class ChunkTraining(Training):
+    """The chunk policy of a recipe.
+
+    Args:
+        recipe: what to train.
+        data: folder the recipe's data paths are relative to.
+        teacher: a policy whose answers to the demonstrated observations are the labels, in place of the demonstrated
+            actions.
+    """
+
+    def __init__(self, recipe: ChunkRecipe, data: Path, teacher: LoadedPolicy | None = None) -> None:
+        self.recipe, self._data, self._teacher = recipe, data, teacher
+        self.request = plain(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
+
+    def read(self, progress: Progress) -> None:
+        recipe, teacher = self.recipe, self._teacher
+        episodes = read_demonstrations(recipe, self._data, progress)
+        observation = observation_of(recipe, recipe, episodes, "the policy")
+        check_auxiliary(recipe, episodes)
+        assert episodes.rate_hz is not None, "given by the recipe or its task"
+        self.spec = ChunkSpec(observation, recipe.chunk, episodes.action.shape[1], episodes.rate_hz)
+        seen = [observation] if teacher is None else [observation, teacher.policy.spec.observation]
+        self.episodes = needed(episodes, seen, [recipe.auxiliary])
+        prepare(self.episodes, recipe)  # refuses what is unusable
+        if teacher is not None:
+            check_teacher(teacher, recipe.chunk, self.spec.actions, self.spec.rate_hz, episodes)
+
+    @contextmanager
+    def prepared(self, progress: Progress) -> Iterator[None]:
+        recipe, teacher = self.recipe, self._teacher
+        with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes, ExitStack() as stack:
+            if teacher is not None:
+                labels = labelled(self.dataset, teacher, recipe.chunk, self.out, recipe.seed, progress)
+                stack.enter_context(labels)
+            yield
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The demonstrations ready for training."""
+        return prepare(self.episodes, self.recipe)
+
+    def plan(self) -> list[dict[str, int]]:
+        return [{self.recipe.kind: self.recipe.steps}]
+
+    def stage(self, name: str) -> Stage:
+        return demonstrated_stage(self.dataset, self.recipe, self.spec)
+
+    def export(self, progress: Progress) -> list[Path]:
+        recipe, units = self.recipe, units_of(self.dataset, self.recipe.kind)
+        manifest = {
+            "env": recipe.env or "", "specact": __version__, "recipe": self.request, "training": last_lines(self.out)
+        }  # fmt: skip
+        weights = {f"{recipe.bundle}-{step}": f"{recipe.kind}@{step}" for step in snapshots_of(recipe)}
+        model = chunk_model(self.spec, recipe, self.dataset.statistics, self.dataset.words)
+        for name, stage in (weights | {recipe.bundle: recipe.kind}).items():
+            trained = self.weights(stage).items()
+            model.load_state_dict({key: value for key, value in trained if not key.startswith("readout.")})
+            write_chunk_bundle(self.out / "bundles" / name, {"name": name, **manifest}, recipe, model, units)
+        return [self.out / "bundles" / name for name in (*weights, recipe.bundle)]
+
+
+def chunk_model(spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None) -> ChunkModel:
+    """The networks of a policy."""
+    return (TokenModel if recipe.kind == "tokens" else Flow)(spec, recipe, statistics, words)
+
+
+def write_chunk_bundle(
+    path: Path, manifest: Mapping[str, Any], recipe: ChunkRecipe, model: ChunkModel, units: FlowUnits
+) -> None:
+    """Writes a bundle of a trained policy.
+
+    Args:
+        path: folder to write.
+        manifest: name, env, recipe, training metrics.
+        recipe: its kind and precision; with ``float16`` the weights are rounded in place.
+        model: as trained.
+        units: of its actions.
+
+    Raises:
+        BundleError: if an exported network's outputs differ from the trained one's.
+    """
+    half, folder = recipe.precision == "float16", BundleFolder(path, _PARTS[recipe.kind])
+    model.eval().requires_grad_(False)
+    if half:
+        round_to_half(model)
+    write_whole(folder.files["normalisation"], save(vars(units)))
+    if isinstance(model, TokenModel):
+        write_whole(folder.files["embedding"], save({"embedding": model.embedding.weight.numpy()}))
+        graphs = token_graphs(model)
+    else:
+        graphs = flow_graphs(model) if recipe.kind == "flow" else regression_graphs(model, units)
+    parity = {part: export_checked(graph, folder.files[part], half=half) for part, graph in graphs.items()}
+    sizes = {part: parameters_of(graph.module) for part, graph in graphs.items() if part != "guide"}
+    vocabulary = {} if model.words is None else {"words": model.words.describe()}
+    folder.finish({"kind": recipe.kind, **manifest, **vocabulary, "parity": parity, "parameters": sizes}, model.spec)
 
 
 def units_of(dataset: Dataset, kind: str) -> FlowUnits:
@@ -43,6 +153,11 @@ def units_of(dataset: Dataset, kind: str) -> FlowUnits:
     if kind == "tokens":
         return FlowUnits(centre, scale, centre - scale, centre + scale)
     return FlowUnits(action.mean(0), np.maximum(action.std(0), 1e-6), centre - scale, centre + scale)
+
+
+def snapshots_of(recipe: ChunkRecipe) -> tuple[int, ...]:
+    """The steps of a recipe's intermediate bundles."""
+    return tuple(recipe.steps * part // (recipe.snapshots + 1) for part in range(1, recipe.snapshots + 1))
 
 
 class TrainingBatch(NamedTuple):
@@ -73,20 +188,20 @@ def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -
     Steps of a chunk past its episode's end are masked.
     """
     units = units_of(dataset, recipe.kind)
-    data = {
-        id(windows): _chunks(windows, dataset, units, recipe.skip_disturbed)
+    labels = {
+        id(windows): chunk_labels(windows, dataset, units, skip_disturbed=recipe.skip_disturbed)
         for windows in (dataset.train, dataset.held_out)
     }
 
     def draw_batch(windows: Windows, step: int, count: int) -> TrainingBatch:
         batch = windows.draw(spec.observation, recipe.seed, step, count)
-        chunks, real = data[id(windows)]
+        chunks, real = labels[id(windows)]
         last = batch.step[:, -1]
         auxiliary = None
         if recipe.auxiliary:
             mean, std = dataset.statistics[recipe.auxiliary]
-            labels = torch.from_numpy(windows.episodes.numbers(recipe.auxiliary)[last.numpy()])
-            auxiliary = ((labels - mean) / std).flatten(1)
+            numbers = torch.from_numpy(windows.episodes.numbers(recipe.auxiliary)[last.numpy()])
+            auxiliary = ((numbers - mean) / std).flatten(1)
         return TrainingBatch(batch.observation, chunks[last], real[last], auxiliary)
 
     return chunk_stage(
@@ -120,8 +235,8 @@ def chunk_stage(
         held_out: a batch to validate on.
         auxiliary: D, the number of auxiliary labels; a readout of the prefix, which is not exported, predicts them.
     """
-    torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
-    model: ChunkModel = (TokenModel if recipe.kind == "tokens" else Flow)(spec, recipe, statistics, words)
+    seed_weights(recipe.seed)
+    model = chunk_model(spec, recipe, statistics, words)
     if auxiliary:
         model.readout = perceptron(2 * recipe.width, recipe.width, auxiliary)
     measure, loss_of = _LOSSES[recipe.kind]
@@ -140,17 +255,8 @@ def chunk_stage(
         loss, parts = losses(held_out(), 4)
         return {measure: float(loss), **{name: float(part) for name, part in parts.items()}}
 
-    return Stage(
-        name=name,
-        module=model,
-        optimizer=adamw(model, recipe.weight_decay),
-        update=update,
-        validate=validate,
-        steps=recipe.steps,
-        learning_rate=cosine(recipe.learning_rate, recipe.warmup, recipe.steps),
-        seed=recipe.seed,
-        average=recipe.average,
-        averages_at=tuple(recipe.steps * part // (recipe.snapshots + 1) for part in range(1, recipe.snapshots + 1)),
+    return adamw_stage(
+        name, model, recipe, update, validate, seed=recipe.seed, warmup=recipe.warmup, averages_at=snapshots_of(recipe)
     )
 
 
@@ -162,7 +268,7 @@ def _flow_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: in
     clean, weight = batch.chunk.repeat(draws, 1, 1), batch.real.repeat(draws, 1)
     noise, time = torch.randn_like(clean), torch.rand(len(clean), device=clean.device)
     noisy = torch.lerp(noise, clean, time[:, None, None])
-    with autocast(recipe, batch.chunk.device):
+    with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
         cache = model.cache(batch.observation)
         velocity = model.expert(noisy, time, cache, draws)
     return _mean((velocity.float() - (clean - noise)).square(), weight), cache
@@ -170,25 +276,33 @@ def _flow_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: in
 
 def _regression_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
     """L1 error of ``x_1`` at ``x_0 = 0`` and ``t = 0``, as in ACT (Zhao et al. 2023)."""
-    with autocast(recipe, batch.chunk.device):
+    with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
         cache = model.cache(batch.observation)
         predicted = model.regressed(cache)
     return _mean((predicted.float() - batch.chunk).abs(), batch.real), cache
 
 
-def nearest_bins(chunk: Tensor) -> Tensor:
-    """:func:`~specact.families.tokens.bins.to_tokens` for tensors on any device."""
-    return ((chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()
-
-
 def _token_loss(model: TokenModel, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
     """Cross entropy of every token given those before it."""
     tokens = nearest_bins(batch.chunk)
-    with autocast(recipe, batch.chunk.device):
+    with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
         logits, cache = model.logits(batch.observation, tokens.flatten(1))
     labels = soft_bins(batch.chunk.flatten(1), recipe.smooth) if recipe.smooth else tokens.flatten(1)
     entropy = nn.functional.cross_entropy(logits.float().movedim(-1, 1), labels.movedim(-1, 1), reduction="none")
     return _mean(entropy.reshape(tokens.shape), batch.real), cache
+
+
+# By kind: the name of the loss on held-out demonstrations, and the loss.
+_LOSSES: dict[str, tuple[str, Callable[..., tuple[Tensor, Tensor]]]] = {
+    "flow": ("velocity_mse", _flow_loss),
+    "regression": ("action_l1", _regression_loss),
+    "tokens": ("cross_entropy", _token_loss),
+}
+
+
+def nearest_bins(chunk: Tensor) -> Tensor:
+    """:func:`~specact.families.tokens.bins.to_tokens` for tensors on any device."""
+    return ((chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()
 
 
 def soft_bins(values: Tensor, std: float) -> Tensor:
@@ -208,21 +322,15 @@ def _auxiliary_loss(model: ChunkModel, cache: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.smooth_l1_loss(predicted, labels, beta=_SMALL)
 
 
-# Name of the validation metric, and loss function, by kind.
-_LOSSES: dict[str, tuple[str, Callable[[Any, TrainingBatch, ChunkRecipe, int], tuple[Tensor, Tensor]]]] = {
-    "flow": ("velocity_mse", _flow_loss),
-    "regression": ("action_l1", _regression_loss),
-    "tokens": ("cross_entropy", _token_loss),
-}
-
-
 def _mean(error: Tensor, weight: Tensor) -> Tensor:
     """The weighted mean of errors ``[B, H, A]``, with weights ``[B, H]``."""
     mean: Tensor = (weight * error.mean(-1)).sum() / weight.sum()
     return mean
 
 
-def _chunks(windows: Windows, dataset: Dataset, units: FlowUnits, skip_disturbed: bool) -> tuple[Tensor, Tensor]:
+def chunk_labels(
+    windows: Windows, dataset: Dataset, units: FlowUnits, *, skip_disturbed: bool
+) -> tuple[Tensor, Tensor]:
     """Chunks in the policy's units ``[N, H, A]``, and which of their steps count, ``[N, H]``."""
     actions = dataset.centre + dataset.scale * windows.chunks
     episodes = windows.episodes if skip_disturbed else replace(windows.episodes, disturbed=None)
@@ -239,77 +347,3 @@ def check_auxiliary(recipe: ChunkRecipe, episodes: Episodes) -> None:
     numbers = [name for name in episodes.observation if name not in episodes.cameras]
     if recipe.auxiliary and recipe.auxiliary not in numbers:
         raise unknown_name("observation in auxiliary", recipe.auxiliary, numbers)
-
-
-def train_chunks(
-    recipe: ChunkRecipe,
-    data: Path,
-    out: Path,
-    progress: Progress,
-    *,
-    threads: int = 1,
-    teacher: LoadedPolicy | None = None,
-    on: Accelerator = "cpu",
-) -> TrainingResult:
-    """Trains the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
-
-    Args:
-        teacher: a policy whose answers to the demonstrated observations are the labels, in place of the demonstrated
-            actions.
-    """
-    torch.set_num_threads(threads)
-    device = accelerator(on)
-    request = asdict(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
-    check_free(out, request)
-    episodes = stages.demonstrated(recipe, stages.task_of(recipe), data, progress)
-    observation = observation_of(recipe, recipe, episodes, "the policy")
-    check_auxiliary(recipe, episodes)
-    episodes = stages.needed(
-        episodes,
-        [observation] if teacher is None else [observation, teacher.policy.spec.observation],
-        [recipe.auxiliary],
-    )
-    dataset = stages.prepare(episodes, recipe)
-    assert episodes.rate_hz is not None, "given by the recipe or its task"
-    spec = ChunkSpec(observation, recipe.chunk, episodes.action.shape[1], episodes.rate_hz)
-    if teacher is not None:
-        check_teacher(teacher, recipe.chunk, spec.actions, spec.rate_hz, episodes)
-    with locked(out):
-        claim(out, request)
-        with stages.frames_at_hand(episodes, out / "frames", progress) as episodes:
-            dataset = stages.prepare(episodes, recipe) if episodes.cameras else dataset
-            if teacher is not None:
-                teach(dataset, teacher, recipe.chunk, out, recipe.seed, progress)
-            trained = _train(recipe, dataset, spec, out, progress, request, device)
-        forget_answers(out)
-        return trained
-
-
-def _train(
-    recipe: ChunkRecipe,
-    dataset: Dataset,
-    spec: ChunkSpec,
-    out: Path,
-    progress: Progress,
-    request: dict[str, Any],
-    device: torch.device,
-) -> TrainingResult:
-    stage = demonstrated_stage(dataset, recipe, spec)
-    last = run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps), device=device)
-    manifest = {"env": recipe.env or "", "specact": __version__, "recipe": request, "training": last_lines(out)}
-    snapshots = {
-        f"{recipe.bundle}-{step}": checkpoint.read(out / f"{stage.name}@{step}.safetensors")[0]
-        for step in stage.averages_at
-    }
-    folders = []
-    for name, weights in (snapshots | {recipe.bundle: last}).items():
-        stage.module.load_state_dict(weights)
-        folders.append(out / "bundles" / name)
-        WRITERS[recipe.kind](
-            folders[-1],
-            manifest={"name": name, **manifest},
-            model=stage.module,
-            units=units_of(dataset, recipe.kind),
-            half=recipe.precision == "float16",
-        )
-    return TrainingResult(folders, last_lines(out))

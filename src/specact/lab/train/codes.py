@@ -1,0 +1,351 @@
+"""Training of pairs of VQ-BeT policies on one tokenizer: action codes (Lee et al. 2024; ADAHI, equations 1 to 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from specact import __version__
+from specact.errors import ConfigError
+from specact.families.codes.bundle import PARTS
+from specact.families.codes.spec import PolicySpec
+from specact.files import write_whole
+from specact.lab.data.episodes import Episodes
+from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations, task_of
+from specact.lab.train.encoder import ImageEncoder, Scenes, encoded, encoder_stage, learned
+from specact.lab.train.export import (
+    BundleFolder,
+    Graph,
+    export_checked,
+    parameters_of,
+    round_to_half,
+    some_observations,
+)
+from specact.lab.train.fit import Training
+from specact.lab.train.loop import (
+    Metrics,
+    Progress,
+    Stage,
+    adamw_stage,
+    autocast,
+    device_of,
+    last_lines,
+    seed_weights,
+)
+from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, plain
+from specact.lab.train.tokenizer import ResidualVQ, decoder_table, tokenizer_stage
+from specact.lab.train.vqbet import Prediction, Shapes, VQBeT
+from specact.lab.train.windows import Batch, Windows, observation_of
+from specact.observation import ObservationSpec
+
+
+class CodesTraining(Training):
+    """The tokenizer, image encoders that learn before their policies, and policies of a recipe.
+
+    Args:
+        recipe: what to train.
+        data: folder the recipe's data paths are relative to.
+    """
+
+    def __init__(self, recipe: CodesRecipe, data: Path) -> None:
+        self.recipe, self._data, self.request = recipe, data, plain(recipe)
+
+    def read(self, progress: Progress) -> None:
+        self.episodes = read_demonstrations(self.recipe, self._data, progress)
+        names = learned(self.recipe, self.specs, self.episodes, task_of(self.recipe))
+        self.episodes = needed(self.episodes, self.specs.values(), names)
+        prepare(self.episodes, self.recipe, skip_disturbed=self.recipe.skip_disturbed)  # refuses what is unusable
+
+    @contextmanager
+    def prepared(self, progress: Progress) -> Iterator[None]:
+        with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes:
+            yield
+
+    @cached_property
+    def specs(self) -> dict[str, ObservationSpec]:
+        """The observations of each policy, by its name."""
+        return specs_of(self.recipe, self.episodes)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The demonstrations ready for training."""
+        return prepare(self.episodes, self.recipe, skip_disturbed=self.recipe.skip_disturbed)
+
+    @cached_property
+    def encoders(self) -> dict[tuple[str, EncoderRecipe], str]:
+        """Stages of pre-trained encoders, which policies may share, by camera and recipe."""
+        stages: dict[tuple[str, EncoderRecipe], str] = {}
+        for policy, settings in self.recipe.policies.items():
+            for camera in self._cameras(policy):
+                stages.setdefault((camera, settings.encoder), f"{policy}.{camera}")
+        return stages
+
+    def plan(self) -> list[dict[str, int]]:
+        encoders = {name: recipe.steps for (_, recipe), name in self.encoders.items()}
+        policies = {name: policy.steps for name, policy in self.recipe.policies.items()}
+        return [{"tokenizer": self.recipe.tokenizer.steps, **encoders}, policies]
+
+    def stage(self, name: str) -> Stage:
+        recipe, dataset = self.recipe, self.dataset
+        if name == "tokenizer":
+            return tokenizer_stage(dataset, recipe)
+        for (camera, encoder), encoder_name in self.encoders.items():
+            if name == encoder_name:
+                scenes = Scenes(task_of(recipe), recipe.seed)
+                return encoder_stage(name, encoder, camera, dataset, scenes, recipe.seed)
+        trained = {camera: self._encoder(camera, recipe.policies[name].encoder) for camera in self._cameras(name)}
+        for camera, network in trained.items():
+            dataset = encoded(dataset, camera, network)
+        stage = policy_stage(name, dataset, recipe, self.tokenizer(), self.specs[name])
+        assert isinstance(stage.module, VQBeT)
+        for camera, network in trained.items():
+            stage.module.freeze(camera, network)
+        return stage
+
+    def export(self, progress: Progress) -> list[Path]:
+        return [self._export(name, target, draft) for name, (target, draft) in self.recipe.bundles.items()]
+
+    def tokenizer(self) -> ResidualVQ:
+        """The trained tokenizer."""
+        tokenizer = ResidualVQ(self.recipe.tokenizer, self.recipe.chunk, self.dataset.train.chunks.shape[-1])
+        tokenizer.load_state_dict(self.weights("tokenizer"))
+        return tokenizer.eval().requires_grad_(False)
+
+    def _cameras(self, policy: str) -> tuple[str, ...]:
+        """The policy's cameras with pre-trained encoders."""
+        return tuple(self.specs[policy].images) if self.recipe.policies[policy].encoder.learns else ()
+
+    def _encoder(self, camera: str, recipe: EncoderRecipe) -> ImageEncoder:
+        encoder = ImageEncoder(recipe, self.dataset.train.episodes.frames(camera).shape[1:])
+        weights = self.weights(self.encoders[camera, recipe]).items()
+        encoder.load_state_dict(
+            {name.removeprefix("encoder."): value for name, value in weights if name.startswith("encoder.")}
+        )
+        return encoder.eval()
+
+    def _export(self, name: str, target: str, draft: str) -> Path:
+        recipe, dataset, policies = self.recipe, self.dataset, dict[str, VQBeT]()
+        for role, policy in (("draft", draft), ("target", target)):
+            shapes = shapes_of(dataset, recipe, self.specs[policy.removesuffix("@snapshot")])
+            policies[role] = VQBeT(shapes, replace(recipe.policy(policy), dropout=0.0), dataset.statistics)
+            policies[role].load_state_dict(self.weights(policy))
+        rate_hz, sizes = self.episodes.rate_hz, policies["target"].shapes
+        assert rate_hz is not None, "given by the recipe or its task"
+        spec = PolicySpec(
+            draft=policies["draft"].shapes.observation,
+            target=sizes.observation,
+            codebooks=sizes.codebooks,
+            codes=sizes.codes,
+            chunk=sizes.chunk,
+            actions=sizes.actions,
+            execute=recipe.execute,
+            overlap=recipe.overlap,
+            temperature=recipe.temperature,
+            rate_hz=rate_hz,
+            sequential=recipe.policy(target).sequential,
+        )
+        manifest: dict[str, Any] = {
+            "name": name,
+            "env": recipe.env or "",
+            "specact": __version__,
+            "gates": recipe.gates,
+            "recipe": plain(recipe),
+            "policies": {"target": target, "draft": draft},
+            "training": last_lines(self.out),
+            "parameters": {role: parameters_of(model) for role, model in policies.items()},
+        }
+        words = next((policy.shapes.words for policy in policies.values() if policy.shapes.words is not None), None)
+        if words is not None:
+            manifest["words"] = words.describe()
+        folder, half = BundleFolder(self.out / "bundles" / name, PARTS), recipe.precision == "float16"
+        table = {"table": decoder_table(self.tokenizer()), "centre": dataset.centre, "scale": dataset.scale}
+        write_whole(folder.files["tokenizer"], save(table))
+        parity = {role: export_policy(model, folder.files[role], half) for role, model in policies.items()}
+        folder.finish(manifest | {"parity": parity}, spec)
+        return folder.path
+
+
+class LastPosition(nn.Module):
+    """The deployed policy: codes and offsets of the newest position only."""
+
+    def __init__(self, model: VQBeT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, observation: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        features = self.model.features(observation)[:, -1:]
+        prediction = self.model.heads(features)
+        outputs = (prediction.logits[:, 0], prediction.offsets[:, 0])
+        if self.model.secondary_head is None:
+            return outputs
+        return (*outputs, self.model.secondary_head.conditional(features[:, 0]))
+
+
+def export_policy(model: VQBeT, path: Path, half: bool) -> float:
+    """Exports a policy, see :func:`~specact.lab.train.export.export_checked`; with ``half`` its weights are rounded."""
+    if half:
+        round_to_half(model)
+    outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
+    deployed = LastPosition(model).eval()
+    graph = Graph(deployed, lambda batch: {"observation": example_inputs(model, batch)}, outputs)
+    return export_checked(graph, path, half=half)
+
+
+def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
+    """Random observations with the shapes and statistics of the training data."""
+    shapes, generator = model.shapes, torch.Generator().manual_seed(batch)
+    return some_observations(model, shapes.observation, generator, batch, shapes.words)
+
+
+def shapes_of(dataset: Dataset, recipe: CodesRecipe, observation: ObservationSpec) -> Shapes:
+    """The sizes of a policy that sees this."""
+    return Shapes(
+        observation=observation,
+        codebooks=recipe.tokenizer.codebooks,
+        codes=recipe.tokenizer.codes,
+        chunk=recipe.chunk,
+        actions=dataset.train.chunks.shape[-1],
+        goal_mode=recipe.goal,
+        words=dataset.words if observation.instruction else None,
+    )
+
+
+def specs_of(recipe: CodesRecipe, episodes: Episodes) -> dict[str, ObservationSpec]:
+    """What each policy of a recipe sees, by the policy's name.
+
+    Raises:
+        ConfigError: if one sees what is not there, or has nothing that a goal could be concatenated to.
+    """
+    specs = {}
+    for name, policy in recipe.policies.items():
+        spec = observation_of(policy, recipe, episodes, f"policy {name!r}")
+        numbers = [] if spec.vectors is None else list(spec.vectors.fields.values())
+        if recipe.goal == "concatenate" and numbers and not any(field.history for field in numbers):
+            raise ConfigError(
+                f'policy {name!r} sees no numbers with a history that goal = "concatenate" could add to; choose '
+                'goal = "token"'
+            )
+        if policy.encoder.tokens == "patches" and spec.images:
+            in_window = [field.history for field in spec.fields.values() if field.history and not field.is_image]
+            if not in_window or any(spec[camera].history != 1 for camera in spec.images):
+                raise ConfigError(
+                    f"policy {name!r} reads patches before its window, which only its newest observation may know: let "
+                    "it see numbers beside the camera, and give every camera a history of 1"
+                )
+        specs[name] = spec
+    return specs
+
+
+def policy_stage(
+    name: str, dataset: Dataset, recipe: CodesRecipe, tokenizer: ResidualVQ, observation: ObservationSpec
+) -> Stage:
+    """One VQ-BeT policy on the frozen tokenizer."""
+    settings = recipe.policies[name]
+    seed_weights(recipe.seed)
+    model = VQBeT(shapes_of(dataset, recipe, observation), settings, dataset.statistics)
+    decoded = decoder_table(tokenizer)
+    codes = {id(windows): tokenizer.encode(windows.chunks) for windows in (dataset.train, dataset.held_out)}
+
+    def loss_on(windows: Windows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        device = device_of(model)
+        labels = (codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
+        targets = Targets(*(values.to(device) for values in labels))
+        with autocast(settings.width, settings.bfloat16, device):
+            prediction = model({name: values.to(device) for name, values in batch.observation.items()})
+        return policy_loss(model, prediction, targets)
+
+    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss_on(dataset.train, dataset.train.draw(observation, recipe.seed, step, settings.batch))
+
+    def validate(module: nn.Module) -> Metrics:
+        torch.manual_seed(recipe.seed)
+        _, parts = loss_on(dataset.held_out, dataset.held_out.draw(observation, recipe.seed, 0, 2048))
+        return {part: float(value) for part, value in parts.items()}
+
+    return adamw_stage(
+        name, model, settings, update, validate, seed=recipe.seed, warmup=settings.warmup,
+        snapshot_at=round(settings.snapshot * settings.steps),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The labels of a batch of windows, at every position.
+
+    Attributes:
+        codes: the tokenizer's codes of the demonstrated chunk, ``[B, T, G]``.
+        chunks: the demonstrated chunk, normalised, ``[B, T, n, A]``.
+        weight: 1 where the position is real, 0 where it is padding, ``[B, T]``.
+        decoded: the tokenizer's decoder as a table, ``[K ** G, n, A]``.
+    """
+
+    codes: Tensor
+    chunks: Tensor
+    weight: Tensor
+    decoded: Tensor
+
+
+def policy_loss(model: VQBeT, prediction: Prediction, targets: Targets) -> tuple[Tensor, dict[str, Tensor]]:
+    """Focal loss on the codes, and L1 on the action after the offset (ADAHI, equation 3).
+
+    Also its parts ``nll``, ``code_accuracy`` and ``offset_l1``; all are means over real positions.
+    """
+    recipe = model.recipe
+    share = targets.weight / targets.weight.sum()
+    logits = code_logits(model, prediction, targets.codes[..., 0])
+    log_probs = logits.float().log_softmax(-1)
+    chosen = log_probs.gather(-1, targets.codes[..., None])[..., 0]
+    focal = -((1 - chosen.exp()) ** recipe.focal) * chosen
+    weights = chosen.new_tensor([recipe.primary_weight] + [recipe.secondary_weight] * (chosen.shape[-1] - 1))
+    code_loss = (focal * weights).sum(-1)
+
+    codes = targets.codes if recipe.offset_on == "ground_truth" else sampled_codes(model, prediction)
+    action = chunk_of(prediction.offsets, codes, targets.decoded)
+    offset_loss = (action - targets.chunks).abs().mean((-2, -1))
+
+    loss = (share * (code_loss + recipe.offset_weight * offset_loss)).sum()
+    correct = (log_probs.argmax(-1) == targets.codes).all(-1).float()
+    parts = {
+        "nll": (share * -chosen.sum(-1)).sum(),
+        "code_accuracy": (share * correct).sum(),
+        "offset_l1": (share * offset_loss).sum(),
+    }
+    return loss, {name: value.detach() for name, value in parts.items()}
+
+
+def code_logits(model: VQBeT, prediction: Prediction, primary: Tensor) -> Tensor:
+    """Logits of all codebooks, ``[B, T, G, K]``, a sequential secondary given this primary code ``[B, T]``."""
+    if model.secondary_head is None:
+        return prediction.logits
+    secondary = model.secondary_head(prediction.features, primary)
+    return torch.cat([prediction.logits, secondary[..., None, :]], -2)
+
+
+@torch.no_grad()
+def sampled_codes(model: VQBeT, prediction: Prediction) -> Tensor:
+    """Codes drawn from the prediction, ``[B, T, G]``."""
+
+    def draw(logits: Tensor) -> Tensor:
+        probs = logits.float().softmax(-1)
+        return torch.multinomial(probs.flatten(0, -2), 1).view(logits.shape[:-1])
+
+    primary = draw(prediction.logits[..., 0, :])
+    return torch.cat([primary[..., None], draw(code_logits(model, prediction, primary)[..., 1:, :])], -1)
+
+
+def chunk_of(offsets: Tensor, codes: Tensor, decoded: Tensor) -> Tensor:
+    """Decoded chunk plus the summed offsets of the chosen codes, ``[B, T, n, A]``."""
+    index = torch.zeros_like(codes[..., 0])
+    for g in range(codes.shape[-1]):
+        index = index * offsets.shape[-3] + codes[..., g]
+    picked = offsets.take_along_dim(codes[..., None, None, None], dim=-3)[..., 0, :, :].sum(-3)
+    return decoded[index] + picked
