@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvloop
 from others import FLASK, GRPC, GRPC_SERVICE, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
@@ -37,7 +38,7 @@ from pages import fill
 
 from specact import SpeculativePolicy, connect, load_bundle
 from specact.families.chunks.sources import load_policy
-from specact.families.chunks.wire import ChunkCodec
+from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.bundle import Bundle
 from specact.gates import Always
 from specact.lab.evaluation.load import Load, Robot, Workload, run_load, run_robots, workload_of
@@ -104,7 +105,7 @@ def whole_requests(asked: argparse.Namespace, pair: Bundle, found: dict[str, Any
     """Distributions beside the network's outputs."""
     found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
     with serving("ball") as ours, other_server(asked.openpi) as (port, _):
-        sides = {OURS: (ours.port, workload_of(pair.codec.dialect)), THEIRS: (port, openpi_speech(pair))}
+        sides = {OURS: (ours.port, workload_of(pair.exchange.contract)), THEIRS: (port, openpi_speech(pair))}
         if "throughput" in asked.parts:
             found["throughput"] = throughput(sides, asked.rounds, asked.seconds)
         if "paced" in asked.parts:
@@ -188,7 +189,7 @@ def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) 
         return lambda robots, seconds, offered: uvloop.run(run_robots(join, robots, seconds, offered))
 
     return {
-        OURS: sockets(ports[OURS], workload_of(ChunkCodec(spec).dialect)),
+        OURS: sockets(ports[OURS], workload_of(ChunkExchange(spec).contract)),
         ENDPOINT: sockets(ports[ENDPOINT], asking),
         THEIRS: sockets(ports[THEIRS], asking),
         FLASK: others(lambda loop: HttpRobot(loop, ports[FLASK], bodies)),
@@ -305,11 +306,11 @@ def device(pair: Bundle, port: int, openpi_port: int, rounds: int, steps: int) -
     inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in shapes.items()} for _ in range(64)]
     windows = [pair.spec.target.zeros()]
     # Each control step is an inference; otherwise most steps would play what the last one gave.
-    eager = dataclasses.replace(pair, spec=dataclasses.replace(pair.spec, execute=1))
-    with Client(Endpoint.parse(f"ws://127.0.0.1:{port}"), pair.codec.dialect) as client:
+    eager = dataclasses.replace(pair, spec=msgspec.structs.replace(pair.spec, execute=1))
+    with Client(Endpoint.parse(f"ws://127.0.0.1:{port}"), pair.exchange.contract) as client:
         client.connect(10.0)
         policy = SpeculativePolicy(eager, Always(), verifier=remote_verifier(client, pair, 1000.0))
-        target = RemoteTarget(client, pair.codec, 1000.0)
+        target = RemoteTarget(client, pair.exchange, 1000.0)
         count = iter(range(10**9))
 
         def act() -> None:

@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from pages import fill
 
 from specact import load_bundle
 from specact.errors import WireError
-from specact.families.load import load_responder
+from specact.families.load import load_exchange
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.load import run_load, workload_of
 from specact.lab.processes import ServerProcess
@@ -48,9 +47,8 @@ from specact.lab.rollout.cluster import join
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
-from specact.server.settings import ServerSettings
-from specact.wire.dialect import Arrays
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays
+from specact.wire.exchange import Request
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = ROOT / "benchmarks" / "results" / "scale.json", ROOT / "docs" / "scale.md"
@@ -66,12 +64,12 @@ class Target:
     """Ball's target, as if it were large and on a GPU."""
 
     def __init__(self) -> None:
-        self._ball = load_responder("ball")
-        self.name, self.fingerprint, self.dialect = "large", self._ball.fingerprint, self._ball.dialect
+        self._ball = load_exchange("ball")
+        self.name, self.fingerprint, self.contract = "large", self._ball.fingerprint, self._ball.contract
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
+    def answer(self, kind: str, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
         time.sleep(1e-3 * batch_ms(BATCH_MS, EACH_MS, len(requests)))
-        return self._ball.respond(requests)
+        return self._ball.answer(kind, requests)
 
 
 def batch_ms(fixed_ms: float, each_ms: float, requests: int) -> float:
@@ -148,10 +146,9 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
     """Requests per second of a crowd that asks without pause, and what few robots meet at 20 Hz, by way."""
     from ray import serve
 
-    from specact.server.ray_app import application
+    from specact.server.ray_app import Arguments, application
 
-    speech = workload_of(load_bundle("ball").codec.dialect)
-    settings = ServerSettings(max_batch=LARGEST)
+    speech = workload_of(load_bundle("ball").exchange.contract)
     crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     with ExitStack() as open_:
@@ -162,21 +159,23 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
         few, many = (open_.enter_context(haproxy([server.port for server in some])) for some in (both[:1], both))
         ports = dict(zip(WAYS, (both[0].port, few[0], many[0]), strict=False))
         spent_by = dict(zip(WAYS, (ours, [*ours, few[1]], [*ours, many[1]]), strict=False))
-        speeches = dict.fromkeys(WAYS, speech)
-        ports |= dict.fromkeys(WAYS[3:], free_port())
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": ports[WAYS[3]]})
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": free_port()})
         open_.callback(serve.shutdown)
         for replicas, way in enumerate(WAYS[3:], start=1):
-            app = application(partial(load_responder, "scale:Target"), settings, replicas, {"num_cpus": 0.5})
+            port = ports[way] = 18600 + 10 * replicas
+            told = {"replicas": replicas, "num_cpus": 0.5, "host": "127.0.0.1", "port": port, "max_batch": LARGEST}
+            app = application(partial(load_exchange, "scale:Target"), Arguments("scale:Target", **told), None)
             serve.run(app, name=f"of{replicas}", route_prefix=f"/of{replicas}")
-            speeches[way] = replace(speech, path=f"/of{replicas}{speech.path}")
-            spent_by[way] = processes("ray::ProxyActor", "ray::ServeReplica")
+            spent_by[way] = processes("ray::ServeReplica")
+            if replicas > 1:
+                before = open_.enter_context(haproxy([port + number for number in range(replicas)]))
+                ports[way], spent_by[way] = before[0], [*spent_by[way], before[1]]
         for _ in range(rounds):
             for way in WAYS:
                 robots = robots_per_server(BATCH_MS, EACH_MS, RATE_HZ, 1.0) * servers_of(way)
                 for found, many_robots, hz in ((crowd, CROWD, None), (paced, robots, robots * RATE_HZ)):
                     before = processor_s(spent_by[way])
-                    made = run_load(ports[way], speeches[way], many_robots, seconds, hz).summary()
+                    made = run_load(ports[way], speech, many_robots, seconds, hz).summary()
                     spent = processor_s(spent_by[way]) - before
                     found[way].append(made | {"processor_ms": 1e3 * spent / made["answered"]})
     return {

@@ -76,9 +76,9 @@ try:
     assert draft.units is not None
     pair = ChunkPair("chase", draft, draft.units, target_spec, None, execute=4, accept_within=0.2)
     robot = SimulatedRobot(load_task("ball-chase"))
-    dialect = pair.codec.dialect
+    contract = pair.exchange.contract
     print("\ngate         sent" + "".join(f"{origin.name.lower():>10s}" for origin in SHOWN) + "  success")
-    with Client(openpi_endpoint(f"openpi:{url}", None, None, dialect), dialect) as client:
+    with Client(openpi_endpoint(f"openpi:{url}", None, None, contract), contract) as client:
         client.connect(timeout=10.0)
         drive(Never(), pair, client, robot)
         drive(Controller(ActionDeviation(0.0), RateBudget(0.5)), pair, client, robot)

@@ -54,7 +54,7 @@ def note(tick: Tick) -> None:
 
 
 try:
-    with Client(Endpoint.parse(url), bundle.codec.dialect) as client:
+    with Client(Endpoint.parse(url), bundle.exchange.contract) as client:
         client.connect(timeout=30.0)
         verifier = remote_verifier(client, bundle, deadline_ms=15.0)
         policy = specact.SpeculativePolicy(bundle, Always(), verifier=verifier, fallback=fallback)

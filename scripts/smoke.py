@@ -17,7 +17,7 @@ CHUNKS = "ball-chase-flow"
 
 
 def device() -> None:
-    for package in ("torch", "fastapi", "gymnasium", "mujoco", "scipy", "matplotlib", "pyarrow"):
+    for package in ("torch", "picows", "gymnasium", "mujoco", "scipy", "matplotlib", "pyarrow"):
         assert importlib.util.find_spec(package) is None, f"{package} is installed; the base install must not bring it"
     try:
         specact.load_bundle("pusht")
@@ -48,8 +48,8 @@ def client(port: int) -> None:
     from specact.remote import Client, Endpoint, remote_verifier
 
     bundle = specact.load_bundle("ball")
-    for scheme, sampling in (("ws", "device"), ("ws", "server"), ("http", "server")):
-        with Client(Endpoint(scheme, "127.0.0.1", port), bundle.codec.dialect) as connection:
+    for sampling in ("device", "server"):
+        with Client(Endpoint("ws", "127.0.0.1", port), bundle.exchange.contract) as connection:
             connection.connect(10.0)
             verifier = remote_verifier(connection, bundle, 5000.0, sampling)
             policy = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier)
@@ -72,7 +72,7 @@ def server() -> None:
 
 
 if __name__ == "__main__":
-    assert not {"torch", "gymnasium", "fastapi", "onnxruntime"} & set(sys.modules), "import specact is not light"
+    assert not {"torch", "gymnasium", "picows", "onnxruntime"} & set(sys.modules), "import specact is not light"
     assert pathlib.Path(specact.__file__).is_relative_to(sys.prefix), f"tested {specact.__file__}, not the wheel"
     if sys.argv[1] == "client":
         client(int(sys.argv[2]))

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,8 +38,8 @@ from specact.lab.rollout.cluster import join
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -231,16 +232,19 @@ def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(
     monkeypatch.setenv("SPECACT_TOKEN", token)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(app({"target": "ball", "replicas": "2", "num_cpus": "0.5"}))
-        endpoint = Endpoint("ws", "127.0.0.1", port, token)
-        with Client(endpoint, bundle.codec.dialect) as one, Client(endpoint, bundle.codec.dialect) as other:
-            for client in (one, other):
+        first = free_port()
+        words = {"target": "ball", "replicas": "2", "num_cpus": "0.5", "host": "127.0.0.1", "port": str(first)}
+        serve.run(app(words))
+        urls = set[str]()
+        # Serve sends a question to the less loaded of two replicas.
+        wait_for(lambda: urls.add(url_of_replica(port)) or len(urls) == 2)
+        for url in urls:
+            with Client(Endpoint.parse(url, token), bundle.exchange.contract) as client:
                 client.connect(60.0)
-            for client in (one, other):
                 same_actions(bundle, client)
-        stranger = Client(Endpoint("ws", "127.0.0.1", port), bundle.codec.dialect)
-        with stranger, pytest.raises(RemoteError, match="token"):
-            stranger.connect(60.0)
+            stranger = Client(Endpoint.parse(url), bundle.exchange.contract)
+            with stranger, pytest.raises(RemoteError, match="token"):
+                stranger.connect(60.0)
     finally:
         serve.shutdown()
 
@@ -264,6 +268,12 @@ def same_actions(bundle: specact.Bundle, client: Client) -> None:
         seen = {name: rng.normal(size=of.shape).astype(np.float32) for name, of in bundle.observation.fields.items()}
         assert remote.act(seen).tobytes() == local.act(seen).tobytes()
         assert remote.record is not None and remote.record.miss is None
+
+
+def url_of_replica(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60.0) as reply:
+        url: str = json.load(reply)["url"]
+        return url
 
 
 def free_port() -> int:

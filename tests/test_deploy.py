@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.children import wait_for
 
+import specact.server
+from specact import SpeculativePolicy, load_bundle
+from specact.errors import RemoteError
+from specact.gates import Always
 from specact.lab.processes import ServerProcess
+from specact.remote import Client, Endpoint, remote_verifier, tls_context
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
-UNIT, CONTAINER = DEPLOY / "specact.service", DEPLOY / "Containerfile"
+UNIT, CONTAINER, CADDY = DEPLOY / "specact.service", DEPLOY / "Containerfile", DEPLOY / "Caddyfile"
 PREFIX = "/opt/specact/bin/"
 TOKEN = "a token of the tests".replace(" ", "-")
 
@@ -69,3 +81,57 @@ def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path) -> N
         )
         assert done.returncode == 0, done.stdout
         assert UNIT.name not in done.stdout or command[0] == "security", done.stdout
+
+
+@contextmanager
+def caddy(folder: Path, servers: list[int]) -> Iterator[tuple[int, Path]]:
+    """Caddy with our file, before servers of this machine: its port, and the certificate authority that it made."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Neither ports below 1024 nor this machine's trusted certificates.
+    text = CADDY.read_text().replace("admin off\n", "admin off\n\tskip_install_trust\n\tauto_https disable_redirects\n")
+    (folder / "Caddyfile").write_text(text)
+    at = {
+        "SPECACT_DOMAIN": f"https://localhost:{port}",
+        "SPECACT_SERVERS": " ".join(f"127.0.0.1:{to}" for to in servers),
+    }
+    home = {name: str(folder) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    with (folder / "log").open("wb") as log:
+        words = ["caddy", "run", "--config", str(folder / "Caddyfile")]
+        process = subprocess.Popen(words, env={**os.environ, **at, **home}, stdout=log, stderr=log)
+    authority = folder / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+    try:
+        wait_for(lambda: authority.exists() and b"serving initial" in (folder / "log").read_bytes(), "Caddy runs")
+        yield port, authority
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="needs the program caddy")
+def test_caddy_terminates_tls_and_leaves_out_a_server_that_is_gone(tmp_path: Path) -> None:
+    bundle, words = load_bundle("ball"), ["serve", "--bundle", "ball", "--port", "0"]
+    both = [ServerProcess(words, {"SPECACT_TOKEN": TOKEN}) for _ in range(2)]
+    with both[0] as one, both[1] as two, caddy(tmp_path, [one.port, two.port]) as (port, authority):
+        trusted = tls_context(authority)
+        url = f"https://localhost:{port}/"
+        page = urllib.request.urlopen(url, context=trusted, timeout=60).read()
+        assert page == (Path(specact.server.__file__).parent / "status.html").read_bytes()
+        endpoint = Endpoint("wss", "localhost", port, TOKEN, trusted)
+        with Client(endpoint, bundle.exchange.contract) as client:
+            client.connect(60.0)
+            policy = SpeculativePolicy(bundle, Always(), verifier=remote_verifier(client, bundle, 60_000.0), seed=3)
+            local = SpeculativePolicy(bundle, Always(), seed=3)
+
+            def same() -> bool:
+                seen = {name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()}
+                alike = policy.act(seen).tobytes() == local.act(seen).tobytes()
+                assert policy.record is not None
+                return alike and policy.record.miss is None
+
+            assert all(same() for _ in range(40))
+            one.kill()
+            wait_for(lambda: client.problem is None and same(), "the robot goes on at the other server")
+        stranger = Client(Endpoint("wss", "localhost", port, None, trusted), bundle.exchange.contract)
+        with stranger, pytest.raises(RemoteError, match="token"):
+            stranger.connect(60.0)

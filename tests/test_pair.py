@@ -19,7 +19,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.types import Outcome
 from specact.units import ActionUnits
 from specact.verification import LocalTarget, TargetPolicy, Verifier
-from specact.wire.dialect import Codec
+from specact.wire.exchange import Exchange
 
 A = TypeVar("A")
 SHAPES: Mapping[str, tuple[int, ...]] = {"state": (8,), "goal": (2,)}
@@ -42,14 +42,14 @@ def steps(pair: Pair[A]) -> Outcome:
     drafter: Drafter = pair.drafter
     target: TargetPolicy[A] = pair.target
     verifier: Verifier = pair.verifier(LocalTarget(target))
-    codec: Codec[A] = pair.codec
+    exchange: Exchange[A] = pair.exchange
     window = ObservationHistory(pair.observation).push({name: np.zeros(shape) for name, shape in SHAPES.items()})
     proposal = drafter.propose(window, stream(1, Role.DRAFT))
     assert proposal.window is window and len(proposal.actions) >= pair.execute
     outcome = verifier.submit(proposal, ADDRESS).result()
     assert isinstance(outcome, Outcome)
-    assert set(codec.dialect.observation.fields) <= set(pair.observation.fields)
-    assert codec.dialect.exchanges["infer"].reply
+    assert set(exchange.contract.observation.fields) <= set(pair.observation.fields)
+    assert exchange.contract.kinds["infer"].reply.nbytes
     return outcome
 
 

@@ -25,7 +25,7 @@ FACES = (
     "specact.robot", "specact.server", "specact.tised",
 )  # fmt: skip
 # What a device does not have.
-OPTIONAL = ("fastapi", "gymnasium", "h5py", "matplotlib", "mujoco", "onnx", "pyarrow", "scipy", "torch", "uvicorn")
+OPTIONAL = ("gymnasium", "h5py", "matplotlib", "mujoco", "onnx", "pyarrow", "picows", "scipy", "torch")
 ARRAYS = re.compile(r"NDArray|ArrayLike|\b(Chunk|Floats|Codes)\b")
 
 
@@ -78,7 +78,7 @@ def test_importing_a_package_imports_nothing_that_is_not_used() -> None:
     packages = [name for name in FACES if hasattr(importlib.import_module(name), "__path__")]
     fresh(
         f"import sys, {', '.join(packages)}\n"
-        "heavy = {'numpy', 'onnxruntime', 'websockets', 'msgpack', 'fastapi', 'torch', 'gymnasium'}\n"
+        "heavy = {'numpy', 'onnxruntime', 'websockets', 'msgpack', 'picows', 'torch', 'gymnasium'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
 
@@ -130,7 +130,7 @@ def drive(url: str) -> dict[str, object]:
 
 def pair(gate: Gate) -> specact.SpeculativePolicy:
     bundle: specact.Bundle = specact.load_bundle("ball")
-    client = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.codec.dialect)
+    client = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.exchange.contract)
     verifier = remote_verifier(client, bundle, deadline_ms=30.0)
     return specact.SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=LateVerdicts(1.0))
 

@@ -21,8 +21,8 @@ from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.train import train
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 from specact.types import StepRecord
 from specact.verification import Verifier
 
@@ -83,9 +83,11 @@ def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
 def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Bundle, tiny_bundle: Path, role: str) -> None:
     plain = load_bundle(tiny_bundle)
     with pytest.raises(BundleError, match=rf"{role}\.onnx gives 3 outputs, .* \(sequential: False\) says 2"):
-        OnnxPolicy(trained.path / f"{role}.onnx", replace(trained.spec, sequential=False), getattr(trained.spec, role))
+        OnnxPolicy(
+            trained.path / f"{role}.onnx", structs.replace(trained.spec, sequential=False), getattr(trained.spec, role)
+        )
     with pytest.raises(BundleError, match=rf"{role}\.onnx gives 2 outputs, .* \(sequential: True\) says 3"):
-        OnnxPolicy(plain.path / f"{role}.onnx", replace(plain.spec, sequential=True), getattr(plain.spec, role))
+        OnnxPolicy(plain.path / f"{role}.onnx", structs.replace(plain.spec, sequential=True), getattr(plain.spec, role))
 
 
 def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[StepRecord]:
@@ -99,13 +101,12 @@ def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[St
     return records
 
 
-@pytest.mark.parametrize("scheme", ["ws", "http"])
 @pytest.mark.parametrize("sampling", ["device", "server"])
 def test_a_remote_pair_draws_what_a_local_one_draws(
-    trained: Bundle, server: ServerProcess, scheme: str, sampling: Literal["device", "server"]
+    trained: Bundle, server: ServerProcess, sampling: Literal["device", "server"]
 ) -> None:
     here = play(trained, None)
-    with Client(Endpoint(scheme, "127.0.0.1", server.port), trained.codec.dialect) as client:
+    with Client(Endpoint("ws", "127.0.0.1", server.port), trained.exchange.contract) as client:
         client.connect(10.0)
         there = play(trained, remote_verifier(client, trained, 20_000.0, sampling))
     assert [record.miss for record in there] == [None] * len(here)
@@ -116,12 +117,9 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
         np.testing.assert_array_equal(ours.actions, theirs.actions)
 
 
-@pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_device_of_the_other_kind_is_refused_at_the_handshake(
-    trained: Bundle, server: ServerProcess, scheme: str
-) -> None:
+def test_a_device_of_the_other_kind_is_refused_at_the_handshake(trained: Bundle, server: ServerProcess) -> None:
     # Only the manifest's word differs, as where one side has an export of before there were such heads.
-    plain = replace(trained, spec=replace(trained.spec, sequential=False))
+    plain = replace(trained, spec=structs.replace(trained.spec, sequential=False))
     refusal = pytest.raises(RemoteError, match="differ in sequential False / True; deploy the same bundle on both")
-    with Client(Endpoint(scheme, "127.0.0.1", server.port), plain.codec.dialect) as client, refusal:
+    with Client(Endpoint("ws", "127.0.0.1", server.port), plain.exchange.contract) as client, refusal:
         client.connect(1.0)

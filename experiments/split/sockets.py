@@ -21,7 +21,7 @@ from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.verify import CodeDrafter
 from specact.families.staged.stages import StagedFolder, StagedNetwork
-from specact.families.staged.wire import split_dialect
+from specact.families.staged.wire import split_contract
 from specact.gates import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of
@@ -34,8 +34,8 @@ from specact.placement.planner import StageCosts
 from specact.placement.target import SplitTarget, reader_of
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.verification import Verifier
@@ -54,7 +54,7 @@ def target_windows(pair: Bundle, inferences: int, seed: int) -> list[Seen]:
 
 def staged_client(staged: StagedFolder, port: int) -> Client:
     """A connected client of a server with these stages."""
-    client = Client(Endpoint("ws", "127.0.0.1", port), split_dialect(staged.spec, staged.fingerprint), "placed")
+    client = Client(Endpoint("ws", "127.0.0.1", port), split_contract(staged.spec, staged.fingerprint), "placed")
     try:
         client.connect(CONNECT_S)
     except BaseException:
@@ -112,7 +112,7 @@ class Device:
             oracle = Oracle(load_link(link), lambda: time.monotonic() - began, up, down)
             if method in ("hybrid", "adahi", "late"):
                 client = stack.enter_context(
-                    Client(Endpoint("ws", "127.0.0.1", port), self.bundle.codec.dialect, method)
+                    Client(Endpoint("ws", "127.0.0.1", port), self.bundle.exchange.contract, method)
                 )
                 client.connect(CONNECT_S)
                 return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)

@@ -75,7 +75,7 @@ class WireError(SpecactError):
     """A message that violates the protocol, or a request that the server refuses.
 
     Attributes:
-        code: one of :class:`specact.wire.checks.ErrorCode`.
+        code: one of :class:`specact.wire.messages.ErrorCode`.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -17,7 +17,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "pyarrow": "pyarrow", "av": "av", "PIL": "pillow",
     },
     "server": {
-        "fastapi": "fastapi", "uvicorn": "uvicorn", "uvloop": "uvloop", "httptools": "httptools",
+        "picows": "picows", "uvloop": "uvloop",
         "prometheus_client": "prometheus-client", "PIL": "pillow",
     },
     "record": {"mcap": "mcap", "PIL": "pillow"},

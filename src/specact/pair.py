@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from specact.observation import ObservationSpec, Window
 from specact.types import Proposal, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Target, TargetPolicy, Verifier
-from specact.wire.dialect import Codec
-from specact.wire.messages import Responder
+
+if TYPE_CHECKING:
+    from specact.wire.exchange import Exchange
 
 A = TypeVar("A")
 
@@ -105,17 +106,8 @@ class Pair(Protocol[A]):
         ...
 
     @property
-    def codec(self) -> Codec[A]:
-        """Wire format of the target's answers."""
-        ...
-
-    @property
-    def responder(self) -> Responder:
-        """Answers a server's requests for the target.
-
-        Raises:
-            BundleError: as for :attr:`target`.
-        """
+    def exchange(self) -> Exchange[A]:
+        """What crosses the wire between a device and a server of the target."""
         ...
 
 

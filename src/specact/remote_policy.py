@@ -12,17 +12,15 @@ import numpy as np
 from specact.errors import ConfigError, MissError
 from specact.families.chunks.openpi import PREFIX, openpi_source
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
-from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
+from specact.families.chunks.wire import FAMILY, ChunkExchange, spec_of
 from specact.observation import Observation, ObservationHistory, Window
-from specact.remote.client import Client, open_transport
-from specact.remote.pending import send_request
+from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint, tls_context
+from specact.remote.native import NativeConversation
 from specact.remote.target import positive_deadline
-from specact.remote.transport import Endpoint, tls_context
 from specact.rng import StepAddress
 from specact.types import Miss
-from specact.wire.handshake import Hello
-from specact.wire.messages import Request
-from specact.wire.sizes import HANDSHAKE_BYTES
+from specact.wire.exchange import Request
 
 _INPAINTS_TIMEOUT_MS = 10_000.0
 
@@ -139,12 +137,7 @@ class RemotePolicy:
         self, window: Window, address: StepAddress, inpainting: Inpainting | None, deadline_ms: float
     ) -> Chunk | Miss:
         kind, arrays = ("infer", {}) if inpainting is None else ("inpaint", vars(inpainting))
-        report = self.client.report
-
-        def request(identity: int) -> Request:
-            return Request(kind, identity, deadline_ms, window, address, arrays, report)
-
-        found = send_request(self.client, kind, request, deadline_ms / 1e3, wait_if_busy=True).result()
+        found = self.client.request(kind, Request(window, address, arrays), deadline_ms, wait_if_busy=True).result()
         return found if isinstance(found, Miss) else found[0]["chunk"]
 
     def close(self) -> None:
@@ -166,7 +159,7 @@ def connect(
     """The chunk policy of a server; its spec comes from the server.
 
     Args:
-        url: ``ws://host:port``; ``wss``, ``http`` and ``https`` likewise. Or ``openpi:ws://host:port#FILE.toml``, see
+        url: ``ws://host:port``; ``wss`` likewise. Or ``openpi:ws://host:port#FILE.toml``, see
             :func:`~specact.families.chunks.openpi.openpi_source`.
         deadline_ms: of a call's reply [ms].
         token: the server's bearer token, if it needs one.
@@ -190,7 +183,7 @@ def connect(
     else:
         endpoint = Endpoint.parse(url, token, tls)
         spec = _served_spec(endpoint, robot, timeout)
-    client = Client(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
+    client = Client(endpoint, ChunkExchange(spec).contract, robot, jpeg_quality=jpeg_quality)
     try:
         client.connect(timeout)
         return RemotePolicy(client, spec, deadline_ms, seed=seed)
@@ -200,8 +193,9 @@ def connect(
 
 
 def _served_spec(endpoint: Endpoint, robot: str, timeout: float) -> ChunkSpec:
-    transport, welcome = open_transport(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
-    transport.close()
+    conversation = NativeConversation(endpoint, timeout, robot, None)
+    conversation.close()
+    welcome = conversation.welcome
     if welcome.family != FAMILY:
         raise ConfigError(
             f"{endpoint} serves {welcome.bundle}, a target of the family {welcome.family!r:.40}, whose answers only a "

@@ -15,8 +15,8 @@ from specact.gates import Always
 from specact.gates.calibration import find_calibration
 from specact.lab.processes import serving
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 
 
 def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, tiny_run: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_device_acts_with_the_target_on_the_server(typed: Typed, tiny_bundle: 
         SpeculativePolicy(device, Always())
     with (
         serving(str(tiny_bundle)) as server,
-        Client(Endpoint("ws", "127.0.0.1", server.port), device.codec.dialect) as client,
+        Client(Endpoint("ws", "127.0.0.1", server.port), device.exchange.contract) as client,
     ):
         client.connect(10.0)
         actors = [

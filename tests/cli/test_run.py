@@ -17,7 +17,7 @@ from specact.gates import Never
 from specact.gates.calibration import Calibration
 from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
 from specact.gates.settings import BUNDLE_DEFAULTS
-from specact.wire.sizes import exchange_bytes
+from specact.wire.messages import exchange_bytes
 
 STILL = [0.25, -0.5]
 STOP = ("--stop-action", *map(str, STILL))
@@ -84,7 +84,7 @@ def test_a_budget_has_a_unit() -> None:
     pair = load_bundle("ball")
     spec, arrays = pair.spec, 4 * (8 + 2)
     arrays += spec.codebooks * spec.codes * (8 + 4 * spec.chunk * spec.actions)
-    size = exchange_bytes(pair.codec.dialect)
+    size = exchange_bytes(pair.exchange.contract)
     assert arrays < size < arrays + 500
     share, time_, link = (read_budget(text, pair, 4.0) for text in ("0.25", "30ms", "10kbit"))
     assert isinstance(share, RateBudget) and share.rate == 0.25

@@ -498,32 +498,28 @@ class Elsewhere(my_family.Drafter):
         return replace(found, window=Window(dict(window.arrays)))
 
 
-class Biased(my_family.AdviceResponder):
+class Biased(my_family.AdviceExchange):
     """Answers something else than the target."""
 
-    def respond(self, requests: Any) -> Any:
-        return [{**found, "actions": -found["actions"]} for found in super().respond(requests)]
+    def answer(self, kind: str, requests: Any) -> Any:
+        return [{**found, "actions": -found["actions"]} for found in super().answer(kind, requests)]
 
 
-class Batched(my_family.AdviceResponder):
+class Batched(my_family.AdviceExchange):
     """Mixes up the requests of a batch."""
 
-    def respond(self, requests: Any) -> Any:
-        return super().respond(requests)[::-1]
+    def answer(self, kind: str, requests: Any) -> Any:
+        return super().answer(kind, requests)[::-1]
 
 
-class Terse(my_family.AdviceResponder):
-    def respond(self, requests: Any) -> Any:
-        return [{"actions": found["actions"]} for found in super().respond(requests)]
+class Terse(my_family.AdviceExchange):
+    def answer(self, kind: str, requests: Any) -> Any:
+        return [{"actions": found["actions"]} for found in super().answer(kind, requests)]
 
 
-class Double(my_family.AdviceResponder):
-    def respond(self, requests: Any) -> Any:
-        return [{**found, "actions": found["actions"].astype(np.float64)} for found in super().respond(requests)]
-
-
-class Foreign(my_family.AdviceResponder):
-    dialect = replace(my_family.AdviceCodec.dialect, family="others")
+class Double(my_family.AdviceExchange):
+    def answer(self, kind: str, requests: Any) -> Any:
+        return [{**found, "actions": found["actions"].astype(np.float64)} for found in super().answer(kind, requests)]
 
 
 class Unkept(my_family.BoundVerifier):
@@ -558,11 +554,10 @@ def verified_by(kind: Any) -> Any:
         (with_parts(drafter=Restless()), "must give the same proposal again"),
         (with_parts(drafter=Hasty()), "a proposal must have actions float32 [n, 2], n at least 4; got float32 [3, 2]"),
         (with_parts(drafter=Elsewhere()), "must carry the window"),
-        (with_parts(responder=Biased()), "a server's answer must give the outcome that the target"),
-        (with_parts(responder=Batched()), "must not depend on the other requests"),
-        (with_parts(responder=Terse()), "respond must give the arrays that the dialect says"),
-        (with_parts(responder=Double()), "respond must give the arrays that the dialect says"),
-        (with_parts(responder=Foreign()), "the responder's dialect must be the codec's"),
+        (with_parts(exchange=Biased()), "a server's answer must give the outcome that the target"),
+        (with_parts(exchange=Batched()), "must not depend on the other requests"),
+        (with_parts(exchange=Terse()), "answer must give the arrays that the contract says"),
+        (with_parts(exchange=Double()), "answer must give the arrays that the contract says"),
         (verified_by(Unkept), "kept must lie in [0, 1]"),
         (verified_by(Curt), "an outcome must have actions float32 [n, 2], n at least 4"),
         (verified_by(Unnamed), "uint8 [8]; got int64 [8]"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specact.errors import BundleError, ConfigError
-from specact.families.load import load_pair, load_responder
+from specact.families.load import load_exchange, load_pair
 from specact.families.own import OwnPair
 from specact.gates import Random
 from specact.gates.calibration import Calibration, calibrated_gate
@@ -23,7 +23,7 @@ MODULE = """
 import numpy as np
 import specact
 from specact.errors import BundleError
-from plug_family import AdviceResponder, BoundPair, Expert
+from plug_family import AdviceExchange, BoundPair, Expert
 
 class Named(BoundPair):
     env, fingerprint, path, recommended_gates = "ball", "weights-1", "kept/here", {"alpha": 0.25}
@@ -32,7 +32,7 @@ class OnlyDraft(BoundPair):
     @property
     def target(self): raise BundleError("the target is only on its server")
     @property
-    def responder(self): raise BundleError("the target is only on its server")
+    def exchange(self): raise BundleError("the target is only on its server")
 
 class Spaced(BoundPair):
     name = "two words"
@@ -79,7 +79,7 @@ def test_an_object_a_class_and_a_function_are_pairs(source: str) -> None:
         assert policy.act({"state": np.zeros(4), "goal": np.full(2, 0.5)}).shape == (2,)
     assert 0 < policy.counts["transmitted"] < policy.counts["steps"] == 4
     assert 0 < policy.counts["accepted"] <= policy.counts["verified"]
-    assert load_responder(source).dialect.family == "bounds"
+    assert load_exchange(source).contract.family == "bounds"
 
 
 def test_what_a_pair_leaves_out_is_filled_in() -> None:
@@ -112,12 +112,12 @@ def test_a_target_that_is_only_on_its_server_is_asked_for_late() -> None:
     with pytest.raises(BundleError, match="only on its server"):
         _ = pair.target
     with pytest.raises(BundleError, match="only on its server"):
-        load_responder("plug_pairs:OnlyDraft")
+        load_exchange("plug_pairs:OnlyDraft")
 
 
-def test_a_responder_and_a_chunk_policy_are_served_by_name() -> None:
-    assert load_responder("plug_pairs:AdviceResponder").fingerprint == "expert-1"
-    assert load_responder("plug_pairs:policy").dialect.family == "chunks"
+def test_an_exchange_and_a_chunk_policy_are_served_by_name() -> None:
+    assert load_exchange("plug_pairs:AdviceExchange").fingerprint == "expert-1"
+    assert load_exchange("plug_pairs:policy").contract.family == "chunks"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_what_is_no_pair_is_refused(source: str, said: str) -> None:
 
 @pytest.mark.parametrize("source", ["plug_pairs:number", "plug_pairs:Half", "plug_pairs:Expert"])
 def test_what_cannot_be_served_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="It must be a target: a chunk policy, a pair of policies or a responder"):
-        load_responder(source)
+    with pytest.raises(ConfigError, match="It must be a target: a chunk policy, a pair of policies or an exchange"):
+        load_exchange(source)
 
 
 def test_only_a_pair_of_chunk_policies_has_another_draft() -> None:

@@ -7,11 +7,9 @@ import pytest
 
 from specact import load_bundle
 from specact.errors import ConfigError
-from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS, load_link
-from specact.links.model import AddedDelay, SteadyLink, round_trip
+from specact.links.model import AddedDelay, LossyLink, OutageLink, SteadyLink, round_trip
 from specact.links.recordings import MahimahiLink, TraceLink
-from specact.wire.sizes import array_bytes
 
 
 @pytest.fixture
@@ -69,14 +67,14 @@ def test_a_recording_is_read_once_and_again_when_it_changed(series: Path) -> Non
         ("wifi-paper+loss", "unknown link 'wifi-paper\\+loss'; did you mean 'wifi-paper'"),
         ("rttt:x", "unknown link 'rttt:x'"),
         ("lan+los=0.3", "unknown link modifier 'los'; did you mean 'loss'"),
-        ("lan+loss=1", r"loss .* must lie in \[0, 1\), got 1.0"),
+        ("lan+loss=1", r"loss must be .*, got 1.0"),
         ("lan+loss=much", "loss= of a link must be a number, got 'much'"),
         ("lan+loss=0.1+loss=0.2", "loss= is given twice"),
         ("lan+rto=300", "rto= .* add loss=PROBABILITY"),
-        ("lan+loss=0.1+rto=0", "retransmission timeout must lie in"),
-        ("lan+rate=0", "rate of a link must be above 0"),
-        ("lan+rate=nan", "rate of a link must be above 0"),
-        ("lan+delay=-1", "delay added to a link must be"),
+        ("lan+loss=0.1+rto=0", "rto_ms must be"),
+        ("lan+rate=0", "rate_mbit_s must be"),
+        ("lan+rate=nan", "rate_mbit_s must be"),
+        ("lan+delay=-1", "delay_ms must be"),
         ("lan+outage=5", "START:DURATION in seconds, as in outage=5:3; got '5'"),
         ("lan+outage=5:", "outage= of a link must be a number, got ''"),
         ("lan+outage=5:-1", "duration > 0 s"),
@@ -97,8 +95,7 @@ def test_what_is_wrong_with_a_name_is_said(name: str, says: str) -> None:
 def test_a_window_of_the_camera_pair_crosses_wifi_in_less_than_half_a_control_period() -> None:
     """In the link's own time: what is left of 50 ms is the server's and the device's."""
     link, rng = load_link("wifi-paper"), np.random.default_rng(0)
-    dialect = load_bundle("pusht-camera").codec.dialect
-    request, reply = array_bytes(dialect)
+    request, reply = load_bundle("pusht-camera").exchange.contract.array_bytes
     assert request > 2 * 96 * 96 * 3  # two frames, uncompressed
     trips = [round_trip(link, request, reply, 0.0, rng) for _ in range(1000)]
     assert max(trips) < 0.025

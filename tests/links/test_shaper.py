@@ -17,8 +17,9 @@ from tests.example_count import example_count
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.model import SteadyLink
-from specact.links.shaper import LinkEvent, Shaper
+from specact.links.model import Link, OutageLink, SteadyLink
+from specact.links.recordings import MahimahiLink
+from specact.links.shaper import LinkEvent, Pacer, Shaper
 
 Serving = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 
@@ -69,6 +70,33 @@ def listening_nowhere() -> Iterator[int]:
     with socket.socket() as side:
         side.bind(("127.0.0.1", 0))
         yield int(side.getsockname()[1])
+
+
+def due(link: Link, *messages: tuple[int, float], up: bool = True, start: float = 100.0) -> list[float]:
+    """When messages of so many bytes, sent then, arrive."""
+    pacer = Pacer(link, up, start, np.random.default_rng(0))
+    return [pacer.due(size, now) for size, now in messages]
+
+
+def test_what_follows_a_big_message_waits_for_it() -> None:
+    link = SteadyLink(10.0, 0.0, 8.0, 80.0)  # 1 MB/s up, 5 ms each way
+    found = due(link, (500_000, 100.0), (1000, 100.1), (0, 100.2), (1000, 101.0))
+    assert found == pytest.approx([100.505, 100.506, 100.506, 101.006])  # the last one meets an idle link
+    assert due(link, (500_000, 100.0), up=False) == pytest.approx([100.055])
+
+
+def test_jitter_never_reorders_and_never_makes_early() -> None:
+    sent = 100.0 + 1e-3 * np.arange(500)
+    found = np.array(due(SteadyLink(10.0, 5.0, 1e15, 1e15), *((100, now) for now in sent)))
+    assert (np.diff(found) >= 0.0).all() and (found - sent > 2.4999e-3).all()
+    assert (np.diff(found) == 0.0).any()  # some would have overtaken
+
+
+def test_a_link_counts_time_from_its_start_and_shares_out_recorded_deliveries() -> None:
+    link = OutageLink(SteadyLink(0.0, 0.0, 1e15, 1e15), ((5.0, 3.0),))
+    assert due(link, (1, 104.0), (1, 105.5), (1, 106.0), (1, 109.0)) == pytest.approx([104.0, 108.0, 108.0, 109.0])
+    each = due(MahimahiLink(np.array([10]), np.array([10])), *[(1500, 0.0)] * 4, start=0.0)  # a packet every 10 ms
+    assert each == pytest.approx([0.01, 0.02, 0.03, 0.04], abs=1e-6)
 
 
 LOOPBACK = load_link("loopback")
@@ -304,7 +332,7 @@ def test_a_receiver_that_does_not_read_holds_the_sender_back(serving: Serving) -
         Shaper(LOOPBACK, "127.0.0.1", port) as shaper,
         connected(shaper.port) as client,
     ):
-        # Until nothing moves for a while although the pipe, of 4 MiB, is full.
+        # Until nothing moves for a while although 4 MiB are in flight.
         client.settimeout(0.3)
         sent, block, until = 0, bytes(1 << 18), time.monotonic() + PATIENCE
         while sent < 1 << 28:

@@ -25,7 +25,7 @@ from specact.families.codes.values import CodeDistribution
 from specact.families.flash.rounds import load_rounds
 from specact.families.freqcache import frequency
 from specact.families.load import load_pair
-from specact.families.staged.wire import SplitResponder, kind_at, unpack
+from specact.families.staged.wire import SplitExchange, kind_at, unpack
 from specact.families.tokens.decoding import load_decoding
 from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
 from specact.gates.calibration import calibrated_gate, threshold_for_rate
@@ -52,9 +52,8 @@ from specact.tised.prediction import fit_response, predict_success
 from specact.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord
 from specact.verification import Answer, LocalTarget, Pending, with_kept
-from specact.wire.dialect import VerifyingCodec
-from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
-from specact.wire.msgpack import decode, encode
+from specact.wire.exchange import Request, VerifyingExchange
+from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, request_of
 
 # Used by the cases as they are.
 __all__ = [
@@ -344,9 +343,9 @@ def at_cut(stages: Any, window: Any, cut: int, precision: Any) -> list[Any]:
     """The network's outputs where a server has run ``cut`` stages and sent what it has at a precision."""
     if cut == 0:
         return list(stages.network.run([window]))
-    responder = SplitResponder(stages)
-    kind = kind_at(stages.spec, cut, precision)
-    arrays = _exchange(responder, responder.dialect, Request(kind, 1, 100.0, window, StepAddress(0, 0, 0, 0)))
+    arrays = _exchange(
+        SplitExchange(stages), kind_at(stages.spec, cut, precision), Request(window, StepAddress(0, 0, 0, 0))
+    )
     if cut == stages.spec.stages:
         return [arrays[name].reshape(1, *shape) for name, shape in stages.spec.outputs.items()]
     return list(stages.network.finish(unpack(arrays, stages.spec.activations[cut - 1]), cut))
@@ -370,17 +369,16 @@ def chosen_cuts(costs: dict[str, Any], chooser: str, bandwidths: Any, latency_s:
 # ---- the wire --------------------------------------------------------------------------------------------------------
 
 
-def _exchange(responder: Any, dialect: Any, request: Any) -> Any:
-    """A request as bytes to a responder, and the arrays of its reply as bytes back."""
-    read = read_request(decode(encode(request_fields(request, dialect.observation))), dialect)
-    (arrays,) = responder.respond([read])
+def _exchange(exchange: Any, kind: str, request: Request) -> Any:
+    """A request as bytes to an exchange's server side, and the arrays of its reply as bytes back."""
+    contract = exchange.contract
+    (arrays,) = exchange.answer(kind, [request_of(read_ask(encode(ask(request, contract, kind, 1, 100.0))), contract)])
     if isinstance(arrays, Exception):
         raise arrays
-    exchange = dialect.exchanges[request.kind]
-    reply = Reply(request.id, exchange.answer, arrays, ServerTimes(0.0, 1.0, 1.0, 1))
-    found = read_reply(decode(encode(reply_fields(reply))), exchange)
-    assert isinstance(found, Reply)
-    return found.arrays
+    layout = contract.kinds[kind].reply
+    reply = read_reply(encode(Reply(1, 0.0, 1.0, 1.0, 1, layout.pack(arrays))))
+    assert isinstance(reply, Reply)
+    return layout.unpack(reply.arrays)
 
 
 @dataclass
@@ -388,19 +386,17 @@ class _Served:
     pair: Any
 
     def answer(self, window: Any, address: Any) -> Any:
-        codec = self.pair.codec
-        request = Request("infer", 1, 100.0, window, address)
-        return codec.read(_exchange(self.pair.responder, codec.dialect, request))
+        exchange = self.pair.exchange
+        return exchange.read(_exchange(exchange, "infer", Request(window, address)))
 
 
 def over_the_wire(pair: Any, record: StepRecord) -> dict[str, Outcome]:
     """The outcome of a step's proposal by a server in this process, by the place where it is sampled."""
-    codec, proposal, address = pair.codec, record.proposal, record.address
+    exchange, proposal, address = pair.exchange, record.proposal, record.address
     found = {}
-    if codec.dialect.asks == "infer":
+    if exchange.contract.step_kind == "infer":
         found["device"] = pair.verifier(LocalTarget(_Served(pair))).submit(proposal, address).result()
-    if isinstance(codec, VerifyingCodec):
-        asked = Request("verify", 1, 100.0, proposal.window, address, codec.request_arrays(proposal))
-        arrays = _exchange(pair.responder, codec.dialect, asked)
-        found["server"] = with_kept(codec.outcome(arrays, OffloadTimes()), proposal)
+    if isinstance(exchange, VerifyingExchange):
+        arrays = _exchange(exchange, "verify", Request(proposal.window, address, exchange.request(proposal)))
+        found["server"] = with_kept(exchange.outcome(arrays, OffloadTimes()), proposal)
     return found

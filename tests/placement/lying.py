@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from specact.families.staged.stages import load_staged
-from specact.families.staged.wire import SplitResponder
-from specact.wire.dialect import Arrays
-from specact.wire.messages import Request
+from specact.families.staged.wire import SplitExchange
+from specact.wire.arrays import Arrays
+from specact.wire.exchange import Request
 
 
-class Lying(SplitResponder):
+class Lying(SplitExchange):
     """Says that it is the right server, and answers as ``LIE`` says."""
 
     def __init__(self) -> None:
         super().__init__(load_staged(Path(os.environ["STAGES"])))
 
-    def respond(self, requests: Sequence[Request]) -> list[Arrays]:  # type: ignore[override]
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays]:  # type: ignore[override]
         size = self._spec.sizes[0]
         lies: dict[str, Arrays] = {
             "size": {"activation": np.zeros(size - 1, np.float32)},
@@ -32,5 +32,5 @@ class Lying(SplitResponder):
         return [lies[os.environ["LIE"]] for _ in requests]
 
 
-def responder() -> Lying:
+def exchange() -> Lying:
     return Lying()

@@ -19,7 +19,7 @@ from specact.families.flash.pair import FlashPair
 from specact.families.flash.verify import Round, RoundRequest
 from specact.families.load import load_pair
 from specact.families.staged.stages import StagedFolder
-from specact.families.staged.wire import PRECISIONS, Precision, split_dialect
+from specact.families.staged.wire import PRECISIONS, Precision, split_contract
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
@@ -28,7 +28,7 @@ from specact.placement.bandwidth import Bandwidths
 from specact.placement.choosers import StaticCut
 from specact.placement.target import SplitTarget, measure_costs, placed_target, reader_of
 from specact.remote.client import Client
-from specact.remote.transport import Endpoint
+from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.verification import Answer, LocalTarget
@@ -53,7 +53,7 @@ def client(folder: StagedFolder) -> Iterator[Client]:
 
 
 def connected(server: ServerProcess, folder: StagedFolder) -> Client:
-    client = Client(Endpoint("ws", "127.0.0.1", server.port), split_dialect(folder.spec, folder.fingerprint))
+    client = Client(Endpoint("ws", "127.0.0.1", server.port), split_contract(folder.spec, folder.fingerprint))
     client.connect(20.0)
     return client
 
@@ -180,21 +180,23 @@ def test_a_device_with_other_stages_is_refused(bundle: Bundle, folder: StagedFol
         reader_of(bundle, split_bundle("swarm", tmp_path / "swarm"))
     with serving(folder.path) as server:
         endpoint = Endpoint("ws", "127.0.0.1", server.port)
-        for dialect in (split_dialect(folder.spec, "0" * 16), bundle.codec.dialect):
+        for dialect in (split_contract(folder.spec, "0" * 16), bundle.exchange.contract):
             with Client(endpoint, dialect) as client, pytest.raises(RemoteError, match="deploy the same"):
                 client.connect(3.0)
     assert other.spec.stages == folder.spec.stages
 
 
 @pytest.mark.parametrize("lie", ["size", "precision", "finite", "outputs", "nothing"])
-def test_an_answer_of_another_shape_precision_or_cut_is_a_miss(bundle: Bundle, folder: StagedFolder, lie: str) -> None:
+def test_an_answer_of_another_shape_precision_or_cut_is_not_sent(
+    bundle: Bundle, folder: StagedFolder, lie: str
+) -> None:
     told = {"STAGES": str(folder.path), "LIE": lie, "PYTHONPATH": ""}
-    arguments = ["serve", "--policy", "tests.placement.lying:responder", "--port", "0"]
+    arguments = ["serve", "--policy", "tests.placement.lying:exchange", "--port", "0"]
     told["PYTHONPATH"] = f"{Path(__file__).parents[2] / 'src'}:{Path(__file__).parents[2]}"
     with ServerProcess(arguments, told) as server, connected(server, folder) as client:
         target = placed_target(bundle, folder, client, PATIENT_MS, cut=1, precision="float32")
         found = target.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result()
-        assert isinstance(found, Miss) and found.cause == "invalid"
+        assert isinstance(found, Miss) and found.cause == "refused"
 
 
 def test_a_missed_deadline_tells_that_the_link_carries_less(bundle: Bundle, folder: StagedFolder) -> None:

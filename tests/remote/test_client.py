@@ -1,469 +1,466 @@
-"""A client's own promises: what it sends and when, what it does with replies, and how it finds back."""
+"""Whatever a server sends, a step has its own answer in time or a miss with the right cause."""
 
 from __future__ import annotations
 
-import math
-import re
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections import Counter
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from tests.children import wait_for
+from tests.remote.conftest import (
+    PATIENT_MS,
+    QUICK,
+    Behave,
+    Peer,
+    Robot,
+    Rogue,
+    at,
+    failing,
+    frame,
+    honest,
+    listening,
+    refusal,
+    silent,
+    zeros,
+)
 
 from specact import Bundle
-from specact.errors import ConfigError, RemoteError
-from specact.lab.processes import ServerProcess, serving
-from specact.links.link import load_link
-from specact.links.shaper import Shaper
-from specact.observation import Window
-from specact.remote import client as client_module
-from specact.remote.client import Client, ClientSettings
-from specact.remote.target import RemoteTarget, remote_verifier
-from specact.remote.transport import Endpoint
-from specact.remote.websocket import WebSocketTransport
-from specact.rng import StepAddress
+from specact.errors import ConfigError
+from specact.fallback import Fallback
+from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget, remote_verifier
 from specact.types import Miss
-from specact.verification import Answer
-from specact.wire import json
-from specact.wire.handshake import Welcome, welcome_fields
-
-if TYPE_CHECKING:
-    from tests.remote.conftest import Misbehaving, Peer, Robot
-
-Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
-WaitFor = Callable[..., float]
-Refusal = Callable[[Client], str]
+from specact.wire.messages import Ask, ErrorCode, Failure, encode, read_reply
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-PATIENT_MS = 5000.0
-HURRIED = ClientSettings(connect_timeout_s=0.3, first_delay_s=0.02, longest_delay_s=0.2)
 
 
-WELCOME = welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20, "codes", {}))
+def damaged(name: str, value: float) -> Behave:
+    """An answer with this value in the first place of an array."""
+
+    def behave(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+        reply = rogue.answer(ask)
+        rogue.contract.kinds[ask.kind].reply.unpack(reply.arrays)[name].flat[0] = value
+        peer.say(reply)
+
+    return behave
 
 
-def say(side: socket.socket, fields: dict[str, Any]) -> None:
-    """A reply over HTTP."""
-    body = json.encode(fields)
-    side.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+def cut(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+    peer.say(rogue.answer(ask, arrays=rogue.answer(ask).arrays[:-4]))
 
 
-def at(port: int, scheme: str = "ws") -> Endpoint:
-    return Endpoint(scheme, "127.0.0.1", port)
+def of_another_kind(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+    layout = rogue.contract.kinds["verify" if ask.kind == "infer" else "infer"].reply
+    peer.say(rogue.answer(ask, arrays=layout.pack(layout.example())))
 
 
-def window(bundle: Bundle, seed: int = 0) -> Window:
-    rng = np.random.default_rng(seed)
-    state, goal = (bundle.observation[name].window_shape for name in ("state", "goal"))
-    return Window({"state": rng.uniform(-1, 1, state).astype(np.float32), "goal": np.zeros(goal, np.float32)})
+INVALID: dict[str, tuple[str, Behave]] = {
+    "NaN": ("device", damaged("probs", np.nan)),
+    "infinite": ("device", damaged("offsets", -np.inf)),
+    "no distribution": ("device", damaged("probs", 0.999)),
+    "below zero": ("device", damaged("probs", -0.01)),
+    "fewer bytes": ("device", cut),
+    "another kind": ("device", of_another_kind),
+    "codes out of range": ("server", damaged("codes", 16)),
+    "a rejection above one": ("server", damaged("rejection", 1.5)),
+    "a chunk that is NaN": ("server", damaged("chunk", np.nan)),
+    "a chunk beyond reason": ("server", damaged("chunk", 3e38)),
+    "a distribution": ("server", of_another_kind),
+}
 
 
-def at_step(step: int) -> StepAddress:
-    return StepAddress(0, 0, 0, step)
-
-
-@pytest.fixture
-def refusing() -> Iterator[int]:
-    """A port at which nobody listens, and which nobody else is given meanwhile."""
-    with socket.socket() as side:
-        side.bind(("127.0.0.1", 0))
-        yield int(side.getsockname()[1])
-
-
-# ---- which reply is taken ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server: ServerProcess, scheme: str) -> None:
-    # As with a slow draft: the thread that keeps the client looks at it meanwhile, and must not throw the reply away.
-    with Client(at(server.port, scheme), ball.codec.dialect) as client:
+@pytest.mark.parametrize("case", INVALID)
+def test_what_is_no_valid_answer_is_a_miss(case: str, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    (sampling, behave), (server, port) = INVALID[case], rogue
+    with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
-        target, seen = RemoteTarget(client, ball.codec, PATIENT_MS), window(ball)
-        request = target.submit(seen, at_step(0))
-        time.sleep(0.6)
-        answer = request.result()
-        assert isinstance(answer, Answer)
-        np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
-        assert client.counts == {"connections": 1, "sent": 1, "answered": 1}
+        robot = Robot(ball, client, sampling=sampling).play(3)
+        server.behave = behave
+        robot.play(4)
+        server.behave = honest
+        robot.play(3).check("invalid")
+        assert robot.causes == {"invalid": 4} and client.counts["connections"] == 1
 
 
-def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor) -> None:
-    def thrice(peer: Peer, request: Any) -> None:
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_an_error_is_a_miss_of_its_kind(code: ErrorCode, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    with Client(at(port), ball.exchange.contract) as client:
+        client.connect(10.0)
+        server.behave = failing(code)
+        robot = Robot(ball, client).play(4)
+        cause = {"overloaded": "overloaded", "expired": "expired"}.get(code, "refused")
+        robot.check(cause)
+        assert robot.causes == {cause: 4} and client.counts["connections"] == 1
+
+
+@pytest.mark.parametrize("stage", ["total_ms", "queue_ms", "target_ms"])
+def test_times_that_a_server_cannot_have_needed_spoil_no_record(
+    stage: str, ball: Bundle, rogue: tuple[Rogue, int]
+) -> None:
+    server, port = rogue
+    with Client(at(port), ball.exchange.contract) as client:
+        client.connect(10.0)
+        server.behave = lambda rogue, peer, ask: peer.say(rogue.answer(ask, **{stage: 1e9}))
+        robot = Robot(ball, client)
         for _ in range(3):
-            peer.say(rogue.answer(request))
+            started = time.monotonic()
+            times = robot.step().times.offload
+            assert min(times.encode, times.network, times.queue, times.target) >= 0.0
+            assert times.total <= time.monotonic() - started
+        robot.check()
 
-    with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+
+# ---- an answer, but not this step's ---------------------------------------------------------------------------------
+
+
+def preceded_by(*messages: Any) -> Behave:
+    """The right answer, after others; a function makes one of server and request."""
+
+    def behave(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+        for message in messages:
+            peer.say(message(rogue, ask) if callable(message) else message)
+        peer.say(rogue.answer(ask))
+
+    return behave
+
+
+def again(rogue: Rogue, ask: Ask) -> Any:
+    return rogue.answer(ask)
+
+
+HARMLESS: dict[str, tuple[Behave, str]] = {
+    "three times": (preceded_by(again, again), "unwanted"),
+    "after the last one": (preceded_by(lambda rogue, ask: rogue.answer(rogue.asks[-2])), "unwanted"),
+    "after a foreign id": (preceded_by(lambda rogue, ask: rogue.answer(ask, id=10**9)), "unwanted"),
+    "after an error without an id": (preceded_by(Failure(None, ErrorCode.BAD_MESSAGE, "what?")), "unwanted"),
+    "after garbage": (preceded_by(b"\xc1\xff" * 40), "unreadable"),
+    "after nothing": (preceded_by(b""), "unreadable"),
+    "after text": (preceded_by("how are you?"), "unreadable"),
+    "after a nest of lists": (preceded_by(b"\x91" * 5000), "unreadable"),
+    "in many pieces": (lambda rogue, peer, ask: peer.say(rogue.answer(ask), pieces=50), "answered"),
+}
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_the_answer_is_found_among_others(case: str, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    (behave, counted), (server, port) = HARMLESS[case], rogue
+    with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
-        target = RemoteTarget(client, ball.codec, PATIENT_MS)
-        target.submit(window(ball, 1), at_step(1))
-        time.sleep(0.6)
-        target.submit(window(ball, 2), at_step(2))
-        rogue.behave = thrice
-        assert isinstance(target.submit(window(ball, 3), at_step(3)).result(), Answer)
-        wait_for(lambda: client.counts.total() == 1 + 3 + 1 + 4)
-        assert client.counts == {"connections": 1, "sent": 3, "answered": 1, "unwanted": 4}
+        robot = Robot(ball, client).play(2)
+        server.behave = behave
+        robot.play(8).check()
+        wait_for(lambda: client.counts[counted] > 0)
+        assert client.counts["connections"] == 1
+        assert len({ask.id for ask in server.asks}) == len(server.asks) == 10
 
 
-def test_a_flood_of_replies_costs_no_more_than_a_deadline(
-    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot]
+def under_another_id(change: Any) -> Behave:
+    def behave(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+        fields = msgspec.msgpack.decode(encode(rogue.answer(ask)))
+        fields[1] = change(ask.id)
+        peer.say(msgspec.msgpack.encode(fields))
+
+    return behave
+
+
+LOST: dict[str, Behave] = {
+    "the id of an earlier step": under_another_id(lambda identity: identity - 1),
+    "a foreign id": under_another_id(lambda identity: identity + 10**6),
+    "an id that is no integer": under_another_id(float),
+    "no id": under_another_id(lambda identity: None),
+    "text": lambda rogue, peer, ask: peer.say("x" * 100, pieces=3),
+    "half of it": lambda rogue, peer, ask: peer.say(encode(rogue.answer(ask))[:-40]),
+    "nothing at all": silent,
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(
+    case: str, ball: Bundle, rogue: tuple[Rogue, int]
 ) -> None:
-    def flood(peer: Peer, request: Any) -> None:
-        foreign = rogue.answer(request) | {"id": 10**9}
-        while True:
-            peer.say(foreign)
-
-    with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+    server, port = rogue
+    with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
-        rover = robot(client).play(3)
-        rogue.behave = flood
-        rover.play(10)
-        rogue.behave = rogue.honest
-        rover.run(lambda: rover.verified < 6)
-        rover.check("deadline", "disconnected")
-    assert client.counts["connections"] >= 2
+        robot = Robot(ball, client, deadline_ms=40.0).find_back(4)
+        before = len(robot.records)
+        server.behave = LOST[case]
+        robot.play(6)
+        server.behave = honest
+        robot.find_back(4).check("deadline", "disconnected")
+        # Three in a row, and the client waits for a sign of life.
+        assert robot.records[before].miss == "deadline" and client.counts["connections"] == 1
+        assert len({ask.id for ask in server.asks}) == len(server.asks)
 
 
-# ---- signs of life --------------------------------------------------------------------------------------------------
+def test_late_answers_are_dropped_by_id_and_counted(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
 
+    def slow(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+        time.sleep(0.08)
+        peer.say(rogue.answer(ask))
 
-def test_an_idle_client_asks_for_signs_of_life_and_gives_up_without(
-    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
-) -> None:
-    awake = threading.Event()
-
-    def sleep(peer: Peer, request: Any) -> None:
-        awake.wait(20.0)
-
-    settings = ClientSettings(silence_s=1.5)
-    with misbehaving(sleep) as rogue, Client(at(rogue.port), ball.codec.dialect, settings=settings) as client:
+    with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
-        quiet = time.monotonic()
-        wait_for(lambda: len(rogue.peers[0].pings) >= 4 and time.monotonic() - quiet > 2 * settings.silence_s)
-        # Nobody has said anything but pings and pongs, for longer than a silence may be.
-        assert client.counts == {"connections": 1}
-        asked = time.monotonic()
-        assert isinstance(RemoteTarget(client, ball.codec, 1.0).submit(window(ball), at_step(0)).result(), Miss)
-        wait_for(lambda: client.problem is not None and "nothing received from the server" in client.problem)
-        assert time.monotonic() - asked > settings.silence_s / 2
-        wait_for(lambda: client.problem is None)  # the server's other threads are awake
-        awake.set()
+        robot = Robot(ball, client, deadline_ms=40.0).find_back(4)
+        answered, verified = client.counts["answered"], robot.verified
+        server.behave = slow
+        robot.play(12, 0.02)
+        wait_for(lambda: client.counts["late"] >= client.counts["sent"] - client.counts["answered"])
+        assert client.counts["answered"] == answered and client.counts["late"] >= 3 and robot.verified == verified
+        server.behave = honest
+        robot.find_back(4).check("deadline", "disconnected")
 
 
-def test_a_silent_server_is_asked_once_and_not_again_and_again(
-    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], wait_for: WaitFor
+def test_a_client_that_ignored_ids_would_be_found_out(
+    ball: Bundle, rogue: tuple[Rogue, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    awake = threading.Event()
-
-    def sleep(peer: Peer, request: Any) -> None:
-        awake.wait(20.0)
-
-    with misbehaving(sleep) as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+    server, port = rogue
+    newest = lambda payload: msgspec.structs.replace(read_reply(payload), id=server.asks[-1].id)  # noqa: E731
+    monkeypatch.setattr("specact.remote.native.read_reply", newest)
+    with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
-        rover = robot(client).play(20, period_s=0.03)
-        rover.check("deadline", "disconnected")
-        assert rover.causes == {"deadline": 3, "disconnected": 17}
-        rogue.behave = rogue.honest
-        awake.set()
-        # What lay there unread: three requests and one question.
-        wait_for(lambda: len(rogue.requests) == 3 and len(rogue.peers[0].pings) == 1)
-        rover.find_back()
-        # Only three more misses would be a reason to ask again.
-        assert len(rogue.peers[0].pings) == 1 or rover.causes["deadline"] >= 6
+        robot = Robot(ball, client).play(3)
+        robot.check()
+        server.behave = lambda rogue, peer, ask: peer.say(rogue.answer(rogue.asks[-2]))
+        robot.play(3)
+        with pytest.raises(AssertionError, match="another step"):
+            robot.check()
 
 
-# ---- HTTP, which has one lane --------------------------------------------------------------------------------------
+# ---- connections that end, and what is sent again -------------------------------------------------------------------
 
 
-def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
-    ball: Bundle, server: ServerProcess, robot: Callable[..., Robot]
-) -> None:
-    settings = ClientSettings(silence_s=1.0)
-    with (
-        Shaper(load_link("loopback"), "127.0.0.1", server.port) as shaper,
-        Client(at(shaper.port, "http"), ball.codec.dialect, settings=settings) as client,
-    ):
+def reset(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+    peer.side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.side.close()
+
+
+ENDINGS: dict[str, Behave] = {
+    "reset": reset,
+    "an oversized reply": lambda rogue, peer, ask: peer.say(b"\0" * (rogue.contract.max_message_bytes + 1)),
+    "an oversized reply in pieces": lambda rogue, peer, ask: peer.say(b"\0" * 200_000, pieces=40),
+    "a frame that is none": lambda rogue, peer, ask: peer.raw(b"\x83\x00"),
+    "a close frame": lambda rogue, peer, ask: peer.raw(b"\x88\x02\x03\xe9"),
+    "HTTP in the middle": lambda rogue, peer, ask: peer.raw(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"),
+    "a flood of pings": lambda rogue, peer, ask: peer.raw(b"\x89\x00" * 5000),
+    "a flood of empty frames": lambda rogue, peer, ask: peer.raw(b"\x02\x00" + b"\x00\x00" * 5000),
+    "a flood of replies": lambda rogue, peer, ask: peer.raw(frame(encode(rogue.answer(ask, id=10**9))) * 1000),
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_after_a_lost_connection_nothing_is_sent_again(case: str, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    with Client(at(port), ball.exchange.contract, settings=QUICK) as client:
         client.connect(10.0)
-        rover = robot(client).play(5)
-        gone = time.monotonic()
-        shaper.half_open()
-        until = time.monotonic() + 60.0
-        rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
-        rover.check("deadline", "disconnected")
-        assert rover.verified >= 10
-        assert client.counts["connections"] == 2
-        assert rover.waited(gone, gone + 1.0) < 4 * 0.04 + 3 * rover.noise
+        robot = Robot(ball, client, deadline_ms=2000.0).play(3)
+        server.behave = ENDINGS[case]
+        robot.play(4, 0.05)
+        server.behave = honest
+        robot.find_back(3).check("disconnected", "deadline")
+        assert robot.causes["disconnected"] > 0 and client.counts["connections"] > 1
+        assert max(Counter(ask.address for ask in server.asks).values()) == 1
 
 
-def test_a_reply_in_drops_over_http_cannot_stretch_the_deadline(
-    ball: Bundle, listening: Listening, robot: Callable[..., Robot]
-) -> None:
+def test_too_many_misses_stop_the_robot(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    still = np.array([0.25, -0.5], np.float32)
+    with Client(at(port), ball.exchange.contract) as client:
+        client.connect(10.0)
+        fallback = Fallback("hold_last", max_consecutive_misses=4, stop_action=tuple(still.tolist()))
+        robot = Robot(ball, client, deadline_ms=200.0, fallback=fallback).find_back(2)
+        first, sent = len(robot.records), client.counts["sent"]
+        server.behave = silent
+        robot.play(4)
+        for before, action in zip(robot.actions[first - 1 :], robot.actions[first:], strict=False):
+            np.testing.assert_array_equal(action, before)
+        # Three deadlines, then no sign of life but a pong, which allows one more.
+        assert client.counts["sent"] <= sent + 4
+        robot.play(2)
+        assert robot.policy.safety.stopped
+        np.testing.assert_array_equal(robot.actions[-1], still)
+
+
+# ---- connecting, and staying connected ------------------------------------------------------------------------------
+
+
+def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    with Client(at(rogue[1]), ball.exchange.contract) as client:
+        client.connect(10.0)
+        pending = client.request("infer", zeros(ball), PATIENT_MS)
+        assert pending.sent
+        wait_for(pending.done)
+        assert not isinstance(pending.result(), Miss)
+
+
+def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without(ball: Bundle) -> None:
+    received: list[bytes] = []
+
     def serve(side: socket.socket) -> None:
-        side.recv(65536)
-        say(side, WELCOME)
-        while side.recv(65536):
-            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
-                side.sendall(bytes([byte]))
-                time.sleep(0.02)
+        peer = Peer(side)
+        for _ in peer.messages():
+            peer.say(Rogue(ball).welcome())
+            break
+        while data := side.recv(65536):
+            received.append(data)
 
-    with listening(serve) as port, Client(at(port, "http"), ball.codec.dialect) as client:
+    settings = ClientSettings(silence_s=0.6, first_delay_s=5.0)
+    with listening(serve) as port, Client(at(port), ball.exchange.contract, settings=settings) as client:
         client.connect(10.0)
-        rover = robot(client).play(6, period_s=0.05)
-        rover.check("deadline", "disconnected")
+        wait_for(lambda: client.problem is not None)
+        # One ping, then a close frame.
+        assert "nothing received" in str(client.problem) and 1 <= len(received) <= 2
 
 
-def test_a_reply_over_http_that_cannot_be_read_is_a_miss_at_once(ball: Bundle, listening: Listening) -> None:
-    html = b"<html>no</html>"
+def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at_once(ball: Bundle) -> None:
+    tried: dict[int, list[float]] = {}
 
-    def serve(side: socket.socket) -> None:
+    def hang_up(side: socket.socket) -> None:
+        tried.setdefault(side.getsockname()[1], []).append(time.monotonic())
+
+    settings, contract = ClientSettings(first_delay_s=0.02, longest_delay_s=0.32), ball.exchange.contract
+    with listening(hang_up) as one, listening(hang_up) as other:
+        with Client(at(one), contract, settings=settings), Client(at(other), contract, settings=settings):
+            wait_for(lambda: len(tried) == 2 and min(map(len, tried.values())) >= 7)
+        pauses = {port: np.diff(moments) for port, moments in tried.items()}
+    for waits in pauses.values():
+        # Never below the delay, which doubles up to its longest.
+        for wait, least in zip(waits, (0.02, 0.04, 0.08, 0.16, 0.32, 0.32), strict=False):
+            assert wait >= least - 0.01
+    assert not np.allclose(pauses[one][:6], pauses[other][:6], atol=1e-4)
+
+
+GREETINGS: dict[str, tuple[Any, str]] = {
+    "another family": ({"family": "chunks"}, "chunks"),
+    "another spec": ({"spec": {}}, "tokenizer"),
+    "other arrays": ({"kinds": {}}, "arrays"),
+    "an error": (Failure(None, ErrorCode.UNAUTHORIZED, "the token\x1b[31m is wrong"), "token"),
+    "garbage": (b"\xc1", "message"),
+    "text": ("hello", "message"),
+}
+
+
+@pytest.mark.parametrize("case", GREETINGS)
+def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(
+    case: str, ball: Bundle, rogue: tuple[Rogue, int]
+) -> None:
+    (greeting, word), (server, port) = GREETINGS[case], rogue
+    server.greet = lambda peer: peer.say(server.welcome(**greeting) if isinstance(greeting, dict) else greeting)
+    with Client(at(port), ball.exchange.contract) as client:
+        reason = refusal(client)
+        assert word in reason and reason.isprintable() and len(reason) < 700
+        assert Robot(ball, client).play(2).causes == {"disconnected": 2} and not server.asks
+
+
+def test_the_names_of_a_server_are_printable_and_short(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    server.greet = lambda peer: peer.say(server.welcome(bundle="a\x1b[2J" + "b" * 999, version="\n"))
+    with Client(at(port), ball.exchange.contract) as client:
+        welcome = client.connect(10.0)
+        assert welcome.bundle == "a?[2J" + "b" * 59 and welcome.version == "?"
+
+
+ANSWERS = {
+    "nothing": b"", "no HTTP": b"SSH-2.0-OpenSSH\r\n", "a page": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "a refusal": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+    "an endless head": b"HTTP/1.1 101 x\r\n" + b"a: b\r\n" * 100_000,
+    "a wrong key": b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: x\r\n\r\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_what_is_no_websocket_is_a_reason(case: str, ball: Bundle) -> None:
+    def answer(side: socket.socket) -> None:
         side.recv(65536)
-        say(side, WELCOME)
-        side.recv(65536)
-        side.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: %d\r\n\r\n" % len(html) + html)
-        side.recv(65536)
-        say(side, {"v": 2, "type": "error", "id": None, "code": "overloaded", "message": "no"})
+        side.sendall(ANSWERS[case])
         side.recv(65536)
 
-    with listening(serve) as port, Client(at(port, "http"), ball.codec.dialect) as client:
+    settings = ClientSettings(connect_timeout_s=0.5)
+    with listening(answer) as port, Client(at(port), ball.exchange.contract, settings=settings) as client:
+        assert f"127.0.0.1:{port}" in refusal(client)
+
+
+def test_a_client_can_be_closed_during_a_step_which_is_a_miss(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    server.behave = silent
+    client = Client(at(port), ball.exchange.contract)
+    client.connect(10.0)
+    results: list[Any] = []
+    waiting = threading.Thread(target=lambda: results.append(client.request("infer", zeros(ball), 500.0).result()))
+    waiting.start()
+    client.close()
+    client.close()
+    waiting.join(60)
+    results.append(client.request("infer", zeros(ball), 500.0).result())
+    assert [isinstance(result, Miss) for result in results] == [True, True] and not results[1].sent
+
+
+def test_requests_that_are_never_answered_cost_little_memory(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    server.behave = silent
+    with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
-        target, start = RemoteTarget(client, ball.codec, PATIENT_MS), time.monotonic()
-        for step in range(2):
-            answer = target.submit(window(ball), at_step(step)).result()
-            assert isinstance(answer, Miss) and answer.cause == "invalid"
-        assert time.monotonic() - start < 1e-3 * PATIENT_MS
-        assert client.counts == {"connections": 1, "sent": 2, "unreadable": 2}
+        pending = [client.request("infer", zeros(ball), PATIENT_MS) for _ in range(600)]
+        assert client.counts["sent"] == 600 and not any(request.done() for request in pending[-200:])
+        # The oldest are given up.
+        assert isinstance(pending[0].result(), Miss)
 
 
-def test_an_idle_connection_that_the_server_closes_is_opened_again_before_it_is_needed(
-    ball: Bundle, listening: Listening, wait_for: WaitFor
-) -> None:
-    def serve(side: socket.socket) -> None:
-        side.recv(65536)
-        say(side, WELCOME)
-
-    with listening(serve) as port, Client(at(port, "http"), ball.codec.dialect, settings=HURRIED) as client:
+def test_the_token_goes_into_the_head_and_is_not_shown(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+    server, port = rogue
+    endpoint = Endpoint("ws", "127.0.0.1", port, "open-sesame-0123456789")
+    with Client(endpoint, ball.exchange.contract) as client:
         client.connect(10.0)
-        wait_for(lambda: client.counts["connections"] >= 2)
-        assert client.counts["sent"] == 0
+    assert server.peers[0].headers["Authorization"] == "Bearer open-sesame-0123456789"
+    assert "sesame" not in repr(endpoint) + str(endpoint)
 
 
-# ---- how it connects -------------------------------------------------------------------------------------------------
+URLS = {
+    "ws://a:1": ("ws", "a", 1), "wss://a": ("wss", "a", 8600), "a:5": ("ws", "a", 5), "ws://[::1]:7/": ("ws", "::1", 7),
+}  # fmt: skip
 
 
-class Attempts:
-    """Counts the connections that a client tries to open, and when."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.times: list[float] = []
-
-        def counting(*arguments: Any) -> Any:
-            self.times.append(time.monotonic())
-            return WebSocketTransport(*arguments)
-
-        monkeypatch.setattr(client_module, "WebSocketTransport", counting)
-
-
-def test_a_refused_connection_is_tried_again_ever_less_often(
-    ball: Bundle, robot: Callable[..., Robot], refusing: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = Attempts(monkeypatch)
-    with Client(at(refusing), ball.codec.dialect, settings=HURRIED) as client:
-        # A robot that acts meanwhile does not shorten the waits, and does not wait itself.
-        rover = robot(client).run(lambda: len(attempts.times) < 7, period_s=0.005)
-        assert client.problem is not None and "refused" in client.problem
-        why = r"^no connection to ws://127.0.0.1:\d+: Connection refused; check .* \(tried for 0 s\)$"
-        with pytest.raises(RemoteError, match=why):
-            client.connect(0.0)
-    waits = np.diff(attempts.times)
-    assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])).all()
-    rover.check("disconnected")
-    assert rover.waited(0.0, math.inf) < 0.1 + rover.noise and client.counts == {}
-
-
-class LatestDraw:
-    """Instead of a random generator: the end of every interval, which is kept."""
-
-    drawn: ClassVar[list[tuple[float, float]]] = []
-
-    def uniform(self, low: float, high: float) -> float:
-        self.drawn.append((low, high))
-        return high
-
-
-def test_robots_do_not_all_come_back_at_once(
-    ball: Bundle, refusing: int, monkeypatch: pytest.MonkeyPatch, wait_for: WaitFor
-) -> None:
-    attempts = Attempts(monkeypatch)
-    monkeypatch.setattr("random.Random", LatestDraw)
-    with Client(at(refusing), ball.codec.dialect, settings=HURRIED):
-        wait_for(lambda: len(attempts.times) >= 5)
-    # At first there is no wait to be spread; then up to half of it is added.
-    drawn = [high for low, high in LatestDraw.drawn if low == 0.0][:5]
-    assert drawn == pytest.approx([0.01, 0.01, 0.02, 0.04, 0.08])
-    assert (np.diff(attempts.times)[:4] >= 1.5 * np.array([0.02, 0.04, 0.08, 0.16])).all()
-
-
-def test_a_server_that_hangs_up_on_everybody_is_not_besieged(
-    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts, said = Attempts(monkeypatch), ball.codec.dialect
-    with (
-        misbehaving(lambda peer, request: peer.reset()) as rogue,
-        Client(at(rogue.port), said, settings=HURRIED) as client,
-    ):
-        client.connect(10.0)
-        robot(client).run(lambda: len(attempts.times) < 6, period_s=0.005).check("disconnected", "deadline")
-    waits = np.diff(attempts.times)
-    assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2])).all()
-
-
-@pytest.mark.parametrize("upgrades", [False, True])
-def test_a_server_that_accepts_and_says_nothing(
-    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], refusal: Refusal, upgrades: bool
-) -> None:
-    with misbehaving() as rogue:
-        rogue.greet, rogue.answers_handshakes = (lambda peer: None), upgrades
-        with Client(at(rogue.port), ball.codec.dialect, settings=HURRIED) as client:
-            assert "did not answer" + (" the hello" if upgrades else " in time") in refusal(client)
-            rover = robot(client).play(20, period_s=0.005)
-            assert rover.causes == {"disconnected": 20}
-            rogue.greet, rogue.answers_handshakes = rogue.welcome, True
-            client.connect(10.0)
-            rover.find_back()
-        rover.check("deadline", "disconnected")
-
-
-def test_a_server_that_refuses_this_device_and_later_does_not(
-    ball: Bundle, misbehaving: Misbehaving, refusal: Refusal, robot: Callable[..., Robot]
-) -> None:
-    why = "the device has tokenizer 'a', the server 'b'"
-
-    def refuse(peer: Peer) -> None:
-        peer.say({"v": 2, "type": "error", "id": None, "code": "mismatch", "message": why})
-        peer.raw(b"\x88\x02\x03\xf0")  # 1008, policy violation
-
-    with misbehaving() as rogue:
-        rogue.greet = refuse
-        with Client(at(rogue.port), ball.codec.dialect, settings=HURRIED) as client:
-            assert f"127.0.0.1:{rogue.port} refuses this device: {why}" in refusal(client)
-            rover = robot(client).play(5)
-            assert rover.causes == {"disconnected": 5}
-            rogue.greet = rogue.welcome
-            assert client.connect(10.0).bundle == "ball"
-            rover.find_back()
-            rover.check("deadline", "disconnected")
-
-
-def test_a_real_server_of_another_bundle_says_what_to_do(ball: Bundle, refusal: Refusal) -> None:
-    with serving("swarm") as other, Client(at(other.port), ball.codec.dialect, settings=HURRIED) as client:
-        assert re.search("differ in tokenizer .*; deploy the same bundle on both", refusal(client))
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_names_scheme_host_and_port(url: str) -> None:
+    endpoint = Endpoint.parse(url)
+    assert (endpoint.scheme, endpoint.host, endpoint.port) == URLS[url]
 
 
 @pytest.mark.parametrize(
-    ("greeting", "why"),
-    [
-        ({"v": 2, "type": "welcome"}, "welcome needs"),
-        ({"v": 1, "type": "welcome", "bundle": "b", "target": "t", "version": "0", "max_message_bytes": 1}, "protocol"),
-        (WELCOME | {"v": 3}, "this side uses protocol 2, but the message says 3; install the same version"),
-        ({name: value for name, value in WELCOME.items() if name != "family"}, "welcome needs"),
-        (WELCOME | {"spec": None}, "welcome needs"),
-        ({"v": 2, "type": "error", "id": None, "code": "tired", "message": "no"}, "known codes"),
-        (b"\xc1", "not a msgpack message"),
-        ("welcome", "not a msgpack message"),
-        (b"\0" * 200_000, "too big|exceeds"),
-    ],
-)
-def test_a_greeting_that_is_none_is_a_reason(
-    ball: Bundle, misbehaving: Misbehaving, refusal: Refusal, greeting: Any, why: str
-) -> None:
-    with misbehaving() as rogue:
-        rogue.greet = lambda peer: peer.say(greeting)
-        with Client(at(rogue.port), ball.codec.dialect, settings=HURRIED) as client:
-            assert re.search(why, refusal(client))
+    "url",
+    ["http://a:1", "https://a", "ftp://a", "ws://", "ws://a:b", "ws://a:0", "ws://a:70000", "ws://a/b", "ws://a?x=1",
+     "ws://me@a:1", "ws://a b", "ws://" + "a" * 70],
+)  # fmt: skip
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Endpoint.parse(url)
 
 
-def test_a_name_that_no_server_takes_is_refused_with_a_reason(
-    ball: Bundle, server: ServerProcess, refusal: Refusal
-) -> None:
-    with Client(at(server.port), ball.codec.dialect, "r" * 65) as client:
-        assert "at most 64 printable" in refusal(client)
+@pytest.mark.parametrize("token", ["", "a\nb", "\N{LOCK}" * 20])
+def test_a_token_that_would_break_a_head_is_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match="token"):
+        Endpoint("ws", "a", 1, token)
 
 
-# ---- how it ends ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", ["ws", "wss", "http", "https"])
-def test_a_client_can_be_closed_while_the_server_hangs(ball: Bundle, listening: Listening, scheme: str) -> None:
-    def hang(side: socket.socket) -> None:
-        while side.recv(65536):
-            pass
-
-    settings = ClientSettings(connect_timeout_s=0.5)
-    with listening(hang) as port:
-        client = Client(at(port, scheme), ball.codec.dialect, settings=settings)
-        time.sleep(0.1)
-        start = time.monotonic()
-        client.close()
-        client.close()
-        assert time.monotonic() - start < settings.connect_timeout_s + 20.0  # it would hang for ever
-        assert client.send("infer", lambda identity: {}, 1.0, True) is None
-        assert client.wait(1, 1.0) == "disconnected"
-
-
-def test_a_client_that_is_closed_during_a_step_lets_it_miss(
-    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
-) -> None:
-    with misbehaving(lambda peer, request: None) as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
-        client.connect(10.0)
-        target, found = RemoteTarget(client, ball.codec, 300.0), list[Any]()
-        asking = threading.Thread(target=lambda: found.append(target.submit(window(ball), at_step(0)).result()))
-        asking.start()
-        wait_for(lambda: len(rogue.requests) == 1)
-        client.close()
-        asking.join()
-        assert isinstance(found[0], Miss)
-
-
-def test_a_request_larger_than_the_network_takes_at_once_leaves_within_the_deadline(
-    ball: Bundle, misbehaving: Misbehaving
-) -> None:
-    # As with camera frames on a slow link: it takes longer than an instant, and less than the deadline.
-    image, later = np.zeros(16 << 20, np.uint8), threading.Event()
-
-    def sleepy(peer: Peer) -> None:
-        peer.side.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # nothing like the message, on any machine
-        rogue.welcome(peer)
-        later.wait(20.0)
-
-    with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
-        rogue.greet, rogue.reads_requests = sleepy, False
-        client.connect(10.0)
-        start = time.monotonic()
-        threading.Timer(0.15, later.set).start()
-        assert client.send("infer", lambda identity: {"id": identity, "image": image}, 20.0, False) == 1
-        assert time.monotonic() - start > 0.05
-        assert client.problem is None
-        # Where even the deadline is too short, the connection is given up: a part of a message cannot be taken back.
-        client.send("infer", lambda identity: {"id": identity, "image": image}, 0.001, False)
-        assert client.problem is not None and "while sending" in client.problem
-
-
-@pytest.mark.parametrize("name", ["connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_the_patience_of_a_client_is_positive_and_finite(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match="positive and finite"):
-        ClientSettings(**{name: value})
-
-
-@pytest.mark.parametrize("deadline_ms", [0.0, -1.0, math.nan, 60_001.0])
-def test_a_deadline_is_positive(ball: Bundle, deadline_ms: float) -> None:
-    with Client(at(1), ball.codec.dialect) as client, pytest.raises(ConfigError, match="between 0 and 60000"):
-        remote_verifier(client, ball, deadline_ms)
-
-
-def test_the_place_of_sampling_is_known(ball: Bundle) -> None:
-    with Client(at(1), ball.codec.dialect) as client, pytest.raises(ConfigError, match="did you mean 'server'"):
-        remote_verifier(client, ball, 50.0, "servr")  # type: ignore[arg-type]
+def test_settings_that_make_no_sense_are_refused(ball: Bundle) -> None:
+    for name in ("connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"):
+        for value in (0.0, -1.0, float("inf"), float("nan")):
+            with pytest.raises(ConfigError, match=name):
+                ClientSettings(**{name: value})
+    for quality in (0, 96):
+        with pytest.raises(ConfigError, match=str(quality)):
+            Client(at(1), ball.exchange.contract, jpeg_quality=quality)
+    with Client(at(1), ball.exchange.contract) as client:
+        for deadline in (0.0, -1.0, 60_001.0, float("nan")):
+            with pytest.raises(ConfigError, match="deadline"):
+                RemoteTarget(client, ball.exchange, deadline)
+        with pytest.raises(ConfigError, match="sampling"):
+            remote_verifier(client, ball, 10.0, "moon")  # type: ignore[arg-type]
+        assert "127.0.0.1:1" in refusal(client)

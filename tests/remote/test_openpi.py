@@ -21,10 +21,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from tests.remote.conftest import Peer
-from tests.remote.test_chunks import PATIENT_MS, SERVED, drive, pair_of
+from tests.children import wait_for
+from tests.remote.conftest import PATIENT_MS, Peer, listening
+from tests.remote.test_parity import SERVED, assert_same, flow_pair, walk
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
@@ -50,7 +52,6 @@ from specact.wire import openpi
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 QUICK = ClientSettings(first_delay_s=0.01, longest_delay_s=0.05, silence_s=0.3)
-WaitFor = Callable[..., float]
 
 
 @pytest.fixture(scope="module")
@@ -66,31 +67,24 @@ def chunk_server() -> Iterator[ServerProcess]:
 
 
 def endpoint(pair: ChunkPair, port: int, more: str = "") -> OpenpiEndpoint:
-    return openpi_endpoint(f"openpi:ws://127.0.0.1:{port}{more}", None, None, pair.codec.dialect)
+    return openpi_endpoint(f"openpi:ws://127.0.0.1:{port}{more}", None, None, pair.exchange.contract)
 
 
 # ---- our own server -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accept_within", [0.0, 0.3])
-def test_a_robot_does_what_it_does_with_a_local_target(
-    flow: FlowBundle, chunk_server: ServerProcess, accept_within: float
-) -> None:
-    pair = pair_of(flow, accept_within)
-    records, actions = drive(SpeculativePolicy(pair, Always(), seed=3, robot=1), flow)
+def test_a_robot_does_what_it_does_with_a_local_target(flow: FlowBundle, chunk_server: ServerProcess) -> None:
+    pair = flow_pair(flow)
+    local = walk(SpeculativePolicy(pair, Always(), seed=3, robot=1), pair)
     device = dataclasses.replace(pair, load_target=None)
-    with Client(endpoint(pair, chunk_server.port), pair.codec.dialect) as client:
+    with Client(endpoint(pair, chunk_server.port), pair.exchange.contract) as client:
         welcome = client.connect(10.0)
         assert (welcome.bundle, welcome.target) == (SERVED, flow.fingerprint)
-        policy = SpeculativePolicy(
-            device, Always(), verifier=remote_verifier(client, device, PATIENT_MS), seed=3, robot=1
-        )
-        remote_records, remote_actions = drive(policy, flow)
-    np.testing.assert_array_equal(remote_actions, actions)
-    assert [record.miss for record in remote_records] == [None] * len(records)
-    assert [record.origins.tolist() for record in remote_records] == [record.origins.tolist() for record in records]
-    assert client.counts == {"connections": 1, "sent": len(records), "answered": len(records)}
-    assert all(record.outcome is not None and record.outcome.times.target > 0.0 for record in remote_records)
+        verifier = remote_verifier(client, device, PATIENT_MS)
+        remote = walk(SpeculativePolicy(device, Always(), verifier=verifier, seed=3, robot=1), pair)
+    assert_same(remote, local)
+    assert client.counts == {"connections": 1, "sent": len(remote[0]), "answered": len(remote[0])}
+    assert all(record.outcome is not None and record.outcome.times.target > 0.0 for record in remote[0])
 
 
 def test_more_steps_than_pings_are_allowed(flow: FlowBundle, chunk_server: ServerProcess) -> None:
@@ -116,10 +110,10 @@ def test_a_policy_by_its_address_alone(flow: FlowBundle, chunk_server: ServerPro
 
 
 def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: ServerProcess) -> None:
-    pair = pair_of(flow, 0.0)
-    other = dataclasses.replace(pair, target_spec=dataclasses.replace(flow.spec, chunk=flow.spec.chunk + 1))
+    pair = flow_pair(flow)
+    other = dataclasses.replace(pair, target_spec=msgspec.structs.replace(flow.spec, chunk=flow.spec.chunk + 1))
     with (
-        Client(endpoint(other, chunk_server.port), other.codec.dialect) as client,
+        Client(endpoint(other, chunk_server.port), other.exchange.contract) as client,
         pytest.raises(RemoteError, match="differ in action_horizon 16 / 17"),
     ):
         client.connect(0.5)
@@ -127,10 +121,11 @@ def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: S
 
 def test_a_pair_of_codes_is_refused() -> None:
     with pytest.raises(ConfigError, match="family is 'codes'"):
-        openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_bundle("ball").codec.dialect)
+        openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_bundle("ball").exchange.contract)
 
 
 ARM = """
+import msgspec
 import numpy as np
 
 class Arm:
@@ -252,9 +247,9 @@ def foreign_pair(accept_within: float = 0.0) -> ChunkPair:
 def asking(port: int, deadline_ms: float, settings: ClientSettings = QUICK) -> Iterator[tuple[Client, Any]]:
     """A client, and what asks it about a step: the chunk or the cause of the miss."""
     pair = foreign_pair()
-    with Client(endpoint(pair, port), pair.codec.dialect, settings=settings) as client:
+    with Client(endpoint(pair, port), pair.exchange.contract, settings=settings) as client:
         client.connect(10.0)
-        target = RemoteTarget(client, pair.codec, deadline_ms)
+        target = RemoteTarget(client, pair.exchange, deadline_ms)
 
         def ask(number: float) -> Any:
             seen = Window({"state": np.array([[number, 0.0]], np.float32)})
@@ -268,7 +263,7 @@ def good(found: Any, number: float) -> bool:
     return isinstance(found, np.ndarray) and bool((found == answer_to(number)).all())
 
 
-def until_good(ask: Any, wait_for: WaitFor, first: int = 100) -> None:
+def until_good(ask: Any, first: int = 100) -> None:
     """Asks with one number after the other until there is an answer again, which has to be the right one."""
     numbers = iter(range(first, first + 400))
 
@@ -281,7 +276,7 @@ def until_good(ask: Any, wait_for: WaitFor, first: int = 100) -> None:
     wait_for(asked)
 
 
-def test_an_honest_server(wait_for: WaitFor) -> None:
+def test_an_honest_server() -> None:
     with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
         assert all(good(ask(number), number) for number in range(300))
         assert client.counts == {"connections": 1, "sent": 300, "answered": 300}
@@ -337,7 +332,7 @@ def test_a_reply_without_timing_or_with_a_wrong_one() -> None:
         assert all(good(ask(number), number) for number in range(len(timings)))
 
 
-def test_a_late_reply_is_discarded_and_counted(wait_for: WaitFor) -> None:
+def test_a_late_reply_is_discarded_and_counted() -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
         if number == 2:
             assert there.released.wait(60)
@@ -350,11 +345,11 @@ def test_a_late_reply_is_discarded_and_counted(wait_for: WaitFor) -> None:
         # Nothing more is sent while a reply is outstanding.
         assert ask(30) == "deadline" and len(there.seen) == 2 + client.counts["late"]
         there.released.set()
-        until_good(ask, wait_for)
+        until_good(ask)
         assert client.counts["late"] >= 1 and client.counts["connections"] == 1
 
 
-def test_a_lost_reply_costs_the_connection(wait_for: WaitFor) -> None:
+def test_a_lost_reply_costs_the_connection() -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
         if number != 2:
             connection.send(openpi.encode(honest(seen)))
@@ -363,7 +358,7 @@ def test_a_lost_reply_costs_the_connection(wait_for: WaitFor) -> None:
         there.behave = behave
         wait_for(lambda: good(ask(1), 1) and len(there.seen) == 1)
         assert ask(20) == "deadline"
-        until_good(ask, wait_for)
+        until_good(ask)
         assert client.counts["connections"] == 2
 
 
@@ -378,7 +373,7 @@ def at_once(connection: ServerConnection, *replies: bytes) -> None:
         connection.send_data()
 
 
-def test_a_timed_reply_that_comes_again_after_the_next_request_was_read_answers_nothing(wait_for: WaitFor) -> None:
+def test_a_timed_reply_that_comes_again_after_the_next_request_was_read_answers_nothing() -> None:
     earlier: list[bytes] = []
 
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
@@ -399,7 +394,7 @@ def test_a_timed_reply_that_comes_again_after_the_next_request_was_read_answers_
 
 
 @pytest.mark.parametrize("copies", [2, 5])
-def test_a_reply_that_comes_twice_answers_no_other_step(copies: int, wait_for: WaitFor) -> None:
+def test_a_reply_that_comes_twice_answers_no_other_step(copies: int) -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
         at_once(connection, *[openpi.encode(honest(seen))] * (copies if number % 3 == 0 else 1))
 
@@ -414,9 +409,7 @@ def test_a_reply_that_comes_twice_answers_no_other_step(copies: int, wait_for: W
         assert answered > 20 and client.counts["connections"] > 5
 
 
-def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way(
-    listening: Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]], wait_for: WaitFor
-) -> None:
+def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way() -> None:
     connections = list[Peer]()
 
     def serve_again(side: socket.socket) -> None:
@@ -440,7 +433,7 @@ def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way(
         assert all(good(ask(number), number) for number in range(3, 9))
 
 
-def test_a_server_that_speaks_unasked_is_hung_up_on(wait_for: WaitFor) -> None:
+def test_a_server_that_speaks_unasked_is_hung_up_on() -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
         connection.send(openpi.encode(honest(seen)))
         if number == 1:
@@ -453,7 +446,7 @@ def test_a_server_that_speaks_unasked_is_hung_up_on(wait_for: WaitFor) -> None:
         assert good(ask(2), 2)
 
 
-def test_whatever_it_does_no_step_gets_the_answer_of_another(wait_for: WaitFor) -> None:
+def test_whatever_it_does_no_step_gets_the_answer_of_another() -> None:
     rng = random.Random(0)
     done = Counter[str]()
 
@@ -490,15 +483,15 @@ def test_whatever_it_does_no_step_gets_the_answer_of_another(wait_for: WaitFor) 
             wait_for(lambda: client.problem is None)
         assert found["answered"] and len(found) > 2 and len(done) > 3
         there.behave = lambda connection, seen, number: connection.send(openpi.encode(honest(seen)))
-        until_good(ask, wait_for, 300)
+        until_good(ask, 300)
 
 
-def test_a_pair_falls_back_on_its_draft(wait_for: WaitFor) -> None:
+def test_a_pair_falls_back_on_its_draft() -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
         connection.send(openpi.encode(honest(seen)) if number % 2 else "no")
 
     pair = foreign_pair()
-    with foreign() as (there, port), Client(endpoint(pair, port), pair.codec.dialect, settings=QUICK) as client:
+    with foreign() as (there, port), Client(endpoint(pair, port), pair.exchange.contract, settings=QUICK) as client:
         there.behave = behave
         client.connect(10.0)
         policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, PATIENT_MS))
@@ -516,7 +509,7 @@ def test_a_prefix_by_distance_is_accepted() -> None:
     within = (foreign_pair(0.0015), foreign_pair(0.0035))
     with foreign() as (_, port):
         for pair, origin in zip(within, (Origin.REPLACED, Origin.ACCEPTED), strict=True):
-            with Client(endpoint(pair, port), pair.codec.dialect) as client:
+            with Client(endpoint(pair, port), pair.exchange.contract) as client:
                 client.connect(10.0)
                 policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, PATIENT_MS))
                 # The target's first action is (1, 1), the draft's (0, 0): .002 apart in a range of 1000.
@@ -542,7 +535,7 @@ def test_a_prefix_by_distance_is_accepted() -> None:
 def test_a_server_that_does_not_speak_the_protocol(metadata: bytes | str | None, why: str) -> None:
     pair = foreign_pair()
     settings = dataclasses.replace(QUICK, connect_timeout_s=0.5)
-    with foreign() as (there, port), Client(endpoint(pair, port), pair.codec.dialect, settings=settings) as client:
+    with foreign() as (there, port), Client(endpoint(pair, port), pair.exchange.contract, settings=settings) as client:
         there.metadata = metadata
         with pytest.raises(RemoteError, match=why) as refused:
             client.connect(2.0)
@@ -551,7 +544,7 @@ def test_a_server_that_does_not_speak_the_protocol(metadata: bytes | str | None,
 
 def test_metadata_of_others_means_what_they_like() -> None:
     pair = foreign_pair()
-    with foreign() as (there, port), Client(endpoint(pair, port), pair.codec.dialect) as client:
+    with foreign() as (there, port), Client(endpoint(pair, port), pair.exchange.contract) as client:
         there.metadata = openpi.encode({"observation": 1, "action_horizon": 50, "bundle": ["x"], "a": np.zeros(3)})
         assert client.connect(10.0).bundle == "openpi"
 
@@ -661,8 +654,8 @@ def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle
         again = load_chunk_pair(tmp_path / "pair")
         with pytest.raises(BundleError, match="only on its server"):
             _ = again.target
-        there_too = openpi_endpoint(target, "x" * 16, None, again.codec.dialect)
-        assert (there_too.port, there_too.token, there_too.dialect) == (port, "x" * 16, again.codec.dialect)
+        there_too = openpi_endpoint(target, "x" * 16, None, again.exchange.contract)
+        assert (there_too.port, there_too.token) == (port, "x" * 16)
 
 
 @pytest.mark.parametrize(
@@ -672,7 +665,7 @@ def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle
 )  # fmt: skip
 def test_what_is_no_address(source: str) -> None:
     with pytest.raises(ConfigError):
-        openpi_endpoint(source, None, None, foreign_pair().codec.dialect)
+        openpi_endpoint(source, None, None, foreign_pair().exchange.contract)
 
 
 def test_a_description_of_another_policy_is_refused(tmp_path: Path) -> None:
@@ -683,15 +676,15 @@ def test_a_description_of_another_policy_is_refused(tmp_path: Path) -> None:
         (DESCRIPTION.replace("low", "lowest"), "unknown key"),
         (DESCRIPTION + "channels_first = true\n", "for uint8 frames alone"),
         ("", "chunk"),
-        (DESCRIPTION.replace("[2]", "[0]"), "positive"),
+        (DESCRIPTION.replace("[2]", "[0]"), "shape"),
     ):
         file.write_text(text)
         source = f"openpi:ws://127.0.0.1:1#{file}"
         if why is None:
-            assert openpi_endpoint(source, None, None, foreign_pair().codec.dialect).port == 1
+            assert openpi_endpoint(source, None, None, foreign_pair().exchange.contract).port == 1
         else:
             with pytest.raises(ConfigError, match=why):
-                openpi_endpoint(source, None, None, foreign_pair().codec.dialect)
+                openpi_endpoint(source, None, None, foreign_pair().exchange.contract)
 
 
 def test_a_server_that_does_not_say_its_policy_needs_a_description() -> None:
@@ -702,7 +695,7 @@ def test_a_server_that_does_not_say_its_policy_needs_a_description() -> None:
 def test_jpeg_is_refused() -> None:
     pair = foreign_pair()
     with pytest.raises(ConfigError, match="specact's own protocol"):
-        Client(endpoint(pair, 1), pair.codec.dialect, jpeg_quality=90)
+        Client(endpoint(pair, 1), pair.exchange.contract, jpeg_quality=90)
 
 
 # ---- openpi's own server --------------------------------------------------------------------------------------------
@@ -726,7 +719,7 @@ def openpis_server() -> Any:
     return module.WebsocketPolicyServer
 
 
-def test_openpis_own_server(openpis_server: Any, wait_for: WaitFor) -> None:
+def test_openpis_own_server(openpis_server: Any) -> None:
     class Policy:
         def infer(self, seen: dict[str, Any]) -> dict[str, Any]:
             number = seen["observation/state"][0]
@@ -748,9 +741,9 @@ def test_openpis_own_server(openpis_server: Any, wait_for: WaitFor) -> None:
     thread.start()
     try:
         pair = foreign_pair()
-        with Client(endpoint(pair, port), pair.codec.dialect, settings=QUICK) as client:
+        with Client(endpoint(pair, port), pair.exchange.contract, settings=QUICK) as client:
             client.connect(10.0)
-            target = RemoteTarget(client, pair.codec, PATIENT_MS)
+            target = RemoteTarget(client, pair.exchange, PATIENT_MS)
             found = dict[int, Any]()
             for number in (1, 2, 13, 14, 15):
                 wait_for(lambda: client.problem is None)

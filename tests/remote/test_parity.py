@@ -1,178 +1,277 @@
-"""A remote policy acts bit for bit like a local one, whatever carries its messages and wherever codes are drawn."""
+"""A target on a server does what the same target does in this process, bit for bit."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.children import wait_for
+from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
 
-from specact import Bundle, SpeculativePolicy, calibrated_gate
-from specact.families.codes.values import executed_codes
+import specact
+from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
+from specact.errors import ConfigError, MissError, ObservationError, RemoteError
+from specact.execution.inpainting import inpainting_of
+from specact.execution.verdicts import LateVerdicts
+from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.pair import ChunkPair
 from specact.families.codes.verify import TargetSampler
-from specact.gates import Always, Gate
+from specact.gates import ActionDeviation, Always, Gate, Never
 from specact.lab.processes import ServerProcess, serving
-from specact.remote.client import Client
-from specact.remote.target import RemoteTarget, remote_verifier
-from specact.remote.transport import Endpoint
+from specact.observation import ObservationHistory
+from specact.remote import Client, RemoteTarget, remote_verifier
+from specact.rng import Role, StepAddress, stream
 from specact.types import StepRecord
-from specact.verification import LocalTarget, Verifier
+from specact.units import ActionUnits
+from specact.verification import LocalTarget
 
-STEPS = 1000
-PATIENT_MS = 20_000.0
-
-
-def observations(bundle: Bundle, seed: int) -> np.ndarray:
-    """A walk through the state space, clipped to where the policies were trained."""
-    rng = np.random.default_rng(seed)
-    walk = np.cumsum(0.05 * rng.standard_normal((STEPS, *bundle.observation["state"].shape)), axis=0)
-    return np.asarray(np.clip(walk, -1.0, 1.0))
+pytestmark = pytest.mark.usefixtures("nothing_left")
+SERVED, TOKEN = "ball-chase-flow", "open-sesame-0123456789"
 
 
-@dataclass
-class Player:
-    """Steps a policy through observations, one inference per step, starting an episode every 200."""
-
-    bundle: Bundle
-    policy: SpeculativePolicy
-    seed: int
-
-    def __post_init__(self) -> None:
-        self.walk = observations(self.bundle, self.seed)
-        self.records: list[StepRecord] = []
-        self.actions: list[np.ndarray] = []
-        self.count = itertools.count()
-
-    def step(self) -> None:
-        i = next(self.count)
-        if i % 200 == 0:
-            self.policy.reset(i // 200)
-        goal = np.array([0.3, -0.2])
-        self.actions.append(self.policy.act({"state": self.walk[i], "goal": goal}))
-        while not self.policy.wants_inference:
-            self.actions.append(self.policy.act({"state": self.walk[i], "goal": goal}))
-        assert self.policy.record is not None
-        self.records.append(self.policy.record)
-
-    def run(self, steps: int = STEPS) -> Player:
-        for _ in range(steps):
-            self.step()
-        return self
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving("ball", "--max-batch", "1") as process:
+        yield process
 
 
-def assert_same(remote: Player, local: Player) -> None:
-    assert [record.miss for record in remote.records] == [None] * len(remote.records)
-    for ours, theirs in zip(remote.records, local.records, strict=True):
-        assert executed_codes(ours).tolist() == executed_codes(theirs).tolist()
-        assert ours.decision == theirs.decision
+@pytest.fixture(scope="module")
+def flow() -> FlowBundle:
+    return load_flow(SERVED)
+
+
+@pytest.fixture(scope="module")
+def flow_server() -> Iterator[ServerProcess]:
+    with serving(SERVED, "--max-batch", "1", environment={"SPECACT_TOKEN": TOKEN}) as process:
+        yield process
+
+
+def flow_pair(flow: FlowBundle) -> ChunkPair:
+    """A hasty draft, the same flow in a single step, beside the target that the server has."""
+    units = ActionUnits.of_range(flow.units.low, flow.units.high)
+    target = flow.policy()
+    return ChunkPair("hasty", flow.policy(steps=1), units, flow.spec, lambda: target, 4, 0.3)
+
+
+def walk(policy: SpeculativePolicy, pair: Any, steps: int = 200) -> tuple[list[StepRecord], np.ndarray]:
+    """Records and actions of a walk through the observations, in episodes of 50 steps."""
+    rng, records, actions = np.random.default_rng(4), [], []
+    fields = pair.observation.fields
+    seen = {name: np.zeros(field.shape) for name, field in fields.items()}
+    for step in range(steps):
+        if step % 50 == 0:
+            policy.reset(step // 50)
+        seen = {name: np.clip(array + 0.05 * rng.standard_normal(array.shape), -0.8, 0.8) for name, array in
+                seen.items()}  # fmt: skip
+        due = policy.wants_inference
+        actions.append(policy.act(seen))
+        if due:
+            assert policy.record is not None
+            records.append(policy.record)
+    return records, np.stack(actions)
+
+
+def assert_same(one: tuple[list[StepRecord], np.ndarray], other: tuple[list[StepRecord], np.ndarray]) -> None:
+    np.testing.assert_array_equal(one[1], other[1])
+    for ours, theirs in zip(one[0], other[0], strict=True):
+        assert (ours.address, ours.decision, ours.miss) == (theirs.address, theirs.decision, None)
         assert ours.origins.tolist() == theirs.origins.tolist()
-        if theirs.outcome is not None:
-            assert ours.outcome is not None
-            verdict, expected = ours.outcome.evidence.verdict, theirs.outcome.evidence.verdict
-            assert verdict.accepted.tolist() == expected.accepted.tolist()
-            np.testing.assert_array_equal(verdict.rejection, expected.rejection)
-    np.testing.assert_array_equal(np.stack(remote.actions), np.stack(local.actions))
 
 
-def gates(bundle: Bundle) -> dict[str, Callable[[], Gate]]:
-    return {"always": Always, "deviation": lambda: calibrated_gate(bundle, "deviation", 0.6)}
-
-
-@pytest.mark.parametrize("scheme", ["ws", "http"])
 @pytest.mark.parametrize("sampling", ["device", "server"])
-def test_a_thousand_steps_are_those_of_a_local_policy(
-    ball: Bundle, server: ServerProcess, scheme: str, sampling: str
-) -> None:
-    make = gates(ball)["deviation"]
-    local = Player(ball, SpeculativePolicy(ball, make(), seed=5, robot=1), seed=0).run()
-    with Client(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as client:
-        client.connect(10.0)
-        verifier = remote_verifier(client, ball, PATIENT_MS, sampling)  # type: ignore[arg-type]
-        policy = SpeculativePolicy(ball, make(), verifier=verifier, seed=5, robot=1)
-        remote = Player(ball, policy, seed=0).run()
+@pytest.mark.parametrize("gate", ["always", "deviation"])
+def test_codes(ball: Bundle, server: ServerProcess, sampling: Any, gate: str) -> None:
+    make: Callable[[], Gate] = Always if gate == "always" else lambda: calibrated_gate(ball, "deviation", 0.6)
+    local = walk(SpeculativePolicy(ball, make(), seed=5, robot=1), ball)
+    with Client(at(server.port), ball.exchange.contract) as client:
+        client.connect(60.0)
+        verifier = remote_verifier(client, ball, PATIENT_MS, sampling)
+        remote = walk(SpeculativePolicy(ball, make(), verifier=verifier, seed=5, robot=1), ball)
+        sent = sum(record.decision.transmit for record in remote[0])
+        assert client.counts["sent"] == sent and 0 < sent <= len(remote[0])
     assert_same(remote, local)
-    verified = sum(record.outcome is not None for record in remote.records)
-    assert 0.3 * STEPS < verified < STEPS
-    assert client.counts["sent"] == verified
 
 
-def test_the_remote_target_draws_what_the_local_one_draws(ball: Bundle, server: ServerProcess) -> None:
+def test_the_target_s_own_codes(ball: Bundle, server: ServerProcess) -> None:
     here = TargetSampler(LocalTarget(ball.target), ball.tokenizer)
-    local = Player(ball, SpeculativePolicy(ball, Always(), verifier=here, seed=2), seed=1).run(200)
-    with Client(Endpoint("ws", "127.0.0.1", server.port), ball.codec.dialect) as client:
-        client.connect(10.0)
-        there = TargetSampler(RemoteTarget(client, ball.codec, PATIENT_MS), ball.tokenizer)
-        remote = Player(ball, SpeculativePolicy(ball, Always(), verifier=there, seed=2), seed=1).run(200)
-    assert_same(remote, local)
+    local = walk(SpeculativePolicy(ball, Always(), verifier=here, seed=2), ball)
+    with Client(at(server.port), ball.exchange.contract) as client:
+        client.connect(60.0)
+        there = TargetSampler(RemoteTarget(client, ball.exchange, PATIENT_MS), ball.tokenizer)
+        assert_same(walk(SpeculativePolicy(ball, Always(), verifier=there, seed=2), ball), local)
 
 
-@pytest.mark.parametrize("sampling", ["device", "server"])
-def test_a_reconnection_in_between_changes_nothing(ball: Bundle, sampling: str) -> None:
-    local = Player(ball, SpeculativePolicy(ball, Always(), seed=5), seed=0).run()
-    with serving("ball") as first, Client(Endpoint("ws", "127.0.0.1", first.port), ball.codec.dialect) as client:
-        client.connect(10.0)
-        verifier = remote_verifier(client, ball, PATIENT_MS, sampling)  # type: ignore[arg-type]
-        remote = Player(ball, SpeculativePolicy(ball, Always(), verifier=verifier, seed=5), seed=0).run(STEPS // 2)
-        port = first.port
+@pytest.mark.parametrize("gate", [Always, lambda: ActionDeviation(0.05)], ids=["always", "deviation"])
+def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[], Gate]) -> None:
+    pair = flow_pair(flow)
+    local = walk(SpeculativePolicy(pair, gate(), seed=3, robot=1), pair)
+    # The device needs no target.
+    device = dataclasses.replace(pair, load_target=None)
+    endpoint = dataclasses.replace(at(flow_server.port), token=TOKEN)
+    with Client(endpoint, device.exchange.contract) as client:
+        client.connect(60.0)
+        with pytest.raises(ConfigError, match="sampling"):
+            remote_verifier(client, pair, PATIENT_MS, "server")
+        verifier = remote_verifier(client, device, PATIENT_MS)
+        assert_same(walk(SpeculativePolicy(device, gate(), verifier=verifier, seed=3, robot=1), pair), local)
+
+
+def test_a_reconnection_in_between_changes_nothing_and_another_target_is_not_listened_to(ball: Bundle) -> None:
+    local = walk(SpeculativePolicy(ball, Always(), seed=5), ball, 100)
+    with (
+        serving("ball", "--max-batch", "1") as first,
+        Client(at(first.port), ball.exchange.contract, settings=QUICK) as client,
+    ):
+        client.connect(60.0)
+        policy = SpeculativePolicy(ball, Always(), verifier=remote_verifier(client, ball, PATIENT_MS), seed=5)
+        assert_same(walk(policy, ball, 100), local)
         first.kill()
-        with serving("ball", "--port", str(port)):
-            wait_for(lambda: client.problem is None and client.counts["connections"] == 2)
-            remote.run(STEPS // 2)
-    assert_same(remote, local)
+        with serving(SERVED, "--port", str(first.port)):
+            wait_for(lambda: client.problem is not None and "codes" in client.problem)
+            assert {record.miss for record in walk(policy, ball, 20)[0]} == {"disconnected"}
+        with serving("ball", "--max-batch", "1", "--port", str(first.port)):
+            wait_for(lambda: client.counts["connections"] == 2)
+            assert_same(walk(policy, ball, 100), local)
 
 
-def test_two_interleaved_robots_act_as_each_does_alone(ball: Bundle, server: ServerProcess) -> None:
-    def player(verifier: Verifier | None, robot: int) -> Player:
-        return Player(ball, SpeculativePolicy(ball, Always(), verifier=verifier, seed=5, robot=robot), seed=robot)
-
-    endpoint = Endpoint("ws", "127.0.0.1", server.port)
-    alone = [player(None, robot).run() for robot in (0, 1)]
-    with Client(endpoint, ball.codec.dialect, "one") as one, Client(endpoint, ball.codec.dialect, "two") as two:
-        for client in (one, two):
-            client.connect(10.0)
-        together = [player(remote_verifier(client, ball, PATIENT_MS), robot) for robot, client in enumerate((one, two))]
-        for _ in range(STEPS):
-            for remote in together:
-                remote.step()
-    for remote, local in zip(together, alone, strict=True):
-        assert_same(remote, local)
-    # The streams differ by robot, so the two did not merely do the same.
-    assert [executed_codes(r).tolist() for r in alone[0].records] != [
-        executed_codes(r).tolist() for r in alone[1].records
-    ]
+def all_here(client: Client) -> bool:
+    client.poll()
+    return not client._outstanding
 
 
-def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bundle) -> None:
-    """Batching changes the last bits of a float, so codes agree except where a uniform falls between two sums.
+def test_late_verdicts_replace_the_rest_of_their_chunks_and_wait_for_nobody(ball: Bundle) -> None:
+    with serving("ball") as server, Client(at(server.port), ball.exchange.contract) as client:
+        client.connect(60.0)
+        verdicts = LateVerdicts(math.inf)
+        verifier = remote_verifier(client, ball, PATIENT_MS)
+        policy = SpeculativePolicy(ball, Always(), verifier=verifier, verdicts=verdicts, seed=3)
+        waiting = SpeculativePolicy(ball, Always(), seed=3)
+        seen, replaced = {"state": np.zeros(8), "goal": np.array([0.3, -0.2])}, 0
+        for _ in range(30):
+            before = policy.counts["in_time"]
+            policy.act(seen)
+            wait_for(lambda: all_here(client))
+            actions = [policy.act(seen) for _ in range(ball.spec.execute - 1)]
+            verified = [waiting.act(seen) for _ in range(ball.spec.execute)]
+            if policy.counts["in_time"] > before:
+                np.testing.assert_array_equal(actions, verified[1:])
+                replaced += 1
+        assert replaced == 30 and policy.counts["missed"] == 0
+    drafting = SpeculativePolicy(ball, Never(), seed=3)
+    with Client(at(1), ball.exchange.contract) as client:
+        verifier = remote_verifier(client, ball, PATIENT_MS)
+        policy = SpeculativePolicy(ball, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), seed=3)
+        for _ in range(4 * ball.spec.execute):
+            np.testing.assert_array_equal(policy.act(seen), drafting.act(seen))
+        assert policy.counts["missed"] == 4
 
-    Tolerance: probabilities agree to 1e-5, on whichever processor; a code may differ only where the step's uniform lies
-    that close to the edge of its interval. The chance of that is below 1e-5 * K per draw, and two draws in 1,600 steps
-    are the most that is let pass.
-    """
-    from specact.families.codes.sampling import sample_codes
-    from specact.observation import Window
-    from specact.rng import Role, stream
 
-    rng = np.random.default_rng(3)
-    windows = [
-        Window(
-            {
-                name: rng.uniform(-1, 1, ball.spec.target[name].window_shape).astype(np.float32)
-                for name in ("state", "goal")
-            }
-        )
-        for _ in range(1600)
-    ]
-    differing = 0
-    for start in range(0, len(windows), 16):
-        batch = windows[start : start + 16]
-        for i, (window, together) in enumerate(zip(batch, ball.target.infer_batch(batch), strict=True)):
-            alone = ball.target.infer(window)
-            assert np.abs(alone.probs - together.probs).max() < 1e-5
-            np.testing.assert_allclose(together.offsets, alone.offsets, atol=1e-5)
-            draws = [sample_codes(law, stream(0, Role.VERIFY, step=start + i)).tolist() for law in (alone, together)]
-            differing += draws[0] != draws[1]
-    assert differing <= 2
+def test_camera_frames_raw_or_as_jpeg() -> None:
+    pytest.importorskip("PIL")
+    pair = load_bundle("pusht-camera")
+    window = pair.observation.zeros()
+    rng = np.random.default_rng(0)
+    for name in pair.spec.target.images:
+        window.arrays[name][:] = rng.integers(0, 200, window.arrays[name].shape[-1])
+    target = pair.target.infer(pair.spec.target.select(window))
+    with serving(Path(pair.path), "--max-batch", "1") as server:
+        for quality, exact in ((None, True), (95, False)):
+            with Client(at(server.port), pair.exchange.contract, jpeg_quality=quality) as client:
+                client.connect(60.0)
+                remote = RemoteTarget(client, pair.exchange, PATIENT_MS)
+                answer = remote.submit(window, StepAddress(0, 0, 0, 0)).result()
+                assert np.array_equal(answer.value.probs, target.probs) or not exact  # type: ignore[union-attr]
+                np.testing.assert_allclose(answer.value.probs, target.probs, atol=0.2)  # type: ignore[union-attr]
+
+
+# ---- a policy by its address alone ----------------------------------------------------------------------------------
+
+
+def seen(step: int) -> dict[str, np.ndarray]:
+    return {"state": np.full(12, 0.01 * step)}
+
+
+def test_a_policy_by_its_address_is_the_policy(flow: FlowBundle, flow_server: ServerProcess) -> None:
+    local = flow.policy()
+    history = ObservationHistory(local.spec.observation)
+    with specact.connect(f"ws://127.0.0.1:{flow_server.port}", token=TOKEN, deadline_ms=PATIENT_MS, seed=7) as policy:
+        assert policy.spec == local.spec and policy.inpaints
+        policy.observe(seen(9))
+        history.push(seen(9))
+        for step in range(3):
+            window = history.push(seen(step))
+            expected = local.infer(window, stream(7, Role.VERIFY, robot=0, episode=0, step=step))
+            np.testing.assert_array_equal(policy(seen(step)), expected)
+        assert policy.counts == {"steps": 3, "transmitted": 3, "missed": 0}
+        policy.reset(episode=1)
+        history.reset()
+        window = history.push(seen(0))
+        np.testing.assert_array_equal(policy(seen(0)), local.infer(window, stream(7, Role.VERIFY, robot=0, episode=1)))
+        old = np.random.default_rng(0).uniform(-1, 1, (9, local.spec.actions)).astype(np.float32)
+        inpainting = inpainting_of(old, 3, local.spec.chunk)
+        continued = local.infer(window, stream(1, Role.VERIFY, robot=2, episode=3, step=4), inpainting)
+        np.testing.assert_array_equal(policy.ask(window, StepAddress(1, 2, 3, 4), inpainting), continued)
+        with pytest.raises(ObservationError, match="state"):
+            policy({"pose": np.zeros(12)})
+
+
+def test_what_cannot_be_connected_is_an_error_that_says_why(flow_server: ServerProcess, server: ServerProcess) -> None:
+    url = f"ws://127.0.0.1:{flow_server.port}"
+    with pytest.raises(RemoteError, match="token"):
+        specact.connect(url, token="wrong" + TOKEN)
+    with pytest.raises(ConfigError, match="deadline"):
+        specact.connect(url, token=TOKEN, deadline_ms=0.0)
+    with pytest.raises(ConfigError, match="codes"):
+        specact.connect(f"ws://127.0.0.1:{server.port}")
+    with pytest.raises(RemoteError, match="127"):
+        specact.connect("ws://127.0.0.1:9", timeout=1.0)
+    with specact.connect(url, token=TOKEN, deadline_ms=1e-3) as policy, pytest.raises(MissError) as caught:
+        policy(seen(0))
+    assert caught.value.cause in ("deadline", "expired", "disconnected")
+
+
+def test_a_policy_that_does_not_inpaint_and_one_that_goes_away() -> None:
+    with serving("ball#target") as process:
+        policy = specact.connect(f"ws://127.0.0.1:{process.port}", deadline_ms=PATIENT_MS)
+        assert not policy.inpaints
+        assert policy({"state": np.zeros(8), "goal": np.zeros(2)}).shape == (5, 2)
+    with policy, pytest.raises(MissError) as caught:
+        policy({"state": np.zeros(8), "goal": np.zeros(2)})
+    assert caught.value.cause == "disconnected"
+
+
+def test_over_tls_with_a_token(ball: Bundle, tmp_path: Path) -> None:
+    import shutil
+    import ssl
+    import subprocess
+
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl to make a certificate")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out",
+         tmp_path / "cert.pem"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    files = ("--certificate", str(tmp_path / "cert.pem"), "--key", str(tmp_path / "key.pem"), "--max-batch", "1")
+    local = walk(SpeculativePolicy(ball, Always(), seed=5), ball, 50)
+    trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    with serving("ball", *files, environment={"SPECACT_TOKEN": TOKEN}) as server:
+        guarded = dataclasses.replace(at(server.port), scheme="wss", token=TOKEN, tls=trusted)
+        with Client(guarded, ball.exchange.contract) as client:
+            client.connect(60.0)
+            verifier = remote_verifier(client, ball, PATIENT_MS)
+            assert_same(walk(SpeculativePolicy(ball, Always(), verifier=verifier, seed=5), ball, 50), local)
+        for wrong, word in (
+            (dataclasses.replace(guarded, token="x" * 20), "token"),
+            (dataclasses.replace(guarded, tls=None), "certificate"),
+            (dataclasses.replace(guarded, host="localhost"), "certificate"),
+            (at(server.port), "wss"),
+        ):
+            with Client(wrong, ball.exchange.contract) as client:
+                assert word in refusal(client)

@@ -1,235 +1,238 @@
-"""A real server process, and its clients: nothing waits without a bound."""
+"""A server in a thread of the test, or as a process of its own, and a robot that says whatever a test wants."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
-import re
+import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from specact import Bundle, load_bundle
-from specact.observation import Window
-from specact.wire import msgpack
-from specact.wire.handshake import Hello, hello_fields
+from specact.errors import WireError
+from specact.lab.processes import ServerProcess
+from specact.observation import Window, vectors
+from specact.rng import StepAddress
+from specact.server import Address, Limits, Service
+from specact.server.serve import bind, run
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
+from specact.wire.messages import PATH, PROTOCOL, Failure, Hello, Reply, Welcome, ask, encode, read_reply, read_welcome
 
-Fields = dict[str, Any]
-PATIENCE = 120.0  # seconds before a test gives up; a server starts in a tenth of it on a slow machine
-
-
-@dataclass
-class Response:
-    """An HTTP response, read whole."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def fields(self) -> Fields:
-        return dict(json.loads(self.body))
+PATIENCE = 120.0  # seconds before a test gives up
+HERE = StepAddress(0, 0, 0, 0)
 
 
-class Stream:
-    """A robot's WebSocket.
+class Doubling:
+    """An exchange whose answer is twice the state, under a test's control.
 
     Attributes:
-        connection: itself.
+        batches: how many requests each inference had.
+        open: inferences wait while it is not set.
+        fails: the error that the next inference raises.
     """
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self.connection = connection
+    name, fingerprint, steady = "doubling", "0" * 16, False
 
-    def send(self, fields: Fields | bytes | str) -> None:
-        """A message, or a frame that need not be one; a str goes as text."""
-        self.connection.send(msgpack.encode(fields) if isinstance(fields, dict) else fields)
+    def __init__(self, wait: bool = False) -> None:
+        number = Layout({"x": ArraySpec((2,), np.float32)})
+        kinds = {"infer": Kind(Layout({}), number), "verify": Kind(number, number)}
+        self.contract = Contract("doubling", {"width": 2}, vectors(1, state=2), kinds)
+        self.batches: list[int] = []
+        self.open = threading.Event()
+        self.fails: BaseException | None = None
+        self._warm = False
+        if not wait:
+            self.open.set()
 
-    def receive(self) -> Fields:
-        payload = self.connection.recv(timeout=PATIENCE)
-        assert isinstance(payload, bytes)
-        return msgpack.decode(payload)
+    def read(self, arrays: Arrays) -> Any:
+        return arrays["x"]
 
-    def ask(self, fields: Fields | bytes | str) -> Fields:
-        """Sends a message and waits for the next."""
-        self.send(fields)
-        return self.receive()
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        if self._warm:
+            self.batches.append(len(requests))
+            assert self.open.wait(PATIENCE)
+        if self.fails is not None:
+            raise self.fails
+        with np.errstate(over="ignore"):
+            return [{"x": 2 * request.window["state"][0]} for request in requests]
+
+    def serve(self) -> None:
+        """From now on inferences count."""
+        self._warm = True
+
+
+def state(value: float) -> Window:
+    return Window({"state": np.full((1, 2), value, np.float32)})
+
+
+class Robot:
+    """A WebSocket to a server of a contract."""
+
+    def __init__(self, connection: ClientConnection, contract: Contract) -> None:
+        self.connection, self.contract = connection, contract
+
+    def hello(self, **changes: Any) -> Welcome:
+        hello = Hello(PROTOCOL, "tester", self.contract.family, dict(self.contract.spec))
+        self.connection.send(encode(msgspec.structs.replace(hello, **changes)))
+        return read_welcome(self._receive())
+
+    def send(
+        self, number: int, window: Window, kind: str = "infer", deadline_ms: float = 60_000.0,
+        arrays: Arrays | None = None, address: StepAddress = HERE,
+    ) -> None:  # fmt: skip
+        request = Request(window, address, {} if arrays is None else arrays)
+        self.connection.send(encode(ask(request, self.contract, kind, number, deadline_ms)))
+
+    def receive(self) -> Reply | Failure:
+        return read_reply(self._receive())
+
+    def failure(self) -> Failure:
+        """The next reply, which is an error."""
+        answer = self.receive()
+        assert isinstance(answer, Failure), answer
+        return answer
+
+    def ask(self, number: int, window: Window, kind: str = "infer", **options: Any) -> Arrays:
+        """The arrays of the reply to a request."""
+        self.send(number, window, kind, **options)
+        answer = self.receive()
+        assert isinstance(answer, Reply) and answer.id == number, answer
+        return self.contract.kinds[kind].reply.unpack(answer.arrays)
 
     def closed(self) -> int:
         """The code with which the server closes; no message comes before."""
         with pytest.raises(ConnectionClosed) as closing:
             self.connection.recv(timeout=PATIENCE)
-        assert closing.value.rcvd is not None
-        return closing.value.rcvd.code
+        assert closing.value.rcvd is not None, closing.value
+        return int(closing.value.rcvd.code)
+
+    def _receive(self) -> bytes:
+        payload = self.connection.recv(timeout=PATIENCE)
+        assert isinstance(payload, bytes), payload
+        return payload
 
 
-class Server:
-    """``specact serve`` in a process of its own.
+class Listening:
+    """What a client needs of a server on this machine: its port."""
 
-    Attributes:
-        port: where it listens.
-        process: itself.
-    """
+    port: int
+    contract: Contract
+    tls: ssl.SSLContext | None = None
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path, options: tuple[str, ...]) -> None:
-        self._log = log
-        served = () if "--policy" in options else ("--bundle", "ball")
-        words = [*command, "serve", *served, "--port", "0", *options]
-        with log.open("wb") as stderr:
-            self.process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
-        self.tls: ssl.SSLContext | None = None
-        until(lambda: "status page" in self.log or self.process.poll() is not None, "the server starts")
-        found = re.search(r"^serving [\w-]+ on wss?://127\.0\.0\.1:(\d+); status page ", self.log, re.MULTILINE)
-        assert found, self.log
-        self.port = int(found[1])
-
-    @property
-    def log(self) -> str:
-        """What it wrote to stderr so far."""
-        return self._log.read_text(errors="replace")
-
-    @property
-    def memory_kb(self) -> int:
-        """Its resident memory."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)[1])  # type: ignore[index]
-
-    def http(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
-        """One request on a connection of its own; a mapping is sent as JSON."""
-        if isinstance(body, dict):
-            body, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
-        kind = http.client.HTTPConnection if self.tls is None else http.client.HTTPSConnection
+    def http(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of one request."""
         options: dict[str, Any] = {} if self.tls is None else {"context": self.tls}
+        kind = http.client.HTTPConnection if self.tls is None else http.client.HTTPSConnection
         connection = kind("127.0.0.1", self.port, timeout=PATIENCE, **options)
         try:
-            connection.request(method, path, body, headers)
+            connection.request(method, path, None, headers)
             response = connection.getresponse()
-            return Response(response.status, response.headers, response.read())
+            return response.status, dict(response.headers), response.read()
         finally:
             connection.close()
 
-    def raw(self) -> socket.socket:
-        """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+    def status(self, **headers: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.http("/v1/status", **headers)[2])
+        return found
 
-    @contextmanager
-    def connect(self, path: str = "/v1/stream", **headers: str) -> Iterator[Stream]:
-        """A WebSocket before its hello."""
-        scheme = "ws" if self.tls is None else "wss"
-        options: dict[str, Any] = {"compression": None, "max_size": None, "ssl": self.tls, "proxy": None}
-        # Its own pings draw random numbers in a thread, which Hypothesis takes for those of a strategy.
-        options["ping_interval"] = None
-        with connect(
-            f"{scheme}://127.0.0.1:{self.port}{path}",
-            additional_headers=headers,
-            open_timeout=PATIENCE,
-            **options,
-        ) as connection:
-            yield Stream(connection)
-
-    @contextmanager
-    def stream(self, hello: Fields, **headers: str) -> Iterator[Stream]:
-        """A WebSocket that was welcomed."""
-        with self.connect(**headers) as robot:
-            assert robot.ask(hello)["type"] == "welcome"
-            yield robot
-
-    def counts(self, name: str, **headers: str) -> dict[tuple[str, ...], float]:
+    def counts(self, name: str) -> dict[tuple[str, ...], float]:
         """A metric's samples by their labels' values."""
-        text = self.http("GET", "/metrics", **headers).body.decode()
+        text = self.http("/metrics")[2].decode()
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name}
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        """Waits for what it brings about."""
-        until(condition, what)
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE)
 
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
+    @contextmanager
+    def connect(self, path: str = PATH, **headers: str) -> Iterator[Robot]:
+        """A WebSocket before its hello."""
+        scheme = "ws" if self.tls is None else "wss"
+        with connect(
+            f"{scheme}://127.0.0.1:{self.port}{path}", additional_headers=headers, open_timeout=PATIENCE,
+            compression=None, max_size=None, ssl=self.tls, proxy=None, ping_interval=None,
+        ) as connection:  # fmt: skip
+            yield Robot(connection, self.contract)
 
-    def wait(self) -> int:
-        """Its exit status, once it ends by itself."""
-        return self.process.wait(PATIENCE)
-
-    def end(self) -> None:
-        """Ends it for good."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Waits for what another process brings about."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"in vain: {what}"
-        time.sleep(0.01)
+    @contextmanager
+    def robot(self, **headers: str) -> Iterator[Robot]:
+        """A WebSocket that was welcomed."""
+        with self.connect(**headers) as robot:
+            robot.hello()
+            yield robot
 
 
-Start = Callable[..., Server]
+class Here(Listening):
+    """A server in a thread."""
+
+    def __init__(self, exchange: Any, limits: Limits | None = None, token: str | None = None, **address: Any) -> None:
+        self.exchange, self.contract = exchange, exchange.contract
+        self.service = Service(exchange, limits, Address(port=0, **address), token)
+        self._up = threading.Event()
+
+    def __enter__(self) -> Here:
+        with ExitStack() as stack:
+            listener = stack.enter_context(bind(self.service))
+            self.service.batcher.warm_up()
+            if isinstance(self.exchange, Doubling):
+                self.exchange.serve()
+            self.port = listener.getsockname()[1]
+            self._thread = threading.Thread(target=lambda: uvloop.run(self._run(listener)), name="server")
+            self._thread.start()
+            assert self._up.wait(PATIENCE)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        self._stack.close()
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Calls this on the server's event loop."""
+        self._loop.call_soon_threadsafe(what)
+
+    async def _run(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.ensure_future(run(self.service, listener, lambda url: self._up.set()))
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
-@pytest.fixture(scope="module")
-def launch(
-    command: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Start]:
-    """Starts servers that live as long as the module's tests; ``before`` is Python that runs first in their process."""
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as running:
+class Process(ServerProcess, Listening):
+    """``specact serve`` as a process."""
 
-        def start(*options: str, token: str = "", before: str = "") -> Server:
-            log = folder / f"{len(list(folder.iterdir()))}.log"
-            words = [*command[:-1], before + command[-1]]
-            server = Server(words, {**environment, "SPECACT_TOKEN": token}, log, options)
-            running.callback(server.end)
-            return server
+    def __init__(self, contract: Contract, *options: str, token: str = "", path: Path | None = None) -> None:
+        extra = {"SPECACT_TOKEN": token} | ({} if path is None else {"PYTHONPATH": str(path)})
+        super().__init__(["serve", *options, *(() if "--port" in options else ("--port", "0"))], extra)
+        self.contract = contract
 
-        yield start
+    def __enter__(self) -> Process:
+        super().__enter__()
+        return self
 
-
-@pytest.fixture(scope="module")
-def server(launch: Start) -> Server:
-    """One with every setting as it is."""
-    return launch()
-
-
-@pytest.fixture(scope="session")
-def certify() -> Callable[[Path], None]:
-    """Makes ``cert.pem`` and ``key.pem`` for 127.0.0.1 in a folder, others each time."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl to make a certificate")
-    return _make_certificate
-
-
-@pytest.fixture(scope="module")
-def certificate(certify: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``cert.pem`` and ``key.pem``."""
-    folder = tmp_path_factory.mktemp("tls")
-    certify(folder)
-    return folder
-
-
-def _make_certificate(folder: Path) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=robot server", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
 @pytest.fixture(scope="session")
@@ -237,22 +240,31 @@ def ball() -> Bundle:
     return load_bundle("ball")
 
 
-@pytest.fixture(scope="session")
-def hello(ball: Bundle) -> Fields:
-    """What a device with this bundle says."""
-    return hello_fields(Hello("tester", "codes", ball.codec.dialect.agreed))
+@pytest.fixture
+def doubling() -> Iterator[Here]:
+    with Here(Doubling()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def served(ball: Bundle) -> Iterator[Here]:
+    """The target of ``ball``, one request per inference: answers are then exact."""
+    with Here(ball.exchange, Limits(max_batch=1)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def windows(ball: Bundle) -> list[Window]:
-    """Observations that differ."""
-    rng = np.random.default_rng(0)
-    return [
-        Window(
-            {
-                name: rng.normal(size=ball.spec.target[name].window_shape).astype(np.float32)
-                for name in ("state", "goal")
-            }
-        )
-        for _ in range(40)
-    ]
+def certify() -> Callable[[Path], None]:
+    """Makes ``cert.pem`` and ``key.pem`` for 127.0.0.1 in a folder, others each time."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl to make a certificate")
+
+    def make(folder: Path) -> None:
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+             "-days", "2", "-subj", "/CN=robot server", "-addext", "subjectAltName=IP:127.0.0.1",
+             "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+
+    return make

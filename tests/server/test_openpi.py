@@ -1,4 +1,4 @@
-"""Clients of openpi's at a real server: the real client, what the protocol's relatives say, limits, and nonsense."""
+"""A client of openpi's protocol gets the target's own chunks; whatever else it sends, it is told why."""
 
 from __future__ import annotations
 
@@ -6,55 +6,53 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack as plain_msgpack
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from tests.children import wait_for
+from tests.server.conftest import Doubling, Here, Robot
+from websockets.exceptions import ConnectionClosed
 
+from specact.families.chunks.adapters import chunk_policy
 from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.observation import Window
+from specact.families.chunks.wire import ChunkExchange
+from specact.families.load import load_exchange
+from specact.observation import Field, Window
 from specact.rng import Role, stream
+from specact.server import Limits
 from specact.wire import openpi
 
-if TYPE_CHECKING:
-    from tests.server.conftest import Fields, Server, Start, Stream
+Fields = dict[str, Any]
+CLOSED = 1008
+TOKEN = "correct-horse-battery-staple"
+FRONT = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
+WRIST = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 
-# What it says of a window: sums of each array, the length of the instruction, and a number that it draws.
-SEER = """
-import numpy as np
-from specact.families.chunks.adapters import chunk_policy
-from specact.observation import Field
 
 @chunk_policy(
     observation={"state": Field((3,), history=3), "image.front": Field((4, 6, 3), "uint8", 1),
                  "wrist_image": Field((2, 2, 3), "uint8", 0)},
     chunk=2, actions=4, rate_hz=10.0, instruction=True, seeded=True,
-)
-def seer(seen, instruction, rngs):
-    if (seen["state"] == 7.0).any():
+)  # fmt: skip
+def seer(seen: Any, instruction: Any, rngs: Any) -> Any:
+    """It says what it sees: states, the length of the text, two pixels, a random number."""
+    if 7.0 in seen["state"]:
         raise RuntimeError("secret inside")
     return np.array([
-        [seen["state"][row, :, 0].tolist() + [len(text)],
+        [[*seen["state"][row, :, 0], len(text)],
          [seen["image.front"][row, 0, 1, 2, 1], seen["wrist_image"][row, 1, 0, 2], rng.random(), 0.0]]
-        for row, (text, rng) in enumerate(zip(instruction, rngs))
-    ])
-"""
-TOKEN = "correct horse battery staple"
-FRONT = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
-WRIST = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+        for row, (text, rng) in enumerate(zip(instruction, rngs, strict=True))
+    ])  # fmt: skip
 
 
 def seen(number: float = 1.0, /, **changed: Any) -> Fields:
     """An observation for the seer; None leaves something out."""
     whole = {
-        "observation/state": np.full(3, number),
-        "observation.images.front": FRONT,
-        "observation": {"wrist_image": WRIST},
-        "prompt": "pick it up",
-        "session_id": "38DSA3hd3",
-    }
+        "observation/state": np.full(3, number), "observation.images.front": FRONT,
+        "observation": {"wrist_image": WRIST}, "prompt": "pick it up", "session_id": "38DSA3hd3",
+    }  # fmt: skip
     return {name: value for name, value in (whole | changed).items() if value is not None}
 
 
@@ -63,44 +61,37 @@ def drawn(episode: int, step: int, seed: int = 0, robot: int = 0) -> np.float32:
 
 
 @pytest.fixture(scope="module")
-def flow_server(launch: Start) -> Server:
-    """One request per inference: a served chunk is the local one to its last bit."""
-    return launch("--policy", "ball-chase-flow", "--max-batch", "1")
-
-
-@pytest.fixture(scope="module")
 def flow() -> FlowBundle:
     return load_flow("ball-chase-flow")
 
 
 @pytest.fixture(scope="module")
-def seer(command: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    from tests.server.conftest import Server
+def flow_server() -> Iterator[Here]:
+    """One request per inference: a served chunk is the local one to its last bit."""
+    with Here(load_exchange("ball-chase-flow"), Limits(max_batch=1)) as server:
+        yield server
 
-    folder = tmp_path_factory.mktemp("openpi")
-    (folder / "seeing.py").write_text(SEER)
-    path = f"{folder}:{environment.get('PYTHONPATH', '')}"
-    server = Server(command, {**environment, "PYTHONPATH": path}, folder / "log", ("--policy", "seeing:seer"))
-    yield server
-    server.end()
-    # The one that a test provokes, with its cause, and no other.
-    assert server.log.count("Traceback") == server.log.count("RuntimeError: secret inside") <= 2
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[Here]:
+    with Here(ChunkExchange(seer.spec, "seer", "0" * 16, lambda: seer)) as server:
+        yield server
 
 
 @contextmanager
-def client(server: Server, **headers: str) -> Iterator[tuple[Stream, Fields]]:
+def client(server: Here, **headers: str) -> Iterator[tuple[Robot, Fields]]:
     """A client's connection, and the metadata."""
     with server.connect("/", **headers) as robot:
         yield robot, openpi.decode(robot.connection.recv(timeout=60))  # type: ignore[arg-type]
 
 
-def ask(robot: Stream, message: Fields | bytes) -> Fields | str:
-    robot.send(message if isinstance(message, bytes) else openpi.encode(message))
+def ask(robot: Robot, message: Fields | bytes) -> Fields | str:
+    robot.connection.send(message if isinstance(message, bytes) else openpi.encode(message))
     answer = robot.connection.recv(timeout=60)
     return answer if isinstance(answer, str) else openpi.decode(answer)
 
 
-def actions(robot: Stream, message: Fields | bytes) -> Any:
+def actions(robot: Robot, message: Fields | bytes) -> Any:
     found = ask(robot, message)
     assert isinstance(found, dict), found
     return found["actions"]
@@ -110,7 +101,7 @@ def actions(robot: Stream, message: Fields | bytes) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
-def test_the_real_client_gets_the_policys_own_chunks(flow_server: Server, flow: FlowBundle) -> None:
+def test_the_real_client_gets_the_policys_own_chunks(flow_server: Here, flow: FlowBundle) -> None:
     theirs = pytest.importorskip(
         "openpi_client.websocket_client_policy", reason="needs openpi-client 0.1.2 (see the Makefile)"
     )
@@ -136,7 +127,7 @@ def test_the_real_client_gets_the_policys_own_chunks(flow_server: Server, flow: 
         robot._ws.close()
 
 
-def test_a_window_and_an_address_of_ones_own(flow_server: Server, flow: FlowBundle) -> None:
+def test_a_window_and_an_address_of_ones_own(flow_server: Here, flow: FlowBundle) -> None:
     states = np.random.default_rng(4).uniform(-0.5, 0.5, (2, 12)).astype(np.float32)
     local = flow.policy().infer(Window({"state": states}), stream(5, Role.VERIFY, robot=6, episode=7, step=8))
     with client(flow_server) as (robot, _):
@@ -148,8 +139,8 @@ def test_a_window_and_an_address_of_ones_own(flow_server: Server, flow: FlowBund
 # ---- observations ---------------------------------------------------------------------------------------------------
 
 
-def test_the_history_is_that_of_the_connection_until_it_is_reset(seer: Server) -> None:
-    with client(seer) as (robot, said), client(seer) as (other, _):
+def test_the_history_is_that_of_the_connection_until_it_is_reset(seeing: Here) -> None:
+    with client(seeing) as (robot, said), client(seeing) as (other, _):
         assert said["instruction"] is True and set(said["observation"]) == {"state", "image.front", "wrist_image"}
         for step, expected in enumerate(([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4])):
             first, second = actions(robot, seen(step + 1, endpoint="infer"))
@@ -180,8 +171,8 @@ def actions_of(episode: int, step: int) -> np.ndarray:
     ],
     ids=lambda changed: ", ".join(changed),
 )
-def test_names_and_shapes_that_mean_the_same(seer: Server, changed: Fields) -> None:
-    with client(seer) as (robot, _):
+def test_names_and_shapes_that_mean_the_same(seeing: Here, changed: Fields) -> None:
+    with client(seeing) as (robot, _):
         np.testing.assert_array_equal(actions(robot, seen(1, **changed)), [[1, 1, 1, 10], actions_of(0, 0)])
 
 
@@ -199,11 +190,11 @@ def test_names_and_shapes_that_mean_the_same(seer: Server, changed: Fields) -> N
         (seen() | {"observation.images.front": FRONT.astype(np.float32)}, "must be uint8"),
         (seen() | {"observation.images.front": FRONT[:3]}, "must be uint8"),
         (seen(prompt=None), "instruction"),
-        (seen(prompt=3), "must be text"),
+        (seen(prompt=3), "must be a text"),
         (seen(prompt="x" * 1001), "at most 1000"),
         (seen(endpoint="kill"), "infer or reset"),
         (seen(endpoint=np.zeros(3)), "infer or reset"),
-        (seen(prompt=np.zeros(3)), "must be text"),
+        (seen(prompt=np.zeros(3)), "must be a text"),
         (seen(address=np.zeros(4)), "address must be"),
         (seen(address=[1, 2, 3]), "address must be"),
         ({}, "has no 'state'"),
@@ -212,25 +203,25 @@ def test_names_and_shapes_that_mean_the_same(seer: Server, changed: Fields) -> N
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_observation_that_cannot_be_used_ends_the_connection(seer: Server, message: Any, why: str) -> None:
-    with client(seer) as (robot, _):
+def test_an_observation_that_cannot_be_used_ends_the_connection(seeing: Here, message: Any, why: str) -> None:
+    with client(seeing) as (robot, _):
         text = ask(robot, message)
         assert isinstance(text, str) and why in text and len(text) <= 500 and "Traceback" not in text
-        assert robot.closed() == 1011
+        assert robot.closed() == CLOSED
 
 
-def test_a_target_that_fails_says_nothing_of_its_inside(seer: Server) -> None:
-    with client(seer) as (robot, _):
+def test_a_target_that_fails_says_nothing_of_its_inside(seeing: Here) -> None:
+    with client(seeing) as (robot, _):
         assert ask(robot, seen(7.0)) == "the target failed; see the server's log"
-        assert robot.closed() == 1011
+        assert robot.closed() == CLOSED
 
 
-def test_requests_are_answered_in_their_order(seer: Server) -> None:
-    with client(seer) as (robot, _):
+def test_requests_are_answered_in_their_order(seeing: Here) -> None:
+    with client(seeing) as (robot, _):
         for number in range(10, 30):
-            robot.send(openpi.encode(seen(number)))
-        robot.send(openpi.encode({"endpoint": "reset"}))
-        robot.send(openpi.encode(seen(30)))
+            robot.connection.send(openpi.encode(seen(number)))
+        robot.connection.send(openpi.encode({"endpoint": "reset"}))
+        robot.connection.send(openpi.encode(seen(30)))
         for number in range(10, 30):
             answer = openpi.decode(robot.connection.recv(timeout=60))  # type: ignore[arg-type]
             assert answer["actions"][0, 2] == number
@@ -241,90 +232,51 @@ def test_requests_are_answered_in_their_order(seer: Server) -> None:
 # ---- who is let in, and with how much -------------------------------------------------------------------------------
 
 
-def test_a_token_is_an_api_key(launch: Start) -> None:
-    server = launch("--policy", "ball-chase-flow", token=TOKEN)
-    for headers in ({}, {"Authorization": f"Api-Key {TOKEN}x"}, {"Authorization": TOKEN}):
-        with pytest.raises(InvalidStatus) as refused, client(server, **headers):
-            pass
-        assert refused.value.response.status_code == 401
-        assert TOKEN.encode() not in (refused.value.response.body or b"")
-    for scheme in ("Api-Key", "Bearer"):
-        with client(server, Authorization=f"{scheme} {TOKEN}") as (robot, _):
-            assert actions(robot, {"state": np.zeros(12)}).shape == (16, 2)
+def test_a_token_is_an_api_key() -> None:
+    with Here(load_exchange("ball-chase-flow"), Limits(max_pending=2), TOKEN) as server:
+        for headers in ({}, {"Authorization": f"Api-Key {TOKEN}x"}, {"Origin": "http://evil.example"}):
+            with server.connect("/", **headers) as refused:
+                assert refused.closed() == 1008
+        for scheme in ("Api-Key", "Bearer"):
+            with client(server, Authorization=f"{scheme} {TOKEN}") as (robot, _):
+                # With the token it is not pending, and makes no room for others.
+                others = [server.connect() for _ in range(4)]
+                for other in others:
+                    other.__enter__()
+                assert actions(robot, {"state": np.zeros(12)}).shape == (16, 2)
+                for other in others:
+                    other.__exit__(None, None, None)
 
 
-def test_a_page_of_another_site_is_not_let_in(flow_server: Server) -> None:
-    with pytest.raises(InvalidStatus), client(flow_server, Origin="http://evil.example"):
-        pass
-
-
-def test_a_target_without_chunks_says_so_at_once(server: Server) -> None:
-    with server.connect("/") as robot:
+def test_a_target_without_chunks_says_so_at_once() -> None:
+    with Here(Doubling()) as server, server.connect("/") as robot:
         with pytest.raises(ConnectionClosed) as closing:
             robot.connection.recv(timeout=60)
-        assert closing.value.rcvd is not None
-        assert closing.value.rcvd.code == 1011
-        assert closing.value.rcvd.reason.endswith("serve the target alone: specact serve --policy ball#target")
+        assert closing.value.rcvd is not None and closing.value.rcvd.code == 1008
+        assert "doubling#target" in closing.value.rcvd.reason
 
 
-def test_a_frame_that_is_too_large_is_not_read(flow_server: Server) -> None:
+def test_a_frame_that_is_too_large_is_not_read(flow_server: Here) -> None:
     with client(flow_server) as (robot, said):
-        robot.send(bytes(said["max_message_bytes"] + 1))
+        robot.connection.send(bytes(said["max_message_bytes"] + 1))
         assert robot.closed() == 1009
 
 
-def test_robots_are_counted_and_shown(launch: Start) -> None:
-    server = launch("--policy", "ball-chase-flow", "--max-robots", "2")
-    with client(server) as (first, _), client(server) as (_, _):
+def test_robots_are_counted_and_shown(flow_server: Here) -> None:
+    with client(flow_server) as (first, _), client(flow_server) as (_, _):
         actions(first, {"state": np.zeros(12)})
-        robots = server.http("GET", "/v1/status").fields["robots"]
-        assert [(robot["name"], robot["requests"]) for robot in robots] == [("openpi", 1), ("openpi", 0)]
-        assert server.counts("specact_requests_total")["infer", "ok"] == 1
-        with pytest.raises(InvalidStatus) as refused, client(server):
-            pass
-        assert refused.value.response.status_code == 503
-    server.until(lambda: not server.http("GET", "/v1/status").fields["robots"], "both are forgotten")
+        wait_for(lambda: len(flow_server.status()["robots"]) == 2, "both are shown")
+        assert [(row["name"], row["requests"]) for row in flow_server.status()["robots"]] == [
+            ("openpi", 1), ("openpi", 0),
+        ]  # fmt: skip
+    wait_for(lambda: not flow_server.status()["robots"], "both are forgotten")
 
 
-def test_who_says_nothing_makes_room_for_others(launch: Start) -> None:
-    server = launch("--policy", "ball-chase-flow", "--max-pending", "4")
-    with client(server) as (robot, _):
-        actions(robot, {"state": np.zeros(12)})
-        idle = [server.raw() for _ in range(12)]
-        assert actions(robot, {"state": np.ones(12)}).shape == (16, 2)
-        for side in idle:
-            side.close()
-
-
-def test_a_token_is_enough_to_stay(launch: Start) -> None:
-    server = launch("--policy", "ball-chase-flow", "--max-pending", "4", token=TOKEN)
-    with client(server, Authorization=f"Api-Key {TOKEN}") as (robot, _):
-        idle = [server.raw() for _ in range(12)]
-        assert actions(robot, {"state": np.ones(12)}).shape == (16, 2)
-        for side in idle:
-            side.close()
-
-
-def test_a_server_that_shuts_down_answers_first(launch: Start) -> None:
-    server = launch("--policy", "ball-chase-flow")
-    with client(server) as (robot, _):
-        actions(robot, {"state": np.zeros(12)})
-        server.terminate()
-        assert robot.closed() in (1011, 1012)
-    assert server.wait() == 0
-    assert "everything under way was answered" in server.log
-
-
-def test_health_is_that_of_the_server(flow_server: Server) -> None:
-    assert flow_server.http("GET", "/healthz").status == 200
-    assert flow_server.http("GET", "/").headers["Content-Type"].startswith("text/html")
-
-
-def test_many_at_once_share_batches(seer: Server) -> None:
+def test_many_at_once_share_batches(seeing: Here) -> None:
     wrong: list[int] = []
 
     def drive(number: int) -> None:
-        with client(seer) as (robot, _):
+        with client(seeing) as (robot, _):
             for step in range(20):
                 first, second = actions(robot, seen(number, address=[number, 0, 0, step]))
                 if first[2] != number or second[2] != drawn(0, step, seed=number):
@@ -374,23 +326,20 @@ def senseless(rng: random.Random, valid: bytes) -> bytes | str:
     return packed
 
 
-def test_senseless_frames_harm_nobody(seer: Server) -> None:
+def test_senseless_frames_harm_nobody(seeing: Here) -> None:
     rng, valid = random.Random(0), openpi.encode(seen(1))
-    with client(seer) as (witness, _):
+    with client(seeing) as (witness, _):
         robots = list[str]()
         for number in range(400):
-            with client(seer) as (robot, _):
-                robot.send(senseless(rng, valid))
+            with client(seeing) as (robot, _):
+                robot.connection.send(senseless(rng, valid))
                 try:
                     answer = robot.connection.recv(timeout=60)
                     robots.append(answer if isinstance(answer, str) else "answered")
                 except ConnectionClosed as closing:
-                    assert closing.rcvd is not None and closing.rcvd.code in (1002, 1007, 1009, 1011)
+                    assert closing.rcvd is not None and closing.rcvd.code in (1002, 1008, 1009)
             if number % 40 == 0:
                 np.testing.assert_array_equal(actions(witness, seen(3))[0, 2], 3)
         assert not [text for text in robots if "Traceback" in text or "File " in text or len(text) > 500]
         assert len(robots) > 300
         assert actions(witness, seen(4))[0, 2] == 4
-    with client(seer) as (robot, _):
-        np.testing.assert_array_equal(actions(robot, seen(1)), [[1, 1, 1, 10], actions_of(0, 0)])
-    assert seer.process.poll() is None and "internal" not in seer.log

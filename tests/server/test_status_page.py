@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,23 +10,23 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
-from tests.browser import Browser, stop
+from tests.browser import Browser
 from tests.children import wait_for
+from tests.server.conftest import Process
 
-from specact import SpeculativePolicy, load_bundle
+from specact import Bundle, SpeculativePolicy, load_bundle
 from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates.baseline import Always
-from specact.remote.client import Client
-from specact.remote.target import RemoteTarget
-from specact.remote.transport import Endpoint
-from specact.server import app
+from specact.remote import Client, Endpoint, RemoteTarget
+from specact.server import telemetry as server_telemetry
 from specact.server.telemetry import Telemetry
-from specact.wire.messages import ServerTimes
+from specact.wire.messages import Reply
 
-PAGE = Path(app.__file__).with_name("status.html")
+PAGE = Path(server_telemetry.__file__).with_name("status.html")
 TOKEN = "a token/with+odd=characters"
 HOSTILE = "<img src=x onerror=alert(1)>"
 REQUESTS, P99 = 2, 9  # columns of the robots' table
+Serve = Callable[..., Process]
 
 
 def pretend(browser: Browser, status: dict[str, Any]) -> None:
@@ -54,47 +52,26 @@ def enter(browser: Browser, token: str) -> None:
     browser.page.click("#ask button")
 
 
-class Server:
-    """A server in a process of its own.
-
-    Attributes:
-        url: of its status page.
-    """
-
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path, port: int) -> None:
-        words = [*command, "serve", "--bundle", "ball", "--port", str(port)]
-        with log.open("w") as stderr:
-            self.process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
-        wait_for(lambda: "status page" in log.read_text() or self.process.poll() is not None, "the server starts")
-        said = log.read_text()
-        found = re.search(r"serving ball on (ws://\S+:\d+); status page (http://\S+/)", said)
-        assert found is not None, said
-        self.address, self.url = found.groups()
-
-
-Serve = Callable[..., Server]
+def url(server: Process) -> str:
+    return f"http://127.0.0.1:{server.port}/"
 
 
 @pytest.fixture
-def serve(command: list[str], environment: dict[str, str], tmp_path: Path) -> Iterator[Serve]:
+def serve(ball: Bundle) -> Iterator[Serve]:
     """Starts servers; they end with the test."""
     with ExitStack() as running:
-
-        def start(token: str = "", port: int = 0) -> Server:
-            server = Server(command, {**environment, "SPECACT_TOKEN": token}, tmp_path / "server.log", port)
-            running.callback(stop, server.process)
-            return server
-
-        yield start
+        yield lambda token="", port=0: running.enter_context(
+            Process(ball.exchange.contract, "--bundle", "ball", "--port", str(port), token=token)
+        )
 
 
 @contextmanager
-def robot(server: Server, name: str) -> Iterator[Callable[[], object]]:
+def robot(server: Process, name: str) -> Iterator[Callable[[], object]]:
     """A robot that asks the server in every step; yields what makes it step."""
     bundle = load_bundle("ball")
-    with Client(Endpoint.parse(server.address), bundle.codec.dialect, name) as client:
+    with Client(Endpoint("ws", "127.0.0.1", server.port), bundle.exchange.contract, name) as client:
         client.connect(20.0)
-        target = RemoteTarget(client, bundle.codec, deadline_ms=5000.0)
+        target = RemoteTarget(client, bundle.exchange, deadline_ms=5000.0)
         policy = SpeculativePolicy(bundle, Always(), verifier=SpeculativeVerifier(target, bundle.tokenizer))
         client.report = policy.counts
         yield lambda: policy.act({"state": np.zeros(8, np.float32), "goal": np.zeros(2, np.float32)})
@@ -107,7 +84,7 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
         def work() -> None:
             calm(), calm(), hostile()
 
-        browser.open(server.url)
+        browser.open(url(server))
         wait_for(lambda: browser.shows("Ready requests are answered"), "the server is ready", work)
         assert browser.text("h1") == "ball"
         assert sorted(column(browser, 0)) == sorted(["ball-07", HOSTILE])
@@ -123,12 +100,12 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
         assert browser.shows("100.0 %"), "every step was transmitted"
     wait_for(lambda: browser.shows("No robot is connected"), "they have hung up")
     assert browser.complaints == []
-    assert {urlsplit(request).netloc for request in browser.requests} == {urlsplit(server.url).netloc}
+    assert {urlsplit(request).netloc for request in browser.requests} == {urlsplit(url(server)).netloc}
 
 
 def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
     server = serve(token=TOKEN)
-    browser.open(server.url)
+    browser.open(url(server))
     wait_for(lambda: browser.shows("Token needed"), "the token is asked for")
     assert browser.shows("Token of this server")
     assert browser.text("main") == ""
@@ -141,7 +118,7 @@ def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
     assert not browser.shows("Token")
     assert browser.page.input_value("#token") == ""
     assert browser.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
-    browser.open(server.url)
+    browser.open(url(server))
     wait_for(lambda: browser.shows("Ready"), "the tab remembers it")
     assert not any("odd" in request for request in browser.requests)
 
@@ -149,24 +126,23 @@ def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
 @pytest.mark.parametrize("fragment", [quote(TOKEN, safe=""), quote(TOKEN, safe="+/=")])
 def test_a_token_in_the_address_is_used_and_removed(serve: Serve, browser: Browser, fragment: str) -> None:
     server = serve(token=TOKEN)
-    browser.open(f"{server.url}#token={fragment}")
+    browser.open(f"{url(server)}#token={fragment}")
     wait_for(lambda: browser.shows("Ready"), "it is accepted")
-    assert browser.page.url == server.url
+    assert browser.page.url == url(server)
     assert browser.complaints == []
 
 
 def test_it_says_when_the_server_is_gone_and_when_it_is_back(serve: Serve, browser: Browser) -> None:
     server = serve()
-    browser.open(server.url)
+    browser.open(url(server))
     wait_for(lambda: browser.shows("Ready"), "the server is ready")
     assert browser.text("#age").startswith("live")
-    server.process.send_signal(signal.SIGTERM)
+    assert server.stop() == 0
     wait_for(lambda: browser.shows("Unreachable"), "it says so")
     wait_for(lambda: re.match(r"last numbers \d+ s old, from \d\d:\d\d:\d\d", browser.text("#age")), "how old they are")
     assert browser.text("h1") == "ball"
     assert browser.shows("Answers per second"), "the last numbers stay"
-    server.process.wait(15.0)
-    serve(port=urlsplit(server.url).port)
+    serve(port=server.port)
     wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
     assert browser.text("#age").startswith("live")
 
@@ -184,8 +160,8 @@ def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:
     keys = [telemetry.connected(f"robot-{number}") for number in range(255)]
     keys.append(telemetry.connected("W" * 64))
     for place, key in enumerate(keys[10:]):
-        telemetry.record_reply("infer", ServerTimes(0.1, 0.5, 1.0 + place, 1), telemetry.robots[key])
-    telemetry.record_error("infer", "expired", telemetry.robots[keys[0]])
+        telemetry.record_reply("infer", Reply(0, 0.1, 0.5, 1.0 + place, 1, bytearray()), key)
+    telemetry.record_error("infer", "expired", keys[0])
     pretend(phone, telemetry.status(queued=3, ready=True))
     assert phone.shows("Robots (256)")
     assert phone.shows("the deadline passed in the queue")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from specact.server.telemetry import Histogram, Telemetry
-from specact.wire.messages import ServerTimes
+from specact.wire.messages import Reply
 
 BOUNDS = (0.1, 1, 20)
 
@@ -28,9 +28,9 @@ def test_a_histogram_says_what_prometheus_own_says(values: list[float]) -> None:
 
 def test_every_metric_has_its_name_its_labels_and_its_value() -> None:
     telemetry = Telemetry("ball")
-    robot = telemetry.robots[telemetry.connected("arm")]
+    robot = telemetry.connected("arm")
     for batch in (1, 3):
-        telemetry.record_reply("infer", ServerTimes(0.1, 2.0, 5.5, batch), robot)
+        telemetry.record_reply("infer", Reply(1, 0.1, 2.0, 5.5, batch, bytearray()), robot)
     telemetry.record_error("other", "bad_message", robot)
     registry = CollectorRegistry()
     registry.register(telemetry)

@@ -13,8 +13,8 @@ from specact.rng import StepAddress
 from specact.types import Chunk, Origin, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, Target, TargetVerifier
-from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
 
 CHUNK, EXECUTE = 8, 4
 OBSERVATION = ObservationSpec({"state": Field((4,)), "goal": Field((2,), history=0)})
@@ -67,16 +67,18 @@ class BoundVerifier(TargetVerifier[Advice]):
         return Outcome(actions, origins, CHUNK, accepted, answer.times, bound, kept=float(accepted >= EXECUTE))
 
 
-class AdviceCodec:
+class AdviceExchange:
     """What crosses the wire; both sides must agree on the name and the numbers."""
 
-    dialect = Dialect(
+    name, fingerprint = "bounded-trolley", "expert-1"
+    contract = Contract(
         "bounds",
         {"chunk": CHUNK, "actions": 2},
         OBSERVATION,
         {
-            "infer": Exchange(
-                {}, "advice", {"actions": ArraySpec((CHUNK, 2), np.float32), "bound": ArraySpec((2,), np.float32, 0.0)}
+            "infer": Kind(
+                Layout({}),
+                Layout({"actions": ArraySpec((CHUNK, 2), np.float32), "bound": ArraySpec((2,), np.float32, 0.0)}),
             )
         },
     )
@@ -84,13 +86,8 @@ class AdviceCodec:
     def read(self, arrays: Arrays) -> Advice:
         return Advice(arrays["actions"], arrays["bound"])
 
-
-class AdviceResponder:
-    """What the server does."""
-
-    name, fingerprint, dialect = "bounded-trolley", "expert-1", AdviceCodec.dialect
-
-    def respond(self, requests: Sequence[Request]) -> list[Arrays]:
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays]:
+        """What the server does."""
         return [Expert().answer(request.window, request.address)._asdict() for request in requests]
 
 
@@ -101,7 +98,7 @@ class BoundPair:
     observation, units = OBSERVATION, ActionUnits.of_range(-ONE, ONE)
     execute, rate_hz = EXECUTE, 20.0
     overlap: Literal["drop", "average"] = "drop"
-    drafter, target, codec, responder = Drafter(), Expert(), AdviceCodec(), AdviceResponder()
+    drafter, target, exchange = Drafter(), Expert(), AdviceExchange()
 
     def verifier(self, target: Target[Advice]) -> BoundVerifier:
         return BoundVerifier(target)

@@ -1,10 +1,9 @@
-"""Camera frames: raw they come back as they were, as JPEG as Pillow reads them; anything else is a typed refusal."""
+"""Camera frames as JPEG are as Pillow reads them; anything else is a typed refusal."""
 
 from __future__ import annotations
 
 import io
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +12,20 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 from tests.example_count import example_count
-from tests.wire.dialects import CODES, SPEC, of_codes
+from tests.wire.contracts import CODES, SEEN, SPEC, of_codes, window_of
 
 from specact.errors import MissingExtraError, WireError
-from specact.observation import Field, ObservationSpec
-from specact.wire import json, msgpack
-from specact.wire.images import MAX_HEADER_BYTES, MAX_SCANS, read_image, to_jpeg
-from specact.wire.messages import read_request
-from specact.wire.sizes import max_message_bytes
+from specact.observation import Field, ObservationSpec, Window
+from specact.rng import StepAddress
+from specact.wire.exchange import Request
+from specact.wire.images import MAX_HEADER_BYTES, MAX_SCANS, read_images, read_jpegs, to_jpeg
+from specact.wire.messages import ask, encode, read_ask, request_of
 
 Image = pytest.importorskip("PIL.Image")
 
 SHAPE = (2, 12, 16, 3)
+ONE = (1, *SHAPE[1:])
+HERE = StepAddress(0, 0, 0, 0)
 
 
 def gradient() -> NDArray[np.uint8]:
@@ -47,55 +48,6 @@ def claiming(width: int, height: int) -> bytes:
     return file[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + file[at + 4 :]
 
 
-def test_a_jpeg_is_read_as_pillow_reads_it() -> None:
-    frames = gradient()
-    found = read_image(to_jpeg(frames, 90), "image", SHAPE)
-    assert found.dtype == np.uint8
-    for frame, file in zip(found, to_jpeg(frames, 90), strict=True):
-        np.testing.assert_array_equal(frame, np.asarray(Image.open(io.BytesIO(file)).convert("RGB")))
-    # It is lossy: close, and not the same.
-    assert 0 < np.abs(found.astype(int) - frames).mean() < 8
-    assert sum(map(len, to_jpeg(frames, 10))) < sum(map(len, to_jpeg(frames, 95)))
-
-
-def test_a_request_carries_frames_raw_or_as_jpeg(examples: dict[str, dict[str, Any]]) -> None:
-    seen = examples["infer"]["observation"]
-    image = seen["image"]
-    for codec in (msgpack, json):
-        found = read_request(codec.decode(codec.encode(examples["infer"])), CODES).window["image"]
-        np.testing.assert_array_equal(found, image)
-    files = to_jpeg(image, 100)
-    fields = examples["infer"] | {"observation": seen | {"image": files}}
-    found = read_request(msgpack.decode(msgpack.encode(fields)), CODES).window["image"]
-    np.testing.assert_array_equal(found, read_image(files, "image", image.shape))
-
-
-def test_a_single_frame_without_a_history_is_an_array_of_three_axes_or_a_list_of_one_jpeg() -> None:
-    frame = gradient()[0]
-    assert read_image(frame, "image.front", frame.shape).shape == frame.shape
-    assert read_image(to_jpeg(frame[None], 90), "image.front", frame.shape).shape == frame.shape
-    for wrong in (to_jpeg(gradient(), 90), frame[None], [], to_jpeg(frame[None], 90)[0]):
-        with pytest.raises(WireError, match=r"image\.front must be an array of .*"):
-            read_image(wrong, "image.front", frame.shape)
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_grey_and_four_colours_become_rgb(mode: str) -> None:
-    assert read_image([jpeg((16, 12), mode)] * 2, "image", SHAPE).shape == SHAPE
-
-
-@pytest.mark.parametrize("file", [jpeg((16, 12), kind=kind) for kind in ("PNG", "GIF", "BMP", "TIFF")] + [b"", b"\xff"])
-def test_other_formats_are_refused(file: bytes) -> None:
-    with pytest.raises(WireError, match="not a readable JPEG"):
-        read_image([file] * 2, "image", SHAPE)
-
-
-@pytest.mark.parametrize("size", [(12, 16), (16, 13), (17, 12), (10_000, 10_000), (65_500, 65_500)])
-def test_a_size_is_refused_by_its_header(size: tuple[int, int]) -> None:
-    with pytest.raises(WireError, match=r"must be a JPEG of \(16, 12\) pixels, got \(\d+, \d+\)"):
-        read_image([claiming(*size)] * 2, "image", SHAPE)
-
-
 def progressive(scans: int) -> bytes:
     """A JPEG whose last scan, which changes nothing, is repeated until there are so many."""
     made = io.BytesIO()
@@ -104,36 +56,75 @@ def progressive(scans: int) -> bytes:
     return file + file[file.rindex(b"\xff\xda") :] * (scans - file.count(b"\xff\xda")) + end
 
 
-def test_a_jpeg_has_so_many_scans_and_no_more() -> None:
-    """Each is a pass over the whole frame and takes twelve bytes: a message has room for ten seconds of them."""
-    for scans in (10, MAX_SCANS):
-        assert not read_image([progressive(scans)] * 2, "image", SHAPE).any()
-    for scans in (MAX_SCANS + 1, 10_000):
-        with pytest.raises(WireError, match=f"a JPEG of at most 64 scans, got {scans}; send a baseline") as refused:
-            read_image([progressive(scans)] * 2, "image", SHAPE)
-        assert refused.value.code == "bad_message"
-
-
-@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xe0\x00\x02", b"\xff\xfe\x10\x00" + bytes(4094)])
-def test_a_jpeg_has_a_header_of_so_many_bytes_and_no_more(filler: bytes) -> None:
-    """Pillow reads it in Python: without a limit, three seconds for a message of the largest size."""
-    for size, fits in ((MAX_HEADER_BYTES - 8192, True), (MAX_HEADER_BYTES + 8192, False)):
-        file = WHOLE[:2] + filler * (size // len(filler)) + WHOLE[2:]
-        if fits:
-            assert read_image([file], "image", (1, *SHAPE[1:])).any()
-        else:
-            with pytest.raises(WireError, match="with a header of at most 65536 bytes"):
-                read_image([file], "image", (1, *SHAPE[1:]))
-
-
-def test_the_usual_way_to_open_a_file_would_raise_an_error_of_its_own() -> None:
-    """The wrong variant: neither an OSError nor a ValueError, so that no reader expects it."""
-    with pytest.raises(Image.DecompressionBombError) as raised:
-        Image.open(io.BytesIO(claiming(65_500, 65_500)), formats=["JPEG"])
-    assert not isinstance(raised.value, OSError | ValueError | SyntaxError | EOFError | IndexError)
-
-
 WHOLE = to_jpeg(gradient()[:1], 90)[0]
+
+
+def padded(filler: bytes, size: int) -> bytes:
+    return WHOLE[:2] + filler * (size // len(filler)) + WHOLE[2:]
+
+
+def test_a_jpeg_is_read_as_pillow_reads_it() -> None:
+    frames, files = gradient(), to_jpeg(gradient(), 90)
+    for frame, file in zip(read_jpegs(files, "image", SHAPE), files, strict=True):
+        np.testing.assert_array_equal(frame, np.asarray(Image.open(io.BytesIO(file)).convert("RGB")))
+    # It is lossy: close, and not the same.
+    assert 0 < np.abs(read_jpegs(files, "image", SHAPE).astype(int) - frames).mean() < 8
+    assert sum(map(len, to_jpeg(frames, 10))) < sum(map(len, to_jpeg(frames, 95)))
+
+
+def test_a_request_carries_frames_raw_or_as_jpeg() -> None:
+    request = Request(window_of(SEEN), HERE)
+    raw, files = (ask(request, CODES, "infer", 0, 1.0, None, quality) for quality in (None, 95))
+    assert raw.jpegs is None and files.jpegs is not None and len(files.jpegs) == 2
+    image = request.window["image"]
+    np.testing.assert_array_equal(request_of(read_ask(encode(raw)), CODES).window["image"], image)
+    again = request_of(read_ask(encode(files)), CODES).window
+    np.testing.assert_array_equal(again["image"], read_jpegs(to_jpeg(image, 95), "image", image.shape))
+    np.testing.assert_array_equal(again["state"], request.window["state"])
+
+
+@pytest.mark.parametrize("files", [[], [WHOLE], [WHOLE] * 3])
+def test_another_number_of_frames_is_refused(files: list[bytes]) -> None:
+    spec = ObservationSpec({"image": Field(SHAPE[1:], "uint8", 2)})
+    with pytest.raises(WireError, match="2"):
+        read_images(files, spec)
+    assert read_images([WHOLE] * 2, spec)["image"].shape == SHAPE
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_four_colours_become_rgb(mode: str) -> None:
+    assert read_jpegs([jpeg((16, 12), mode)] * 2, "image", SHAPE).shape == SHAPE
+
+
+REFUSED = {
+    **{kind: jpeg((16, 12), kind=kind) for kind in ("PNG", "GIF", "BMP", "TIFF")},
+    "nothing": b"",
+    "a byte": b"\xff",
+    **{
+        f"{width} x {height}": claiming(width, height)
+        for width, height in [(12, 16), (16, 13), (17, 12), (10_000, 10_000), (65_500, 65_500)]
+    },
+    # Each scan is a pass over the whole frame and takes twelve bytes: a message has room for seconds of them.
+    "a scan too many": progressive(MAX_SCANS + 1),
+    "thousands of scans": progressive(10_000),
+    # Pillow reads headers in Python: without a limit, seconds for a message of the largest size.
+    **{
+        f"a long header of {filler[:2].hex()}": padded(filler, MAX_HEADER_BYTES + 8192)
+        for filler in (b"\xff", b"\xff\xe0\x00\x02", b"\xff\xfe\x10\x00" + bytes(4094))
+    },
+}
+
+
+@pytest.mark.parametrize("file", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_jpeg_of_this_size_is_refused_by_name(file: bytes) -> None:
+    with pytest.raises(WireError, match=r"image\.front") as refused:
+        read_jpegs([file], "image.front", ONE)
+    assert refused.value.code == "bad_message"
+
+
+@pytest.mark.parametrize("file", [progressive(10), progressive(MAX_SCANS), padded(b"\xff", MAX_HEADER_BYTES - 8192)])
+def test_what_is_just_within_the_limits_is_read(file: bytes) -> None:
+    assert read_jpegs([file], "image", ONE).shape == ONE
 
 
 @st.composite
@@ -159,32 +150,24 @@ def damaged(draw: st.DrawFn) -> bytes:
 @example(file=b"")
 def test_a_damaged_jpeg_is_read_or_refused_and_nothing_else(file: bytes) -> None:
     try:
-        assert read_image([file], "image", (1, *SHAPE[1:])).shape == (1, *SHAPE[1:])
+        assert read_jpegs([file], "image", ONE).shape == ONE
     except WireError as error:
         assert error.code == "bad_message"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 4), (96, 96), (240, 320)])
-def test_even_noise_at_the_highest_quality_fits_into_a_message(
-    size: tuple[int, int], examples: dict[str, dict[str, Any]]
-) -> None:
-    camera = Field((*size, 3), "uint8", 2)
-    frames = np.random.default_rng(0).integers(0, 256, camera.window_shape).astype(np.uint8)
-    files = []
-    for frame in frames:
-        file = io.BytesIO()
-        Image.fromarray(frame).save(file, "JPEG", quality=100, subsampling=0)
-        files.append(file.getvalue())
-    seen = ObservationSpec({**SPEC.target.fields, "image": camera}, instruction=True)
-    limit = max_message_bytes(of_codes(structs.replace(SPEC, target=seen)))
-    observation = examples["verify"]["observation"] | {"image": files}
-    assert len(msgpack.encode(examples["verify"] | {"observation": observation})) < limit
+def test_even_noise_at_a_high_quality_fits_into_a_message(size: tuple[int, int]) -> None:
+    seen = ObservationSpec({**SEEN.fields, "image": Field((*size, 3), "uint8", 2)}, instruction=True)
+    contract = of_codes(structs.replace(SPEC, target=seen))
+    window = window_of(seen)
+    noise = np.random.default_rng(0).integers(0, 256, (2, *size, 3)).astype(np.uint8)
+    request = Request(Window({**window.arrays, "image": noise}, "x" * 1000), HERE)
+    assert len(encode(ask(request, contract, "infer", 0, 1.0, None, 95))) < contract.max_message_bytes
 
 
 def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     files = to_jpeg(gradient(), 90)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    for call in (lambda: to_jpeg(gradient(), 90), lambda: read_image(files, "image", SHAPE)):
+    for call in (lambda: to_jpeg(gradient(), 90), lambda: read_jpegs(files, "image", SHAPE)):
         with pytest.raises(MissingExtraError, match="pillow"):
             call()
-    read_image(gradient(), "image", SHAPE)  # raw frames need nothing

@@ -219,9 +219,8 @@ def round_trip_ms(pair: AnyPair, name: str) -> float:
     import numpy as np
 
     from specact.links.link import load_link, round_trip
-    from specact.wire.sizes import array_bytes
 
-    link, (up, down), rng = load_link(name), array_bytes(pair.codec.dialect), np.random.default_rng(0)
+    link, (up, down), rng = load_link(name), pair.exchange.contract.array_bytes, np.random.default_rng(0)
     return float(1e3 * np.mean([round_trip(link, up, down, at, rng) for at in np.linspace(0.0, 60.0, 300).tolist()]))
 
 

@@ -22,7 +22,7 @@ from specact.ranges import INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, check_ra
 
 @dataclass
 class Latency:
-    """Measure the latency of draft, remote target, hybrid and ADAHI on the same steps, with both codecs.
+    """Measure the latency of draft, remote target, hybrid and ADAHI on the same steps.
 
     With a deadline, count instead how many verified steps miss it, with camera frames raw and as JPEG.
     """
@@ -150,7 +150,7 @@ class Server:
             raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
-        workload = workload_of(pair.codec.dialect)
+        workload = workload_of(pair.exchange.contract)
         with ExitStack() as stack, progress_bars() as update:
             servers = {
                 size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))

@@ -47,9 +47,9 @@ class Doctor(Options):
         from specact.remote.client import Client
         from specact.remote.probe import probe
 
-        dialect = pair.codec.dialect
-        endpoint = target_endpoint(server, self.access.token, self.access.tls, dialect)
-        with Client(endpoint, dialect, "doctor") as client:
+        contract = pair.exchange.contract
+        endpoint = target_endpoint(server, self.access.token, self.access.tls, contract)
+        with Client(endpoint, contract, "doctor") as client:
             welcome = client.connect(10.0)
             found = probe(client, self.requests, pair.execute / pair.rate_hz)
         return {

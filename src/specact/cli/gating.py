@@ -13,7 +13,7 @@ from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
 from specact.types import StepRecord
-from specact.wire.sizes import exchange_bytes
+from specact.wire.messages import exchange_bytes
 
 _HELD = re.compile(r"([\d.]+)(ms|kbit|)")
 
@@ -39,7 +39,7 @@ def read_budget(text: str, pair: AnyPair, inferences_hz: float) -> Budget:
     if found[2] == "ms":
         return LatencyBudget(amount / 1e3)
     if found[2] == "kbit":
-        return LinkBudget(amount * 1e3 / 8.0, exchange_bytes(pair.codec.dialect), inferences_hz)
+        return LinkBudget(amount * 1e3 / 8.0, exchange_bytes(pair.exchange.contract), inferences_hz)
     return RateBudget(amount)
 
 

@@ -98,6 +98,6 @@ class Access(Options):
     @property
     def tls(self) -> ssl.SSLContext | None:
         """The context for a certificate of one's own authority; None for the system's authorities."""
-        from specact.remote.transport import tls_context
+        from specact.remote.endpoint import tls_context
 
         return tls_context(self.ca)

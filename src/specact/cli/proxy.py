@@ -14,10 +14,9 @@ from specact.cli.options import Options
 from specact.cli.output import say
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.listener import resolve
 from specact.links.model import Link
 from specact.links.netem import find_netem, netem_options
-from specact.links.shaper import LinkEvent, Shaper
+from specact.links.shaper import LinkEvent, Shaper, resolve
 from specact.records import Seed
 
 

@@ -132,19 +132,19 @@ class Run(Options):
         """The target on the server, its connected client, and the part of the target that is on the device."""
         from specact.families.chunks.openpi import target_endpoint
         from specact.families.staged.stages import load_staged
-        from specact.families.staged.wire import split_dialect
+        from specact.families.staged.wire import split_contract
         from specact.placement.target import placed_target
         from specact.remote.client import Client
         from specact.remote.target import remote_verifier
 
         access, about = self.session.access, self.session.tuning
-        endpoint = target_endpoint(self.server, access.token, access.tls, pair.codec.dialect)
+        endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)
         split = self.details.split
         folder, _, cut = (split or "").rpartition("@")
         fixed = int(cut) if folder and cut.isdecimal() else None
         staged = None if split is None else load_staged(Path(split if fixed is None else folder))
-        dialect = pair.codec.dialect if staged is None else split_dialect(staged.spec, staged.fingerprint)
-        client = stack.enter_context(Client(endpoint, dialect, about.name, jpeg_quality=about.jpeg_quality))
+        contract = pair.exchange.contract if staged is None else split_contract(staged.spec, staged.fingerprint)
+        client = stack.enter_context(Client(endpoint, contract, about.name, jpeg_quality=about.jpeg_quality))
         client.connect(10.0)
         if staged is None:
             return remote_verifier(client, pair, deadline_ms, self.details.sampling), client, None

@@ -35,7 +35,7 @@ def serve(
     threads: int = 1,
     steps: int = 10,
 ) -> None:
-    """Serve a target to robots: WebSocket stream, JSON over HTTP, /healthz, /metrics and a status page.
+    """Serve a target to robots, with /healthz, /metrics and a status page.
 
     Args:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own, whose target is served; or a target in
@@ -67,27 +67,28 @@ def serve(
         steps: Euler steps of a flow policy.
     """
     from specact.bundle.network import Compute
-    from specact.families.load import load_responder
+    from specact.families.load import load_exchange
     from specact.server.serve import serve as run
     from specact.server.service import Service
-    from specact.server.settings import ServerSettings
+    from specact.server.settings import Address, Limits
 
-    settings = ServerSettings(
-        host=host, port=port, token=read_token(token_file), tokens=tokens, certificate=certificate, key=key,
-        max_batch=max_batch, max_queue=max_queue, max_under_way=max_under_way, max_wait_ms=max_wait_ms,
-        inline_below_ms=inline_below_ms, max_robots=max_robots, max_pending=max_pending,
-        max_per_address=max_per_address, access_log=access_log, log_steps=log_steps,
+    address = Address(host, port, tokens, certificate, key)
+    limits = Limits(
+        max_batch, max_queue, max_under_way, max_wait_ms, inline_below_ms, max_robots, max_pending, max_per_address,
+        access_log, log_steps,
     )  # fmt: skip
     if (bundle is None) == (policy is None):
         raise ConfigError("give either --bundle or --policy, the target to serve")
     source = str(policy or bundle)
     _refuse_unused_settings(source, provider, threads, steps)
-    responder = load_responder(source, target=target, steps=steps, compute=Compute(provider, threads))
-    service = Service(responder, settings)
+    exchange = load_exchange(source, target=target, steps=steps, compute=Compute(provider, threads))
+    service = Service(exchange, limits, address, read_token(token_file))
 
     def announce(url: str) -> None:
         page = url.replace("ws", "http", 1)
-        remarks.print(f"serving {service.name} on {url}; status page {page}/", highlight=False, soft_wrap=True)
+        remarks.print(
+            f"serving {service.welcome.bundle} on {url}; status page {page}/", highlight=False, soft_wrap=True
+        )
 
     run(service, announce)
     left = service.abandoned
@@ -112,10 +113,10 @@ def _refuse_unused_settings(source: str, provider: str, threads: int, steps: int
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The server as an application of Ray Serve: ``serve run specact.cli.serve:app bundle=ball replicas=2``.
+    """The server as an application of Ray Serve: ``serve run specact.cli.serve:app target=ball replicas=2``.
 
     Args:
-        args: see :class:`~specact.server.ray_app.AppArguments`. The token is the variable SPECACT_TOKEN.
+        args: see :class:`~specact.server.ray_app.Arguments`. The token is the variable SPECACT_TOKEN.
 
     Raises:
         ConfigError: for arguments or settings that cannot be used.
@@ -123,18 +124,13 @@ def app(args: dict[str, Any]) -> Any:
     from functools import partial
 
     from specact.bundle.network import Compute
-    from specact.families.load import load_responder
+    from specact.families.load import load_exchange
     from specact.server.ray_app import application, read_arguments
-    from specact.server.settings import ServerSettings
 
-    asked = read_arguments(args)
-    compute = Compute(asked.provider, asked.threads)
-    load = partial(load_responder, asked.target, steps=asked.steps, compute=compute)
-    settings = ServerSettings(
-        host=asked.host, token=read_token(None), max_batch=asked.max_batch, max_queue=asked.max_queue,
-        max_wait_ms=asked.max_wait_ms, max_robots=asked.max_robots,
-    )  # fmt: skip
-    return application(load, settings, asked.replicas, {"num_cpus": asked.num_cpus, "num_gpus": asked.num_gpus})
+    settings = read_arguments(args)
+    compute = Compute(settings.provider, settings.threads)
+    load = partial(load_exchange, settings.target, steps=settings.steps, compute=compute)
+    return application(load, settings, read_token(None))
 
 
 def read_token(file: Path | None) -> str | None:

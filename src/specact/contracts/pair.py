@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+from msgspec import msgpack
 from numpy.typing import NDArray
 
 from specact.contracts.expectations import call, expect, outline, random_windows, same
@@ -18,9 +19,9 @@ from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget, Pending, is_valid
-from specact.wire import msgpack
-from specact.wire.dialect import Arrays, Dialect
-from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
+from specact.wire.arrays import Arrays
+from specact.wire.exchange import Contract, Request
+from specact.wire.messages import ask, encode, read_ask, request_of
 
 
 def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
@@ -39,7 +40,7 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
     windows = windows or random_windows(pair.observation, 4, np.random.default_rng(seed))
     addresses = [StepAddress(seed, 0, 0, step) for step in range(len(windows))]
     proposals = [_check_proposal(pair, *asked) for asked in zip(windows, addresses, strict=True)]
-    asked = [_crossed_to_server(pair.codec.dialect, *step) for step in zip(windows, addresses, strict=True)]
+    asked = [_crossed_to_server(pair.exchange.contract, *step) for step in zip(windows, addresses, strict=True)]
     answers = _check_answers(pair, asked, within)
     for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
         here = _verify(pair, LocalTarget(pair.target), proposal, address)
@@ -48,7 +49,7 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
             np.array_equal(here.actions, again.actions),
             "the same proposal and address must give the same outcome again: draw from the address's own stream",
         )
-        there = _verify(pair, _ReadyTarget(call("the codec's read", pair.codec.read, arrays)), proposal, address)
+        there = _verify(pair, _ReadyTarget(call("the exchange's read", pair.exchange.read, arrays)), proposal, address)
         expect(
             here.accepted == there.accepted and np.allclose(here.actions, there.actions, rtol=0.0, atol=within),
             f"a server's answer must give the outcome that the target in this process gives; {here.accepted} were "
@@ -69,21 +70,17 @@ def _check_values(pair: Pair[Any]) -> None:
     )
     expect(pair.overlap in ("drop", "average"), f"overlap must be drop or average, got {pair.overlap!r}")
     expect(0.0 < pair.rate_hz < math.inf, f"rate_hz must be positive and finite, got {pair.rate_hz}")
-    dialect, serves = pair.codec.dialect, pair.responder
-    expect(isinstance(dialect, Dialect), f"the codec's dialect must be a Dialect, got {dialect!r:.60}")
-    missing = dialect.observation.fields.keys() - pair.observation.fields.keys()
+    contract = pair.exchange.contract
+    expect(isinstance(contract, Contract), f"the exchange's contract must be a Contract, got {contract!r:.60}")
+    missing = contract.observation.fields.keys() - pair.observation.fields.keys()
     expect(not missing, f"observation must have all that the target needs; it lacks {', '.join(sorted(missing))}")
-    infer = dialect.exchanges.get("infer")
-    expect(infer is not None and not infer.request, "the dialect must have an exchange 'infer' that asks for no arrays")
+    infer = contract.kinds.get("infer")
+    expect(infer is not None and not infer.request.nbytes, "the contract must have a kind 'infer' without arrays")
+    expect(is_name(pair.exchange.name), f"the exchange's name must be as the pair's, got {pair.exchange.name!r:.80}")
+    spec = call("a message with the contract's spec", encode, dict(contract.spec))
     expect(
-        (serves.dialect.family, serves.dialect.agreed) == (dialect.family, dialect.agreed),
-        "the responder's dialect must be the codec's",
-    )
-    expect(is_name(serves.name), f"the responder's name must be as the pair's, got {serves.name!r:.80}")
-    agreed = call("a message with what the dialect has agreed", msgpack.encode, {"spec": dict(dialect.agreed)})
-    expect(
-        msgpack.decode(agreed)["spec"] == dict(dialect.agreed),
-        "what a dialect has agreed must be plain values: texts, numbers, lists and maps",
+        msgpack.decode(spec) == dict(contract.spec),
+        "the spec of a contract must be plain values: texts, numbers, lists and maps",
     )
 
 
@@ -106,38 +103,35 @@ def _check_proposal(pair: Pair[Any], window: Window, address: StepAddress) -> Pr
     return first
 
 
-def _crossed_to_server(dialect: Dialect, window: Window, address: StepAddress) -> Request:
-    request = Request("infer", address.step, 1000.0, dialect.observation.select(window), address)
-    return read_request(msgpack.decode(msgpack.encode(request_fields(request, dialect.observation))), dialect)
+def _crossed_to_server(contract: Contract, window: Window, address: StepAddress) -> Request:
+    message = ask(Request(window, address), contract, "infer", address.step, 1000.0)
+    return request_of(read_ask(encode(message)), contract)
 
 
 def _check_answers(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
     """The server's answers after a round trip over the wire format."""
-    exchange = pair.codec.dialect.exchanges["infer"]
+    layout = pair.exchange.contract.kinds["infer"].reply
 
-    def respond(asked: Sequence[Request]) -> list[Arrays]:
-        found = list(call("respond", pair.responder.respond, asked))
-        expect(len(found) == len(asked), f"respond must answer every request, it gave {len(found)} for {len(asked)}")
-        crossed = []
-        for request, arrays in zip(asked, found, strict=True):
-            expect(not isinstance(arrays, WireError), f"respond must answer these observations, it gave: {arrays}")
+    def answer(group: Sequence[Request]) -> list[Arrays]:
+        answers = list(call("answer", pair.exchange.answer, "infer", group))
+        expect(len(answers) == len(group), f"answer must answer every request, it gave {len(answers)} for {len(group)}")
+        crossed: list[Arrays] = []
+        for arrays in answers:
+            expect(not isinstance(arrays, WireError), f"answer must answer these observations, it gave: {arrays}")
             try:
-                reply = Reply(request.id, exchange.answer, arrays, ServerTimes(0.0, 0.0, 0.0, len(asked)))
-                read = read_reply(msgpack.decode(msgpack.encode(reply_fields(reply))), exchange)
-            except (WireError, TypeError, ValueError) as error:
-                raise ContractError(f"respond must give the arrays that the dialect says: {error}") from error
-            assert isinstance(read, Reply)
-            crossed.append(read.arrays)
+                crossed.append(layout.unpack(layout.pack(arrays)))
+            except (WireError, AttributeError, TypeError, ValueError) as error:
+                raise ContractError(f"answer must give the arrays that the contract says: {error}") from error
         return crossed
 
-    together = respond(requests)
-    alone = [respond([request])[0] for request in requests]
+    together = answer(requests)
+    alone = [answer([request])[0] for request in requests]
     expect(
         all(map(_close, alone, together, [within] * len(alone))),
         "an answer must not depend on the other requests of its batch",
     )
     expect(
-        all(map(_close, respond(requests[::-1])[::-1], together, [within] * len(alone))),
+        all(map(_close, answer(requests[::-1])[::-1], together, [within] * len(alone))),
         "an answer must not depend on its place in the batch, or on what was asked before",
     )
     return alone

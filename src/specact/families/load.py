@@ -1,4 +1,4 @@
-"""Loads pairs and responders of every family by name."""
+"""Loads pairs and exchanges of every family by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from specact.errors import BundleError, ConfigError, unknown_name
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.folder import load_chunk_pair, load_chunk_target
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
-from specact.families.chunks.wire import ChunkResponder
+from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.flash.pair import block_pair, flash_pair
 from specact.families.flash.rounds import ROUNDS, load_rounds
-from specact.families.own import load_own_pair, load_own_responder
+from specact.families.own import load_own_exchange, load_own_pair
 from specact.families.staged.stages import KIND as STAGED
 from specact.families.staged.stages import load_staged
-from specact.families.staged.wire import SplitResponder
+from specact.families.staged.wire import SplitExchange
 from specact.families.tokens.bundle import load_tokens
 from specact.families.tokens.decoding import DECODINGS, load_decoding
 from specact.families.tokens.pair import token_pair
 from specact.pair import LoadedPair, Named
-from specact.wire.messages import Responder
+from specact.wire.exchange import Exchange
 
 AnyPair = LoadedPair[Any]
 
@@ -123,19 +123,19 @@ def load_named(name_or_path: str | Path, named: Named) -> AnyPair:
     return load_pair(name_or_path, draft=named.draft, target=named.target, decoding=named.decoding)
 
 
-def load_responder(
+def load_exchange(
     source: str,
     *,
     target: str | None = None,
     steps: int = 10,
     compute: Compute = CPU,
-) -> Responder:
-    """The responder of a server, for any kind of target.
+) -> Exchange[Any]:
+    """What a server exchanges with devices, for any kind of target.
 
     Args:
         source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
             it; a chunk policy, see :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
-            :class:`~specact.wire.messages.Responder`.
+            :class:`~specact.wire.exchange.Exchange`.
         target: of FLASH's block, the flow policy that it drafts for; of a pair of chunk policies, in place of the one
             in its manifest.
         steps: Euler steps of a flow policy that is served by itself.
@@ -158,20 +158,20 @@ def load_responder(
             "leave it out"
         )
     if holds == "flash":
-        return block_pair(path, target, steps=steps, compute=compute).responder
+        return block_pair(path, target, steps=steps, compute=compute).exchange
     if holds == "chunks":
         return load_chunk_target(path, target=target, compute=compute)
     if holds == STAGED:
-        return SplitResponder(load_staged(path, compute=compute))
+        return SplitExchange(load_staged(path, compute=compute))
     if holds == "flow":
         flow = load_flow(source, compute=compute)
         # The fingerprint is the flow policy's, whatever drafts for it.
         pair = flash_pair(flow, compute=compute)
-        return replace(pair, policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
+        return replace(pair, policy=flow.policy(steps), fingerprint=flow.fingerprint).exchange
     if holds is not None and holds != "regression":
-        return load_pair(source, compute=compute).responder
-    if kind == "code" and (own := load_own_responder(source)) is not None:
+        return load_pair(source, compute=compute).exchange
+    if kind == "code" and (own := load_own_exchange(source)) is not None:
         return own
     loaded = load_policy(source, steps=steps, compute=compute)
     try_out(loaded)
-    return ChunkResponder(loaded.policy, loaded.name, loaded.fingerprint)
+    return ChunkExchange(loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy)

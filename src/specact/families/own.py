@@ -1,4 +1,4 @@
-"""User-defined families by name ``MODULE:NAME``: a pair of policies, or a responder for a server."""
+"""User-defined families by name ``MODULE:NAME``: a pair of policies, or an exchange for a server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from specact.families.chunks.sources import is_policy
 from specact.files import check_name, file_stem
 from specact.pair import LoadedPair, Pair
 from specact.plugins import load_object
-from specact.wire.messages import Responder
+from specact.wire.exchange import Exchange
 
 _PAIR = (
-    "name", "observation", "units", "execute", "overlap", "rate_hz", "drafter", "target", "verifier", "codec",
-    "responder",
+    "name", "observation", "units", "execute", "overlap", "rate_hz", "drafter", "target", "verifier", "exchange",
 )  # fmt: skip
-_RESPONDER = ("name", "fingerprint", "dialect", "respond")
+_EXCHANGE = ("name", "fingerprint", "contract", "read", "answer")
 
 
 class OwnPair:
@@ -63,34 +62,34 @@ def load_own_pair(source: str) -> LoadedPair[Any]:
     return cast("LoadedPair[Any]", OwnPair(found, source))
 
 
-def load_own_responder(source: str) -> Responder | None:
-    """The responder ``MODULE:NAME``, or that of a pair of this name; made as for :func:`load_own_pair`.
+def load_own_exchange(source: str) -> Exchange[Any] | None:
+    """The exchange ``MODULE:NAME``, or that of a pair of this name; made as for :func:`load_own_pair`.
 
     Returns:
-        The responder; None if the name is that of a chunk policy.
+        The exchange; None if the name is that of a chunk policy.
 
     Raises:
         ConfigError: if there is none.
         BundleError: if the pair has no local target.
     """
-    kind = "target: a chunk policy, a pair of policies or a responder"
+    kind = "target: a chunk policy, a pair of policies or an exchange"
     found = _instance(
         source,
         kind,
-        lambda value: is_policy(value) or None in (_missing_member(value, _PAIR), _missing_member(value, _RESPONDER)),
+        lambda value: is_policy(value) or None in (_missing_member(value, _PAIR), _missing_member(value, _EXCHANGE)),
     )
     if is_policy(found):
         return None
     if _missing_member(found, _PAIR) is None:
-        found = found.responder
-    lacking = _missing_member(found, _RESPONDER)
+        found = found.exchange
+    lacking = _missing_member(found, _EXCHANGE)
     if lacking is not None:
         raise ConfigError(
             f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.pair.Pair and "
-            f"specact.wire.messages.Responder; a responder has {', '.join(_RESPONDER)}"
+            f"specact.wire.exchange.Exchange; an exchange has {', '.join(_EXCHANGE)}"
         )
-    check_name("responder", found.name)
-    return cast(Responder, found)
+    check_name("exchange", found.name)
+    return cast("Exchange[Any]", found)
 
 
 def _instance(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:

@@ -82,7 +82,7 @@ def gate_for(name: str, pair: AnyPair) -> type[Gate]:
     Raises:
         ConfigError: as :func:`load_gate`, or if the gate reads another family's evidence.
     """
-    own = pair.codec.dialect.family
+    own = pair.exchange.contract.family
     kind = load_gate(name, own)
     if kind.family not in (None, own):
         raise ConfigError(
@@ -160,7 +160,7 @@ class GateChoices:
         Raises:
             ConfigError: for an unknown gate, an unknown parameter, or a learned gate that the pair does not have.
         """
-        choices, kind = self.over(pair.recommended_gates), gate_for(gate, pair)
+        choices, kind, contract = self.over(pair.recommended_gates), gate_for(gate, pair), pair.exchange.contract
         # A limit that helps the deviation can lower a learned gate's success rate, so recommendations are separate.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         defaults: dict[str, dict[str, Any]] = {
@@ -171,7 +171,7 @@ class GateChoices:
                 "max_skips": choices.max_skips,
             },
             "uncertainty": {"kind": choices.uncertainty or "disagreement"},
-            "learned": ({} if pair.codec.dialect.family == CHUNKS else {"on": "rejection"}) | {"max_skips": learned},
+            "learned": {"max_skips": learned} | ({} if contract.family == CHUNKS else {"on": "rejection"}),
             "learned_action": {"on": "action_change", "max_skips": learned},
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},

@@ -1,7 +1,7 @@
-from specact.links.faults import LossyLink as LossyLink
-from specact.links.faults import OutageLink as OutageLink
 from specact.links.link import load_link as load_link
 from specact.links.model import Link as Link
+from specact.links.model import LossyLink as LossyLink
+from specact.links.model import OutageLink as OutageLink
 from specact.links.model import SteadyLink as SteadyLink
 from specact.links.model import mean_round_trip_ms as mean_round_trip_ms
 from specact.links.model import round_trip as round_trip

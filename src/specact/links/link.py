@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from specact.errors import ConfigError, unknown_name
-from specact.links.faults import LossyLink, OutageLink
-from specact.links.model import AddedDelay, Link, SteadyLink, round_trip
+from specact.links.model import AddedDelay, Link, LossyLink, OutageLink, SteadyLink, round_trip
 from specact.links.recordings import MahimahiLink, TraceLink, read_deliveries, read_round_trips
 
 __all__ = ["LINKS", "Link", "load_link", "round_trip"]
@@ -55,9 +53,9 @@ def load_link(name: str) -> Link:
     numbers = {key: _number(key, values[0]) for key, values in given.items() if key != "outage"}
     link: Link = _base(base, numbers)
     if "delay" in numbers or "rate" in numbers:
-        link = AddedDelay(link, **_chosen(numbers, delay="delay_ms", rate="rate_mbit_s"))
+        link = AddedDelay(link, numbers.get("delay", 0.0), numbers.get("rate"))
     if "loss" in numbers:
-        link = LossyLink(link, **_chosen(numbers, loss="loss", rto="rto_ms"))
+        link = LossyLink(link, numbers["loss"], numbers.get("rto", 200.0))
     elif "rto" in numbers:
         raise ConfigError("rto= is the timeout after a lost segment; add loss=PROBABILITY")
     if "outage" in given:
@@ -85,27 +83,24 @@ def _base(name: str, numbers: dict[str, float]) -> Link:
     for key, kinds in {"start": ("rtt", "mahimahi"), "period": ("rtt",)}.items():
         if key in numbers and not (colon and kind in kinds):
             raise ConfigError(f"{key}= belongs to a recorded link ({' or '.join(kinds)}:...), not to {name!r}")
-    if colon and kind == "rtt":
-        options = _chosen(numbers, start="start_s", period="period_ms")
-        return _recorded(kind, (_stamp(rest),), tuple(options.items()))
-    if colon and kind == "mahimahi":
-        paths = rest.split(",")
-        if len(paths) != 2 or not all(paths):
-            raise ConfigError(f"a mahimahi link needs two files, mahimahi:UP_PATH,DOWN_PATH; got {name!r}")
-        options = _chosen(numbers, start="start_s")
-        return _recorded(kind, (_stamp(paths[0]), _stamp(paths[1])), tuple(options.items()))
+    paths = rest.split(",") if kind == "mahimahi" else [rest]
+    if colon and kind == "mahimahi" and (len(paths) != 2 or not all(paths)):
+        raise ConfigError(f"a mahimahi link needs two files, mahimahi:UP_PATH,DOWN_PATH; got {name!r}")
+    if colon and kind in ("rtt", "mahimahi"):
+        files = tuple(_stamp(path) for path in paths)
+        return _recorded(files, numbers.get("period"), numbers.get("start", 0.0))
     if name not in LINKS:
         raise unknown_name("link", name, [*LINKS, *_RECORDINGS])
     return LINKS[name]
 
 
 @lru_cache(maxsize=16)
-def _recorded(kind: str, files: tuple[tuple[Path, int, int], ...], options: tuple[tuple[str, Any], ...]) -> Link:
+def _recorded(files: tuple[tuple[Path, int, int], ...], period_ms: float | None, start_s: float) -> Link:
     """A recording; cached, so that many robots read it once, and read again when a file has changed."""
     paths = [path for path, *_ in files]
-    if kind == "rtt":
-        return TraceLink(read_round_trips(paths[0]), **dict(options))
-    return MahimahiLink(read_deliveries(paths[0]), read_deliveries(paths[1]), **dict(options))
+    if len(paths) == 1:
+        return TraceLink(read_round_trips(paths[0]), period_ms, start_s)
+    return MahimahiLink(read_deliveries(paths[0]), read_deliveries(paths[1]), start_s=start_s)
 
 
 def _stamp(path: str) -> tuple[Path, int, int]:
@@ -115,11 +110,6 @@ def _stamp(path: str) -> tuple[Path, int, int]:
     except OSError as error:
         raise ConfigError(f"cannot read the recorded link {path!r}: {error.strerror}") from error
     return Path(path).absolute(), status.st_mtime_ns, status.st_size
-
-
-def _chosen(numbers: dict[str, float], **fields: str) -> dict[str, Any]:
-    """The given ones of these modifiers, ``modifier="field"``, under the names of their fields."""
-    return {field: numbers[key] for key, field in fields.items() if key in numbers}
 
 
 def _number(key: str, value: str) -> float:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import platform
+import re
 import shutil
 import socket
 import subprocess
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.links.faults import LossyLink
-from specact.links.model import AddedDelay, Link, SteadyLink
+from specact.links.model import AddedDelay, Link, LossyLink, SteadyLink
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,32 @@ class Netem:
 def find_netem(root: Path = Path("/"), release: str | None = None) -> Netem:
     """Looks for the kernel's ``sch_netem`` and for ``tc``; needs no privilege.
 
-    A container may not see its kernel's modules and configuration; then netem counts as not available.
+    A container may not see its kernel's modules; then netem counts as not available.
 
     Args:
         root: root of the file system.
         release: of the kernel; the running one if None.
     """
-    found = _evidence(root, release or platform.release())
-    if not found:
+    modules = Path("lib/modules") / (release or platform.release())
+    places = {
+        "loaded": Path("proc/modules"),
+        "built in": modules / "modules.builtin",
+        "a module": modules / "modules.dep",
+    }
+    found = next((f"{state}, in /{place}" for state, place in places.items() if _is_listed(root / place)), None)
+    if found is None:
         return Netem(False, "the kernel shows no sch_netem, neither loaded nor built in nor as a module")
-    if not any(shutil.which("tc", path=str(root / place)) for place in ("usr/sbin", "sbin", "usr/bin", "bin")):
+    if not any(shutil.which("tc", path=str(root / folder)) for folder in ("usr/sbin", "sbin", "usr/bin", "bin")):
         return Netem(False, f"the kernel has sch_netem ({found}), but there is no tc to set it up (package iproute2)")
     return Netem(True, found)
+
+
+def _is_listed(place: Path) -> bool:
+    """Whether a line begins with the module, after its folder and before its suffix."""
+    try:
+        return re.search(r"^(\S*/)?sch_netem[.: ]", place.read_text(errors="replace"), re.MULTILINE) is not None
+    except OSError:
+        return False
 
 
 def netem_options(link: Link, up: bool) -> str | None:
@@ -63,7 +75,7 @@ def netem_options(link: Link, up: bool) -> str | None:
     extra_ms, rate, loss = 0.0, float("inf"), 0.0
     while not isinstance(link, SteadyLink):
         if isinstance(link, AddedDelay):
-            extra_ms, rate = extra_ms + link.delay_ms / 2.0, min(rate, link.rate_mbit_s)
+            extra_ms, rate = extra_ms + link.delay_ms / 2.0, min(rate, link.rate_mbit_s or rate)
         elif isinstance(link, LossyLink):
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
         else:
@@ -73,8 +85,7 @@ def netem_options(link: Link, up: bool) -> str | None:
     if link.jitter_ms:
         options.append(f"{link.jitter_ms / 2.0**0.5:.3f}ms distribution normal")
     rate = min(rate, link.up_mbit_s if up else link.down_mbit_s)
-    if rate < float("inf"):
-        options.append(f"rate {rate * 1e3:.0f}kbit")
+    options.append(f"rate {rate * 1e3:.0f}kbit")
     if loss:
         options.append(f"loss random {100.0 * loss:g}%")
     return " ".join(options)
@@ -118,29 +129,3 @@ def _tc(command: str) -> None:
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         raise ConfigError(f"{command!r} failed ({said}); it needs root, and a device without another traffic shaper")
-
-
-def _evidence(root: Path, release: str) -> str:
-    """Where the kernel lists netem; empty if nowhere."""
-    modules = root / "lib" / "modules" / release
-    if any(line.split(" ")[0] == "sch_netem" for line in _lines(root / "proc" / "modules")):
-        return "loaded, in /proc/modules"
-    for name, state in (("modules.builtin", "built in"), ("modules.dep", "a module")):
-        if any(_is_netem(line) for line in _lines(modules / name)):
-            return f"{state}, in /lib/modules/{release}/{name}"
-    for config in (root / "proc" / "config.gz", root / "boot" / f"config-{release}"):
-        if "CONFIG_NET_SCH_NETEM=y" in _lines(config):
-            return f"built in, in /{config.relative_to(root)}"
-    return ""
-
-
-def _is_netem(line: str) -> bool:
-    return line.split(":")[0].strip().split("/")[-1].split(".")[0] == "sch_netem"
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode(errors="replace").splitlines()
-    except (OSError, EOFError, zlib.error):
-        return []

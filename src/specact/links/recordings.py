@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import ConfigError
+from specact.records import NotNegative, check_fields
 from specact.types import Floats
+
+PACKET_BYTES = 1500
+_ROUND_TRIP = "a number of milliseconds above 0 and at most 1e9"
+_DELIVERY = "a whole number of milliseconds from 0 to 1e9, none smaller than the one before, the last above 0"
 
 
 def read_series(path: Path, allowed: str, fits: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
-    """Reads a file with one number per line.
+    """Reads a file with one number per line, float64 ``[n]``, n >= 1.
 
     Args:
         path: of the file.
         allowed: description of a valid line, for the error.
         fits: which numbers of a series are valid, bool ``[n]``.
-
-    Returns:
-        float64 ``[n]``, n >= 1, read-only.
 
     Raises:
         ConfigError: if the file cannot be read or is empty, or for the first invalid line.
@@ -39,7 +42,6 @@ def read_series(path: Path, allowed: str, fits: Callable[[Floats], NDArray[np.bo
     if len(bad):
         line = lines[bad[0]][:40].decode(errors="replace")
         raise ConfigError(f"{path}, line {bad[0] + 1}: {line!r} is not allowed; every line must be {allowed}")
-    values.setflags(write=False)
     return values
 
 
@@ -50,7 +52,13 @@ def _number(line: bytes) -> float:
         return np.nan
 
 
-_ALLOWED_ROUND_TRIP = "a number of milliseconds above 0 and at most 1e9"
+def _series(values: ArrayLike, what: str, allowed: str, fits: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
+    """The values as a read-only array, checked."""
+    found = np.array(values, dtype=np.float64)
+    if found.ndim != 1 or not len(found) or not fits(found).all():
+        raise ConfigError(f"{what} of a link must be a 1-D array, each value {allowed}")
+    found.setflags(write=False)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +75,8 @@ class TraceLink:
 
     Attributes:
         rtt_ms: round trips [ms], float ``[n]``, each in (0, 1e9].
-        period_ms: time between two samples [ms], > 0, or None for back to back.
-        start_s: offset of time 0 within the recording [s], >= 0.
-
-    Raises:
-        ConfigError: for a value outside its range.
+        period_ms: time between two samples [ms], or None for back to back.
+        start_s: offset of time 0 within the recording [s].
 
     Source: the format is that of the recordings of networked telerobots by Gago-Benitez, Fernandez-Madrigal and
     Cruz-Martin (Sensors 14(2), 2014), one value in ms per line. Their metadata list path, software and bytes, but no
@@ -79,49 +84,34 @@ class TraceLink:
     """
 
     rtt_ms: Floats
-    period_ms: float | None = None
-    start_s: float = 0.0
-    _ends_ns: NDArray[np.float64] = field(init=False, repr=False)
+    period_ms: Annotated[float, Meta(ge=1e-6, le=1e9)] | None = None
+    start_s: NotNegative = 0.0
+    _ends_ns: NDArray[np.float64] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        rtts = np.array(self.rtt_ms, dtype=np.float64)
-        if rtts.ndim != 1 or not len(rtts) or not _possible_round_trips(rtts).all():
-            raise ConfigError(f"round trips of a link must be a 1-D array, each value {_ALLOWED_ROUND_TRIP}")
-        if self.period_ms is not None and not 1e-6 <= self.period_ms <= 1e9:
-            raise ConfigError(f"the period of recorded round trips must lie in [1e-6, 1e9] ms, got {self.period_ms}")
-        if not 0.0 <= self.start_s < math.inf:
-            raise ConfigError(f"the start in a recorded link must be a finite number of s >= 0, got {self.start_s}")
-        rtts.setflags(write=False)
+        rtts = _series(self.rtt_ms, "round trips", _ROUND_TRIP, _possible_round_trips)
         object.__setattr__(self, "rtt_ms", rtts)
+        check_fields(self)
         # Whole nanoseconds, exact in float64 for 104 days, so that each time belongs to exactly one sample.
         lengths = rtts if self.period_ms is None else np.full(len(rtts), self.period_ms)
         object.__setattr__(self, "_ends_ns", np.cumsum(np.maximum(np.round(lengths * 1e6), 1.0)))
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
-        """See :class:`~specact.links.model.Link`; nothing is drawn."""
+        assert self._ends_ns is not None
         phase = round((at + self.start_s) * 1e9) % self._ends_ns[-1]
         return float(self.rtt_ms[np.searchsorted(self._ends_ns, phase, side="right")]) / 2e3
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        """See :class:`~specact.links.model.Link`; 0, because a recording of round trips has no rate."""
         return 0.0
 
 
 def read_round_trips(path: Path) -> Floats:
-    """Reads round trips [ms] from a file with one per line, float64 ``[n]``.
-
-    Raises:
-        ConfigError: for an empty file, or a line that is not a number in (0, 1e9].
-    """
-    return read_series(path, _ALLOWED_ROUND_TRIP, _possible_round_trips)
+    """Reads round trips [ms] from a file with one per line, see :func:`read_series`."""
+    return read_series(path, _ROUND_TRIP, _possible_round_trips)
 
 
 def _possible_round_trips(rtts: Floats) -> NDArray[np.bool_]:
     return (rtts > 0.0) & (rtts <= 1e9)
-
-
-PACKET_BYTES = 1500
-_ALLOWED_DELIVERY = "a whole number of milliseconds from 0 to 1e9, none smaller than the one before, the last above 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +124,8 @@ class MahimahiLink:
 
     Attributes:
         up, down: times of the opportunities [ms], integers ``[n]``, >= 0, non-decreasing, the last above 0.
-        way_ms: one-way propagation delay [ms], >= 0. Traces contain none: with 0, an idle fast link has no delay.
-        start_s: offset of time 0 within both traces [s], >= 0.
-
-    Raises:
-        ConfigError: for a value outside its range.
+        way_ms: one-way propagation delay [ms]. Traces contain none: with 0, an idle fast link has no delay.
+        start_s: offset of time 0 within both traces [s].
 
     Source: Netravali et al., "Mahimahi: Accurate Record-and-Replay for HTTP", USENIX ATC 2015. Deviation:
     messages never share a packet, each uses its own opportunities.
@@ -146,31 +133,20 @@ class MahimahiLink:
 
     up: NDArray[np.int64]
     down: NDArray[np.int64]
-    way_ms: float = 0.0
-    start_s: float = 0.0
+    way_ms: NotNegative = 0.0
+    start_s: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         for name in ("up", "down"):
-            trace: ArrayLike = getattr(self, name)
-            moments = np.array(trace, dtype=np.float64)
-            if moments.ndim != 1 or not len(moments) or not _possible_deliveries(moments).all():
-                raise ConfigError(f"the {name} trace of a link must be a 1-D array, each value {_ALLOWED_DELIVERY}")
-            whole = moments.astype(np.int64)
-            whole.setflags(write=False)
-            object.__setattr__(self, name, whole)
-        for name in ("way_ms", "start_s"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} of a link must be a finite number >= 0, got {getattr(self, name)}")
+            trace = _series(getattr(self, name), f"the {name} trace", _DELIVERY, _possible_deliveries)
+            object.__setattr__(self, name, trace.astype(np.int64))
+        check_fields(self)
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
-        """See :class:`~specact.links.model.Link`; nothing is drawn."""
         return self._departure(payload_bytes, up, at) + self.way_ms / 1e3
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        """See :class:`~specact.links.model.Link`; the next message uses later opportunities than this one.
-
-        If a trace has several in one millisecond, the ones that this message does not use are lost.
-        """
+        # The next message uses later opportunities; others within this one's last millisecond are lost.
         return self._departure(payload_bytes, up, at) + 1e-9
 
     def _departure(self, payload_bytes: int, up: bool, at: float) -> float:
@@ -185,13 +161,8 @@ class MahimahiLink:
 
 
 def read_deliveries(path: Path) -> NDArray[np.int64]:
-    """Reads the delivery opportunities [ms] of a mahimahi trace, int64 ``[n]``.
-
-    Raises:
-        ConfigError: for an empty file, or a line that is not an integer >= 0, is smaller than the one before, or is
-            the last and 0.
-    """
-    return read_series(path, _ALLOWED_DELIVERY, _possible_deliveries).astype(np.int64)
+    """Reads the delivery opportunities [ms] of a mahimahi trace, see :func:`read_series`."""
+    return read_series(path, _DELIVERY, _possible_deliveries).astype(np.int64)
 
 
 def _possible_deliveries(moments: Floats) -> NDArray[np.bool_]:

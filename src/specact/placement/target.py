@@ -24,13 +24,12 @@ from specact.placement.bandwidth import Bandwidths, LastValue
 from specact.placement.choosers import Chooser, SmallestTotal, StaticCut
 from specact.placement.planner import StageCosts
 from specact.remote.client import Client
-from specact.remote.pending import send_request
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, value
 from specact.verification import Answer, Pending
-from specact.wire.dialect import Arrays
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays
+from specact.wire.exchange import Request
 
 A = TypeVar("A")
 Reader = Callable[[list[Array], Window, StepAddress], A]
@@ -63,7 +62,7 @@ class SplitTarget(Generic[A]):
         folder: of the stages, the same as the server's.
         read: the family's answer from the network's outputs for one window, ``[1, ...]`` each, the window and the
             step's address.
-        client: of a server with these stages, see :func:`~specact.families.staged.wire.split_dialect`; None if the cut
+        client: of a server with these stages, see :func:`~specact.families.staged.wire.split_contract`; None if the cut
             is always 0.
         chooser: chooses the cuts.
         deadline_ms: of a reply [ms].
@@ -110,15 +109,10 @@ class SplitTarget(Generic[A]):
         self.cut = chosen
 
     def _send(self, window: Window, address: StepAddress) -> Pending[tuple[Arrays, OffloadTimes]]:
-        client, deadline_ms = self._client, self._deadline_ms
-        if client is None:
+        if self._client is None:
             raise ConfigError(f"cut {self.cut} needs a server, and this target has none; give a client")
         kind = kind_at(self._spec, self.cut, self._precision)
-
-        def request(identity: int) -> Request:
-            return Request(kind, identity, deadline_ms, window, address, report=client.report)
-
-        return send_request(client, kind, request, deadline_ms / 1e3)
+        return self._client.request(kind, Request(window, address), self._deadline_ms)
 
     def _finish(
         self, reply: Pending[tuple[Arrays, OffloadTimes]], window: Window, address: StepAddress, cut: int

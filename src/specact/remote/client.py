@@ -7,31 +7,32 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from specact.errors import ConfigError, RemoteError, WireError
-from specact.remote.http import HttpTransport
-from specact.remote.openpi import OpenpiEndpoint, OpenpiTransport
-from specact.remote.transport import Endpoint, Fields, Transport, TransportClosedError
-from specact.remote.websocket import WebSocketTransport
-from specact.types import Cause
-from specact.wire.checks import printable, request_id
-from specact.wire.dialect import Dialect
-from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome
+from specact.remote.endpoint import Endpoint
+from specact.remote.native import NativeConversation
+from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
+from specact.remote.stream import StreamClosedError
+from specact.types import Cause, Miss, OffloadTimes
+from specact.verification import Pending
+from specact.wire.arrays import Arrays, Layout
+from specact.wire.exchange import Contract, Request
 from specact.wire.images import to_jpeg
-from specact.wire.sizes import max_message_bytes
+from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, device_times, printable
 
 _MAX_MISSES = 3
 _POLL_INTERVAL_S, _PROBE_INTERVAL_S = 0.25, 0.05
-# Replies to no outstanding request, per connection; above this the connection is closed.
-_MAX_UNSOLICITED = 256
-# Time budget of a control step for reading unsolicited replies.
+# Messages that answer no outstanding request, per connection; above this it is closed. And requests that wait.
+_MAX_UNSOLICITED = _MAX_OUTSTANDING = 256
+# Time budget of a control step for reading replies that nobody waits for.
 _DRAIN_BUDGET_S = 0.002
+_CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,33 @@ class ClientSettings:
 DEFAULT_SETTINGS = ClientSettings()
 
 
+class Conversation(Protocol):
+    """A connection to a server after its handshake, in one of the two protocols; used by one thread at a time.
+
+    Its methods raise StreamClosedError if it has ended, and ``receive`` WireError for an unreadable message.
+
+    Attributes:
+        single: whether an outstanding reply blocks further requests.
+        welcome: the server's.
+        last_activity_s: when it was last known to be alive, in seconds of the monotonic clock.
+    """
+
+    single: bool
+    welcome: Welcome
+
+    @property
+    def last_activity_s(self) -> float: ...
+    def send(
+        self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
+    ) -> None: ...
+    def receive(self, timeout: float) -> Reply | Failure | None:
+        """The next reply, or None if none arrives within ``timeout`` seconds; 0 does not block."""
+        ...
+
+    def ping(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Client:
     """Sends requests and waits for replies on the control loop's thread; a background thread keeps the connection open.
 
@@ -74,45 +102,42 @@ class Client:
 
     Args:
         endpoint: the server.
-        dialect: of this device.
+        contract: of this device, see :attr:`~specact.wire.exchange.Exchange.contract`.
         robot: its name on the server's status page.
         settings: its timeouts.
-        jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow and a WebSocket; None sends them raw.
+        jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow; None sends them raw.
 
     Attributes:
-        dialect, jpeg_quality: as given.
+        contract: as given.
         welcome: the server's reply to the hello, or None before the first connection.
         problem: why there is currently no connection, or None.
         report: counters sent with every request, for the server's status page; a policy's ``counts``.
-        counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (replies
-            to unused prefetched requests), ``unreadable``.
+        counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (messages
+            that answer no request), ``unreadable``.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        dialect: Dialect,
-        robot: str = "robot",
-        settings: ClientSettings = DEFAULT_SETTINGS,
-        jpeg_quality: int | None = None,
-    ) -> None:
+        self, endpoint: Endpoint, contract: Contract, robot: str = "robot",
+        settings: ClientSettings = DEFAULT_SETTINGS, jpeg_quality: int | None = None,
+    ) -> None:  # fmt: skip
         if jpeg_quality is not None:
-            _check_jpeg(jpeg_quality, endpoint)
-        self._endpoint, self._settings, self.jpeg_quality = endpoint, settings, jpeg_quality
-        self.dialect = dialect
-        self._hello = Hello(robot, dialect.family, dialect.agreed)
-        self._limit = max_message_bytes(dialect)
+            if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
+                raise ConfigError(
+                    "JPEG frames need a quality from 1 to 95 and a server of specact's own protocol, got "
+                    f"{jpeg_quality} and {endpoint}"
+                )
+            # Raises now, before a robot moves, if Pillow is missing.
+            to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
+        self._endpoint, self._settings, self._jpeg_quality = endpoint, settings, jpeg_quality
+        self.contract, self._robot = contract, robot
         self._lock = threading.Lock()
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._transport: Transport | None = None
-        self._next_id = 0
-        # Requests without a reply, with the counter for it; and the number of unsolicited messages.
-        self._outstanding: dict[int, str] = {}
-        self._unsolicited = 0
+        self._conversation: Conversation | None = None
+        self._next_id = self._unsolicited = 0
+        # Requests without a reply, also those that nobody waits for any more.
+        self._outstanding: dict[int, PendingReply] = {}
         # Not seeded: the jitter must differ between robots.
         self._random = random.Random()
-        # The reply to the newest request, if it arrived before wait was called.
-        self._early_reply: Fields | None = None
         # Consecutive missed deadlines, time of the last one, and time of the last ping.
         self._misses, self._last_miss_s, self._last_ping_s = 0, 0.0, 0.0
         self.welcome: Welcome | None = None
@@ -148,100 +173,115 @@ class Client:
             raise RemoteError(f"{self.problem} (tried for {timeout:g} s)")
         return self.welcome
 
-    def send(self, kind: str, fields: Callable[[int], Fields], deadline_s: float, wait_if_busy: bool) -> int | None:
-        """Sends a request immediately; never waits for a connection.
+    def request(
+        self, kind: str, request: Request, deadline_ms: float, *, wait_if_busy: bool = False
+    ) -> Pending[tuple[Arrays, OffloadTimes]]:
+        """Sends a request immediately, and never waits for a connection.
 
         Args:
-            kind: the message's type.
-            fields: makes the message from its id.
-            deadline_s: timeout for sending the request; after it the connection is closed.
-            wait_if_busy: whether to wait up to ``deadline_s`` for an outstanding reply that blocks an HTTP transport.
+            kind: one of the contract's.
+            request: itself.
+            deadline_ms: of its reply, from now; after it the connection is closed if the request could not be sent.
+            wait_if_busy: whether to wait up to the deadline for the last reply of a server of openpi's protocol, which
+                answers one request at a time.
 
         Returns:
-            The id, or None if there is no connection, or it is unresponsive or busy.
+            Its arrays, finite and in range, and the times; or why there are none. It is not sent where there is no
+            connection, an unresponsive one, or a busy one.
         """
-        until = time.monotonic() + deadline_s
-        with self._lock:
-            transport = self._transport
-            if transport is None:
-                return None
-            self._next_id += 1
-            if self._early_reply is not None:
-                self._early_reply = None
-                self.counts["unwanted"] += 1
-            try:
-                self._drain(transport, deadline_s if wait_if_busy and not self._is_unresponsive(transport) else 0.0)
-                if self._is_unresponsive(transport):
-                    return None
-                if transport.busy:
-                    if wait_if_busy:
-                        self._miss()
-                    return None
-                payload = transport.encode(fields(self._next_id))
-                transport.send(kind, payload, until - time.monotonic())
-            except TransportClosedError as error:
-                self._drop(str(error))
-                return None
-            self._outstanding[self._next_id] = "unwanted"
-            self.counts["sent"] += 1
-            return self._next_id
-
-    def wait(self, identity: int, timeout: float) -> Fields | Cause:
-        """The reply to a request, or the cause of its absence: ``deadline``, ``disconnected`` or ``invalid``."""
-        until = time.monotonic() + timeout
-        with self._lock:
-            early = self._early_reply
-            if early is not None and request_id(early) == identity:
-                self._early_reply, self._misses = None, 0
-                self.counts["answered"] += 1
-                return early
-            if self._transport is None or identity not in self._outstanding:
-                return "disconnected"
-            self._outstanding[identity] = "late"
-            try:
-                return self._await(self._transport, identity, until)
-            except TransportClosedError as error:
-                self._drop(str(error))
-                return "disconnected"
-
-    def has_reply(self, identity: int) -> bool:
-        """Whether :meth:`wait` would not block: the newest request's reply has arrived, or none can arrive any more."""
+        pending = PendingReply(self, self.contract.kinds[kind].reply, deadline_ms / 1e3)
         with self._lock:
             try:
-                if self._transport is not None:
-                    self._drain(self._transport)
-            except TransportClosedError as error:
+                pending.cause = self._send(kind, request, deadline_ms, pending, wait_if_busy)
+            except StreamClosedError as error:
                 self._drop(str(error))
-            early = self._early_reply is not None and request_id(self._early_reply) == identity
-            return early or self._transport is None or identity not in self._outstanding
+                pending.cause = "disconnected"
+        pending.encode_s = time.monotonic() - pending.started_s
+        return Pending(pending.result, pending.done, pending.sent)
 
-    def _await(self, transport: Transport, identity: int, until: float) -> Fields | Cause:
-        # Data that has already arrived is read even after the timeout.
-        last = max(until, time.monotonic() + _DRAIN_BUDGET_S)
-        while True:
-            # A busy transport has one outstanding request: the next reply is its own, readable or not.
-            only = transport.busy
-            payload = transport.receive(max(0.0, until - time.monotonic()))
-            if payload is None:
-                self._miss()
-                return "deadline"
-            fields = self._read(transport, payload)
-            if fields is not None and request_id(fields) == identity:
+    def poll(self) -> None:
+        """Reads what has arrived, without blocking."""
+        with self._lock:
+            try:
+                if self._conversation is not None:
+                    self._drain(self._conversation)
+            except StreamClosedError as error:
+                self._drop(str(error))
+
+    def wait(self, pending: PendingReply) -> None:
+        """Waits for a reply, until its deadline at most; what has arrived by now is read even after that."""
+        last = max(pending.until, time.monotonic() + _DRAIN_BUDGET_S)
+        with self._lock:
+            while pending.open and self._conversation is not None:
+                try:
+                    arrived = self._read(self._conversation, max(0.0, pending.until - time.monotonic()))
+                except StreamClosedError as error:
+                    self._drop(str(error))
+                    break
+                if not pending.answered and (not arrived or time.monotonic() > last):
+                    self._miss()
+                    pending.cause = "deadline"
+            if pending.answered:
                 self._misses = 0
-                del self._outstanding[identity]
                 self.counts["answered"] += 1
-                return fields
-            self._count_unsolicited(fields)
-            if only:
-                return "invalid"
-            if time.monotonic() > last:
-                self._miss()
+
+    def _send(
+        self, kind: str, request: Request, deadline_ms: float, pending: PendingReply, wait_if_busy: bool
+    ) -> Cause | None:
+        """Sends a request; the cause if it could not be sent."""
+        conversation = self._conversation
+        if conversation is None:
+            return "disconnected"
+        self._drain(conversation)
+        while conversation.single and self._outstanding:
+            if not (wait_if_busy and self._read(conversation, pending.until - time.monotonic())):
                 return "deadline"
+        if self._is_unresponsive(conversation):
+            return "disconnected"
+        self._next_id += 1
+        left = pending.until - time.monotonic()
+        conversation.send(kind, request, self._next_id, deadline_ms, self.report, left)
+        self._outstanding[self._next_id], pending.sent = pending, True
+        if len(self._outstanding) > _MAX_OUTSTANDING:
+            oldest = self._outstanding.pop(next(iter(self._outstanding)))
+            oldest.cause = oldest.cause or "deadline"
+        self.counts["sent"] += 1
+        return None
+
+    def _read(self, conversation: Conversation, timeout: float) -> bool:
+        """Reads one message and hands it to the request that it answers; False if none arrives in time."""
+        try:
+            reply = conversation.receive(timeout)
+        except WireError:
+            self.counts["unreadable"] += 1
+            if conversation.single and self._outstanding:
+                self._outstanding.popitem()[1].cause = "invalid"
+                return True
+            reply = Failure(None, ErrorCode.BAD_MESSAGE, "")
+        if reply is None:
+            return False
+        pending = None if reply.id is None else self._outstanding.pop(reply.id, None)
+        if pending is None:
+            self.counts["unwanted"] += 1
+            self._unsolicited += 1
+            if self._unsolicited > _MAX_UNSOLICITED:
+                raise StreamClosedError("the server sends too many messages that answer no request")
+        elif pending.cause is not None:
+            self.counts["late"] += 1
+        else:
+            pending.reply, pending.arrived_s = reply, time.monotonic()
+        return True
+
+    def _drain(self, conversation: Conversation) -> None:
+        """Reads what has arrived, within a time budget."""
+        last = time.monotonic() + _DRAIN_BUDGET_S
+        while self._read(conversation, 0.0) and time.monotonic() <= last:
+            pass
 
     def _run(self) -> None:
         delay, since = 0.0, 0.0
         while not self._closing.is_set():
-            if self._transport is not None:
+            if self._conversation is not None:
                 self._check_connection()
                 if time.monotonic() - since > self._settings.longest_delay_s:
                     delay = 0.0
@@ -255,132 +295,113 @@ class Client:
                 since = time.monotonic()
 
     def _connect(self) -> None:
+        timeout = self._settings.connect_timeout_s
+        conversation: Conversation
         try:
-            transport, welcome = open_transport(
-                self._endpoint, self._hello, self._settings.connect_timeout_s, self._limit
-            )
+            if isinstance(self._endpoint, OpenpiEndpoint):
+                conversation = OpenpiConversation(self._endpoint, timeout, self.contract)
+            else:
+                conversation = NativeConversation(
+                    self._endpoint, timeout, self._robot, self.contract, self._jpeg_quality
+                )
         except RemoteError as error:
             self.problem = printable(str(error))
             return
         with self._lock:
-            self._transport, self.welcome, self.problem, self._misses = transport, welcome, None, 0
-            self._unsolicited = 0
+            self._conversation, self.welcome, self.problem = conversation, conversation.welcome, None
+            self._misses = self._unsolicited = 0
             self.counts["connections"] += 1
         self._connected.set()
 
     def _check_connection(self) -> None:
-        """Drains unsolicited messages, and pings a silent server."""
-        # The control loop has priority; it drains the transport itself.
+        """Reads what nobody waits for, and pings a silent server."""
+        # The control loop has priority; it reads by itself.
         if not self._lock.acquire(blocking=False):
             return
         try:
-            transport = self._transport
-            if transport is None:
+            conversation = self._conversation
+            if conversation is None:
                 return
-            self._drain(transport)
-            if not transport.pings and not transport.busy:
-                # Nothing is outstanding, so silence is normal.
+            self._drain(conversation)
+            if conversation.single and not self._outstanding:
+                # Its silence is normal.
                 return
-            silence, patience = time.monotonic() - transport.last_activity_s, self._settings.silence_s
+            silence, patience = time.monotonic() - conversation.last_activity_s, self._settings.silence_s
             if silence > patience:
-                raise TransportClosedError(f"nothing received from the server for {silence:.1f} s")
-            # At most one ping is outstanding: on a lossy link more would only delay other messages.
-            if self._last_ping_s <= transport.last_activity_s and (
-                silence > patience / 3 or self._is_unresponsive(transport)
-            ):
+                raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
+            # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of
+            # openpi's protocol gets none, because its inference may block its pongs.
+            quiet = silence > patience / 3 or self._is_unresponsive(conversation)
+            if quiet and not conversation.single and self._last_ping_s <= conversation.last_activity_s:
                 self._last_ping_s = time.monotonic()
-                transport.ping()
-        except TransportClosedError as error:
+                conversation.ping()
+        except StreamClosedError as error:
             self._drop(str(error))
         finally:
             self._lock.release()
-
-    def _drain(self, transport: Transport, patience_s: float = 0.0) -> None:
-        """Reads replies that no call waits for, within a time budget."""
-        last = time.monotonic() + patience_s + _DRAIN_BUDGET_S
-        while (payload := transport.receive(patience_s if transport.busy else 0.0)) is not None:
-            fields, newest = self._read(transport, payload), self._next_id
-            if fields is not None and request_id(fields) == newest and self._outstanding.get(newest) == "unwanted":
-                # Prefetched: it may still be requested.
-                self._early_reply = fields
-                del self._outstanding[newest]
-            else:
-                self._count_unsolicited(fields)
-            if time.monotonic() > last:
-                return
 
     def _miss(self) -> None:
         self._misses, self._last_miss_s = self._misses + 1, time.monotonic()
         self._wake.set()
 
-    def _is_unresponsive(self, transport: Transport) -> bool:
+    def _is_unresponsive(self, conversation: Conversation) -> bool:
         """Whether the server has missed too many deadlines and sent nothing since.
 
-        After something was received one request is allowed, not three: if all replies are late, each would otherwise
-        allow more requests than it answers.
+        After something was received one request is allowed, not three: late replies allow no more than they answer.
         """
-        return self._misses >= _MAX_MISSES and transport.last_activity_s <= self._last_miss_s
-
-    def _read(self, transport: Transport, payload: bytes) -> Fields | None:
-        try:
-            return transport.decode(payload)
-        except WireError:
-            return None
-
-    def _count_unsolicited(self, fields: dict[str, Any] | None) -> None:
-        identity = None if fields is None else request_id(fields)
-        self._unsolicited += identity not in self._outstanding
-        self.counts["unreadable" if identity is None else self._outstanding.pop(identity, "unwanted")] += 1
-        if self._unsolicited > _MAX_UNSOLICITED:
-            raise TransportClosedError("the server sends too many unrequested messages")
+        return self._misses >= _MAX_MISSES and conversation.last_activity_s <= self._last_miss_s
 
     def _drop(self, why: str) -> None:
-        if self._transport is not None:
-            self._transport.close()
-            self._transport, self.problem = None, printable(why)
+        if self._conversation is not None:
+            self._conversation.close()
+            self._conversation, self.problem = None, printable(why)
             # Outstanding requests are lost; ids are never reused.
+            for pending in self._outstanding.values():
+                pending.cause = pending.cause or "disconnected"
             self._outstanding.clear()
             self._wake.set()
 
 
-def open_transport(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple[Transport, Welcome]:
-    """Opens a transport and performs the handshake; the caller closes it.
+class PendingReply:
+    """A request of :class:`Client`: whether it was sent, and its reply, or why there is none as far as is known."""
 
-    Args:
-        endpoint: the server.
-        hello: the device's.
-        timeout: for connecting and the handshake together [s].
-        limit: a larger message closes the transport [bytes].
+    __slots__ = ("_client", "_layout", "arrived_s", "cause", "encode_s", "reply", "sent", "started_s", "until")
 
-    Raises:
-        RemoteError: if there is none in time, or the server refuses this device.
-    """
-    until = time.monotonic() + timeout
-    transport: Transport
-    if isinstance(endpoint, OpenpiEndpoint):
-        transport = OpenpiTransport(endpoint, timeout, limit)
-    else:
-        kind = WebSocketTransport if endpoint.scheme in ("ws", "wss") else HttpTransport
-        transport = kind(endpoint, timeout, limit)
-    try:
-        transport.send("hello", transport.encode(hello_fields(hello)), until - time.monotonic())
-        payload = transport.receive(until - time.monotonic())
-        if payload is None:
-            raise TransportClosedError("the server did not answer the hello in time")
-        welcome = read_welcome(transport.decode(payload))
-    except (TransportClosedError, WireError) as error:
-        transport.close()
-        raise RemoteError(f"{endpoint} refuses this device: {printable(str(error))}") from None
-    texts = (welcome.bundle, welcome.target, welcome.version, welcome.family)
-    bundle, target, version, family = (printable(text, 64) for text in texts)
-    return transport, replace(welcome, bundle=bundle, target=target, version=version, family=family)
+    def __init__(self, client: Client, layout: Layout, deadline_s: float) -> None:
+        self._client, self._layout = client, layout
+        self.started_s = time.monotonic()
+        self.until, self.encode_s, self.arrived_s = self.started_s + deadline_s, 0.0, 0.0
+        self.sent = False
+        self.reply: Reply | Failure | None = None
+        self.cause: Cause | None = None
 
+    @property
+    def answered(self) -> bool:
+        """Whether there is a reply."""
+        return self.reply is not None
 
-def _check_jpeg(quality: int, endpoint: Endpoint) -> None:
-    if not 1 <= quality <= 95 or endpoint.scheme in ("http", "https") or isinstance(endpoint, OpenpiEndpoint):
-        raise ConfigError(
-            f"JPEG frames need a quality from 1 to 95 and a ws or wss server of specact's own protocol, got {quality} "
-            f"and {endpoint}"
-        )
-    # Raises now, before a robot moves, if Pillow is missing.
-    to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), quality)
+    @property
+    def open(self) -> bool:
+        """Whether a reply is still expected."""
+        return self.reply is None and self.cause is None
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would not block: always True after the deadline."""
+        if self.open and time.monotonic() < self.until:
+            self._client.poll()
+        return not self.open or time.monotonic() >= self.until
+
+    def result(self) -> tuple[Arrays, OffloadTimes] | Miss:
+        """The reply's arrays, finite and in range, or why there are none; blocks until the deadline at most."""
+        self._client.wait(self)
+        reply, now = self.reply, time.monotonic()
+        if reply is None:
+            return Miss(self.cause or "disconnected", OffloadTimes(network=now - self.started_s), sent=self.sent)
+        if isinstance(reply, Failure):
+            return Miss(_CAUSES.get(reply.code, "refused"), OffloadTimes(network=now - self.started_s))
+        try:
+            arrays = self._layout.unpack(reply.arrays)
+        except WireError:
+            return Miss("invalid", OffloadTimes(network=now - self.started_s))
+        waited_s = max(0.0, self.arrived_s - self.started_s - self.encode_s)
+        return arrays, device_times(reply, self.encode_s, waited_s, time.monotonic() - now)

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.errors import RemoteError, WireError
-from specact.remote.transport import Endpoint, Fields, TransportClosedError
-from specact.remote.websocket import WebSocketTransport
+from specact.remote.endpoint import Endpoint
+from specact.remote.stream import Stream, StreamClosedError
 from specact.wire import openpi
-from specact.wire.checks import ErrorCode, bad, printable
-from specact.wire.dialect import Dialect
-from specact.wire.handshake import Welcome, welcome_fields
-from specact.wire.messages import ErrorReply, Reply, ServerTimes, reply_fields
+from specact.wire.exchange import Contract, Request
+from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Reply, Welcome, bad, check_terms, printable
 
 # A reply with its inference time is unique.
 _TIMING_KEY = b"infer_ms"
@@ -44,166 +41,144 @@ class OpenpiEndpoint(Endpoint):
 
     Attributes:
         path: of its URL.
-        dialect: of its policy; the protocol supports its ``infer`` requests only.
         keys: of the observation's arrays.
         names_endpoint: whether each request contains ``endpoint: infer``, which RoboArena's servers need.
     """
 
     path: str = "/"
-    dialect: Dialect | None = None
     keys: Mapping[str, Key] = field(default_factory=dict)
     names_endpoint: bool = False
 
 
-class OpenpiTransport:
-    """One WebSocket of openpi's protocol, to which specact's messages are translated.
+class OpenpiConversation:
+    """See :class:`~specact.remote.client.Conversation`; the protocol supports requests of the kind ``infer`` only.
 
     The protocol has no request ids: a reply belongs to the only outstanding request, and nothing is sent before it has
-    arrived (``busy``). This separates a late reply from the next one without a reconnection, which a server whose
-    inference blocks its event loop could not accept sooner. If a reply never arrives, the connection is closed after
-    the client's ``silence_s``. Each request is preceded by a ping with its id. A message that arrives before the pong
-    was sent before the server read the request, for example a duplicate reply; like any unsolicited message it closes
-    the connection. So does a reply that equals the last one byte for byte, including its measured time, which detects
-    later duplicates.
+    arrived. This separates a late reply from the next one without a reconnection, which a server whose inference blocks
+    its event loop could not accept sooner. If a reply never arrives, the client closes the connection after its
+    ``silence_s``. Each request is preceded by a ping with its id. A message that arrives before the pong was sent
+    before the server read the request, for example a duplicate reply; like any unsolicited message it ends the
+    connection. So does a reply that equals the last one byte for byte, including its measured time, which detects later
+    duplicates.
 
     Args:
         endpoint: the server.
         timeout: for connecting, the opening handshake and the metadata together [s].
-        max_message_bytes: a larger reply closes the transport before it is read; at least 1 MiB.
+        contract: of this device; None for the metadata alone.
 
     Attributes:
         metadata: the server's first message.
 
     Raises:
-        RemoteError: if the server cannot be reached in time, refuses the connection, or does not send its metadata.
+        RemoteError: if the server cannot be reached in time, refuses the connection, does not send its metadata, or is
+            a specact server of another policy.
     """
 
-    pings = False
+    single = True
 
-    def __init__(self, endpoint: OpenpiEndpoint, timeout: float, max_message_bytes: int) -> None:
-        until = time.monotonic() + timeout
-        self._endpoint, self._dialect = endpoint, endpoint.dialect
-        limit = max(max_message_bytes, _MAX_MESSAGE_BYTES)
-        self._socket = WebSocketTransport(endpoint, timeout, limit, endpoint.path, "Api-Key")
-        self.busy = False
+    def __init__(self, endpoint: OpenpiEndpoint, timeout: float, contract: Contract | None = None) -> None:
+        until, self._endpoint, self._contract = time.monotonic() + timeout, endpoint, contract
+        limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
+        self._stream = Stream(endpoint, endpoint.path, "Api-Key", timeout, limit)
         self.last_activity_s = time.monotonic()
-        # Ids of the last encoded request, and of the request whose reply was received last.
-        self._request_id = self._reply_id = 0
-        self._text, self._last_payload = False, b""
-        # Reply generated here: to the hello, and to requests that the protocol does not support.
-        self._local_reply: Fields | None = None
+        self._outstanding: int | None = None
+        self._supported = True
+        self._last_message = b""
         try:
             self.metadata = self._read_metadata(until)
-        except (TransportClosedError, WireError) as error:
+            self.welcome = self._welcome()
+        except (StreamClosedError, WireError) as error:
             self.close()
             raise RemoteError(f"{endpoint} does not speak openpi's protocol: {printable(str(error))}") from None
 
-    def encode(self, fields: Fields) -> bytes:
-        self._request_id = fields.get("id", 0)
-        return openpi.encode(self._observation(fields)) if fields["type"] == "infer" else b""
+    def send(
+        self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
+    ) -> None:
+        self._outstanding, self._supported, self.last_activity_s = identity, kind == "infer", time.monotonic()
+        if self._supported:
+            self._stream.send(openpi.encode(self._observation(request)), timeout, _mark(identity))
 
-    def decode(self, payload: bytes) -> Fields:
-        if self._local_reply is not None:
-            own, self._local_reply = self._local_reply, None
-            return own
-        if self._text:
-            text = printable(payload.decode(errors="replace"))
-            return reply_fields(ErrorReply(self._reply_id, ErrorCode.INTERNAL, text))
-        return self._reply(openpi.decode(payload))
-
-    def send(self, kind: str, payload: bytes, timeout: float) -> None:
-        if kind == "hello":
-            self._local_reply = self._welcome()
-        elif kind != "infer":
-            refusal = f"openpi's protocol has no requests of type {kind}"
-            self._local_reply = reply_fields(ErrorReply(self._request_id, ErrorCode.BAD_MESSAGE, refusal))
-        else:
-            self._socket.send(kind, payload, timeout, _ping_payload(self._request_id))
-            self.busy, self.last_activity_s = True, time.monotonic()
-
-    def receive(self, timeout: float) -> bytes | None:
-        if self._local_reply is not None:
-            return b""
-        message = self._socket.next(timeout if self.busy else 0.0)
+    def receive(self, timeout: float) -> Reply | Failure | None:
+        identity = self._outstanding
+        if identity is not None and not self._supported:
+            self._outstanding = None
+            return Failure(identity, ErrorCode.BAD_MESSAGE, "openpi's protocol has requests of the kind infer only")
+        message = self._stream.receive(timeout)
         if message is None:
             return None
-        if not self.busy or message.last_pong != _ping_payload(self._request_id):
-            raise TransportClosedError("the server sent a message that answers no request, or leaves pings unanswered")
-        if message.payload == self._last_payload and _TIMING_KEY in self._last_payload:
-            raise TransportClosedError("the server sent a reply twice")
-        self._last_payload = message.payload
-        self.busy, self.last_activity_s = False, time.monotonic()
-        self._reply_id, self._text = self._request_id, message.text
-        return message.payload
+        content, pong = message
+        if identity is None or pong != _mark(identity):
+            raise StreamClosedError("the server sent a message that answers no request, or leaves pings unanswered")
+        self._outstanding, self.last_activity_s = None, time.monotonic()
+        if isinstance(content, str):
+            return Failure(identity, ErrorCode.INTERNAL, content)
+        if content == self._last_message and _TIMING_KEY in content:
+            raise StreamClosedError("the server sent a reply twice")
+        self._last_message = content
+        return self._reply(openpi.decode(content), identity)
 
     def ping(self) -> None:
-        """Does nothing: a pong does not show whether inference blocks the server or its reply is lost."""
+        """Nothing: a pong does not show whether inference blocks the server or its reply is lost."""
 
     def close(self) -> None:
-        self._socket.close()
+        self._stream.close()
 
-    def _read_metadata(self, until: float) -> Fields:
-        message = self._socket.next(max(0.0, until - time.monotonic()))
+    def _read_metadata(self, until: float) -> dict[str, Any]:
+        message = self._stream.receive(max(0.0, until - time.monotonic()))
         if message is None:
-            raise TransportClosedError("it did not say its metadata in time")
-        if message.text:
-            raise bad(message.payload.decode(errors="replace"))
-        return openpi.decode(message.payload)
+            raise StreamClosedError("it did not say its metadata in time")
+        if isinstance(message[0], str):
+            raise bad(message[0])
+        return openpi.decode(message[0])
 
-    def _welcome(self) -> Fields:
+    def _welcome(self) -> Welcome:
         """The metadata as the answer to a hello.
 
         Raises:
             WireError: ``mismatch``.
         """
-        dialect, said = self._dialect, self.metadata
-        assert dialect is not None, "a device knows what it speaks"
-        differs = openpi.metadata_differences(said, dialect)
-        if differs:
-            raise WireError(
-                ErrorCode.MISMATCH, f"device and server differ in {', '.join(differs)}; serve the pair's own target"
-            )
+        contract, said = self._contract, self.metadata
         names = (said.get(name) for name in ("bundle", "fingerprint", "specact"))
         bundle, target, version = (printable(name, 64) if isinstance(name, str) else "" for name in names)
-        return welcome_fields(
-            Welcome(bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, dialect.family, dialect.agreed)
-        )
+        family, spec = ("", {}) if contract is None else (contract.family, dict(contract.spec))
+        if contract is not None and "specact" in said:
+            check_terms(Contract(family, openpi.metadata(contract), contract.observation, {}), family, said)
+        return Welcome(PROTOCOL, bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, family, spec, {})
 
-    def _observation(self, fields: Fields) -> Fields:
-        endpoint, dialect, ours = self._endpoint, self._dialect, "specact" in self.metadata
-        assert dialect is not None, "a device knows what it speaks"
-        sent: Fields = {"prompt": fields["instruction"]} if "instruction" in fields else {}
+    def _observation(self, request: Request) -> dict[str, Any]:
+        endpoint, contract, ours = self._endpoint, self._contract, "specact" in self.metadata
+        assert contract is not None, "otherwise there are no requests"
+        window = contract.observation.select(request.window)
+        sent: dict[str, Any] = {} if window.instruction is None else {"prompt": window.instruction}
         if endpoint.names_endpoint:
             sent["endpoint"] = "infer"
         if ours:
             # A specact server then samples as on its own stream.
-            sent["address"] = fields["address"]
-        for name, array in fields["observation"].items():
+            sent["address"] = list(request.address)
+        for name, array in window.arrays.items():
             key = endpoint.keys.get(name, Key())
-            if dialect.observation[name].history == 1 and not ours:
+            if contract.observation[name].history == 1 and not ours:
                 array = array[0]
-            called = key.name or f"observation/{name.replace('.', '/')}"
-            sent[called] = np.moveaxis(array, -1, -3) if key.channels_first else array
+            field_name = key.name or f"observation/{name.replace('.', '/')}"
+            sent[field_name] = np.moveaxis(array, -1, -3) if key.channels_first else array
         return sent
 
-    def _reply(self, said: Fields) -> Fields:
-        dialect = self._dialect
-        assert dialect is not None, "a device knows what it speaks"
-        timing = said.get("server_timing")
+    def _reply(self, said: dict[str, Any], identity: int) -> Reply:
+        timing, actions = said.get("server_timing"), said.get("actions")
         spent = timing.get("infer_ms") if isinstance(timing, dict) else None
         infer_ms = float(spent) if isinstance(spent, int | float | np.number) and 0.0 <= spent < 1e9 else 0.0
-        times = ServerTimes(0.0, infer_ms, infer_ms, 1)
-        answer = dialect.exchanges["infer"].answer
-        return reply_fields(Reply(self._reply_id, answer, {openpi.CHUNK: _actions(said.get("actions"))}, times))
+        if not isinstance(actions, np.ndarray) or actions.dtype.kind not in "fiu":
+            raise bad("a reply must contain actions, an array of numbers")
+        assert self._contract is not None, "otherwise there are no requests"
+        # Numbers beyond float32 become infinite and are refused.
+        with np.errstate(over="ignore"):
+            chunk = actions.astype(np.float32)
+        try:
+            arrays = self._contract.kinds["infer"].reply.pack({openpi.CHUNK: chunk})
+        except ValueError as error:
+            raise bad(str(error)) from None
+        return Reply(identity, 0.0, infer_ms, infer_ms, 1, arrays)
 
 
-def _actions(value: Any) -> NDArray[Any]:
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
-        raise bad("a reply must contain actions, an array of numbers")
-    # Numbers beyond float32 become infinite and are refused.
-    with np.errstate(over="ignore"):
-        return value.astype(np.float32)
-
-
-def _ping_payload(identity: int) -> bytes:
+def _mark(identity: int) -> bytes:
     return struct.pack(">Q", identity)

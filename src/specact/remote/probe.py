@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import RemoteError
-from specact.observation import Window
 from specact.remote.client import Client
-from specact.remote.pending import send_request
 from specact.rng import StepAddress
 from specact.types import Miss
-from specact.wire.messages import Request
+from specact.wire.exchange import Request
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_MS = 2000.0
 
 
 @dataclass(frozen=True)
@@ -52,23 +49,17 @@ def probe(client: Client, requests: int, pause_s: float) -> Probe:
     Raises:
         RemoteError: if none of them was answered.
     """
-    window = client.dialect.observation.zeros()
+    window = client.contract.observation.zeros()
     rows, causes = [], []
-    for number in range(requests):
-        address = StepAddress(0, 0, 0, number)
-        request = partial(_request, window, address)
-        found = send_request(client, "infer", request, _TIMEOUT_S, wait_if_busy=True).result()
-        if isinstance(found, Miss):
-            causes.append(found.cause)
+    for step in range(requests):
+        request = Request(window, StepAddress(0, 0, 0, step))
+        reply = client.request("infer", request, _TIMEOUT_MS, wait_if_busy=True).result()
+        if isinstance(reply, Miss):
+            causes.append(reply.cause)
         else:
-            times = found[1]
-            rows.append((times.total, times.network, times.queue, times.target))
+            rows.append((reply[1].total, reply[1].network, reply[1].queue, reply[1].target))
         time.sleep(pause_s)
     if not rows:
         raise RemoteError(f"none of {requests} requests was answered: {', '.join(sorted(set(causes)))}")
     total, network, queue, target = 1e3 * np.array(rows).T
     return Probe(total, network, queue, target, len(causes))
-
-
-def _request(window: Window, address: StepAddress, identity: int) -> Request:
-    return Request("infer", identity, 1e3 * _TIMEOUT_S, window, address)

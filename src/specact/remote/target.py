@@ -10,12 +10,11 @@ from specact.errors import ConfigError, unknown_name
 from specact.observation import Window
 from specact.pair import Pair
 from specact.remote.client import Client
-from specact.remote.pending import send_request
 from specact.rng import StepAddress
 from specact.types import Outcome, Proposal
 from specact.verification import Answer, Pending, Verifier, checked
-from specact.wire.dialect import Codec, VerifyingCodec
-from specact.wire.messages import MAX_DEADLINE_MS, Request
+from specact.wire.exchange import Exchange, Request, VerifyingExchange
+from specact.wire.messages import MAX_DEADLINE_MS
 
 A = TypeVar("A")
 
@@ -25,52 +24,34 @@ class RemoteTarget(Generic[A]):
 
     Args:
         client: of the server.
-        codec: of the pair on both sides.
-        deadline_ms: deadline of a reply, from the sending of its request [ms].
-
-    Raises:
-        ConfigError: if the deadline is not positive.
+        exchange: of the pair on both sides.
+        deadline_ms: deadline of a reply, from the sending of its request [ms]; see :func:`positive_deadline`.
     """
 
-    def __init__(self, client: Client, codec: Codec[A], deadline_ms: float) -> None:
-        self._client, self._codec = client, codec
+    def __init__(self, client: Client, exchange: Exchange[A], deadline_ms: float) -> None:
+        self._client, self._exchange = client, exchange
         self._deadline_ms = positive_deadline(deadline_ms)
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """See :class:`~specact.verification.Target`."""
-        client, deadline_ms = self._client, self._deadline_ms
-
-        def request(identity: int) -> Request:
-            return Request("infer", identity, deadline_ms, window, address, report=client.report)
-
-        reply = send_request(client, "infer", request, deadline_ms / 1e3)
-        return reply.then(lambda reply: Answer(self._codec.read(reply[0]), reply[1]))
+        reply = self._client.request("infer", Request(window, address), self._deadline_ms)
+        return reply.then(lambda found: Answer(self._exchange.read(found[0]), found[1]))
 
 
 class RemoteVerifier:
     """A :class:`~specact.verification.Verifier` whose verification runs on the server, as in ADAHI's paper.
 
     The request contains the address of the step's random stream, so that the server samples exactly what the device
-    would have sampled.
-
-    Args:
-        client, deadline_ms: as for :class:`RemoteTarget`.
-        codec: of the pair on both sides.
+    would have sampled. The arguments are those of :class:`RemoteTarget`.
     """
 
-    def __init__(self, client: Client, codec: VerifyingCodec[object], deadline_ms: float) -> None:
-        self._client, self._codec = client, codec
+    def __init__(self, client: Client, exchange: VerifyingExchange[object], deadline_ms: float) -> None:
+        self._client, self._exchange = client, exchange
         self._deadline_ms = positive_deadline(deadline_ms)
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """See :class:`~specact.verification.Verifier`."""
-        client, arrays = self._client, self._codec.request_arrays(proposal)
-
-        def request(identity: int) -> Request:
-            return Request("verify", identity, self._deadline_ms, proposal.window, address, arrays, client.report)
-
-        reply = send_request(client, "verify", request, self._deadline_ms / 1e3)
-        return reply.then(lambda reply: checked(self._codec.outcome(*reply), proposal))
+        request = Request(proposal.window, address, self._exchange.request(proposal))
+        reply = self._client.request("verify", request, self._deadline_ms)
+        return reply.then(lambda found: checked(self._exchange.outcome(*found), proposal))
 
 
 def remote_verifier(
@@ -82,8 +63,8 @@ def remote_verifier(
         client: of the server.
         pair: on this device.
         deadline_ms: deadline of a reply [ms].
-        sampling: where the outcome is sampled; both give the same outcome. On the ``server`` it is as in ADAHI's
-            paper, for families with ``verify`` requests only. Token policies always decode on the server.
+        sampling: where the outcome is sampled; both give the same outcome. The ``server`` samples in ADAHI's paper.
+            Families whose requests contain the draft, as that of token policies, always verify on the server.
 
     Raises:
         ConfigError: for an unknown place, one that the family does not support, a deadline that is not positive, or a
@@ -92,26 +73,26 @@ def remote_verifier(
     """
     if sampling not in ("device", "server"):
         raise unknown_name("place of sampling", sampling, ("device", "server"))
-    codec = pair.codec
-    if sampling == "device" and codec.dialect.asks == "infer":
-        return pair.verifier(RemoteTarget(client, codec, deadline_ms))
-    if not isinstance(codec, VerifyingCodec):
+    exchange = pair.exchange
+    if sampling == "device" and exchange.contract.step_kind == "infer":
+        return pair.verifier(RemoteTarget(client, exchange, deadline_ms))
+    if not isinstance(exchange, VerifyingExchange):
         raise ConfigError(
-            f"the server cannot verify for the family {codec.dialect.family!r}: its target only answers; choose "
+            f"the server cannot verify for the family {exchange.contract.family!r}: its target only answers; choose "
             "sampling on the device"
         )
-    check_requests(pair, codec)
-    return RemoteVerifier(client, codec, deadline_ms)
+    check_requests(pair, exchange)
+    return RemoteVerifier(client, exchange, deadline_ms)
 
 
-def check_requests(pair: Pair[Any], codec: VerifyingCodec[Any]) -> None:
+def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any]) -> None:
     """Refuses a pair whose proposals a server cannot verify, before a robot moves; drafts once.
 
     Raises:
         ConfigError: for a decoding that only a target in this process can do, or lacks a part.
         BundleError: if the draft needs a network that is only on the server.
     """
-    codec.request_arrays(pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0)))
+    exchange.request(pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0)))
 
 
 def positive_deadline(deadline_ms: float) -> float:

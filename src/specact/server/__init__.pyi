@@ -1,3 +1,3 @@
-from specact.server.app import create_app as create_app
 from specact.server.service import Service as Service
-from specact.server.settings import ServerSettings as ServerSettings
+from specact.server.settings import Address as Address
+from specact.server.settings import Limits as Limits

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fastapi import Depends
-from fastapi.security import HTTPBearer
-
 from specact.errors import ConfigError, WireError
-from specact.wire.checks import ErrorCode
+from specact.server.settings import Address
+from specact.wire.messages import ErrorCode
 
 MIN_TOKEN_CHARS = 16
 _MAX_NAME_CHARS, _MAX_TOKENS = 64, 10_000
 # Authorization scheme of openpi's client.
 _API_KEY = b"Api-Key "
+_UNAUTHORIZED = WireError(
+    ErrorCode.UNAUTHORIZED,
+    "the token is wrong or missing: SPECACT_TOKEN or --token-file must hold the same on both sides; a server without "
+    "one is asked by address or as localhost, and never from another site's page",
+)
 
 
 def check_token(token: str) -> None:
@@ -47,7 +50,7 @@ def read_tokens(file: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read tokens from {file}: {error}") from None
     found: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = set[str]()
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -74,12 +77,7 @@ def read_tokens(file: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Caller:
-    """An authenticated caller.
-
-    Attributes:
-        name: of its token; None for the shared token, or if no token is needed.
-        credentials: the expected Authorization header.
-    """
+    """An authenticated caller, by the name of its token (None for the shared one, or none) and its credentials."""
 
     name: str | None = None
     credentials: bytes = field(default=b"", repr=False)
@@ -89,21 +87,23 @@ class Access:
     """Authenticates requests by their headers.
 
     Args:
-        token: a shared bearer token, or None.
-        tokens: a file with a token for each robot, or None; without both, access is open, for servers on loopback.
-
-    Attributes:
-        dependencies: of the routes that need a token, for OpenAPI.
+        token: a bearer token that all devices share, or None.
+        address: with a file of tokens, or None; without both, access is open.
 
     Raises:
-        ConfigError: if the file cannot be used.
+        ConfigError: if token or file cannot be used, or other machines could connect without a token.
     """
 
-    def __init__(self, token: str | None, tokens: Path | None = None) -> None:
-        self._token, self._tokens = token, tokens
-        self._open = token is None and tokens is None
-        # Documents the scheme in OpenAPI; caller() authenticates.
-        self.dependencies = [] if self._open else [Depends(HTTPBearer(auto_error=False))]
+    def __init__(self, token: str | None, address: Address) -> None:
+        if token is not None:
+            check_token(token)
+        self._token, self._tokens = token, address.tokens
+        self._open = token is None and address.tokens is None
+        if self._open and not address.is_loopback():
+            raise ConfigError(
+                f"{address.host} can be reached from other machines, so a token is needed: set SPECACT_TOKEN "
+                "(at least 16 characters), --token-file or --tokens, or bind to 127.0.0.1"
+            )
         self.reload()
 
     def reload(self) -> None:
@@ -113,32 +113,33 @@ class Access:
             ConfigError: if it cannot be used; the previous tokens stay valid.
         """
         named = {} if self._tokens is None else read_tokens(self._tokens)
-        pairs: list[tuple[str | None, str]] = [*named.items()]
-        if self._token is not None:
-            if self._token in named.values():
-                raise ConfigError(
-                    f"{self._tokens} assigns the shared token to one robot; give each robot its own token"
-                )
-            pairs.append((None, self._token))
+        if self._token in named.values():
+            raise ConfigError(f"{self._tokens} assigns the shared token to one robot; give each robot its own token")
+        pairs = [*named.items(), *([(None, self._token)] if self._token else [])]
         self._callers = [Caller(name, f"Bearer {token}".encode()) for name, token in pairs]
 
-    def caller(self, headers: Mapping[str, str]) -> Caller | None:
-        """The caller, or None if the token is wrong or the origin is foreign; takes constant time for every token."""
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """The caller; takes constant time for every token.
+
+        Raises:
+            WireError: ``unauthorized`` if the token is wrong or the origin is foreign.
+        """
         # Otherwise another site's page could reach a server on the user's loopback through the user's browser.
         origin, host = headers.get("origin"), headers.get("host", "")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            return None
+            raise _UNAUTHORIZED
         if self._open:
-            return Caller() if _is_address(host) else None
+            if not _is_address(host):
+                raise _UNAUTHORIZED
+            return Caller()
         shown = headers.get("authorization", "").encode("utf-8", "surrogateescape")
         if shown.startswith(_API_KEY):
             shown = b"Bearer " + shown.removeprefix(_API_KEY)
-        found = None
-        # No early exit: constant time.
-        for caller in self._callers:
-            if hmac.compare_digest(shown, caller.credentials):
-                found = caller
-        return found
+        # Each is compared, without an early exit.
+        found = [caller for caller in self._callers if hmac.compare_digest(shown, caller.credentials)]
+        if not found:
+            raise _UNAUTHORIZED
+        return found[0]
 
     @property
     def names(self) -> set[str]:
@@ -148,15 +149,6 @@ class Access:
     def is_valid(self, caller: Caller) -> bool:
         """Whether its token is still valid."""
         return self._open or caller in self._callers
-
-
-def unauthorized() -> WireError:
-    """The error for every failed authentication."""
-    return WireError(
-        ErrorCode.UNAUTHORIZED,
-        "the token is wrong or missing: SPECACT_TOKEN or --token-file must hold the same on both sides; a server "
-        "without one is asked by address or as localhost, and never from another site's page",
-    )
 
 
 def _is_address(host: str) -> bool:

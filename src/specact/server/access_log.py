@@ -18,11 +18,7 @@ _log = logging.getLogger("specact.server")
 
 
 class AccessLog:
-    """Appends events to a file. Used on the event loop only.
-
-    Args:
-        file: the log; None disables logging.
-        steps: whether answered requests are logged too.
+    """Appends events to a file, or to none; with ``steps`` answered requests, too. Used on the event loop only.
 
     Raises:
         ConfigError: if the file cannot be opened.
@@ -56,12 +52,11 @@ class AccessLog:
             self._output = None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Writes an event."""
+        """Writes an event, in ASCII, so that a peer's name cannot inject lines."""
         if self._output is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         try:
-            # ASCII, so that a peer's name cannot inject lines.
             self._output.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
         except OSError as error:
             _log.error("the access log %s ends here: %s", self._file, error.strerror)
@@ -69,8 +64,6 @@ class AccessLog:
 
     def write_refusal(self, what: str, code: str, peer: str | None, why: str, robot: str | None = None) -> None:
         """Writes an error reply or a dropped connection, limited per second and code."""
-        if self._output is None:
-            return
         second = int(time.monotonic())
         if second != self._second:
             for other, count in self._refused.items():

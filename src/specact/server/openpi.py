@@ -1,4 +1,4 @@
-"""The WebSocket at ``/`` for openpi's clients, with the same target, batches and limits as specact's own stream."""
+"""openpi's clients at the server, with the same target, batches and limits as robots of specact's own protocol."""
 
 from __future__ import annotations
 
@@ -8,144 +8,108 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from starlette.responses import PlainTextResponse
-from starlette.websockets import WebSocket, WebSocketDisconnect
-from websockets.frames import CloseCode
 
 from specact.errors import ObservationError, WireError
 from specact.observation import Field, ObservationHistory, ObservationSpec, Window, lerobot_name
-from specact.server.access import unauthorized
+from specact.rng import StepAddress
 from specact.server.batcher import Job
-from specact.server.connections import Connection, connection_of
-from specact.server.http import STATUS, caller_of, peer
-from specact.server.messages import Messages, messages_of
-from specact.server.service import Fields, Sender, Service
-from specact.server.stream import check_room
+from specact.server.session import Session
 from specact.wire import openpi
-from specact.wire.checks import PROTOCOL, ErrorCode, bad
-from specact.wire.messages import MAX_DEADLINE_MS
+from specact.wire.exchange import Request
+from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, Failure, Reply, bad
 
 # Limits of an observation's keys.
 _MAX_DEPTH, _MAX_NAME_CHARS = 4, 128
-# Bytes (RFC 6455, 5.5.1).
-_MAX_REASON_BYTES = 123
 _RESET_DONE = "reset successful"
 
 
-async def serve_openpi(socket: WebSocket, service: Service) -> None:
-    """Authenticates a client, sends the metadata, and answers its observations one after the other."""
-    try:
-        caller = caller_of(socket, service)
-        check_room(service)
-    except WireError as error:
-        service.record_error("openpi", error, peer(socket.scope))
-        await socket.send_denial_response(PlainTextResponse(f"{error}\n", STATUS[ErrorCode(error.code)]))
-        return
-    await socket.accept()
-    if openpi.chunk_of(service.dialect) is None:
-        # In the close frame's reason, which is all that openpi's client shows at this point.
-        family, name = service.dialect.family, service.name
-        why = f"{family} are no actions; serve the target alone: specact serve --policy {name}#target"
-        service.record_error("openpi", bad(why), peer(socket.scope))
-        await socket.close(CloseCode.INTERNAL_ERROR, why.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
-        return
-    websocket, connection = messages_of(socket, service.limit), connection_of(socket.scope)
+class OpenpiDialogue:
+    """See :class:`~specact.server.session.Dialogue`; one observation at a time, because the protocol has no ids.
 
-    async def disconnect() -> None:
-        websocket.refuse(str(unauthorized()), CloseCode.POLICY_VIOLATION)
-
-    if caller.credentials and connection is not None:
-        service.connections.admit(connection)
-    with service.robot(caller, "openpi", peer(socket.scope), disconnect) as sender:
-        websocket.write(openpi.encode(openpi.metadata(service.welcome, service.dialect)))
-        requests = Requests(service, sender, websocket, connection)
-        try:
-            await websocket.serve(socket, requests)
-        except (WebSocketDisconnect, RuntimeError):
-            return
-        finally:
-            requests.end()
-
-
-class Requests:
-    """The observations of one client, answered one at a time because the protocol has no ids.
-
-    Args:
-        service: answers them.
-        sender: the client.
-        websocket: of the client.
-        connection: pending until the first valid observation, or the right token.
+    A client is pending until the first valid observation, or the right token.
     """
 
-    def __init__(self, service: Service, sender: Sender, websocket: Messages, connection: Connection | None) -> None:
-        self._service, self._sender, self._websocket, self._connection = service, sender, websocket, connection
-        self._history = ObservationHistory(service.dialect.observation)
+    def __init__(self, session: Session) -> None:
+        self._session, self._service = session, session.service
+        self._history = ObservationHistory(session.service.contract.observation)
         self._episode = self._step = 0
         self._job: Job | None = None
 
     @property
     def full(self) -> bool:
-        """Whether a request is in flight, so that the next has to wait."""
         return self._job is not None
 
-    def take(self, payload: bytes | None) -> None:
-        """Handles a message; None for a text message."""
-        arrived = time.monotonic()
+    def begin(self) -> None:
+        session, service = self._session, self._service
+        if not openpi.serves_chunks(service.contract):
+            family, name = service.contract.family, service.welcome.bundle
+            raise bad(f"{family} are no actions; serve the target alone: specact serve --policy {name}#target")
+        if session.caller.credentials:
+            session.settle()
+        self._lane = service.register(session, "openpi")
+        hello = service.welcome
+        said = {"bundle": hello.bundle, "fingerprint": hello.target, "specact": hello.version,
+                "max_message_bytes": hello.max_message_bytes}  # fmt: skip
+        session.send(openpi.encode(said | openpi.metadata(service.contract)))
+
+    def take(self, message: bytes) -> None:
+        arrived, number = time.monotonic(), self._step
         try:
-            if payload is None:
-                raise bad("messages are binary frames of msgpack, this one is text")
-            message = openpi.decode(payload)
-            endpoint = message.get("endpoint", "infer")
+            fields = openpi.decode(message)
+            endpoint = fields.get("endpoint", "infer")
             if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
                 raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
             if endpoint == "reset":
-                self._reset()
+                self._history.reset()
+                self._episode, self._step = self._episode + 1, 0
+                self._session.send(_RESET_DONE)
                 return
-            fields = self._request(message)
-        # Process boundary: any failure becomes an error reply.
-        except Exception as error:  # noqa: BLE001
-            refusal = bad(str(error)) if isinstance(error, ObservationError) else error
-            self._reply(self._service.error_reply("openpi", refusal, {}, self._sender))
-            return
-        if self._connection is not None:
-            self._service.connections.admit(self._connection)
-        self._job = self._service.answer(fields, arrived, self._sender, self._reply)
+            request = self._request(fields)
+        except ObservationError as error:
+            raise bad(str(error)) from None
+        self._session.settle()
+        # The protocol has no deadline.
+        self._job = self._service.answer(
+            self._session, self._lane, "infer", request, number, MAX_DEADLINE_MS, arrived, self._reply
+        )
+
+    def say(self, error: WireError) -> None:
+        failure = self._service.failure(self._session, "openpi", error)
+        # Before the metadata its client shows the close frame alone.
+        if self._session.robot is not None:
+            self._session.send(failure.message)
 
     def end(self) -> None:
-        """Cancels the request in flight, after the client has disconnected."""
         if self._job is not None:
-            self._service.cancel(self._job)
+            self._service.batcher.cancel(self._job)
             self._job = None
 
-    def _reset(self) -> None:
-        self._history.reset()
-        self._episode, self._step = self._episode + 1, 0
-        self._websocket.write(_RESET_DONE)
-
-    def _request(self, message: Mapping[str, Any]) -> Fields:
-        """The message converted to a request of specact's stream."""
-        spec, number = self._service.dialect.observation, self._step
-        window = read_window(message, spec, self._history)
+    def _request(self, message: Mapping[str, Any]) -> Request:
+        address = message.get("address", [0, 0, self._episode, self._step])
+        whole = isinstance(address, list) and all(type(value) is int and 0 <= value < 2**64 for value in address)
+        if not whole or len(address) != 4:
+            raise bad("address must be [seed, robot, episode, step], integers from 0 to 2^64 - 1")
+        window = read_window(message, self._service.contract.observation, self._history)
+        if len(window.instruction or "") > MAX_INSTRUCTION_CHARS:
+            raise bad(f"a prompt has at most {MAX_INSTRUCTION_CHARS} characters")
+        layout = self._service.contract.window
+        try:
+            checked = layout.unpack(layout.pack(window.arrays))
+        except ValueError as error:
+            raise bad(str(error)) from None
         self._step += 1
-        fields = {
-            "v": PROTOCOL,
-            "type": "infer",
-            "id": number,
-            # The protocol has no deadline.
-            "deadline_ms": MAX_DEADLINE_MS,
-            "observation": window.arrays,
-            "address": message.get("address", [0, 0, self._episode, number]),
-        }
-        return fields if window.instruction is None else fields | {"instruction": window.instruction}
+        return Request(Window(checked, window.instruction), StepAddress(*address))
 
-    def _reply(self, fields: Fields) -> None:
+    def _reply(self, answer: Reply | Failure) -> None:
         self._job = None
-        if fields["type"] == "error":
-            self._websocket.refuse(fields["message"], CloseCode.INTERNAL_ERROR)
+        if isinstance(answer, Failure):
+            self._session.send(answer.message)
+            self._session.close(WireError(answer.code, answer.message))
             return
-        timing = {"infer_ms": fields["times"]["target_ms"]}
-        self._websocket.write(openpi.encode({"actions": fields[openpi.CHUNK], "server_timing": timing}))
-        self._websocket.deliver()
+        chunk = self._service.contract.kinds["infer"].reply.unpack(answer.arrays)[openpi.CHUNK]
+        timing = {"infer_ms": answer.target_ms}
+        self._session.send(openpi.encode({"actions": chunk, "server_timing": timing}))
+        self._session.resume()
 
 
 def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: ObservationHistory) -> Window:
@@ -167,16 +131,12 @@ def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: Obse
         if name is not None:
             seen[name] = _channels_last(value, spec[name])
     instruction = message.get("prompt", message.get("instruction"))
-    if all(_shape(seen.get(name)) == field.window_shape for name, field in spec.fields.items()):
+    if all(getattr(seen.get(name), "shape", None) == field.window_shape for name, field in spec.fields.items()):
         arrays = {name: _as_float32(seen[name], field) for name, field in spec.fields.items()}
         if spec.instruction and not isinstance(instruction, str):
             raise bad("the observation has no prompt; this policy needs one, as text")
         return Window(arrays, instruction if spec.instruction else None)
     return history.push(seen if instruction is None else {**seen, "instruction": instruction})
-
-
-def _shape(value: Any) -> tuple[int, ...] | None:
-    return value.shape if isinstance(value, np.ndarray) else None
 
 
 def _as_float32(value: Any, field: Field) -> Any:

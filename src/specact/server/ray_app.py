@@ -1,42 +1,29 @@
-"""The server as an application of Ray Serve: replicas of the whole server, each with its own target and batches."""
+"""The server on Ray: each replica of an application of Ray Serve is a whole server with a port of its own."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+import msgspec
+import uvloop
+from msgspec import Meta
 from ray import serve
 from ray.serve import Application
+from ray.util import get_node_ip_address
 
 from specact.errors import ConfigError
-from specact.server.app import create_app
+from specact.records import Count, NotNegative, Record
+from specact.server.access import Access
+from specact.server.serve import bind, run
 from specact.server.service import Service
-from specact.server.settings import ServerSettings
-from specact.wire.messages import Responder
+from specact.server.settings import Address, Limits
+from specact.wire.exchange import Exchange
 
 
-class Replica:
-    """One replica of the server, in its own process, with its own target.
-
-    Args:
-        load: loads the target.
-        settings: see :class:`~specact.server.settings.ServerSettings`; host and port are those of Serve's proxy.
-    """
-
-    def __init__(self, load: Callable[[], Responder], settings: ServerSettings) -> None:
-        self._service = Service(load(), settings)
-
-    def __serve_build_asgi_app__(self) -> Any:
-        return create_app(self._service)
-
-    async def check_health(self) -> None:
-        """Called by Serve, which replaces a replica that fails here."""
-        if not self._service.batcher.ready:
-            raise ConfigError("the target takes no requests")
-
-
-class AppArguments(BaseModel, extra="forbid", frozen=True):
+class Arguments(Record, frozen=True):
     """Arguments of an application for ``serve run`` and ``serve deploy``.
 
     Attributes:
@@ -44,69 +31,99 @@ class AppArguments(BaseModel, extra="forbid", frozen=True):
         steps, provider, threads: see there.
         replicas: number of servers.
         num_cpus, num_gpus: that Ray reserves for each.
-        host: where Serve's proxies listen; with the default, all addresses, a token is needed.
-        max_batch, max_queue, max_wait_ms, max_robots: of each replica, see
-            :class:`~specact.server.settings.ServerSettings`.
+        host: address on which each server listens; one that other machines can reach needs a token.
+        port: of the first server of a machine; the next ones take the following free ports.
+        max_batch, max_queue, max_wait_ms, max_robots: see :class:`~specact.server.settings.Limits`.
     """
 
     target: str
-    steps: int = 10
+    steps: Count = 10
     provider: str = "CPUExecutionProvider"
-    threads: int = 1
-    replicas: int = 1
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    threads: Count = 1
+    replicas: Count = 1
+    num_cpus: NotNegative = 1.0
+    num_gpus: NotNegative = 0.0
     host: str = "0.0.0.0"
-    max_batch: int = 16
-    max_queue: int = 256
-    max_wait_ms: float = 0.0
-    max_robots: int = 1024
+    port: Annotated[int, Meta(ge=1, le=65535)] = 8600
+    max_batch: Count = 16
+    max_queue: Count = 256
+    max_wait_ms: NotNegative = 0.0
+    max_robots: Count = 1024
 
 
-def read_arguments(args: Mapping[str, Any]) -> AppArguments:
+class Replica:
+    """One server, in its own process.
+
+    Args:
+        load: loads the target.
+        settings: of the application.
+        token: that devices must send, or None.
+    """
+
+    def __init__(self, load: Callable[[], Exchange[Any]], settings: Arguments, token: str | None) -> None:
+        limits = Limits(
+            settings.max_batch, settings.max_queue, max_wait_ms=settings.max_wait_ms, max_robots=settings.max_robots
+        )
+        exchange, last = load(), min(65535, settings.port + settings.replicas - 1)
+        for port in range(settings.port, last + 1):
+            self._service = Service(exchange, limits, Address(settings.host, port), token)
+            try:
+                listener = bind(self._service)
+                break
+            except ConfigError:
+                if port == last:
+                    raise
+        self._service.batcher.warm_up()
+        loopback = Address(settings.host).is_loopback()
+        self._url = f"ws://{settings.host if loopback else get_node_ip_address()}:{port}"
+        threading.Thread(target=self._run, args=(listener,), name="specact server", daemon=True).start()
+
+    def _run(self, listener: socket.socket) -> None:
+        uvloop.run(run(self._service, listener, lambda url: None))
+
+    async def __call__(self, request: Any) -> dict[str, str]:
+        """The address of this server, for a robot that asks Serve's proxy for one."""
+        return {"url": self._url}
+
+    async def check_health(self) -> None:
+        """Called by Serve, which replaces a replica that fails here."""
+        if not self._service.ready:
+            raise ConfigError("the target takes no requests")
+
+
+def read_arguments(args: Mapping[str, Any]) -> Arguments:
     """The arguments of an application; on a command line all of them are strings.
 
     Raises:
-        ConfigError: for one that is missing, unknown, or of the wrong type.
+        ConfigError: for one that is missing, unknown, or not allowed.
     """
     try:
-        return AppArguments.model_validate(args)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ConfigError(
-            f"{problems}. An application takes {', '.join(AppArguments.model_fields)}, as NAME=VALUE"
-        ) from None
+        return msgspec.convert(dict(args), Arguments, strict=False)
+    except msgspec.ValidationError as error:
+        names = ", ".join(Arguments.__struct_fields__)
+        raise ConfigError(f"{error}. An application takes {names}, as NAME=VALUE") from None
 
 
-def application(
-    load: Callable[[], Responder], settings: ServerSettings, replicas: int, resources: Mapping[str, float]
-) -> Application:
-    """The application for ``serve.run``.
+def application(load: Callable[[], Exchange[Any]], settings: Arguments, token: str | None) -> Application:
+    """The application for ``serve.run``: Ray places the servers, and replaces those that fail.
 
-    Robots connect to Serve's proxy as to a server. A WebSocket stays with its replica; a new one goes to the less
-    loaded of two replicas. Requests of one replica's robots share its batches, made by
-    :class:`~specact.server.batcher.Batcher`, which takes account of robots and deadlines, unlike ``serve.batch``.
+    Robots connect to a server itself, so that no message passes through Ray: to an address from Serve's proxy
+    (``GET /`` answers ``{"url": "ws://..."}``, of the less loaded of two replicas), or to a reverse proxy before them.
 
     Args:
         load: loads the target, in each replica; a module-level function, or a partial of one.
-        settings: of each replica; limits of robots, queues and connections apply per replica.
-        replicas: their number.
-        resources: of each: ``num_cpus`` and ``num_gpus``.
+        settings: of the application.
+        token: that devices must send, or None.
 
     Raises:
-        ConfigError: for less than one replica, or a certificate, which Serve's proxy needs instead.
+        ConfigError: if other machines could connect without a token.
     """
-    if replicas < 1:
-        raise ConfigError(f"replicas must be at least 1, got {replicas}")
-    if settings.certificate is not None:
-        raise ConfigError("the proxy of Ray Serve holds the certificate: give it ssl_certfile and ssl_keyfile")
+    Access(token, Address(settings.host))
     deployed: Any = serve.deployment(
-        serve.ingress()(Replica),
+        Replica,
         name="specact",
-        num_replicas=replicas,
-        # For Serve a stream counts as one ongoing request.
-        max_ongoing_requests=settings.max_robots + settings.max_pending,
-        ray_actor_options=dict(resources),
+        num_replicas=settings.replicas,
+        ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
     )
-    made: Application = deployed.bind(load, settings)
+    made: Application = deployed.bind(load, settings, token)
     return made

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until a signal, and then drains the requests in flight."""
+"""Runs a service on a socket until a signal, and then drains the requests in flight."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
+from http import HTTPStatus
 
-import uvicorn
+import uvloop
+from picows import WSListener, WSUpgradeRequest, WSUpgradeResponseWithListener, ws_create_server
 
-from specact.errors import ConfigError
-from specact.server.acceptor import Acceptor
-from specact.server.app import create_app
+from specact.errors import ConfigError, WireError
+from specact.server.http import answer, refusal
+from specact.server.openpi import OpenpiDialogue
 from specact.server.service import Service
-from specact.server.tls import Certificate
-from specact.server.transport import BoundedWebSocket
+from specact.server.session import HELLO_TIMEOUT_S, RobotDialogue, Session
+from specact.wire.messages import PATH, PROTOCOL, ErrorCode
 
 _log = logging.getLogger("specact.server")
-_KEEP_ALIVE_S, _PING_S, _SWEEP_S = 75, 20.0, 5.0
+_BACKLOG, _PING_S = 1024, 20.0
 # File descriptors reserved for libraries, devices, the event loop and logs.
 _OWN_DESCRIPTORS, _MIN_CONNECTIONS = 64, 16
 # Timeout for closing connections after draining.
-_CLOSE_TIMEOUT_S = 6.0
+_CLOSE_TIMEOUT_S = 2.0
 
 
 def serve(service: Service, announce: Callable[[str], None]) -> None:
@@ -40,54 +41,104 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ConfigError: if the address cannot be bound, or certificate and key are invalid.
         BundleError: if the target cannot answer.
     """
-    settings = service.settings
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another port or host"
-        ) from None
-    service.limit_connections(_descriptors(settings.max_robots + settings.max_pending))
-    try:
-        certificate = Certificate(settings.certificate, settings.key) if settings.certificate and settings.key else None
-    except ConfigError:
-        listener.close()
-        raise
-    config = uvicorn.Config(
-        create_app(service),
-        http=partial(Acceptor, service.connections, certificate),  # type: ignore[arg-type]
-        ws=BoundedWebSocket,
-        loop="uvloop",
-        ws_max_size=service.limit,
-        # Compressing a few kilobytes takes longer than sending them.
-        ws_per_message_deflate=False,
-        ws_ping_interval=_PING_S,
-        ws_ping_timeout=_PING_S,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        # All connections are closed by then; a remaining one must not block the exit.
-        timeout_graceful_shutdown=int(_CLOSE_TIMEOUT_S) + 2,
-        # Faults of peers are in the access log.
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-    )
-    config.load()
-    server = _DrainingServer(config, service, certificate)
-    scheme = "wss" if certificate else "ws"
-    host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
-    server.announce = lambda: announce(f"{scheme}://{host}:{listener.getsockname()[1]}")
-    with listener:
-        # Before startup, where a blocking target cannot be interrupted and its error would be a traceback.
+    with bind(service) as listener:
+        # Before the event loop, where a blocking target cannot be interrupted.
         service.batcher.warm_up()
         # Excludes the loaded objects from garbage collection, whose pauses delay robots.
         gc.collect()
         gc.freeze()
-        server.run(sockets=[listener])
+        uvloop.run(run(service, listener, announce, signals=True))
+
+
+def bind(service: Service) -> socket.socket:
+    """The socket of a service.
+
+    Raises:
+        ConfigError: if the address cannot be bound, or this process may open too few files.
+    """
+    address, limits = service.address, service.limits
+    service.limit_connections(_descriptors(limits.max_robots + limits.max_pending))
+    listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {address.host}:{address.port}: {error.strerror}; choose another port or host"
+        ) from None
+    return listener
+
+
+async def run(
+    service: Service, listener: socket.socket, announce: Callable[[str], None], *, signals: bool = False
+) -> None:
+    """Serves on a socket from :func:`bind` until cancellation; with ``signals`` until SIGTERM or SIGINT.
+
+    SIGHUP then reloads tokens, certificate and log. The target should be warmed up.
+    """
+    tls = service.address.load_certificate()
+    server = await ws_create_server(
+        partial(_route, service), sock=listener, backlog=_BACKLOG, ssl=tls,
+        websocket_handshake_timeout=HELLO_TIMEOUT_S, ssl_handshake_timeout=HELLO_TIMEOUT_S if tls else None,
+        enable_auto_ping=True, auto_ping_idle_timeout=_PING_S, auto_ping_reply_timeout=_PING_S,
+        # Pings are answered within the limits of a session.
+        enable_auto_pong=False, max_frame_size=service.contract.max_message_bytes,
+    )  # fmt: skip
+    stopped = asyncio.Event()
+    loop, draining = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    async def drain() -> None:
+        await service.drain()
+        stopped.set()
+
+    def stop() -> None:
+        if draining:
+            # The second signal: do not wait.
+            service.abandon()
+            stopped.set()
+        else:
+            draining.add(loop.create_task(drain()))
+
+    def reload() -> None:
+        service.reload()
+        try:
+            service.address.load_certificate(tls)
+        except ConfigError as error:
+            _log.error("the certificate of before stays in use: %s", error)
+
+    if signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        if tls or service.address.tokens or service.limits.access_log:
+            # Without files to reload, SIGHUP keeps its default and ends the server.
+            loop.add_signal_handler(signal.SIGHUP, reload)
+    service.batcher.start()
+    try:
+        host, port = listener.getsockname()[:2]
+        announce(f"{'wss' if tls else 'ws'}://{f'[{host}]' if ':' in host else host}:{port}")
+        await stopped.wait()
+    finally:
+        server.close()
+        service.batcher.stop()
+        service.close()
+        # Peers that do not read would block the end.
+        until = loop.time() + _CLOSE_TIMEOUT_S
+        while service.peers and loop.time() < until:
+            await asyncio.sleep(0.01)
+
+
+def _route(service: Service, request: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
+    """The session of a WebSocket, or the response to any other request."""
+    if request.headers.get("upgrade", "").lower() != "websocket":
+        return WSUpgradeResponseWithListener(answer(request, service), None)
+    if request.path == PATH.encode():
+        return Session(service, RobotDialogue)
+    if request.path == b"/":
+        return Session(service, OpenpiDialogue)
+    said = f"this server has protocol {PROTOCOL} at {PATH}, and openpi's at /; install the same version on both"
+    error = WireError(ErrorCode.UNSUPPORTED_PROTOCOL, said)
+    return WSUpgradeResponseWithListener(refusal(error, HTTPStatus.UPGRADE_REQUIRED), None)
 
 
 def _descriptors(wanted: int) -> int:
@@ -97,76 +148,12 @@ def _descriptors(wanted: int) -> int:
         ConfigError: if there are too few.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OWN_DESCRIPTORS
+    needed, least = wanted + _OWN_DESCRIPTORS, _OWN_DESCRIPTORS + _MIN_CONNECTIONS
     if resource.RLIM_INFINITY != soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft != resource.RLIM_INFINITY and soft < _OWN_DESCRIPTORS + _MIN_CONNECTIONS:
+    if soft != resource.RLIM_INFINITY and soft < least:
         raise ConfigError(
-            f"this process may open {soft} files, and a server needs {_OWN_DESCRIPTORS + _MIN_CONNECTIONS} at "
-            "least; raise the limit with ulimit -n"
+            f"this process may open {soft} files, and a server needs {least} at least; raise the limit with ulimit -n"
         )
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _OWN_DESCRIPTORS)
-
-
-class _DrainingServer(uvicorn.Server):
-    """Drains requests in flight before it closes the connections; a second signal ends that."""
-
-    def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
-        super().__init__(config)
-        self._service, self._certificate = service, certificate
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._draining: asyncio.Task[None] | None = None
-        self.announce: Callable[[], None] = lambda: None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        settings = self._service.settings
-        if self._certificate or settings.tokens or settings.access_log:
-            # Without files to reload, SIGHUP keeps its default and ends the server.
-            signal.signal(signal.SIGHUP, lambda *_: self._reload_soon())
-        await super().startup(sockets)
-        if self.started:
-            self._sweep()
-            self.announce()
-
-    def _reload_soon(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._reload)
-
-    def _reload(self) -> None:
-        self._service.reload()
-        try:
-            if self._certificate is not None:
-                self._certificate.reload()
-        except ConfigError as error:
-            _log.error("the certificate of before stays in use: %s", error)
-
-    def _sweep(self) -> None:
-        self._service.connections.sweep()
-        asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, self._abort_connections)
-        await super().shutdown(sockets)
-
-    def _abort_connections(self) -> None:
-        # Peers that do not read, or never complete a request, would block the shutdown.
-        self._service.connections.abort_all()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is None or self.should_exit:
-            super().handle_exit(sig, frame)
-        elif self._service.draining:
-            # On the event loop: a signal's handler runs in the middle of anything.
-            self._loop.call_soon_threadsafe(self._service.abandon)
-        else:
-            self._service.draining = True
-            self._loop.call_soon_threadsafe(self._start_draining)
-
-    def _start_draining(self) -> None:
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
-
-    async def _drain(self) -> None:
-        await self._service.drain()
-        self.should_exit = True

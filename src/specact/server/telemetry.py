@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specact.wire.messages import REPORT_COUNTERS, ServerTimes
+from specact.wire.messages import REPORT_COUNTERS, Reply
 
 _WINDOW_S, _MAX_RECENT = 10.0, 4096
 _BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -22,45 +22,38 @@ _BUCKETS_BATCH = (1, 2, 4, 8, 16, 32, 64)
 _STAGES = ("queue", "target", "total")
 
 
-class RateCounter:
+class _Rate:
     """Rate of events over the last ten seconds, in constant memory."""
 
     def __init__(self) -> None:
         self._seconds: deque[list[int]] = deque(maxlen=int(_WINDOW_S))
 
     def count(self, now: float) -> None:
-        """Counts an event."""
         if not self._seconds or self._seconds[-1][0] != int(now):
             self._seconds.append([int(now), 0])
         self._seconds[-1][1] += 1
 
-    def rate_hz(self, now: float, since: float) -> float:
-        """Events per second; over the time since ``since`` if that is shorter."""
-        # Complete seconds only: the current one would make the rate fluctuate.
+    def hz(self, now: float, since: float) -> float:
+        """Over the time since ``since`` if that is shorter; of complete seconds, so that it does not fluctuate."""
         counts = [count for second, count in self._seconds if int(now) - _WINDOW_S < second < int(now)]
         return sum(counts) / min(_WINDOW_S - 1.0, max(1.0, int(now) - since))
 
 
 @dataclass
 class Robot:
-    """One connection on the status page.
+    """One connection on the status page: results, errors, the device's own counters, and (time, total_ms) of replies.
 
-    Attributes:
-        name: of the device.
-        since: when it connected, in seconds of the monotonic clock.
-        requests, errors: number of results and of error replies.
-        report: the device's own counters, see :data:`~specact.wire.messages.REPORT_COUNTERS`.
-        recent: (time, total_ms) of the last replies.
-        rate: of its replies.
+    ``report`` is in the order of :data:`~specact.wire.messages.REPORT_COUNTERS`, or empty.
     """
 
+    id: int
     name: str
     since: float
     requests: int = 0
     errors: int = 0
-    report: Mapping[str, int] = field(default_factory=dict)
+    report: Sequence[int] = ()
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
-    rate: RateCounter = field(default_factory=lambda: RateCounter())
+    rate: _Rate = field(default_factory=lambda: _Rate())
 
 
 class Histogram:
@@ -85,50 +78,36 @@ class Histogram:
 
 
 class Telemetry(Collector):
-    """Counts requests, errors and connections; used on the event loop only.
-
-    Args:
-        bundle: name of the bundle that is served.
-    """
+    """Counts requests, errors and connections of the bundle of this name; used on the event loop only."""
 
     def __init__(self, bundle: str) -> None:
         self.bundle, self.started = bundle, time.monotonic()
-        self._rate = RateCounter()
-        self._status: tuple[float, dict[str, Any]] = (-1.0, {})
         self.robots: dict[int, Robot] = {}
-        self._stages: deque[tuple[float, float, float, float, int]] = deque(maxlen=_MAX_RECENT)
-        # Counts by kind and outcome.
-        self._requests: Counter[tuple[str, str]] = Counter()
-        self._times = {stage: Histogram(_BUCKETS_MS) for stage in _STAGES}
-        self._batch = Histogram(_BUCKETS_BATCH)
-        self._queued = 0
-        self._registry = CollectorRegistry()
+        self._rate, self._requests = _Rate(), Counter[tuple[str, str]]()  # by kind and outcome
+        self._status: tuple[float, dict[str, Any]] = (-1.0, {})
+        self._recent: deque[tuple[float, Reply]] = deque(maxlen=_MAX_RECENT)
+        self._times, self._batch = {stage: Histogram(_BUCKETS_MS) for stage in _STAGES}, Histogram(_BUCKETS_BATCH)
+        self._queued, self._registry = 0, CollectorRegistry()
         self._registry.register(self)
 
-    def connected(self, name: str) -> int:
-        """Records a connection and returns its key."""
+    def connected(self, name: str) -> Robot:
+        """Adds a connection, until it is removed from ``robots``."""
         key = max(self.robots, default=0) + 1
-        self.robots[key] = Robot(name, time.monotonic())
-        return key
+        self.robots[key] = robot = Robot(key, name, time.monotonic())
+        return robot
 
-    def disconnected(self, key: int) -> None:
-        """Removes a connection."""
-        self.robots.pop(key, None)
-
-    def record_reply(self, kind: str, times: ServerTimes, robot: Robot | None) -> None:
+    def record_reply(self, kind: str, reply: Reply, robot: Robot) -> None:
         """Records a result."""
-        now = time.monotonic()
+        now, reply.arrays = time.monotonic(), bytearray()
         self._requests[kind, "ok"] += 1
-        self._times["queue"].take(times.queue_ms)
-        self._times["target"].take(times.target_ms)
-        self._times["total"].take(times.total_ms)
-        self._batch.take(times.batch)
-        self._stages.append((now, times.queue_ms, times.target_ms, times.total_ms, times.batch))
+        for stage, times in self._times.items():
+            times.take(getattr(reply, f"{stage}_ms"))
+        self._batch.take(reply.batch)
+        self._recent.append((now, reply))
         self._rate.count(now)
-        if robot is not None:
-            robot.requests += 1
-            robot.rate.count(now)
-            robot.recent.append((now, times.total_ms))
+        robot.requests += 1
+        robot.rate.count(now)
+        robot.recent.append((now, reply.total_ms))
 
     def record_error(self, kind: str, code: str, robot: Robot | None) -> None:
         """Records an error reply."""
@@ -161,41 +140,32 @@ class Telemetry(Collector):
         return self._status[1] | {"queued": queued, "ready": ready}
 
     def _live(self, now: float) -> dict[str, Any]:
-        recent = [entry for entry in self._stages if now - entry[0] <= _WINDOW_S]
-        columns = [[entry[i] for entry in recent] for i in (1, 2, 3)]
-        outcomes: Counter[str] = Counter()
+        recent, outcomes = [reply for when, reply in self._recent if now - when <= _WINDOW_S], Counter[str]()
         for (_, outcome), count in self._requests.items():
             outcomes[outcome] += count
         return {
-            "bundle": self.bundle,
-            "uptime_s": now - self.started,
-            "rate_hz": self._rate.rate_hz(now, self.started),
-            "batch": sum(entry[4] for entry in recent) / len(recent) if recent else None,
+            "bundle": self.bundle, "uptime_s": now - self.started, "rate_hz": self._rate.hz(now, self.started),
+            "batch": sum(reply.batch for reply in recent) / len(recent) if recent else None,
             "outcomes": dict(outcomes),
-            "stages_ms": {stage: _quantiles(column) for stage, column in zip(_STAGES, columns, strict=True)},
-            "robots": [{"id": key, **_robot(robot, now)} for key, robot in self.robots.items()],
-        }
+            "stages_ms": {stage: _quantiles([getattr(reply, f"{stage}_ms") for reply in recent]) for stage in _STAGES},
+            "robots": [_robot(robot, now) for robot in self.robots.values()],
+        }  # fmt: skip
 
 
 def _robot(robot: Robot, now: float) -> dict[str, Any]:
-    times = [total for when, total in robot.recent if now - when <= _WINDOW_S]
-    report = {name: robot.report.get(name, 0) for name in REPORT_COUNTERS}
+    report = dict.fromkeys(REPORT_COUNTERS, 0) | dict(zip(REPORT_COUNTERS, robot.report, strict=False))
     return {
-        "name": robot.name,
-        "connected_s": now - robot.since,
-        "requests": robot.requests,
-        "errors": robot.errors,
-        "rate_hz": robot.rate.rate_hz(now, robot.since),
+        "id": robot.id, "name": robot.name, "connected_s": now - robot.since, "requests": robot.requests,
+        "errors": robot.errors, "rate_hz": robot.rate.hz(now, robot.since),
         "transmission_rate": report["transmitted"] / report["steps"] if report["steps"] else None,
         "acceptance": report["accepted"] / report["verified"] if report["verified"] else None,
         "missed": report["missed"],
-        "total_ms": _quantiles(times),
-    }
+        "total_ms": _quantiles([total for when, total in robot.recent if now - when <= _WINDOW_S]),
+    }  # fmt: skip
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
     # Sorting a short list takes a tenth of the time of NumPy's quantiles; a server can have hundreds of robots.
-    if not values:
-        return None
     ordered = sorted(values)
-    return {f"p{share}": ordered[min(len(ordered) - 1, share * len(ordered) // 100)] for share in (50, 95, 99)}
+    places = {share: min(len(ordered) - 1, share * len(ordered) // 100) for share in (50, 95, 99)}
+    return {f"p{share}": ordered[place] for share, place in places.items()} if ordered else None

@@ -8,18 +8,13 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from specact.errors import WireError
-from specact.wire.checks import ErrorCode
+from specact.wire.messages import ErrorCode
 
 Item = TypeVar("Item")
 
 
 class Lane(Generic[Item]):
-    """The queued items of one robot, oldest first; made by :meth:`FairQueue.lane`.
-
-    Attributes:
-        items: in the queue.
-        served: number of the turn in which it was last served, or created.
-    """
+    """The queued items of one robot, oldest first, and the turn in which it was last served, or created."""
 
     __slots__ = ("items", "served")
 
@@ -35,8 +30,7 @@ class FairQueue(Generic[Item]):
     short-lived lanes cannot starve an old one.
 
     Args:
-        most: maximum number of items of all lanes.
-        most_per_lane: maximum number of items of one lane.
+        most, most_per_lane: maximum number of items of all lanes, and of one.
     """
 
     def __init__(self, most: int, most_per_lane: int) -> None:
@@ -53,19 +47,13 @@ class FairQueue(Generic[Item]):
         return Lane(self._turn)
 
     def put(self, lane: Lane[Item], item: Item) -> Item | None:
-        """Adds an item at the end of its lane.
-
-        Returns:
-            The newest item of the longest lane, if that was displaced.
+        """Adds an item at the end of its lane; returns the newest item of the longest lane, if that was displaced.
 
         Raises:
             WireError: ``overloaded`` if the lane is full, or the queue is full and no lane is longer than this one.
         """
         if len(lane.items) >= self._max_per_lane:
-            raise WireError(
-                ErrorCode.OVERLOADED,
-                f"{self._max_per_lane} requests of this robot are already waiting; wait for a reply first",
-            )
+            raise overloaded(f"{self._max_per_lane} requests of this robot are already waiting; wait for a reply first")
         displaced = None
         if self._size >= self._max_items:
             longest = max((entry[2] for entry in self._waiting), key=lambda other: len(other.items))
@@ -81,8 +69,7 @@ class FairQueue(Generic[Item]):
 
     def take(self, most: int, alive: Callable[[Item], bool]) -> tuple[list[Item], list[Item]]:
         """The next items, at most ``most`` that are alive, and the dead ones before them, which take no turn."""
-        taken: list[Item] = []
-        dead: list[Item] = []
+        taken, dead = list[Item](), list[Item]()
         while self._waiting and len(taken) < most:
             lane = heapq.heappop(self._waiting)[2]
             while lane.items:
@@ -103,6 +90,11 @@ class FairQueue(Generic[Item]):
         heapq.heappush(self._waiting, (lane.served, self._pushes, lane))
 
 
+def overloaded(why: str) -> WireError:
+    """The error for what the server does not take on."""
+    return WireError(ErrorCode.OVERLOADED, why)
+
+
 def queue_full(most: int) -> WireError:
     """The error for a request that is refused or displaced."""
-    return WireError(ErrorCode.OVERLOADED, f"{most} requests are waiting already; ask again later")
+    return overloaded(f"{most} requests are waiting already; ask again later")

@@ -1,223 +1,263 @@
-"""The messages of a step: a request and its reply."""
+"""The messages between device and server: msgpack lists, decoded and checked in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
 
-import numpy as np
+import msgspec
+from msgspec import Meta, Struct, msgpack
 
 from specact.errors import WireError
-from specact.observation import ObservationSpec, Window
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.wire.checks import MAX_ID, PROTOCOL, ErrorCode, array, bad, check_head, is_integer, number, request_id
-from specact.wire.dialect import Arrays, Dialect, Exchange, read_address, read_arrays
-from specact.wire.images import read_image, to_jpeg
+from specact.types import OffloadTimes
+from specact.wire.exchange import Contract, Request
+from specact.wire.images import read_images, to_jpeg
 
-MAX_DEADLINE_MS = 60_000.0
-MAX_INSTRUCTION_CHARS = 1000
+PROTOCOL = 3
+PATH = f"/v{PROTOCOL}/stream"
+MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS = 60_000.0, 1000
 # Counters that a device may report: inferences, those transmitted, those missed; units verified, those accepted.
 REPORT_COUNTERS = ("steps", "transmitted", "missed", "verified", "accepted")
+# Number of differences listed in an error.
+_MAX_DIFFERENCES = 4
+
+Whole = Annotated[int, Meta(ge=0)]
+Identity = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Milliseconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request to the target for one window.
+class ErrorCode(StrEnum):
+    """Code of an error."""
 
-    Attributes:
-        kind: ``infer`` for the target's answer, ``verify`` for verification on the server, as in ADAHI's paper.
-        id: chosen by the device, unique on its connection; the reply contains it.
-        deadline_ms: deadline of the reply, from the request's arrival [ms].
-        window: the target's input.
-        address: seed, robot, episode and step of the random stream, so that the server samples as the device would.
-        arrays: the family's additional arrays.
-        report: the device's counters, for the server's status page; only :data:`REPORT_COUNTERS` are sent.
-    """
+    BAD_MESSAGE = "bad_message"
+    UNSUPPORTED_PROTOCOL = "unsupported_protocol"
+    MISMATCH = "mismatch"
+    UNAUTHORIZED = "unauthorized"
+    TOO_LARGE = "too_large"
+    OVERLOADED = "overloaded"
+    EXPIRED = "expired"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL = "internal"
+
+
+class Hello(Struct, array_like=True, tag="hello", frozen=True):
+    """The first message of a device: its contract's family and spec, or None and nothing to ask for the server's."""
+
+    protocol: int
+    robot: Annotated[str, Meta(max_length=64)]
+    family: str | None = None
+    spec: dict[str, Any] = {}
+
+
+class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
+    """The server's acceptance; ``kinds`` are those of :meth:`~specact.wire.exchange.Contract.describe`."""
+
+    protocol: int
+    bundle: str
+    target: str
+    version: str
+    max_message_bytes: Whole
+    family: str
+    spec: dict[str, Any]
+    kinds: dict[str, Any]
+
+
+class Ask(Struct, array_like=True, gc=False):
+    """A request: bytes of the observation's arrays and of the kind's, and the camera frames where they are JPEG."""
 
     kind: str
-    id: int
-    deadline_ms: float
-    window: Window
-    address: StepAddress
-    arrays: Arrays = field(default_factory=dict)
-    report: Mapping[str, int] = field(default_factory=dict)
+    id: Identity
+    deadline_ms: Annotated[float, Meta(ge=0.0, le=MAX_DEADLINE_MS)]
+    address: tuple[Whole, Whole, Whole, Whole]
+    window: bytearray
+    arrays: bytearray = bytearray()
+    instruction: Annotated[str, Meta(max_length=MAX_INSTRUCTION_CHARS)] | None = None
+    jpegs: list[bytes] | None = None
+    report: Annotated[list[Identity], Meta(max_length=len(REPORT_COUNTERS))] = []
 
 
-class Responder(Protocol):
-    """Computes replies to requests; a pure function without state per robot."""
+class Reply(Struct, array_like=True, tag="reply", gc=False):
+    """The reply to a request. Only durations are sent, so that no two clocks are compared."""
 
-    @property
-    def name(self) -> str:
-        """Name of the served pair or policy."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the target."""
-        ...
-
-    @property
-    def dialect(self) -> Dialect:
-        """The wire schema."""
-        ...
-
-    def respond(self, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
-        """The arrays of each reply, in one batch; an error for a request that cannot be answered."""
-        ...
+    id: Identity
+    queue_ms: Milliseconds
+    target_ms: Milliseconds
+    total_ms: Milliseconds
+    batch: Annotated[int, Meta(ge=1)]
+    arrays: bytearray
 
 
-def request_fields(request: Request, spec: ObservationSpec, jpeg_quality: int | None = None) -> dict[str, Any]:
-    """As a map; arrays stay arrays.
+class Failure(Struct, array_like=True, tag="error", gc=False):
+    """An error reply; ``id`` is None if it answers no request, or one whose id cannot be read."""
 
-    Args:
-        request: the request.
-        spec: the part of its window that is sent.
-        jpeg_quality: camera frames are sent as JPEG files of this quality; None sends them raw.
+    id: Identity | None
+    code: ErrorCode
+    message: str
 
-    Raises:
-        MissingExtraError: if a quality is given and Pillow is not installed.
-    """
-    window = spec.select(request.window)
-    observation: dict[str, Any] = dict(window.arrays)
-    if jpeg_quality is not None:
-        for name in spec.images:
-            observation[name] = to_jpeg(observation[name].reshape(-1, *spec[name].shape), jpeg_quality)
-    fields: dict[str, Any] = {
-        "v": PROTOCOL,
-        "type": request.kind,
-        "id": request.id,
-        "deadline_ms": request.deadline_ms,
-        "observation": observation,
-        "address": list(request.address),
-        **request.arrays,
-    }
-    if window.instruction is not None:
-        fields["instruction"] = window.instruction
-    if request.report:
-        fields["report"] = {name: request.report[name] for name in REPORT_COUNTERS if name in request.report}
-    return fields
+    @classmethod
+    def of(cls, error: WireError, identity: int | None = None) -> Failure:
+        """The reply that says this error."""
+        return cls(identity, ErrorCode(error.code), str(error))
 
 
-def read_request(fields: dict[str, Any], dialect: Dialect) -> Request:
-    """A request, with the dialect's shapes and finite numbers.
+encode = msgpack.Encoder().encode
+
+
+def _reader(kind: Any) -> Callable[[bytes | bytearray], Any]:
+    decode = msgpack.Decoder(kind).decode
+
+    def read(payload: bytes | bytearray) -> Any:
+        try:
+            return decode(payload)
+        # Text that is no UTF-8 is a ValueError; deep nesting raises RecursionError.
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise bad(f"this is not a message of protocol {PROTOCOL}: {printable(str(error), 200)}") from None
+
+    return read
+
+
+_read_ask: Callable[[bytes | bytearray], Ask] = _reader(Ask)
+_read_reply: Callable[[bytes | bytearray], Reply | Failure] = _reader(Reply | Failure)
+_read_hello: Callable[[bytes | bytearray], Hello] = _reader(Hello)
+_read_welcome: Callable[[bytes | bytearray], Welcome | Failure] = _reader(Welcome | Failure)
+
+
+def read_ask(payload: bytes | bytearray) -> Ask:
+    """A request, whose arrays are not read yet; raises WireError, ``bad_message``."""
+    return _read_ask(payload)
+
+
+def read_reply(payload: bytes | bytearray) -> Reply | Failure:
+    """A reply, whose arrays are not read yet; raises WireError, ``bad_message``."""
+    return _read_reply(payload)
+
+
+def read_hello(payload: bytes | bytearray) -> Hello:
+    """A device's first message.
 
     Raises:
         WireError: ``bad_message``, or ``unsupported_protocol``.
     """
-    kind = check_head(fields, *dialect.exchanges)
-    deadline_ms = number(fields, "deadline_ms", 0.0, MAX_DEADLINE_MS)
-    window = _read_window(fields, dialect.observation)
-    identity = request_id(fields)
-    if identity is None:
-        raise bad(f"id must be an integer from 0 to {MAX_ID}")
-    arrays = read_arrays(fields, dialect.exchanges[kind].request)
-    return Request(kind, identity, deadline_ms, window, read_address(fields), arrays, _read_report(fields))
+    hello = _read_hello(payload)
+    if hello.protocol != PROTOCOL:
+        raise WireError(
+            ErrorCode.UNSUPPORTED_PROTOCOL,
+            f"the server uses protocol {PROTOCOL}, the device {hello.protocol}; install the same version of specact on "
+            "both",
+        )
+    if not hello.robot.isprintable():
+        raise bad("the name of a robot must be printable")
+    return hello
 
 
-def _read_report(fields: dict[str, Any]) -> Mapping[str, int]:
-    report = fields.get("report", {})
-    if not isinstance(report, dict) or not all(
-        name in REPORT_COUNTERS and is_integer(value, 2**63) for name, value in report.items()
-    ):
-        raise bad(f"report must be a map of {', '.join(REPORT_COUNTERS)} to counts")
-    return report
+def read_welcome(payload: bytes | bytearray) -> Welcome:
+    """The server's answer to a hello.
 
-
-def _read_window(fields: dict[str, Any], spec: ObservationSpec) -> Window:
-    given = fields.get("observation")
-    if not isinstance(given, dict):
-        raise bad(f"observation must be a map with {', '.join(spec.fields)}")
-    arrays = {
-        name: read_image(given.get(name), name, wanted.window_shape)
-        if wanted.is_image
-        else array(given, name, wanted.window_shape, np.float32)
-        for name, wanted in spec.fields.items()
-    }
-    if not spec.instruction:
-        return Window(arrays)
-    instruction = fields.get("instruction")
-    if not isinstance(instruction, str) or len(instruction) > MAX_INSTRUCTION_CHARS:
-        raise bad(f"instruction must be text of at most {MAX_INSTRUCTION_CHARS} characters")
-    return Window(arrays, instruction)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """A request's time at the server by stage [ms]; only durations, so that no two clocks are compared.
-
-    Attributes:
-        queue_ms: until the target was free.
-        target_ms: the target's inference (of the whole batch), including sampling where the server samples.
-        total_ms: from the arrival of the request to the sending of its reply.
-        batch: number of requests in the same inference.
+    Raises:
+        WireError: ``bad_message``, or the server's error.
     """
-
-    queue_ms: float
-    target_ms: float
-    total_ms: float
-    batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A successful reply; ``arrays`` match its family's :class:`~specact.wire.dialect.Exchange`."""
-
-    id: int
-    kind: str
-    arrays: Arrays
-    times: ServerTimes
+    welcome = _read_welcome(payload)
+    if isinstance(welcome, Failure):
+        raise WireError(welcome.code, printable(welcome.message))
+    return welcome
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """An error reply; ``id`` is None if the request's id could not be read."""
-
-    id: int | None
-    code: ErrorCode
-    message: str
-
-
-def reply_fields(reply: Reply | ErrorReply) -> dict[str, Any]:
-    """As a map; arrays stay arrays."""
-    if isinstance(reply, ErrorReply):
-        return {"v": PROTOCOL, "type": "error", "id": reply.id, "code": str(reply.code), "message": reply.message}
-    times = reply.times
-    spent = {
-        "queue_ms": times.queue_ms, "target_ms": times.target_ms, "total_ms": times.total_ms, "batch": times.batch,
-    }  # fmt: skip
-    return {"v": PROTOCOL, "type": reply.kind, "id": reply.id, "times": spent, **reply.arrays}
+def ask(
+    request: Request, contract: Contract, kind: str, identity: int, deadline_ms: float,
+    report: Mapping[str, int] | None = None, jpeg_quality: int | None = None,
+) -> Ask:  # fmt: skip
+    """A request for the wire; its window is cut to the target's observation."""
+    spec = contract.observation
+    window, jpegs, layout = spec.select(request.window), None, contract.window
+    if jpeg_quality is not None and spec.images:
+        layout = contract.vectors
+        frames = (window.arrays[name].reshape(-1, *spec[name].shape) for name in spec.images)
+        jpegs = [file for series in frames for file in to_jpeg(series, jpeg_quality)]
+    return Ask(
+        kind, identity, deadline_ms, tuple(request.address), layout.pack(window.arrays),  # type: ignore[arg-type]
+        contract.kinds[kind].request.pack(request.arrays), window.instruction, jpegs,
+        [report.get(name, 0) for name in REPORT_COUNTERS] if report else [],
+    )  # fmt: skip
 
 
-def read_reply(fields: dict[str, Any], exchange: Exchange) -> Reply | ErrorReply:
-    """A reply, with the exchange's shapes and finite numbers; anything else must not move a robot.
+def request_of(message: Ask, contract: Contract) -> Request:
+    """The request in a message; every array is finite and in range.
 
     Raises:
         WireError: ``bad_message``.
     """
-    kind = check_head(fields, exchange.answer, "error")
-    if kind == "error":
-        return read_error(fields)
-    identity = request_id(fields)
-    if identity is None:
-        raise bad("a reply must contain the id of its request")
-    return Reply(identity, kind, read_arrays(fields, exchange.reply), _read_times(fields))
+    kind, spec = contract.kinds.get(message.kind), contract.observation
+    if kind is None:
+        raise bad(f"unknown kind of request {message.kind!a:.40}; this server answers {', '.join(contract.kinds)}")
+    if spec.instruction and message.instruction is None:
+        raise bad("this target needs an instruction")
+    if message.jpegs is None:
+        window = contract.window.unpack(message.window)
+    else:
+        window = contract.vectors.unpack(message.window) | read_images(message.jpegs, spec)
+    instruction = message.instruction if spec.instruction else None
+    return Request(Window(window, instruction), StepAddress(*message.address), kind.request.unpack(message.arrays))
 
 
-def _read_times(fields: dict[str, Any]) -> ServerTimes:
-    times = fields.get("times")
-    if not isinstance(times, dict):
-        raise bad("a reply must contain its times")
-    queue, target, total = (number(times, name, 0.0, 1e9) for name in ("queue_ms", "target_ms", "total_ms"))
-    batch = times.get("batch")
-    if not is_integer(batch, 2**31) or batch < 1:
-        raise bad("batch must be an integer of at least 1")
-    return ServerTimes(queue, target, total, batch)
+def exchange_bytes(contract: Contract) -> int:
+    """Bytes of a step's request and of its reply, with uncompressed camera frames."""
+    kind, large = contract.kinds[contract.step_kind], 2**32
+    request = Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0), kind.request.example())
+    asked = ask(request, contract, contract.step_kind, large, 1.0)
+    return len(encode(asked)) + len(encode(Reply(large, 1.0, 1.0, 1.0, 1, bytearray(kind.reply.nbytes))))
 
 
-def read_error(fields: dict[str, Any]) -> ErrorReply:
-    """An error reply to a request or to a hello."""
-    code, message = fields.get("code"), fields.get("message")
-    if not isinstance(code, str) or code not in list(ErrorCode) or not isinstance(message, str):
-        raise bad("an error must have one of the known codes and a message")
-    return ErrorReply(request_id(fields), ErrorCode(code), message[:500])
+def check_terms(contract: Contract, family: str | None, spec: Mapping[str, Any]) -> None:
+    """Compares the other side's family and spec with ours.
+
+    Raises:
+        WireError: ``mismatch``, with the differences.
+    """
+    differs = [text for name in contract.spec for text in _differences(name, spec, contract.spec)]
+    if family != contract.family:
+        said = f"one side has policies of the family {family!a:.40}, the other {contract.family}"
+    elif differs:
+        more = f" and {len(differs) - _MAX_DIFFERENCES} more" if len(differs) > _MAX_DIFFERENCES else ""
+        said = f"both sides differ in {', '.join(differs[:_MAX_DIFFERENCES])}{more}"
+    else:
+        return
+    raise WireError(ErrorCode.MISMATCH, f"{said}; deploy the same bundle on both")
+
+
+def _differences(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], above: str = "") -> list[str]:
+    """The entry of this name if both are not equal, with the paths within maps."""
+    path, given, wanted = f"{above}{name:.60}", theirs.get(name), ours.get(name)
+    if isinstance(given, Mapping) and isinstance(wanted, Mapping):
+        return [text for key in {**wanted, **given} for text in _differences(str(key), given, wanted, f"{path}.")]
+    if name in theirs and name in ours and _same(given, wanted):
+        return []
+    return [f"{ascii(path)[1:-1]} {ascii(given)[:60]} / {ascii(wanted)[:60]}"]
+
+
+def _same(theirs: Any, ours: Any) -> bool:
+    """Whether two plain values are equal; 1 equals 1.0 but, unlike in Python, not True."""
+    if isinstance(ours, list):
+        return isinstance(theirs, list) and len(theirs) == len(ours) and all(map(_same, theirs, ours))
+    return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)
+
+
+def device_times(reply: Reply, encode_s: float, waited_s: float, decode_s: float) -> OffloadTimes:
+    """The stages of a request: the server's durations, scaled down if they exceed the time waited, and the device's."""
+    queue, target = reply.queue_ms / 1e3, reply.target_ms / 1e3
+    at_server = max(reply.total_ms / 1e3, queue + target)
+    scale = min(1.0, waited_s / at_server) if at_server else 1.0
+    encode_s += decode_s + max(0.0, scale * (at_server - queue - target))
+    return OffloadTimes(encode_s, max(0.0, waited_s - scale * at_server), scale * queue, scale * target)
+
+
+def printable(text: str, limit: int = 500) -> str:
+    """A peer's text made safe for a terminal: truncated, with a question mark for each non-printable character."""
+    return "".join(char if char.isprintable() else "?" for char in text[:limit])
+
+
+def bad(message: str) -> WireError:
+    """A ``bad_message`` error; the message should state what is allowed."""
+    return WireError(ErrorCode.BAD_MESSAGE, message)

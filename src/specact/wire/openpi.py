@@ -15,17 +15,16 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.wire.checks import MAX_DIMENSIONS, bad, is_plain
-from specact.wire.dialect import ArraySpec, Dialect
-from specact.wire.handshake import Welcome
+from specact.wire.exchange import Contract
+from specact.wire.messages import bad
 
 _DTYPES = {
     name: dtype
     for dtype in map(np.dtype, ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"))
     for name in (dtype.str, dtype.name)
 }
-_MAX_KEYS, _MAX_ENTRIES, _MAX_MAPS = 64, 1024, 128
-# Name of a chunk among the arrays of a specact reply.
+_MAX_KEYS, _MAX_ENTRIES, _MAX_MAPS, _MAX_DIMENSIONS = 64, 1024, 128, 4
+# Name of a chunk among the arrays of a reply.
 CHUNK = "chunk"
 
 
@@ -35,7 +34,7 @@ def encode(fields: Mapping[str, Any]) -> bytes:
     return packed
 
 
-def decode(payload: bytes) -> dict[str, Any]:
+def decode(payload: bytes | bytearray) -> dict[str, Any]:
     """The message in a frame that is already bounded in size; arrays are checked and copied, keys are text.
 
     Raises:
@@ -51,14 +50,9 @@ def decode(payload: bytes) -> dict[str, Any]:
 
     try:
         fields = msgpack.unpackb(
-            payload,
-            object_hook=unpack,
-            ext_hook=_no_extension,
-            strict_map_key=False,
-            max_map_len=_MAX_KEYS,
-            max_array_len=_MAX_ENTRIES,
-            timestamp=0,
-        )
+            payload, object_hook=unpack, ext_hook=_no_extension, strict_map_key=False, timestamp=0,
+            max_map_len=_MAX_KEYS, max_array_len=_MAX_ENTRIES,
+        )  # fmt: skip
     # msgpack raises many subclasses of ValueError for malformed input.
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad(f"the frame is not a msgpack message ({type(error).__name__}: {error})"[:200]) from None
@@ -67,49 +61,18 @@ def decode(payload: bytes) -> dict[str, Any]:
     return fields
 
 
-def chunk_of(dialect: Dialect) -> ArraySpec | None:
-    """Spec of the chunk ``[H, A]`` in the reply to ``infer``, or None if it has none."""
-    return dialect.exchanges["infer"].reply.get(CHUNK)
+def serves_chunks(contract: Contract) -> bool:
+    """Whether the reply to ``infer`` is a chunk ``[H, A]``, which openpi's clients can use."""
+    return CHUNK in contract.kinds["infer"].reply.specs
 
 
-def metadata(welcome: Welcome, dialect: Dialect) -> dict[str, Any]:
-    """A specact server's first message to a client of openpi's: its welcome and action and observation spec.
-
-    Args:
-        welcome: of the stream.
-        dialect: of a target that answers with a chunk.
-    """
-    return {
-        "bundle": welcome.bundle,
-        "fingerprint": welcome.target,
-        "specact": welcome.version,
-        "max_message_bytes": welcome.max_message_bytes,
-        **_shared_metadata(dialect),
-    }
-
-
-def metadata_differences(theirs: Mapping[str, Any], dialect: Dialect) -> list[str]:
-    """Differences between a specact server's metadata and this device's dialect; none for any other server."""
-    ours = _shared_metadata(dialect) if "specact" in theirs else {}
-    return [
-        f"{name} {ascii(theirs.get(name))[:80]} / {ascii(wanted)[:80]}"
-        for name, wanted in ours.items()
-        if not is_plain(theirs.get(name)) or theirs.get(name) != wanted
-    ]
-
-
-def _shared_metadata(dialect: Dialect) -> dict[str, Any]:
-    chunk = chunk_of(dialect)
-    assert chunk is not None, "looked at before"
-    horizon, actions = chunk.shape
-    described = dialect.observation.describe()
-    rate = dialect.agreed.get("rate_hz")
-    return {
-        "action_horizon": horizon,
-        "action_dim": actions,
-        "observation": described["fields"],
-        "instruction": described["instruction"],
-    } | ({} if rate is None else {"rate_hz": rate})
+def metadata(contract: Contract) -> dict[str, Any]:
+    """What a specact server sees and answers, which must be as the device expects it."""
+    horizon, actions = contract.kinds["infer"].reply.specs[CHUNK].shape
+    seen, rate = contract.observation.describe(), contract.spec.get("rate_hz")
+    said = {"action_horizon": horizon, "action_dim": actions, "observation": seen["fields"],
+            "instruction": seen["instruction"]}  # fmt: skip
+    return said if rate is None else said | {"rate_hz": rate}
 
 
 def _pack(value: Any) -> dict[bytes, Any]:
@@ -131,11 +94,11 @@ def _unpack(given: dict[Any, Any]) -> Any:
     return fields
 
 
-def _array(fields: Mapping[str, Any], named: str) -> NDArray[Any]:
-    dtype, shape, data = _dtype(fields.get(named)), fields.get("shape"), fields.get("data")
+def _array(fields: Mapping[str, Any], type_key: str) -> NDArray[Any]:
+    dtype, shape, data = _dtype(fields.get(type_key)), fields.get("shape"), fields.get("data")
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    if not isinstance(shape, list) or not whole or len(shape) > MAX_DIMENSIONS or not isinstance(data, bytes):
-        raise bad(f"an array needs data (bytes) and shape (at most {MAX_DIMENSIONS} integers of at least 0)")
+    if not isinstance(shape, list) or not whole or len(shape) > _MAX_DIMENSIONS or not isinstance(data, bytes):
+        raise bad(f"an array needs data (bytes) and shape (at most {_MAX_DIMENSIONS} integers of at least 0)")
     # Python integers: a product of huge dimensions cannot overflow.
     if math.prod(shape) * dtype.itemsize != len(data):
         raise bad(f"an array of {dtype} {ascii(shape)[:60]} does not have {len(data)} bytes of content")
@@ -157,10 +120,10 @@ def _scalar(data: Any, dtype: np.dtype[Any]) -> np.generic:
     return scalar
 
 
-def _dtype(named: Any) -> np.dtype[Any]:
-    dtype = _DTYPES.get(_text(named)) if isinstance(named, str | bytes) else None
+def _dtype(name: Any) -> np.dtype[Any]:
+    dtype = _DTYPES.get(_text(name)) if isinstance(name, str | bytes) else None
     if dtype is None:
-        raise bad(f"an array's dtype is bool, or little-endian integers or floats of NumPy; got {ascii(named)[:32]}")
+        raise bad(f"an array's dtype is bool, or little-endian integers or floats of NumPy; got {ascii(name)[:32]}")
     return dtype
 
 

@@ -15,7 +15,7 @@ from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks import folder
 from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.load import load_pair, load_responder
+from specact.families.load import load_exchange, load_pair
 
 FLOW = "pusht-flow"
 MODULE = """
@@ -210,10 +210,10 @@ def test_a_pair_is_for_the_environment_of_its_policies(here: Path) -> None:
 def test_a_server_needs_the_target_alone(made: Path) -> None:
     """No draft, and the target from whoever starts it, not from the folder."""
     with pytest.raises(ConfigError, match=r"the target of .* is no bundle; name it again with --target MODULE:NAME"):
-        load_responder(str(made))
-    served = load_responder(str(made), target="still_life:still")
+        load_exchange(str(made))
+    served = load_exchange(str(made), target="still_life:still")
     pair = load_pair(made, draft="still_life:still", target="still_life:still")
     assert (served.name, served.fingerprint) == (pair.name, pair.fingerprint)
     change(made, "fingerprints", "target", to="0" * 16)
     with pytest.raises(BundleError, match="the pair was made with '0000000000000000'"):
-        load_responder(str(made), target="still_life:still")
+        load_exchange(str(made), target="still_life:still")

@@ -46,8 +46,8 @@ from specact.lab.processes import ServerProcess
 from specact.observation import ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 from specact.rng import Role, StepAddress, stream, streams
 
 # It warns of what it will change.
@@ -418,7 +418,7 @@ def test_flash_rounds_with_a_trained_block(block: Path, taught: Path) -> None:
     arguments = ["serve", "--bundle", str(block), "--target", source, "--port", "0"]
     with ServerProcess(arguments, ready_within_s=600.0) as process:
         device = load_pair(block, decoding="flash")
-        with Client(Endpoint("ws", "127.0.0.1", process.port), device.codec.dialect, "test") as client:
+        with Client(Endpoint("ws", "127.0.0.1", process.port), device.exchange.contract, "test") as client:
             client.connect(30.0)
             there = played(device, verifier=remote_verifier(client, device, 60_000.0))
     assert [count for count, _ in there] == [count for count, _ in here]

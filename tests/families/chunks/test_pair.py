@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from msgspec import structs
 from numpy.typing import NDArray
+from tests.served import served
 
 from specact.clock import Clock, VirtualClock
 from specact.errors import BundleError, ConfigError, ObservationError
@@ -22,7 +23,7 @@ from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy
 from specact.families.chunks.pair import ChunkPair, accepted_prefix, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, Inpainting
-from specact.families.chunks.wire import ChunkResponder
+from specact.families.chunks.wire import ChunkExchange
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
 from specact.observation import Field, Observation, ObservationSpec, Window
@@ -31,7 +32,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.types import Cause, Miss, OffloadTimes, Origin, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Answer, Pending, TargetPolicy
-from specact.wire.messages import Request
+from specact.wire.exchange import Request
 
 ACTIONS, LONG, SHORT, EXECUTE, RATE_HZ = 2, 8, 5, 3, 10.0
 UNITS = ActionUnits.of_range(np.array([-4.0, -40.0], np.float32), np.array([4.0, 60.0], np.float32))
@@ -309,16 +310,13 @@ def test_an_instruction_reaches_the_policy_that_asks_for_it() -> None:
 def test_a_batch_at_the_server_answers_each_request_as_if_it_had_come_alone() -> None:
     pair, seen = made(), windows(4)
     addresses = [ADDRESS, ADDRESS._replace(step=2), ADDRESS._replace(robot=2), ADDRESS._replace(seed=9)]
-    requests = [
-        Request("infer", k, 100.0, window, address)
-        for k, (window, address) in enumerate(zip(seen, addresses, strict=True))
-    ]
-    responder = ChunkResponder(target, "test", "none")
-    together = responder.respond(requests)
+    requests = [Request(window, address) for k, (window, address) in enumerate(zip(seen, addresses, strict=True))]
+    exchange = ChunkExchange(target.spec, "test", "none", lambda: target)
+    together = served(exchange, "infer", requests)
     for window, address, answer in zip(seen, addresses, together, strict=True):
         assert isinstance(answer, dict)
         np.testing.assert_array_equal(answer["chunk"], pair.target.answer(window, address))
-    alone = [responder.respond([request])[0] for request in requests]
+    alone = [served(exchange, "infer", [request])[0] for request in requests]
     for one, other in zip(together, alone, strict=True):
         assert isinstance(one, dict) and isinstance(other, dict)
         np.testing.assert_array_equal(one["chunk"], other["chunk"])
@@ -336,9 +334,9 @@ def test_a_server_does_not_answer_with_chunks_of_other_shapes_or_to_others(shape
         def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
             return [np.zeros(shape, np.float32) for shape in shapes]
 
-    requests = [Request("infer", k, 100.0, window, ADDRESS) for k, window in enumerate(windows(2))]
+    requests = [Request(window, ADDRESS) for k, window in enumerate(windows(2))]
     with pytest.raises(BundleError, match=r"must answer 2 requests with chunks of shape \(5, 2\)"):
-        ChunkResponder(Careless(), "careless", "none").respond(requests)
+        ChunkExchange(target.spec, "careless", "none", Careless).answer("infer", requests)
 
 
 # ---- misses, fallbacks and late verdicts ----------------------------------------------------------------------------
@@ -623,7 +621,7 @@ def test_the_target_is_loaded_when_it_is_first_asked_for_and_once() -> None:
         return target
 
     pair = made(load_target=load)
-    assert pair.observation.images and pair.codec.dialect.family == "chunks" and not loads
+    assert pair.observation.images and pair.exchange.contract.family == "chunks" and not loads
     for _ in range(2):
         play(SpeculativePolicy(pair, Always()), 3)
     assert len(loads) == 1

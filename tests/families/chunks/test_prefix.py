@@ -11,17 +11,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from tests.served import served
 
 from specact.families.chunks.adapters import FunctionPolicy
 from specact.families.chunks.pair import ChunkAnswers, ChunkVerifier, accepted_prefix, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkSpec
-from specact.families.chunks.wire import ChunkResponder
+from specact.families.chunks.wire import ChunkExchange
 from specact.observation import Window, vectors
 from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, Origin, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget
-from specact.wire.messages import Request
+from specact.wire.exchange import Request
 
 HERE = StepAddress(0, 0, 0, 0)
 
@@ -148,7 +149,7 @@ def drawn(seen: dict[str, NDArray[np.float32]], rngs: Sequence[np.random.Generat
 
 
 def request(state: float, address: StepAddress) -> Request:
-    return Request("infer", 1, 1.0, Window({"state": np.full((1, 1), state, np.float32)}), address)
+    return Request(Window({"state": np.full((1, 1), state, np.float32)}), address)
 
 
 @given(
@@ -160,9 +161,9 @@ def request(state: float, address: StepAddress) -> Request:
 def test_a_batch_draws_for_each_request_from_its_own_address(batch: list[tuple[float, StepAddress]]) -> None:
     """In any order and company the same; one request without a finite answer is no other's fault."""
     policy = FunctionPolicy(SPEC, drawn, seeded=True)
-    responder = ChunkResponder(policy, "drawn", "")
-    together = responder.respond([request(state, address) for state, address in batch])
-    backwards = responder.respond([request(state, address) for state, address in reversed(batch)])
+    exchange = ChunkExchange(policy.spec, "drawn", "", lambda: policy)
+    together = served(exchange, "infer", [request(state, address) for state, address in batch])
+    backwards = served(exchange, "infer", [request(state, address) for state, address in reversed(batch)])
     for (state, address), found, again in zip(batch, together, reversed(backwards), strict=True):
         if state == 9.0:
             assert getattr(found, "code", None) == getattr(again, "code", None) == "bad_message"

@@ -276,7 +276,7 @@ def test_a_server_keeps_no_prefix_of_a_robot() -> None:
     pair = replace(flash_pair(FLOW), rounds=ROUNDS["freqcache"])
     proposal = pair.drafter.propose(window(0), np.random.default_rng(0))
     with pytest.raises(ConfigError, match="keeps no cache of a robot"):
-        pair.codec.request_arrays(proposal)
+        pair.exchange.request(proposal)
 
 
 def test_a_target_without_a_refresh_says_what_to_do() -> None:

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.served import served
 
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
-from specact.families.load import load_responder
+from specact.families.load import load_exchange
 from specact.families.staged.stages import StagedFolder, load_staged
-from specact.families.staged.wire import PRECISIONS, SplitResponder, kind_at, pack, reply_bytes, split_dialect, unpack
+from specact.families.staged.wire import PRECISIONS, SplitExchange, kind_at, pack, reply_bytes, split_contract, unpack
 from specact.lab.train.split import split_bundle
 from specact.observation import Window
 from specact.rng import StepAddress
-from specact.wire import msgpack
-from specact.wire.dialect import Arrays
-from specact.wire.messages import Reply, Request, ServerTimes, read_reply, reply_fields
+from specact.wire.arrays import Arrays
+from specact.wire.exchange import Request
 
 
 @pytest.fixture(scope="module")
@@ -60,54 +60,36 @@ def test_a_constant_activation_survives_and_what_no_number_can_hold_is_refused()
         unpack(backwards, (2,))
 
 
-def test_a_reply_of_another_cut_precision_or_shape_is_refused(folder: StagedFolder) -> None:
-    dialect = split_dialect(folder.spec, folder.fingerprint)
-    times = ServerTimes(0.0, 1.0, 1.0, 1)
-    size = folder.spec.sizes[0]
-    exchange = dialect.exchanges["cut-1-float16"]
-
-    def read(kind: str, activation: np.ndarray) -> object:
-        message = reply_fields(Reply(3, kind, {"activation": activation}, times))
-        return read_reply(msgpack.decode(msgpack.encode(message)), exchange)
-
-    read("activation-1-float16", np.zeros(size, np.float16))
-    # The tensor at the next cut has the same shape: its type tells them apart.
-    assert folder.spec.sizes[1] == size
-    for kind in ("activation-2-float16", "activation-1-uint8", "outputs"):
-        with pytest.raises(WireError, match="expected a message of type activation-1-float16"):
-            read(kind, np.zeros(size, np.float16))
+def test_a_reply_of_another_precision_or_shape_is_refused(folder: StagedFolder) -> None:
+    size, layout = folder.spec.sizes[0], split_contract(folder.spec, folder.fingerprint).kinds["cut-1-float16"].reply
+    layout.unpack(layout.pack({"activation": np.zeros(size, np.float16)}))
     for wrong in (np.zeros(size + 1, np.float16), np.zeros(size, np.float32), np.full(size, np.inf, np.float16)):
         with pytest.raises(WireError, match="activation"):
-            read("activation-1-float16", wrong)
+            layout.unpack(bytearray(wrong.tobytes()))
 
 
-def test_the_server_answers_a_batch_of_several_cuts_as_it_answers_each(folder: StagedFolder) -> None:
-    responder = load_responder(str(folder.path))
-    assert isinstance(responder, SplitResponder)
+def test_the_server_answers_a_batch_of_a_cut_as_it_answers_each(folder: StagedFolder) -> None:
+    exchange = load_exchange(str(folder.path))
+    assert isinstance(exchange, SplitExchange)
     rng, stages = np.random.default_rng(1), folder.spec.stages
-    kinds = [kind_at(folder.spec, cut, precision) for cut in (1, 4, stages, 4) for precision in PRECISIONS]
-    requests = [
-        Request(kind, number, 1e3, window_of(folder, rng), StepAddress(0, 0, 0, number))
-        for number, kind in enumerate(kinds)
-    ]
-    together = responder.respond(requests)
-    for request, found in zip(requests, together, strict=True):
-        (alone,) = responder.respond([request])
-        assert not isinstance(found, WireError) and not isinstance(alone, WireError)
-        assert found.keys() == alone.keys() == responder.dialect.exchanges[request.kind].reply.keys()
-        for name, array in found.items():
-            # In a batch the last bits differ, and with them a level of uint8 or a bit of float16.
-            off = np.abs(array.astype(float) - alone[name].astype(float)).max()
-            assert off <= (1.0 if array.dtype == np.uint8 else 5e-3)
+    for kind in {kind_at(folder.spec, cut, precision) for cut in (1, 4, stages) for precision in PRECISIONS}:
+        requests = [Request(window_of(folder, rng), StepAddress(0, 0, 0, number)) for number in range(4)]
+        for request, together in zip(requests, served(exchange, kind, requests), strict=True):
+            (alone,) = served(exchange, kind, [request])
+            assert not isinstance(together, WireError) and not isinstance(alone, WireError)
+            for name, array in together.items():
+                # In a batch the last bits differ, and with them a level of uint8 or a bit of float16.
+                off = np.abs(array.astype(float) - alone[name].astype(float)).max()
+                assert off <= (1.0 if array.dtype == np.uint8 else 5e-3)
 
 
 def test_an_observation_without_a_finite_answer_is_refused_alone(folder: StagedFolder) -> None:
-    responder = SplitResponder(folder)
+    exchange = SplitExchange(folder)
     sound = window_of(folder, np.random.default_rng(2))
     huge = Window({name: np.full_like(array, 3e38) for name, array in sound.arrays.items()})
     for kind in ("infer", "cut-1-float32", "cut-1-float16"):
-        requests = [Request(kind, i, 1e3, window, StepAddress(0, 0, 0, i)) for i, window in enumerate((sound, huge))]
-        first, second = responder.respond(requests)
+        requests = [Request(window, StepAddress(0, 0, 0, step)) for step, window in enumerate((sound, huge))]
+        first, second = served(exchange, kind, requests)
         assert not isinstance(first, WireError) and isinstance(second, WireError)
 
 

@@ -31,8 +31,8 @@ from specact.lab.rollout.methods import load_method
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 from specact.types import Origin, StepRecord
 
 PATIENT_MS = 30_000.0
@@ -87,7 +87,7 @@ def served(pair: TokenPair) -> Iterator[Client]:
     assert pair.path is not None
     with (
         serving(pair.path) as process,
-        Client(Endpoint("ws", "127.0.0.1", process.port), pair.codec.dialect, "test") as client,
+        Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client,
     ):
         client.connect(30.0)
         yield client

@@ -15,7 +15,7 @@ from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.policy import Inpainting
 from specact.families.chunks.sources import load_policy
 from specact.families.codes.sampling import softmax
-from specact.families.load import load_pair, load_responder
+from specact.families.load import load_exchange, load_pair
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
 from specact.families.tokens.policy import TokenPolicy
@@ -23,7 +23,7 @@ from specact.lab.processes import serving
 from specact.observation import Window
 from specact.remote_policy import connect
 from specact.rng import StepAddress
-from specact.wire.messages import Request
+from specact.wire.exchange import Request
 
 
 def far_from(policy: TokenPolicy, blank: bool = False, swapped: bool = False) -> float:
@@ -191,9 +191,9 @@ def test_it_is_a_chunk_policy_for_pairs_and_servers(bundle: TokenBundle, tmp_pat
     assert load_policy(source).fingerprint == bundle.fingerprint != ""
     make_pair(tmp_path / "pair", source, source, PairSettings(execute=2))
     assert load_pair(tmp_path / "pair").observation.instruction
-    responder = load_responder(source)
+    exchange = load_exchange(source)
     seen = window(5, TOLD[1])
-    (answer,) = responder.respond([Request("infer", 0, 100.0, seen, StepAddress(0, 0, 0, 0))])
+    (answer,) = exchange.answer("infer", [Request(seen, StepAddress(0, 0, 0, 0))])
     assert not isinstance(answer, WireError)
     np.testing.assert_array_equal(answer["chunk"], bundle.policy().infer(seen, np.random.default_rng(0)))
 

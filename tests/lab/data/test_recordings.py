@@ -21,7 +21,7 @@ from specact.lab.data.recordings import Converted, read_recording, to_dataset
 from specact.robot import ros
 from specact.robot.recording import Recorder
 from specact.robot.recording_file import JPEG_QUALITY
-from specact.wire.images import read_image, to_jpeg
+from specact.wire.images import read_jpegs, to_jpeg
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,7 +43,7 @@ def check(found: Episodes, truth: Truth, spans: Sequence[tuple[int, int, int]]) 
     frames = np.stack([row["image.top"] for row in seen])
     shown = found.frames("image.top")[:]
     # JPEG loses something, and nothing else does.
-    np.testing.assert_array_equal(shown, read_image(to_jpeg(frames, JPEG_QUALITY), "frames", frames.shape))
+    np.testing.assert_array_equal(shown, read_jpegs(to_jpeg(frames, JPEG_QUALITY), "frames", frames.shape))
     assert np.abs(shown.astype(int) - frames).mean() < 3.0
     assert found.rate_hz == 20.0
 

@@ -48,7 +48,7 @@ class ShiftingPool:
 class _Bundle:
     source = "nowhere"
     fingerprint = "0"
-    codec = load_bundle("ball").codec
+    exchange = load_bundle("ball").exchange
     recommended_gates: ClassVar[dict[str, Any]] = {}
 
 

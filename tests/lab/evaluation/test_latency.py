@@ -10,9 +10,7 @@ import pytest
 
 from specact import Bundle, load_bundle
 from specact.lab.evaluation.latency import (
-    WAYS,
     SlowDraft,
-    Way,
     _blocks,
     _step,
     calibrated_on,
@@ -45,7 +43,7 @@ ASKED = OffloadTimes(encode=0.001, network=0.012, target=0.010)
 
 def test_the_bound_is_draft_plus_sent_times_link_and_target() -> None:
     records = [record(i % 2 == 0, 0.002, ASKED if i % 2 == 0 else OffloadTimes()) for i in range(100)]
-    found = summary(Way("adahi", "stream"), records, COSTS)
+    found = summary("adahi", records, COSTS)
     assert found["transmission_rate"] == 0.5
     assert found["bound_ms"] == pytest.approx(2.0 + 0.5 * 22.0)
     assert found["mean_ms"]["mean"] == pytest.approx(2.0 + 0.5 * 23.0, rel=0.05)
@@ -55,7 +53,7 @@ def test_the_bound_is_draft_plus_sent_times_link_and_target() -> None:
 
 def test_the_ungated_target_is_not_charged_with_a_draft_it_does_not_need() -> None:
     records = [record(True, 0.002, ASKED) for _ in range(50)]
-    alone = summary(Way("target", "stream"), records, COSTS)
+    alone = summary("target", records, COSTS)
     assert alone["mean_ms"]["mean"] == pytest.approx(23.0)
     assert alone["bound_ms"] == pytest.approx(22.0)
 
@@ -81,12 +79,6 @@ def test_a_slow_draft_answers_as_before_but_later(ball: Bundle) -> None:
     answer = SlowDraft(ball.draft, 0.02).infer(window)
     assert time.monotonic() - began >= 0.02
     np.testing.assert_array_equal(answer.probs, ball.draft.infer(window).probs)
-
-
-def test_every_method_is_measured_with_both_codecs() -> None:
-    names = [way.name for way in WAYS]
-    assert len(set(names)) == len(names) == 7
-    assert {way.codec for way in WAYS if way.method == "adahi"} == {"json", "stream"}
 
 
 def test_camera_windows_meet_a_deadline_over_a_link_raw_and_as_jpeg() -> None:

@@ -12,7 +12,7 @@ from tests.lab.rollout.conftest import Instant, TapedBall
 from specact import Bundle
 from specact.execution.strategy import Execution
 from specact.families.chunks.codes import CodeChunks
-from specact.families.chunks.wire import ChunkCodec
+from specact.families.chunks.wire import ChunkExchange
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -122,7 +122,7 @@ def test_the_goal_moves_while_it_thinks(ball: Bundle) -> None:
 def test_the_remote_target_asynchronously_hides_the_link(ball: Bundle) -> None:
     """2 of 5 actions cover 100 ms; the 120 ms of link and target leave 20 ms to wait for at every chunk."""
     chunks = CodeChunks(ball.target, ball.tokenizer, ball.spec, ball.spec.target)
-    route = Route.of(FAR, ball.codec.dialect, np.random.default_rng(0))
+    route = Route.of(FAR, ball.exchange.contract, np.random.default_rng(0))
     world, how = MovingWorld(TASK), Execution("aligned", 5, 2)
     result = run_episode(
         world, chunks, how, route.latency(0.02), start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0
@@ -136,9 +136,9 @@ def test_the_remote_target_asynchronously_hides_the_link(ball: Bundle) -> None:
 def test_sizes_on_the_link_are_those_of_float32(ball: Bundle) -> None:
     """State 8 and goal 2 up; 2 books of 16 codes down, each with its probability and offsets of 5 x 2; or 5 x 2."""
     rng = np.random.default_rng(0)
-    codes = Route.of(FAR, ball.codec.dialect, rng)
+    codes = Route.of(FAR, ball.exchange.contract, rng)
     chunks = Route.of(
-        FAR, ChunkCodec(CodeChunks(ball.target, ball.tokenizer, ball.spec, ball.spec.target).spec).dialect, rng
+        FAR, ChunkExchange(CodeChunks(ball.target, ball.tokenizer, ball.spec, ball.spec.target).spec).contract, rng
     )
     assert (codes.up_bytes, codes.down_bytes) == (4 * 10, 4 * 32 * 11)
     assert (chunks.up_bytes, chunks.down_bytes) == (4 * 10, 4 * 10)

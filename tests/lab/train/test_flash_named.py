@@ -25,7 +25,7 @@ from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import FlashTarget, RoundRequest
-from specact.families.load import load_pair, load_responder
+from specact.families.load import load_exchange, load_pair
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
@@ -37,8 +37,8 @@ from specact.observation import Window
 from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 
 RECIPE = FlashRecipe(
@@ -179,7 +179,7 @@ def test_a_device_needs_the_target_only_where_its_encoder_runs(
     with serving(block, "--target", "my_flow:padded", environment={"PYTHONPATH": paths}) as process:
         monkeypatch.delitem(sys.modules, "my_flow")
         pair = loaded(block, target, rounds)
-        with Client(Endpoint("ws", "127.0.0.1", process.port), pair.codec.dialect, "test") as client:
+        with Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client:
             client.connect(30.0)
             there = played(pair, verifier=remote_verifier(client, pair, 30_000.0))
     assert ("my_flow" in sys.modules) == (target is not None)
@@ -197,9 +197,9 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
     with pytest.raises(BundleError, match=r"small drafts for is not here"):
         _ = pair.target
     with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
-        load_responder(str(block))
+        load_exchange(str(block))
     with pytest.raises(ConfigError, match=r"--target is for FLASH's block and for a pair of chunk policies"):
-        load_responder("ball", target="my_flow:padded")
+        load_exchange("ball", target="my_flow:padded")
 
 
 @pytest.mark.parametrize(("target", "said"), [

@@ -42,8 +42,8 @@ from specact.lab.train.variants import BundleVariants, prune_history
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint
 
 ENV = "tests.lab.train.told:TASK"
 LEFT, RIGHT = WAYS
@@ -158,7 +158,7 @@ def test_served_it_answers_as_it_does_here(pair: Bundle, tmp_path: Path) -> None
     without = load_bundle(device)
     with (
         serving(pair.path) as server,
-        Client(Endpoint("ws", "127.0.0.1", server.port), without.codec.dialect, "raw") as client,
+        Client(Endpoint("ws", "127.0.0.1", server.port), without.exchange.contract, "raw") as client,
     ):
         client.connect(30.0)
         there = SpeculativePolicy(without, Always(), verifier=remote_verifier(client, without, 10_000.0), seed=1)

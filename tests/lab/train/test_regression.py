@@ -13,13 +13,13 @@ from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.sources import load_policy
-from specact.families.load import load_pair, load_responder
+from specact.families.load import load_exchange, load_pair
 from specact.lab.train import checkpoint
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
 from specact.observation import Window
 from specact.rng import StepAddress
-from specact.wire.messages import Request
+from specact.wire.exchange import Request
 
 SIDE = 0.5
 RECIPE = """
@@ -132,10 +132,10 @@ def test_euler_steps_of_what_has_none_are_refused(run: Path, tmp_path: Path) -> 
 
 def test_it_is_served_like_any_chunk_policy(run: Path) -> None:
     bundle = load_regression(run / "bundles" / "line")
-    responder = load_responder(str(bundle.path))
-    assert (responder.name, responder.fingerprint) == ("line", bundle.fingerprint)
+    exchange = load_exchange(str(bundle.path))
+    assert (exchange.name, exchange.fingerprint) == ("line", bundle.fingerprint)
     window = Window({"state": np.full((2, 1), 0.4, np.float32)})
-    (answer,) = responder.respond([Request("infer", 0, 100.0, window, StepAddress(0, 0, 0, 0))])
+    (answer,) = exchange.answer("infer", [Request(window, StepAddress(0, 0, 0, 0))])
     assert not isinstance(answer, WireError)
     (chunk,) = answer.values()
     np.testing.assert_array_equal(chunk, bundle.policy.infer(window, np.random.default_rng(0)))

@@ -34,8 +34,8 @@ from specact.pair import LoadedPair
 from specact.plugins import make_object
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint, tls_context
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint, tls_context
 from specact.remote_policy import RemotePolicy, connect
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Inference, InferenceThread, InlineInference
@@ -311,12 +311,12 @@ def _client(config: SpecactConfig, stack: ExitStack, pair: LoadedPair[Any], row:
     server, token = config.server, os.environ.get("SPECACT_TOKEN") or None
     if server is None:
         return None
-    dialect, tls = pair.codec.dialect, tls_context(None if config.ca is None else Path(config.ca))
+    contract, tls = pair.exchange.contract, tls_context(None if config.ca is None else Path(config.ca))
     if server.startswith(PREFIX):
-        endpoint: Endpoint = openpi_endpoint(server, token, tls, dialect)
+        endpoint: Endpoint = openpi_endpoint(server, token, tls, contract)
     else:
         endpoint = Endpoint.parse(server, token, tls)
-    client = stack.enter_context(Client(endpoint, dialect, _named(config, row), jpeg_quality=config.jpeg_quality))
+    client = stack.enter_context(Client(endpoint, contract, _named(config, row), jpeg_quality=config.jpeg_quality))
     client.connect(_CONNECT_S)
     return client
 

@@ -24,7 +24,7 @@ from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
-from specact.families.chunks.wire import ChunkResponder
+from specact.families.chunks.wire import ChunkExchange
 from specact.files import check_folder, check_name, write_json
 from specact.pair import Named
 from specact.records import NotNegative, Positive, Record, Size, check_fields, read_record
@@ -166,7 +166,7 @@ def load_chunk_pair(
     )  # fmt: skip
 
 
-def load_chunk_target(path: Path, *, target: str | None = None, compute: Compute = CPU) -> ChunkResponder:
+def load_chunk_target(path: Path, *, target: str | None = None, compute: Compute = CPU) -> ChunkExchange:
     """Loads the target of a pair's folder, for a server, which needs no draft; arguments as above.
 
     Raises:
@@ -177,7 +177,8 @@ def load_chunk_target(path: Path, *, target: str | None = None, compute: Compute
     source = target or bundle.manifest.sources["target"]
     if source is None:
         raise ConfigError(f"the target of {path} is no bundle; name it again with --target MODULE:NAME or FILE.toml")
-    return ChunkResponder(_load_target(source, bundle.manifest, compute), bundle.name, bundle.fingerprint)
+    policy = _load_target(source, bundle.manifest, compute)
+    return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy)
 
 
 class PairSpec(Record, frozen=True):

@@ -14,21 +14,18 @@ import numpy as np
 from specact.errors import BundleError, ConfigError, MissError, SpecactError
 from specact.families.chunks.adapters import Description, FunctionPolicy, Inputs
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.wire import FAMILY, ChunkCodec, check_served
+from specact.families.chunks.wire import FAMILY, ChunkExchange, check_served
 from specact.observation import Window, read_spec
 from specact.records import read_toml
 from specact.remote.client import Client
-from specact.remote.openpi import Key, OpenpiEndpoint, OpenpiTransport
-from specact.remote.pending import send_request
-from specact.remote.transport import Endpoint
+from specact.remote.endpoint import Endpoint
+from specact.remote.openpi import Key, OpenpiConversation, OpenpiEndpoint
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.units import ActionUnits
-from specact.wire.checks import printable
-from specact.wire.dialect import Dialect
-from specact.wire.messages import MAX_DEADLINE_MS, Request
+from specact.wire.exchange import Contract, Request
+from specact.wire.messages import MAX_DEADLINE_MS, printable
 from specact.wire.openpi import CHUNK
-from specact.wire.sizes import HANDSHAKE_BYTES
 
 PREFIX = "openpi:"
 _PORT, _FORM = 8000, "openpi:ws://HOST:PORT#FILE.toml"
@@ -41,7 +38,7 @@ class OpenpiSource:
     """A policy on a server of openpi's protocol.
 
     Attributes:
-        endpoint: where it is, with the dialect of the policy.
+        endpoint: where it is.
         spec: of its observations and chunks.
         units: of its actions, or None if their range is unknown.
         name, fingerprint: from the server's metadata; its host name and empty if the metadata has none.
@@ -98,14 +95,14 @@ def openpi_source(
         BundleError: if there is no description, and the metadata does not say enough.
     """
     endpoint, spec, units = _parse(source, token, tls)
-    transport = OpenpiTransport(endpoint, timeout, HANDSHAKE_BYTES)
-    transport.close()
-    said = transport.metadata
+    conversation = OpenpiConversation(endpoint, timeout)
+    conversation.close()
+    said = conversation.metadata
     if spec is None:
         spec = _spec_of(said, source)
     name, fingerprint = (said.get(key) for key in ("bundle", "fingerprint"))
     return OpenpiSource(
-        replace(endpoint, dialect=ChunkCodec(spec).dialect),
+        endpoint,
         spec,
         units,
         printable(name, 64) if isinstance(name, str) else endpoint.host,
@@ -113,43 +110,43 @@ def openpi_source(
     )
 
 
-def target_endpoint(server: str, token: str | None, tls: ssl.SSLContext | None, dialect: Dialect) -> Endpoint:
+def target_endpoint(server: str, token: str | None, tls: ssl.SSLContext | None, contract: Contract) -> Endpoint:
     """Address of the server of a pair's target, in this package's protocol or, with the prefix, in openpi's.
 
     Args:
-        server: see :meth:`~specact.remote.transport.Endpoint.parse` and :func:`openpi_source`.
-        token, tls, dialect: see :func:`openpi_endpoint`.
+        server: see :meth:`~specact.remote.endpoint.Endpoint.parse` and :func:`openpi_source`.
+        token, tls, contract: see :func:`openpi_endpoint`.
 
     Raises:
         ConfigError: if it is no such address, or its protocol does not serve this pair.
     """
     if server.startswith(PREFIX):
-        return openpi_endpoint(server, token, tls, dialect)
+        return openpi_endpoint(server, token, tls, contract)
     return Endpoint.parse(server, token, tls)
 
 
-def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, dialect: Dialect) -> OpenpiEndpoint:
+def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, contract: Contract) -> OpenpiEndpoint:
     """Address of a pair's target; sends nothing.
 
     Args:
         source, token, tls: see :func:`openpi_source`.
-        dialect: of the pair; a description, which is optional, must agree with it.
+        contract: of the pair; a description, which is optional, must agree with it.
 
     Raises:
         ConfigError: if it is no such name, the description cannot be used, or the pair is not one of chunk policies.
     """
-    if dialect.family != FAMILY:
+    if contract.family != FAMILY:
         raise ConfigError(
-            f"openpi's protocol answers with chunks of actions, and this pair's family is {dialect.family!r}; make a "
+            f"openpi's protocol answers with chunks of actions, and this pair's family is {contract.family!r}; make a "
             "pair with such a target: specact pair"
         )
     endpoint, spec, _ = _parse(source, token, tls)
-    if spec is not None and spec.describe() != dialect.agreed:
+    if spec is not None and spec.describe() != contract.spec:
         raise ConfigError(
             f"{source} describes a policy with {spec.describe()}, but the pair was made for one with "
-            f"{dict(dialect.agreed)}; make it again with specact pair"
+            f"{dict(contract.spec)}; make it again with specact pair"
         )
-    return replace(endpoint, dialect=dialect)
+    return endpoint
 
 
 def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
@@ -162,7 +159,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
     Raises:
         RemoteError: if there is no connection.
     """
-    client = Client(found.endpoint, ChunkCodec(found.spec).dialect)
+    client = Client(found.endpoint, ChunkExchange(found.spec).contract)
     try:
         client.connect(_CONNECT_TIMEOUT_S)
     except BaseException:
@@ -171,12 +168,8 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
 
     def ask(window: Window, rng: np.random.Generator) -> Any:
         # A server of this package samples from this address; others have their own randomness.
-        address = StepAddress(int(rng.integers(2**63)), 0, 0, 0)
-
-        def request(identity: int) -> Request:
-            return Request("infer", identity, 1e3 * deadline_s, window, address)
-
-        answer = send_request(client, "infer", request, deadline_s, wait_if_busy=True).result()
+        request = Request(window, StepAddress(int(rng.integers(2**63)), 0, 0, 0))
+        answer = client.request("infer", request, 1e3 * deadline_s, wait_if_busy=True).result()
         if isinstance(answer, Miss):
             why = f": {client.problem}" if client.problem else ""
             raise MissError(f"{found.endpoint} gave no usable answer ({answer.cause}{why})", answer.cause)
@@ -196,7 +189,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
 def _parse(
     source: str, token: str | None, tls: ssl.SSLContext | None
 ) -> tuple[OpenpiEndpoint, ChunkSpec | None, ActionUnits | None]:
-    """The endpoint without a dialect, and spec and units of the description, if there is one."""
+    """The endpoint, and spec and units of the description, if there is one."""
     address, _, file = source.removeprefix(PREFIX).partition("#")
     try:
         parts = urlsplit(address)

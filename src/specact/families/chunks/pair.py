@@ -15,7 +15,7 @@ import numpy as np
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
-from specact.families.chunks.wire import ChunkCodec, ChunkResponder
+from specact.families.chunks.wire import ChunkExchange
 from specact.observation import ObservationSpec, Window
 from specact.pair import AS_STORED, Named
 from specact.rng import Role, StepAddress, StepStreams
@@ -118,15 +118,10 @@ class ChunkPair:
         """See :class:`~specact.pair.Pair`."""
         return ChunkVerifier(target, self.units, self.execute, self.accept_within)
 
-    @property
-    def codec(self) -> ChunkCodec:
+    @cached_property
+    def exchange(self) -> ChunkExchange:
         """See :class:`~specact.pair.Pair`."""
-        return ChunkCodec(self.target_spec)
-
-    @property
-    def responder(self) -> ChunkResponder:
-        """See :class:`~specact.pair.Pair`."""
-        return ChunkResponder(self.target_policy, self.name, self.fingerprint)
+        return ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target_policy)
 
     @property
     def source(self) -> str:

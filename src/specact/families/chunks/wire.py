@@ -1,9 +1,10 @@
-"""Wire format of chunks of actions: a chunk as one array, and the server's responder."""
+"""What crosses the wire for chunks of actions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,84 +13,79 @@ from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
 from specact.records import read_record
 from specact.rng import Role, streams
-from specact.wire.checks import bad, printable
-from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
+from specact.wire.messages import bad, printable
 
 FAMILY = "chunks"
-_NOT_FINITE = "the target has no finite answer to this observation"
 # Limits of a spec that a device takes over from a server: the longest history, the bytes of as many observations and of
 # a chunk, and the control rate [Hz]. Policies need far less.
 MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 28, 0.1, 1000
 
 
-class ChunkCodec:
-    """See :class:`~specact.wire.dialect.Codec`.
+class ChunkExchange:
+    """See :class:`~specact.wire.exchange.Exchange`; chunks are in the environment's units.
 
     Args:
         spec: of the target.
+        name, fingerprint: of the target.
+        target: makes the target; None on a device.
     """
 
-    def __init__(self, spec: ChunkSpec) -> None:
+    def __init__(
+        self, spec: ChunkSpec, name: str = "", fingerprint: str = "", target: Callable[[], ChunkPolicy] | None = None
+    ) -> None:
+        self.name, self.fingerprint, self._target = name, fingerprint, target
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
         old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
-        exchanges = {
-            "infer": Exchange({}, "chunk", {"chunk": chunk}),
-            "inpaint": Exchange(old, "chunk", {"chunk": chunk}),
+        kinds = {
+            "infer": Kind(Layout({}), Layout({"chunk": chunk})),
+            "inpaint": Kind(Layout(old), Layout({"chunk": chunk})),
         }
-        self.dialect = Dialect(FAMILY, spec.describe(), spec.observation, exchanges)
+        self.contract = Contract(FAMILY, spec.describe(), spec.observation, kinds)
+
+    @cached_property
+    def policy(self) -> ChunkPolicy:
+        """The target.
+
+        Raises:
+            BundleError: where it is only on a server.
+        """
+        if self._target is None:
+            raise BundleError(f"the target of {self.name or 'this pair'} is only on its server")
+        return self._target()
+
+    @property
+    def steady(self) -> bool:
+        """Whether the inference time does not depend on the request."""
+        return bool(getattr(self.policy, "steady", False))
 
     def read(self, arrays: Arrays) -> Chunk:
-        """See :class:`~specact.wire.dialect.Codec`; in the environment's units."""
         return arrays["chunk"]
 
-
-class ChunkResponder:
-    """See :class:`~specact.wire.messages.Responder`.
-
-    Args:
-        policy: the target.
-        name, fingerprint: of the policy.
-    """
-
-    def __init__(self, policy: ChunkPolicy, name: str, fingerprint: str) -> None:
-        self._policy, self.name, self.fingerprint = policy, name, fingerprint
-        # Whether the inference time does not depend on the request.
-        self.steady = bool(getattr(policy, "steady", False))
-        self.dialect = ChunkCodec(policy.spec).dialect
-
-    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; each request has its own random stream."""
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.exchange.Exchange`; each request has its own random stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
-        rows = [row for row, request in enumerate(requests) if request.kind == "infer"]
-        answers: dict[int, Arrays | WireError] = {}
-        if rows:
-            chunks = self._policy.infer_batch([requests[row].window for row in rows], [rngs[row] for row in rows])
-            wanted = self._policy.spec.chunk, self._policy.spec.actions
-            shapes = [np.shape(chunk) for chunk in chunks]
-            if shapes != [wanted] * len(rows):
-                raise BundleError(
-                    f"the policy {self.name} must answer {len(rows)} requests with chunks of shape {wanted}, it gave "
-                    f"{len(shapes)} of {sorted(set(shapes))}"
-                )
-            answers.update(zip(rows, map(_answer, chunks), strict=True))
-        for row, request in enumerate(requests):
-            if request.kind == "inpaint":
-                answers[row] = self._inpainted(request, rngs[row])
-        return [answers[row] for row in range(len(requests))]
+        if kind == "inpaint":
+            return [self._inpainted(request, rng) for request, rng in zip(requests, rngs, strict=True)]
+        chunks = self.policy.infer_batch([request.window for request in requests], rngs)
+        wanted = self.policy.spec.chunk, self.policy.spec.actions
+        shapes = [np.shape(chunk) for chunk in chunks]
+        if shapes != [wanted] * len(requests):
+            raise BundleError(
+                f"the policy {self.name} must answer {len(requests)} requests with chunks of shape {wanted}, it gave "
+                f"{len(shapes)} of {sorted(set(shapes))}"
+            )
+        return [{"chunk": chunk} for chunk in chunks]
 
     def _inpainted(self, request: Request, rng: np.random.Generator) -> Arrays | WireError:
-        if not self._policy.inpaints:
+        if not self.policy.inpaints:
             return bad("this policy cannot inpaint; choose another execution")
         inpainting = Inpainting(request.arrays["actions"], request.arrays["weights"])
         try:
-            return _answer(self._policy.infer(request.window, rng, inpainting))
-        except ObservationError:
-            return bad(_NOT_FINITE)
-
-
-def _answer(chunk: Chunk) -> Arrays | WireError:
-    return {"chunk": chunk} if np.isfinite(chunk).all() else bad(_NOT_FINITE)
+            return {"chunk": self.policy.infer(request.window, rng, inpainting)}
+        except ObservationError as error:
+            return bad(str(error))
 
 
 def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:

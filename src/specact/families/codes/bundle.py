@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
-from specact.families.codes.wire import CodeCodec, CodeResponder
+from specact.families.codes.wire import CodeExchange
 from specact.observation import ObservationSpec
 from specact.units import ActionUnits
 from specact.verification import Target
@@ -94,16 +95,11 @@ class Bundle(Folder[PolicySpec]):
         """See :class:`~specact.pair.Pair`; exact speculative sampling."""
         return SpeculativeVerifier(target, self.tokenizer)
 
-    @property
-    def codec(self) -> CodeCodec:
+    @cached_property
+    def exchange(self) -> CodeExchange:
         """See :class:`~specact.pair.Pair`."""
-        return CodeCodec(self.spec, self.tokenizer)
-
-    @property
-    def responder(self) -> CodeResponder:
-        """What a server does with requests."""
         fingerprint = self.manifest.fingerprints["target"]
-        return CodeResponder(self.target, self.tokenizer, self.codec.dialect, self.name, fingerprint)
+        return CodeExchange(self.spec, self.tokenizer, self.name, fingerprint, lambda: self.target)
 
     @property
     def recommended_gates(self) -> dict[str, Any]:

@@ -1,12 +1,11 @@
-"""Wire format of action codes: distributions and verdicts as arrays, and the server's responder."""
+"""What crosses the wire for action codes: the target's distribution, or the server's verdict on the drafted codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.errors import WireError
 from specact.families.codes.sampling import verify
@@ -16,30 +15,39 @@ from specact.families.codes.values import CodeDistribution, Drafted, Verdict
 from specact.families.codes.verify import code_outcome
 from specact.rng import Role, StepStreams
 from specact.types import OffloadTimes, Outcome, Proposal
-from specact.wire.checks import bad
-from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
 
 FAMILY = "codes"
 
 
-class CodeCodec:
-    """See :class:`~specact.wire.dialect.VerifyingCodec`.
+class CodeExchange:
+    """See :class:`~specact.wire.exchange.VerifyingExchange`.
 
     Args:
         spec, tokenizer: of the bundle.
+        name, fingerprint: of the bundle, and of its target.
+        target: the target; called on a server only.
     """
 
-    def __init__(self, spec: PolicySpec, tokenizer: ActionTokenizer) -> None:
-        self._spec, self._tokenizer = spec, tokenizer
-        self.dialect = _dialect(spec, tokenizer)
+    # The inference time does not depend on the request.
+    steady = True
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        tokenizer: ActionTokenizer,
+        name: str,
+        fingerprint: str,
+        target: Callable[[], CodePolicy],
+    ) -> None:
+        self.name, self.fingerprint, self._target = name, fingerprint, cache(target)
+        self.contract, self._tokenizer, self._streams = _contract(spec, tokenizer), tokenizer, StepStreams()
 
     def read(self, arrays: Arrays) -> CodeDistribution:
-        """See :class:`~specact.wire.dialect.Codec`."""
         return CodeDistribution(arrays["probs"], arrays["offsets"], arrays.get("conditional"))
 
-    def request_arrays(self, proposal: Proposal) -> Arrays:
-        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
+    def request(self, proposal: Proposal) -> Arrays:
         drafted: Drafted = proposal.evidence
         arrays = {"draft_probs": drafted.draft.probs, "codes": drafted.codes}
         if drafted.draft.conditional is not None:
@@ -47,45 +55,22 @@ class CodeCodec:
         return arrays
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
-        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
         verdict = Verdict(arrays["codes"], arrays["accepted"], arrays["rejection"])
         return code_outcome(verdict, arrays["chunk"], times, None)
 
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        targets = self._target().infer_batch([request.window for request in requests])
+        if kind == "infer":
+            return [distribution_arrays(target) for target in targets]
+        return [self._verdict(request, target) for request, target in zip(requests, targets, strict=True)]
 
-class CodeResponder:
-    """See :class:`~specact.wire.messages.Responder`.
-
-    Args:
-        policy: the target.
-        tokenizer: of the same bundle.
-        dialect: of the bundle.
-        name, fingerprint: of the bundle, and of its target.
-    """
-
-    # The inference time does not depend on the request.
-    steady = True
-
-    def __init__(
-        self, policy: CodePolicy, tokenizer: ActionTokenizer, dialect: Dialect, name: str, fingerprint: str
-    ) -> None:
-        self._policy, self._tokenizer, self.dialect = policy, tokenizer, dialect
-        self.name, self.fingerprint = name, fingerprint
-        self._streams = StepStreams()
-
-    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`."""
-        targets = self._policy.infer_batch([request.window for request in requests])
-        return [self._answer(request, target) for request, target in zip(requests, targets, strict=True)]
-
-    def _answer(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
-        # Extreme observations can overflow; only that request of the batch fails.
-        if not all(np.count_nonzero(np.isfinite(array)) == array.size for array in (target.probs, target.offsets)):
-            return bad("the target has no finite answer to this observation")
-        if request.kind == "infer":
-            return distribution_arrays(target)
-        asked = request.arrays
-        draft = CodeDistribution(asked["draft_probs"], target.offsets, asked.get("draft_conditional"))
-        verdict = verify(target, draft, asked["codes"], self._streams(Role.VERIFY, request.address))
+    def _verdict(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
+        arrays = request.arrays
+        draft = CodeDistribution(arrays["draft_probs"], target.offsets, arrays.get("draft_conditional"))
+        # Sampling from what is not finite could fail.
+        if not np.isfinite(target.probs).all():
+            return WireError("bad_message", "the target has no finite answer to this observation")
+        verdict = verify(target, draft, arrays["codes"], self._streams(Role.VERIFY, request.address))
         return {
             "codes": verdict.codes,
             "accepted": verdict.accepted,
@@ -96,33 +81,25 @@ class CodeResponder:
 
 def distribution_arrays(distribution: CodeDistribution) -> Arrays:
     """A distribution as the arrays of a reply."""
-    arrays: dict[str, NDArray[Any]] = {"probs": distribution.probs, "offsets": distribution.offsets}
-    if distribution.conditional is not None:
-        arrays["conditional"] = distribution.conditional
-    return arrays
+    arrays: Arrays = {"probs": distribution.probs, "offsets": distribution.offsets}
+    return arrays if distribution.conditional is None else {**arrays, "conditional": distribution.conditional}
 
 
-def _dialect(spec: PolicySpec, tokenizer: ActionTokenizer) -> Dialect:
+def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
     rows, chunk = (spec.codebooks, spec.codes), (spec.chunk, spec.actions)
     probs = ArraySpec(rows, np.float64, distribution=True)
     conditional = ArraySpec((spec.codes, spec.codes), np.float64, distribution=True)
     codes = ArraySpec((spec.codebooks,), np.int64, 0, spec.codes - 1)
-    infer = Exchange(
-        {},
-        "distribution",
-        {"probs": probs, "offsets": ArraySpec((*rows, *chunk), np.float32)}
-        | ({"conditional": conditional} if spec.sequential else {}),
-    )
-    verified = Exchange(
-        {"draft_probs": probs, "codes": codes} | ({"draft_conditional": conditional} if spec.sequential else {}),
-        "verdict",
-        {
-            "codes": codes,
-            "accepted": ArraySpec((spec.codebooks,), np.bool_),
-            "rejection": ArraySpec((spec.codebooks,), np.float64, 0, 1),
-            "chunk": ArraySpec(chunk, np.float32),
-        },
-    )
+    answer = {"probs": probs, "offsets": ArraySpec((*rows, *chunk), np.float32)}
+    draft = {"draft_probs": probs, "codes": codes}
+    verdict = {
+        "codes": codes,
+        "accepted": ArraySpec((spec.codebooks,), np.bool_),
+        "rejection": ArraySpec((spec.codebooks,), np.float64, 0, 1),
+        "chunk": ArraySpec(chunk, np.float32),
+    }
+    if spec.sequential:
+        answer["conditional"] = draft["draft_conditional"] = conditional
     agreed = {
         # Codes of different tokenizers decode to different actions.
         "tokenizer": tokenizer.fingerprint,
@@ -134,4 +111,5 @@ def _dialect(spec: PolicySpec, tokenizer: ActionTokenizer) -> Dialect:
         "temperature": spec.temperature,
         "sequential": spec.sequential,
     }
-    return Dialect(FAMILY, agreed, spec.target, {"infer": infer, "verify": verified})
+    kinds = {"infer": Kind(Layout({}), Layout(answer)), "verify": Kind(Layout(draft), Layout(verdict))}
+    return Contract(FAMILY, agreed, spec.target, kinds)

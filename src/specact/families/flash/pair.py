@@ -24,7 +24,7 @@ from specact.families.flash.bundle import (
 from specact.families.flash.drafting import FlashDrafter
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import FlashTarget, FlashVerifier, PendingRound
-from specact.families.flash.wire import FlashCodec, FlashResponder
+from specact.families.flash.wire import FlashExchange
 from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
 from specact.families.freqcache.cached import FreqCached
 from specact.families.target_pair import TargetPair, name_in
@@ -99,18 +99,14 @@ class FlashPair(TargetPair[FlowPolicy]):
         return FlashTarget(self.policy, self.settings, self.block)
 
     def verifier(self, target: Target[PendingRound]) -> FlashVerifier:
-        """See :class:`~specact.pair.Pair`; for a target in this process, see :class:`FlashCodec` for a server."""
+        """See :class:`~specact.pair.Pair`; for a target in this process, see :class:`FlashExchange` for a server."""
         return FlashVerifier(target, self.units, self.execute)
 
-    @property
-    def codec(self) -> FlashCodec:
+    @cached_property
+    def exchange(self) -> FlashExchange:
         """See :class:`~specact.pair.Pair`."""
-        return FlashCodec(self.policy.spec, self.units, self.execute)
-
-    @property
-    def responder(self) -> FlashResponder:
-        """See :class:`~specact.pair.Pair`."""
-        return FlashResponder(self.target, self.name, self.fingerprint)
+        spec = self.policy.spec
+        return FlashExchange(spec, self.units, self.execute, self.name, self.fingerprint, lambda: self.target)
 
 
 def flash_pair(

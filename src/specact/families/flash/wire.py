@@ -6,21 +6,22 @@ stateless: every check computes a new prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from specact.errors import ConfigError, WireError
-from specact.families.chunks.policy import Chunk, ChunkSpec
-from specact.families.chunks.wire import ChunkCodec, ChunkResponder
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.chunks.wire import ChunkExchange
 from specact.families.flash.check import Check
 from specact.families.flash.verify import FlashTarget, Round, RoundRequest, round_outcome
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.wire.checks import bad
-from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Kind, Request
+from specact.wire.messages import bad
 
 # Maximum of noise levels and of Euler steps of one request.
 MAX_LEVELS, MAX_STEPS = 4, 100
@@ -30,29 +31,33 @@ _FULL, _TARGET_DRAFTS, _DRAFTED = 0, 1, 2
 _UNKNOWN = -1
 
 
-class FlashCodec:
-    """See :class:`~specact.wire.dialect.VerifyingCodec`; the check is the server's.
+class FlashExchange(ChunkExchange):
+    """See :class:`~specact.wire.exchange.VerifyingExchange`; the check is the server's.
 
     Args:
         spec: of the target.
         units: of the actions.
         execute: maximum number of executed actions of a chunk.
+        name, fingerprint: of the target.
+        target: makes the target; called on a server only.
     """
 
-    def __init__(self, spec: ChunkSpec, units: ActionUnits, execute: int) -> None:
-        self._spec, self._units, self._execute = spec, units, execute
-        self.dialect = _dialect(spec)
+    def __init__(
+        self, spec: ChunkSpec, units: ActionUnits, execute: int, name: str, fingerprint: str,
+        target: Callable[[], FlashTarget],
+    ) -> None:  # fmt: skip
+        super().__init__(spec, name, fingerprint, lambda: target().policy)
+        self.contract = replace(
+            self.contract, kinds={**self.contract.kinds, "verify": _verification(spec)}, step_kind="verify"
+        )
+        self._spec, self._units, self._execute, self._rounds = spec, units, execute, cache(target)
 
-    def read(self, arrays: Arrays) -> Chunk:
-        """See :class:`~specact.wire.dialect.Codec`; the target's own chunk, in the environment's units."""
-        return arrays["chunk"]
+    @property
+    def steady(self) -> bool:
+        """A full round takes several times as long as a check."""
+        return False
 
-    def request_arrays(self, proposal: Proposal) -> Arrays:
-        """See :class:`~specact.wire.dialect.VerifyingCodec`.
-
-        Raises:
-            ConfigError: for a request that only a target in this process can answer.
-        """
+    def request(self, proposal: Proposal) -> Arrays:
         asked: RoundRequest = proposal.evidence.question
         spec, levels = self._spec, np.zeros(MAX_LEVELS, np.float32)
         if asked.stale or asked.shuffled or asked.parts is not None or len(asked.check.levels) > MAX_LEVELS:
@@ -75,73 +80,50 @@ class FlashCodec:
         }
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
-        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
         accepted, checked, switches = arrays["how"].tolist()
         found = Round(
             arrays["chunk"], min(accepted, self._execute), bool(checked), bool(switches), np.zeros((0, 0), np.float32)
         )
         return round_outcome(found, self._units, self._execute, times)
 
-
-class FlashResponder:
-    """See :class:`~specact.wire.messages.Responder`.
-
-    Args:
-        target: the served target.
-        name, fingerprint: of the target.
-    """
-
-    # A full round takes several times as long as a check.
-    steady = False
-
-    def __init__(self, target: FlashTarget, name: str, fingerprint: str) -> None:
-        self._target, self.name, self.fingerprint = target, name, fingerprint
-        self._chunks = ChunkResponder(target.policy, name, fingerprint)
-        self.dialect = _dialect(target.policy.spec)
-
-    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; rounds are computed one after the other."""
-        others = iter(self._chunks.respond([request for request in requests if request.kind != "verify"]))
-        return [self._round(request) if request.kind == "verify" else next(others) for request in requests]
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.exchange.Exchange`; rounds are computed one after the other."""
+        return [self._round(request) for request in requests] if kind == "verify" else super().answer(kind, requests)
 
     def _round(self, request: Request) -> Arrays | WireError:
         kind, guarded, steps = request.arrays["how"].tolist()
         if kind > _DRAFTED or not 1 <= steps <= MAX_STEPS:
             return bad(f"how must name a kind of 0 to {_DRAFTED} and 1 to {MAX_STEPS} steps, got {kind} and {steps}")
-        if kind == _TARGET_DRAFTS and self._target.block is None:
+        target = self._rounds()
+        if kind == _TARGET_DRAFTS and target.block is None:
             return bad("this server's target has no block that drafts; start it with a bundle that has one")
         arrays = request.arrays
-        if not np.isfinite(arrays["drafted"]).all() or not np.isfinite(arrays["within"]).all():
-            return bad("drafted and within must be finite numbers")
         levels = tuple(arrays["levels"][arrays["levels"] > 0.0].tolist())
-        held = arrays["held"][: len(self._target.settings.grippers)]
+        held = arrays["held"][: len(target.settings.grippers)]
         try:
             check = Check(levels or (1.0,), float(arrays["within"][0]), bool(guarded))
         except ConfigError as error:
             return bad(str(error))
-        found = self._target.answer(request.window, request.address).round(
+        found = target.answer(request.window, request.address).round(
             RoundRequest(
                 kind == _FULL, arrays["drafted"] if kind == _DRAFTED else None, check, steps,
                 None if (held == _UNKNOWN).any() else held.astype(bool),
             )
         )  # fmt: skip
-        if not np.isfinite(found.chunk).all():
-            return bad("the target has no finite answer to this observation")
         return {"chunk": found.chunk, "how": np.array([found.accepted, found.checked, found.switches], np.int16)}
 
 
-def _dialect(spec: ChunkSpec) -> Dialect:
-    chunks = ChunkCodec(spec).dialect
+def _verification(spec: ChunkSpec) -> Kind:
     chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
-    verify = Exchange(
-        {
-            "drafted": chunk,
-            "levels": ArraySpec((MAX_LEVELS,), np.float32, 0.0, 1.0),
-            "within": ArraySpec((1,), np.float32, 0.0),
-            "held": ArraySpec((spec.actions,), np.int16, _UNKNOWN, 1),
-            "how": ArraySpec((3,), np.int16, 0, np.iinfo(np.int16).max),
-        },
-        "round",
-        {"chunk": chunk, "how": ArraySpec((3,), np.int16, 0, spec.chunk)},
+    return Kind(
+        Layout(
+            {
+                "drafted": chunk,
+                "levels": ArraySpec((MAX_LEVELS,), np.float32, 0.0, 1.0),
+                "within": ArraySpec((1,), np.float32, 0.0),
+                "held": ArraySpec((spec.actions,), np.int16, _UNKNOWN, 1),
+                "how": ArraySpec((3,), np.int16, 0, np.iinfo(np.int16).max),
+            }
+        ),
+        Layout({"chunk": chunk, "how": ArraySpec((3,), np.int16, 0, spec.chunk)}),
     )
-    return replace(chunks, exchanges={**chunks.exchanges, "verify": verify}, asks="verify")

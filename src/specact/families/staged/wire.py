@@ -1,19 +1,19 @@
-"""Wire format of activations at each cut and precision, and the server's responder."""
+"""Wire format of activations at each cut and precision, and how a server makes the replies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, WireError, unknown_name
 from specact.families.staged.stages import SplitSpec, StagedFolder
-from specact.wire.checks import bad
-from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
+from specact.wire.messages import bad
 
 FAMILY = "split"
 Precision = Literal["float16", "uint8", "float32"]
@@ -37,27 +37,27 @@ def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:
     return "infer" if cut == spec.stages else f"cut-{cut}-{precision}"
 
 
-def split_dialect(spec: SplitSpec, fingerprint: str) -> Dialect:
-    """The wire schema of a target in stages.
+def split_contract(spec: SplitSpec, fingerprint: str) -> Contract:
+    """What device and server of a target in stages agree on.
 
     Args:
         spec: of its stages.
         fingerprint: of their files.
     """
-    exchanges = {
-        kind_at(spec, cut, precision): Exchange({}, f"activation-{cut}-{precision}", _at_cut(size, precision))
+    kinds = {
+        kind_at(spec, cut, precision): Kind(Layout({}), _at_cut(size, precision))
         for cut, size in enumerate(spec.sizes, 1)
         for precision in PRECISIONS
     }
-    # Flat, like activations: a prefix cache has more axes than the wire format allows.
+    # Flat, like activations.
     outputs = {name: ArraySpec((math.prod(shape),), np.float32) for name, shape in spec.outputs.items()}
     agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
-    return Dialect(FAMILY, agreed, spec.observation, {"infer": Exchange({}, "outputs", outputs), **exchanges})
+    return Contract(FAMILY, agreed, spec.observation, {"infer": Kind(Layout({}), Layout(outputs)), **kinds})
 
 
-def _at_cut(size: int, precision: Precision) -> Mapping[str, ArraySpec]:
+def _at_cut(size: int, precision: Precision) -> Layout:
     activation = {"activation": ArraySpec((size,), _TYPES[precision])}
-    return activation | ({"range": ArraySpec((2,), np.float32)} if precision == "uint8" else {})
+    return Layout(activation | ({"range": ArraySpec((2,), np.float32)} if precision == "uint8" else {}))
 
 
 def pack(activation: NDArray[np.float32], precision: Precision) -> Arrays:
@@ -110,8 +110,8 @@ def reply_bytes(spec: SplitSpec, cut: int, precision: Precision) -> int:
     return _BYTES[precision] * spec.sizes[cut - 1] + (8 if precision == "uint8" else 0)
 
 
-class SplitResponder:
-    """See :class:`~specact.wire.messages.Responder`; runs the stages before each request's cut.
+class SplitExchange:
+    """See :class:`~specact.wire.exchange.Exchange`; a server runs the stages before each request's cut.
 
     Args:
         folder: of the stages.
@@ -122,31 +122,28 @@ class SplitResponder:
 
     def __init__(self, folder: StagedFolder) -> None:
         self.name, self.fingerprint = folder.name, folder.fingerprint
-        self.dialect = split_dialect(folder.spec, folder.fingerprint)
+        self.contract = split_contract(folder.spec, folder.fingerprint)
         self._network, self._spec = folder.network, folder.spec
-        self._asked: dict[str, tuple[int, Precision]] = {
+        self._cuts: dict[str, tuple[int, Precision]] = {
             kind_at(folder.spec, cut, precision): (cut, precision)
             for cut in range(1, folder.spec.stages + 1)
             for precision in PRECISIONS
         }
 
-    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; requests of one cut are one batch."""
-        answers: dict[int, Arrays | WireError] = {}
-        by_cut: dict[int, list[int]] = {}
-        for row, request in enumerate(requests):
-            by_cut.setdefault(self._asked[request.kind][0], []).append(row)
-        for cut, rows in by_cut.items():
-            windows = [requests[row].window for row in rows]
-            if cut == self._spec.stages:
-                outputs = self._network.run(windows)
-                named = [dict(zip(self._spec.outputs, found, strict=True)) for found in zip(*outputs, strict=True)]
-                answers.update(zip(rows, map(_answer, named), strict=True))
-            else:
-                activations = self._network.begin(windows, cut)
-                for row, activation in zip(rows, activations, strict=True):
-                    answers[row] = _packed(activation, self._asked[requests[row].kind][1])
-        return [answers[row] for row in range(len(requests))]
+    def read(self, arrays: Arrays) -> list[NDArray[np.float32]]:
+        """The outputs of the whole network, ``[1, ...]`` each."""
+        return [arrays[name].reshape(1, *shape) for name, shape in self._spec.outputs.items()]
+
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        cut, precision = self._cuts[kind]
+        windows = [request.window for request in requests]
+        if cut < self._spec.stages:
+            return [_packed(activation, precision) for activation in self._network.begin(windows, cut)]
+        outputs = zip(*self._network.run(windows), strict=True)
+        return [
+            {name: array.reshape(-1) for name, array in zip(self._spec.outputs, found, strict=True)}
+            for found in outputs
+        ]
 
 
 def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | WireError:
@@ -155,8 +152,3 @@ def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | W
         return pack(activation, precision)
     except WireError as error:
         return error
-
-
-def _answer(outputs: dict[str, NDArray[Any]]) -> Arrays | WireError:
-    finite = all(np.count_nonzero(np.isfinite(array)) == array.size for array in outputs.values())
-    return {name: array.reshape(-1) for name, array in outputs.items()} if finite else bad(_NOT_FINITE)

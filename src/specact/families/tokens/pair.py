@@ -17,7 +17,7 @@ from specact.families.tokens.drafters import TreeDrafter
 from specact.families.tokens.drafting import TokenDrafter
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.verify import Prefilled, TokenTarget, TokenVerifier
-from specact.families.tokens.wire import TokenCodec, TokenResponder
+from specact.families.tokens.wire import TokenExchange
 from specact.pair import Named
 from specact.units import ActionUnits
 from specact.verification import Target
@@ -74,18 +74,13 @@ class TokenPair(TargetPair[TokenPolicy]):
         return TokenTarget(self.policy, own)
 
     def verifier(self, target: Target[Prefilled]) -> TokenVerifier:
-        """See :class:`~specact.pair.Pair`; for a target in this process, see :class:`TokenCodec` for a server."""
+        """See :class:`~specact.pair.Pair`; for a target in this process, see :class:`TokenExchange` for a server."""
         return TokenVerifier(target, self.units)
 
-    @property
-    def codec(self) -> TokenCodec:
+    @cached_property
+    def exchange(self) -> TokenExchange:
         """See :class:`~specact.pair.Pair`."""
-        return TokenCodec(self.policy, self.units)
-
-    @property
-    def responder(self) -> TokenResponder:
-        """See :class:`~specact.pair.Pair`."""
-        return TokenResponder(self.target, self.policy, self.name, self.fingerprint)
+        return TokenExchange(self.policy, self.units, self.name, self.fingerprint, lambda: self.target)
 
 
 def token_pair(

@@ -1,4 +1,4 @@
-"""Wire format of tokens: a request and the decoded chunk as arrays, and the server's responder.
+"""Wire format of tokens: a request and the decoded chunk as arrays, and how a server makes the replies.
 
 It extends the wire format of chunk policies, which clients without tokens can use, by requests to verify. The server is
 stateless: a method's state is part of each request. Its candidates may be a tree, one path in each row. The reply holds
@@ -7,14 +7,14 @@ what a head on the device needs from the target: the feature of the chunk's firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from specact.errors import WireError
-from specact.families.chunks.policy import Chunk
-from specact.families.chunks.wire import ChunkCodec, ChunkResponder
+from specact.families.chunks.wire import ChunkExchange
 from specact.families.tokens.acceptance import UNLIMITED, Acceptance
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.network import Tokens
@@ -23,34 +23,40 @@ from specact.families.tokens.speculative import TAIL, Decoded
 from specact.families.tokens.verify import MAX_CANDIDATES, OWN_DRAFTERS, DecodingRequest, TokenTarget, token_outcome
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.wire.checks import bad
-from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.messages import Request
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Kind, Request
+from specact.wire.messages import bad
 
 # Marks a missing token.
 _NONE = -1
 
 
-class TokenCodec:
-    """See :class:`~specact.wire.dialect.VerifyingCodec`; verification and its KV cache are on the server.
+class TokenExchange(ChunkExchange):
+    """See :class:`~specact.wire.exchange.VerifyingExchange`; verification and its KV cache are on the server.
 
     Args:
         policy: the target.
         units: of the actions.
+        name, fingerprint: of the target.
+        target: makes the target with its own drafters; called on a server only.
     """
 
-    def __init__(self, policy: TokenPolicy, units: ActionUnits) -> None:
-        self._policy, self._units = policy, units
-        self.dialect = _dialect(policy)
+    def __init__(
+        self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str, target: Callable[[], TokenTarget]
+    ) -> None:
+        super().__init__(policy.spec, name, fingerprint, lambda: policy)
+        self.contract = replace(
+            self.contract, kinds={**self.contract.kinds, "verify": _verification(policy)}, step_kind="verify"
+        )
+        self._tokens, self._units, self._decoder = policy, units, cache(target)
 
-    def read(self, arrays: Arrays) -> Chunk:
-        """See :class:`~specact.wire.dialect.Codec`; the target's own chunk, in the environment's units."""
-        return arrays["chunk"]
+    @property
+    def steady(self) -> bool:
+        return True
 
-    def request_arrays(self, proposal: Proposal) -> Arrays:
-        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
+    def request(self, proposal: Proposal) -> Arrays:
         asked: DecodingRequest = proposal.evidence.question
-        length = self._policy.networks.length
+        length = self._tokens.networks.length
         candidates = np.full((MAX_CANDIDATES, length), _NONE, np.int16)
         kept = asked.candidates[:MAX_CANDIDATES]
         candidates[: len(kept)] = kept
@@ -64,7 +70,6 @@ class TokenCodec:
         }
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
-        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
         passes = arrays["accepted"] != _NONE
         tokens, bias = arrays["tokens"].astype(np.int64), arrays["bias"].astype(np.int64)
         # Each is within its own range; what the target wanted instead has to be a token, too.
@@ -79,40 +84,24 @@ class TokenCodec:
             arrays["feature"].astype(np.float32),
             bool((wanted >= 0).all() and (wanted < BINS).all()),
         )
-        return token_outcome(decoded, self._policy, self._units, times)
+        return token_outcome(decoded, self._tokens, self._units, times)
 
-
-class TokenResponder:
-    """See :class:`~specact.wire.messages.Responder`.
-
-    Args:
-        target: the served target, with its own drafters.
-        policy: the same, as a chunk policy.
-        name, fingerprint: of the target.
-    """
-
-    steady = True
-
-    def __init__(self, target: TokenTarget, policy: TokenPolicy, name: str, fingerprint: str) -> None:
-        self._target, self.name, self.fingerprint = target, name, fingerprint
-        self._chunks = ChunkResponder(policy, name, fingerprint)
-        self.dialect = _dialect(policy)
-
-    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; all verifications are decoded in one batch."""
-        others = iter(self._chunks.respond([request for request in requests if request.kind != "verify"]))
-        questions = [self._question(request) if request.kind == "verify" else next(others) for request in requests]
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.exchange.Exchange`; all verifications are decoded in one batch."""
+        if kind != "verify":
+            return super().answer(kind, requests)
+        questions = [self._question(request) for request in requests]
         # Requests that are refused are not part of the batch.
         asked = {row: question for row, question in enumerate(questions) if isinstance(question, DecodingRequest)}
         windows = [requests[row].window for row in asked]
-        decoded = iter(self._target.prefill(windows).decode(list(asked.values())) if asked else ())
+        decoded = iter(self._decoder().prefill(windows).decode(list(asked.values())) if asked else ())
         return [_answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in questions]
 
     def _question(self, request: Request) -> DecodingRequest | WireError:
         if request.arrays["how"][1] >= len(OWN_DRAFTERS):
             return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {request.arrays['how'][1]}")
         question = _request_of(request.arrays)
-        if question.then != "none" and question.then not in self._target.drafters:
+        if question.then != "none" and question.then not in self._decoder().drafters:
             return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
         return question
 
@@ -155,26 +144,28 @@ def _candidates_of(rows: Tokens) -> Tokens:
     return np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
 
 
-def _dialect(policy: TokenPolicy) -> Dialect:
-    chunks, length = ChunkCodec(policy.spec).dialect, policy.networks.length
+def _verification(policy: TokenPolicy) -> Kind:
+    length = policy.networks.length
     token = ArraySpec((length,), np.int16, _NONE, BINS - 1)
-    verify = Exchange(
-        {
-            "candidates": ArraySpec((MAX_CANDIDATES, length), np.int16, _NONE, BINS - 1),
-            "tail": token,
-            "each": ArraySpec((length,), np.int16, 0, BINS - 1),
-            "groups": ArraySpec((length,), np.int16, 0, length - 1),
-            "how": ArraySpec((3,), np.int16, 0, UNLIMITED),
-        },
-        "decoded",
-        {
-            "tokens": ArraySpec((length,), np.uint8),
-            "sources": ArraySpec((length,), np.uint8, 0, TAIL),
-            "bias": ArraySpec((length,), np.int16, 1 - BINS, BINS - 1),
-            "accepted": token,
-            "read": token,
-            "rejected": ArraySpec((1,), np.int16, 0, length),
-            "feature": ArraySpec((policy.networks.width,), np.float16),
-        },
+    return Kind(
+        Layout(
+            {
+                "candidates": ArraySpec((MAX_CANDIDATES, length), np.int16, _NONE, BINS - 1),
+                "tail": token,
+                "each": ArraySpec((length,), np.int16, 0, BINS - 1),
+                "groups": ArraySpec((length,), np.int16, 0, length - 1),
+                "how": ArraySpec((3,), np.int16, 0, UNLIMITED),
+            }
+        ),
+        Layout(
+            {
+                "tokens": ArraySpec((length,), np.uint8),
+                "sources": ArraySpec((length,), np.uint8, 0, TAIL),
+                "bias": ArraySpec((length,), np.int16, 1 - BINS, BINS - 1),
+                "accepted": token,
+                "read": token,
+                "rejected": ArraySpec((1,), np.int16, 0, length),
+                "feature": ArraySpec((policy.networks.width,), np.float16),
+            }
+        ),
     )
-    return replace(chunks, exchanges={**chunks.exchanges, "verify": verify}, asks="verify")

@@ -22,7 +22,7 @@ from specact.ranges import RATES_HZ
 from specact.robot import ros
 from specact.robot.recording import topic_of
 from specact.robot.recording_file import METADATA, VERSION
-from specact.wire.images import read_image
+from specact.wire.images import read_jpegs
 
 # Message types of the topics, except for those of observations, which are of two types.
 _TOPICS = {
@@ -348,6 +348,6 @@ class _Jpegs:
 
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         try:
-            return read_image([self.files[row] for row in rows], self.name, (len(rows), *self.shape))
+            return read_jpegs([self.files[row] for row in rows], self.name, (len(rows), *self.shape))
         except WireError as error:
             raise DataError(f"{self.path} holds a damaged frame: {error}") from None

@@ -23,10 +23,9 @@ from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.evaluation.cost import verification
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
-from specact.rng import Role, stream
-from specact.wire import msgpack
-from specact.wire.messages import read_reply, reply_fields, request_fields
-from specact.wire.sizes import example_exchange
+from specact.rng import Role, StepAddress, stream
+from specact.wire import messages
+from specact.wire.exchange import Request
 
 # A way that loses more success than this on average is never accepted, however wide its interval is.
 MARGIN = 0.05
@@ -292,13 +291,15 @@ def _parts(pair: AnyPair, gates: Sequence[str]) -> dict[str, Callable[[], object
 
 def _asking(pair: AnyPair) -> Callable[[], object]:
     """What asking the server takes on the device, besides the link."""
-    dialect = pair.codec.dialect
-    request, reply = example_exchange(dialect)
-    received, exchange = msgpack.encode(reply_fields(reply)), dialect.exchanges[dialect.asks]
+    contract = pair.exchange.contract
+    kind = contract.kinds[contract.step_kind]
+    received = messages.encode(messages.Reply(1, 1.0, 1.0, 1.0, 1, kind.reply.pack(kind.reply.example())))
+    request = Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0), kind.request.example())
 
     def ask() -> object:
-        msgpack.encode(request_fields(request, dialect.observation))
-        return read_reply(msgpack.decode(received), exchange)
+        messages.encode(messages.ask(request, contract, contract.step_kind, 1, 1.0))
+        reply = messages.read_reply(received)
+        return kind.reply.unpack(reply.arrays) if isinstance(reply, messages.Reply) else None
 
     return ask
 

@@ -1,4 +1,4 @@
-"""Latency of a step over a real link: methods and codecs, interleaved step by step."""
+"""Latency of a step over a real link: methods, interleaved step by step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -29,38 +29,16 @@ from specact.links.link import load_link, round_trip
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import RemoteTarget, remote_verifier
-from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
 from specact.types import StepRecord
 from specact.verification import Verifier
-from specact.wire.sizes import array_bytes
 
 METHODS = ("target", "hybrid", "adahi")
-CODECS = ("json", "stream")
+WAYS = ("draft", *METHODS)
 _DEADLINE_MS, _WARM_UP, _ROUNDS = 2_000.0, 10, 6
 BLOCK = 25  # steps whose mean is one value of an interval
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to get an action.
-
-    Attributes:
-        method: ``draft``, or one of :data:`METHODS`.
-        codec: ``json`` (HTTP, the server samples where there is something to verify: the paper's way) or ``stream``
-            (WebSocket and msgpack, the device samples); none for the draft.
-    """
-
-    method: str
-    codec: str | None = None
-
-    @property
-    def name(self) -> str:
-        return " ".join(part for part in (self.method, self.codec) if part)
-
-
-WAYS = (Way("draft"), *(Way(method, codec) for method in METHODS for codec in CODECS))
 
 
 class SlowDraft:
@@ -112,7 +90,7 @@ def measure_latency(
         relay = stack.enter_context(linked(server.port, link, seed))
         draft = pair.draft if draft_ms is None else SlowDraft(pair.draft, draft_ms / 1e3)
         policies = {way: _policy(way, pair, draft, gate, relay.port, seed, stack) for way in WAYS}
-        records: dict[Way, list[StepRecord]] = {way: [] for way in WAYS}
+        records: dict[str, list[StepRecord]] = {way: [] for way in WAYS}
         order = stream(seed, Role.ENVIRONMENT, robot=1)
         for step, (episode, observation) in enumerate(seen, start=-_WARM_UP):
             for index in order.permutation(len(WAYS)):
@@ -121,7 +99,7 @@ def measure_latency(
                     records[WAYS[index]].append(record)
             progress(max(0, step + 1), steps)
     costs = _costs(pair, records, link, seed)
-    ways = {way.name: _summary(way, records[way], costs) for way in WAYS}
+    ways = {way: _summary(way, records[way], costs) for way in WAYS}
     return costs | {"steps": steps, "link": link, "rate": rate, "seed": seed, "ways": ways}
 
 
@@ -157,7 +135,7 @@ def measure_deadline(
         policies = {}
         for frames, quality in qualities.items():
             endpoint = Endpoint("ws", "127.0.0.1", relay.port)
-            client = stack.enter_context(Client(endpoint, pair.codec.dialect, frames, jpeg_quality=quality))
+            client = stack.enter_context(Client(endpoint, pair.exchange.contract, frames, jpeg_quality=quality))
             client.connect(30.0)
             policies[frames] = SpeculativePolicy(
                 pair, Always(), verifier=remote_verifier(client, pair, deadline_ms), seed=seed
@@ -207,20 +185,19 @@ def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
 
 
 def _policy(
-    way: Way, pair: Bundle, draft: CodePolicy, settings: GateSettings, port: int, seed: int, stack: ExitStack
+    way: str, pair: Bundle, draft: CodePolicy, settings: GateSettings, port: int, seed: int, stack: ExitStack
 ) -> SpeculativePolicy:
-    gate: Gate = Never() if way.method == "draft" else Always()
-    if way.method == "adahi":
+    gate: Gate = Never() if way == "draft" else Always()
+    if way == "adahi":
         gate = settings.build(pair)
     verifier: Verifier | None = None
-    if way.codec is not None:
-        endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
-        client = stack.enter_context(Client(endpoint, pair.codec.dialect, way.name))
+    if way != "draft":
+        client = stack.enter_context(Client(Endpoint("ws", "127.0.0.1", port), pair.exchange.contract, way))
         client.connect(30.0)
-        if way.method == "target":
-            verifier = TargetSampler(RemoteTarget(client, pair.codec, _DEADLINE_MS), pair.tokenizer)
+        if way == "target":
+            verifier = TargetSampler(RemoteTarget(client, pair.exchange, _DEADLINE_MS), pair.tokenizer)
         else:
-            verifier = remote_verifier(client, pair, _DEADLINE_MS, "server" if way.codec == "json" else "device")
+            verifier = remote_verifier(client, pair, _DEADLINE_MS)
     drafter = CodeDrafter(draft, pair.tokenizer)
     return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, seed=seed)
 
@@ -251,7 +228,7 @@ def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepReco
     return record
 
 
-def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: int) -> dict[str, float]:
+def _costs(pair: Bundle, records: dict[str, list[StepRecord]], link: str, seed: int) -> dict[str, float]:
     """The terms of the bound: the inference times measured in this run, and the modelled link.
 
     The remainder is overhead: messages, processes, sampling, records. Times of the same run are comparable on a
@@ -260,7 +237,7 @@ def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: 
     target_s = [record.times.offload.target for way in records.values() for record in way if record.decision.transmit]
     drafts = [record.times.draft for record in records[WAYS[0]]]
     model, rng = load_link(link), stream(seed, Role.LINK, robot=1)
-    trips = [round_trip(model, *array_bytes(pair.codec.dialect), float(at), rng) for at in range(1000)]
+    trips = [round_trip(model, *pair.exchange.contract.array_bytes, float(at), rng) for at in range(1000)]
     return {
         "draft_ms": 1e3 * float(np.mean(drafts)),
         "target_ms": 1e3 * float(np.mean(target_s)),
@@ -268,17 +245,16 @@ def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: 
     }
 
 
-def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -> dict[str, Any]:
+def _summary(way: str, records: Sequence[StepRecord], costs: dict[str, float]) -> dict[str, Any]:
     # The ungated target needs no draft, so its time excludes the draft's.
-    needs_draft = way.method != "target"
+    needs_draft = way != "target"
     total = np.array([1e3 * (r.times.total - (0.0 if needs_draft else r.times.draft)) for r in records])
     sent = float(np.mean([record.decision.transmit for record in records]))
     bound = (costs["draft_ms"] if needs_draft else 0.0) + sent * (costs["link_ms"] + costs["target_ms"])
     blocks = _blocks(total)
     mean = mean_interval(blocks)
     return {
-        "method": way.method,
-        "codec": way.codec,
+        "method": way,
         "transmission_rate": sent,
         "missed": sum(record.miss is not None for record in records),
         "mean_ms": {"mean": mean.mean, "low": mean.low, "high": mean.high},

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import uvloop
-from msgpack import unpackb
 from numpy.typing import NDArray
+from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle
 from specact.lab.processes import ServerProcess
-from specact.observation import ObservationSpec, Window
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.wire import msgpack
-from specact.wire.dialect import Dialect
-from specact.wire.handshake import Hello, hello_fields
-from specact.wire.messages import Request, request_fields
+from specact.wire.exchange import Contract, Request
+from specact.wire.messages import PATH, PROTOCOL, Hello, Reply, ask, encode, read_reply
 
 _JOIN_WITHIN_S, _SETTLE_S, _MOST_REQUESTS = 30.0, 0.5, 64
 # Robots of a soak test, their total requests per second, and the period of memory samples [s].
 _SOAK_ROBOTS, _SOAK_HZ, _SOAK_SAMPLE_S = 64, 500.0, 10.0
-_BINARY, _PING, _PONG = 0x82, 0x89, 0x8A
 
 
 @dataclass(frozen=True)
@@ -106,23 +102,22 @@ def run_load(
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    frames = [_frame(_BINARY, payload) for payload in workload.requests]
 
     async def join() -> Robot:
-        loop = asyncio.get_running_loop()
-        _, robot = await loop.create_connection(lambda: _WebSocketRobot(loop, workload, frames), "127.0.0.1", port)
+        robot = _WebSocketRobot(asyncio.get_running_loop(), workload)
+        await ws_connect(lambda: robot, f"ws://127.0.0.1:{port}{workload.path}")
         await robot.welcomed
         return robot
 
     return uvloop.run(run_robots(join, robots, seconds, offered_hz, under_way, started))
 
 
-def workload_of(dialect: Dialect, deadline_ms: float = 10_000.0) -> Workload:
-    """Requests with random observations in a dialect."""
+def workload_of(contract: Contract, deadline_ms: float = 10_000.0) -> Workload:
+    """Requests with random observations."""
     rng = np.random.default_rng(0)
-    requests = [_encoded_request(dialect.observation, rng, number, deadline_ms) for number in range(_MOST_REQUESTS)]
-    hello = Hello("load", dialect.family, dialect.agreed)
-    return Workload("/v1/stream", msgpack.encode(hello_fields(hello)), requests, _batch)
+    requests = [_encoded_request(contract, rng, number, deadline_ms) for number in range(_MOST_REQUESTS)]
+    hello = Hello(PROTOCOL, "load", contract.family, dict(contract.spec))
+    return Workload(PATH, encode(hello), requests, _batch)
 
 
 def run_soak(
@@ -143,7 +138,7 @@ def run_soak(
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    started, samples, workload = time.monotonic(), [], workload_of(bundle.codec.dialect)
+    started, samples, workload = time.monotonic(), [], workload_of(bundle.exchange.contract)
     while (passed := time.monotonic() - started) < seconds:
         progress(int(passed), int(seconds))
         run_load(server.port, workload, _SOAK_ROBOTS, min(_SOAK_SAMPLE_S, seconds), _SOAK_HZ)
@@ -160,16 +155,16 @@ def run_soak(
     }
 
 
-def _encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
+def _encoded_request(contract: Contract, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
     """An encoded request with a random observation."""
     arrays = {
         name: np.zeros(field.window_shape, np.uint8)
         if field.is_image
         else rng.uniform(-1, 1, field.window_shape).astype(np.float32)
-        for name, field in spec.fields.items()
+        for name, field in contract.observation.fields.items()
     }
-    request = Request("infer", identity, deadline_ms, Window(arrays), StepAddress(0, 0, 0, identity))
-    return msgpack.encode(request_fields(request, spec))
+    request = Request(Window(arrays), StepAddress(0, 0, 0, identity))
+    return encode(ask(request, contract, "infer", identity, deadline_ms))
 
 
 async def run_robots(
@@ -253,93 +248,48 @@ class Robot(ABC):
             self.send()
 
 
-class _WebSocketRobot(Robot, asyncio.Protocol):
+class _WebSocketRobot(Robot, WSListener):
     """One connection, with minimal work per message, because it shares the processor with the server.
 
     Args:
         loop: that it runs on.
         workload: its messages.
-        frames: its requests as WebSocket frames.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, workload: Workload, frames: Sequence[bytes]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, workload: Workload) -> None:
         super().__init__(loop)
-        self._workload, self._frames = workload, frames
-        self._received, self._upgraded, self._sent = bytearray(), False, 0
+        self._workload, self._sent = workload, 0
         self.welcomed: asyncio.Future[None] = loop.create_future()
 
     def send(self) -> None:
-        self._transport.write(self._frames[self._sent % len(self._frames)])
+        self._transport.send(WSMsgType.BINARY, self._workload.requests[self._sent % len(self._workload.requests)])
         self._sent += 1
 
     def hang_up(self) -> None:
-        self._transport.abort()
+        self._transport.disconnect(False)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        head = f"GET {self._workload.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        self._transport.write((head + key).encode())
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        if self._workload.opening is not None:
+            transport.send(WSMsgType.BINARY, self._workload.opening)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
         for future in (self.welcomed, self.finished):
             if not future.done():
                 future.set_exception(RemoteError("the server closed a robot's connection"))
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if not self._upgraded:
-            head, end, rest = self._received.partition(b"\r\n\r\n")
-            if not end:
-                return
-            if not head.startswith(b"HTTP/1.1 101 "):
-                self._transport.abort()
-                return
-            self._received, self._upgraded = rest, True
-            if self._workload.opening is not None:
-                self._transport.write(_frame(_BINARY, self._workload.opening))
-        while (frame := _first_frame(self._received)) is not None:
-            kind, payload, size = frame
-            del self._received[:size]
-            if kind == _PING:
-                self._transport.write(_frame(_PONG, payload))
-            elif kind != _BINARY:
-                self._transport.abort()
-            elif self.welcomed.done():
-                self.answered(self._workload.batch(payload))
-            else:
-                self.welcomed.set_result(None)
-
-
-def _frame(kind: int, payload: bytes) -> bytes:
-    """A complete client frame (RFC 6455, 5.2), masked with zeros, which leave the payload unchanged."""
-    size = len(payload)
-    if size < 126:
-        head = bytes((kind, 0x80 | size))
-    elif size < 1 << 16:
-        head = struct.pack(">BBH", kind, 0x80 | 126, size)
-    else:
-        head = struct.pack(">BBQ", kind, 0x80 | 127, size)
-    return head + bytes(4) + payload
-
-
-def _first_frame(data: bytearray) -> tuple[int, bytes, int] | None:
-    """Opcode, payload and size of the server's first frame; None if it is incomplete."""
-    if len(data) < 2:
-        return None
-    length, start = data[1], 2
-    if length > 125:
-        start = 4 if length == 126 else 10
-        length = int.from_bytes(data[2:start])
-    if len(data) < start + length:
-        return None
-    return data[0], bytes(data[start : start + length]), start + length
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if frame.msg_type != WSMsgType.BINARY:
+            transport.disconnect(False)
+        elif self.welcomed.done():
+            self.answered(self._workload.batch(frame.get_payload_as_bytes()))
+        else:
+            self.welcomed.set_result(None)
 
 
 def _batch(payload: bytes) -> int:
-    # Arrays stay packed: decoding them would take processor time from the server.
-    times = unpackb(payload).get("times")
-    return int(times["batch"]) if times else 0
+    reply = read_reply(payload)
+    return reply.batch if isinstance(reply, Reply) else 0
 
 
 def _resident_mib(pid: int) -> float:

@@ -41,7 +41,7 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[s
     try:
         if neighbours and not ready.wait(_READY_WITHIN_S):
             raise RemoteError(f"{neighbours} neighbours did not start within {_READY_WITHIN_S:.0f} s")
-        load = run_load(port, workload_of(bundle.codec.dialect, DEADLINE_MS), 1, seconds, RATE_HZ)
+        load = run_load(port, workload_of(bundle.exchange.contract, DEADLINE_MS), 1, seconds, RATE_HZ)
     finally:
         if neighbours:
             flooding.kill()
@@ -61,7 +61,7 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[s
 def _flood(port: int, path: Path, robots: int, seconds: float, ready: Event) -> None:
     run_load(
         port,
-        workload_of(load_bundle(path).codec.dialect),
+        workload_of(load_bundle(path).exchange.contract),
         robots,
         seconds,
         None,

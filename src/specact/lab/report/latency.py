@@ -19,7 +19,7 @@ STAGES = {
     "target": "#66a182",
     "finish": "#9aa0a6",
 }
-# Colour: method; solid line: our codec, dashed: the paper's.
+# Colour: method.
 _METHODS = {"draft": "#30638e", "target": "#66a182", "hybrid": "#d1495b", "adahi": "#edae49"}
 
 
@@ -78,7 +78,6 @@ def _draw_cdfs(axes: Axes, result: dict[str, Any], label: str, transform: Any) -
             share,
             where="post",
             color=_METHODS[way["method"]],
-            linestyle="--" if way["codec"] == "json" else "-",
             label=name,
         )
     axes.set_xscale("log" if "per second" in label else "linear")

@@ -76,7 +76,7 @@ def run_pair(
     world.reset(start)
     sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
-    route = Route.of(pairing.link, pair.codec.dialect, stream(seed, Role.LINK, episode=episode))
+    route = Route.of(pairing.link, pair.exchange.contract, stream(seed, Role.LINK, episode=episode))
     remote = SimulatedTarget(pair.target, route, clock, pairing.target_s)
     gate = pairing.gate.build(pair)
     policy = SpeculativePolicy(

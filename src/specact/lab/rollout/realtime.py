@@ -17,10 +17,10 @@ from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run
 from specact.pair import Named
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
 from specact.remote.target import RemoteTarget, RemoteVerifier, check_requests
-from specact.remote.transport import Endpoint
 from specact.verification import LocalTarget, Verifier
-from specact.wire.dialect import VerifyingCodec
+from specact.wire.exchange import VerifyingExchange
 
 
 class RealTime:
@@ -48,7 +48,7 @@ class RealTime:
             # A separate process, because threads of this one would be delayed by its own work.
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             endpoint = Endpoint("ws", "127.0.0.1", relay.port)
-            self._client = self._open.enter_context(Client(endpoint, self._pair.codec.dialect, "evaluation"))
+            self._client = self._open.enter_context(Client(endpoint, self._pair.exchange.contract, "evaluation"))
             self._client.connect(30.0)
             self._open = self._open.pop_all()
         return self
@@ -95,8 +95,8 @@ class RealTime:
     def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
         if method.on_device:
             return family.verifier(LocalTarget(pair.target))
-        codec = pair.codec
-        if codec.dialect.asks == "verify" and isinstance(codec, VerifyingCodec):
-            check_requests(pair, codec)
-            return RemoteVerifier(self._client, codec, self._deadline_ms)
-        return family.verifier(RemoteTarget(self._client, codec, self._deadline_ms))
+        exchange = pair.exchange
+        if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
+            check_requests(pair, exchange)
+            return RemoteVerifier(self._client, exchange, self._deadline_ms)
+        return family.verifier(RemoteTarget(self._client, exchange, self._deadline_ms))

@@ -200,7 +200,7 @@ def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: Simulat
     else:
         link = stream(shard.seed, Role.LINK, episode=episode)
         target = SimulatedTarget(
-            remote, Route.of(load_link(shard.link), pair.codec.dialect, link), clock, shard.target_s
+            remote, Route.of(load_link(shard.link), pair.exchange.contract, link), clock, shard.target_s
         )
     gate = TimedGate(shard.gate.build(pair, remote), clock, shard.gate_s)
     policy = SpeculativePolicy(

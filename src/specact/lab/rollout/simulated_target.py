@@ -15,8 +15,7 @@ from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import OffloadTimes
 from specact.verification import Answer, Pending, TargetPolicy
-from specact.wire.dialect import Dialect
-from specact.wire.sizes import array_bytes
+from specact.wire.exchange import Contract
 
 A = TypeVar("A")
 
@@ -37,9 +36,9 @@ class Route:
     rng: np.random.Generator
 
     @classmethod
-    def of(cls, link: Link, dialect: Dialect, rng: np.random.Generator) -> Route:
+    def of(cls, link: Link, contract: Contract, rng: np.random.Generator) -> Route:
         """The route of a family's requests and replies, counting arrays without message overhead."""
-        return cls(link, *array_bytes(dialect), rng)
+        return cls(link, *contract.array_bytes, rng)
 
     def round_trip_s(self, at: float) -> float:
         """Seconds on the link for a request that leaves at ``at`` [s] and its reply."""

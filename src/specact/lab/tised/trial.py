@@ -10,7 +10,7 @@ from typing import Any
 
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.wire import ChunkCodec
+from specact.families.chunks.wire import ChunkExchange
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
@@ -126,7 +126,7 @@ def _route(trial: Trial, driver: FlowDriver | CodesDriver | SplitDriver, spec: C
     link, rng = load_link(trial.link), stream(trial.seed, Role.LINK, episode=trial.episode)
     if isinstance(driver, SplitDriver):
         return Route(link, *driver.crossing, rng)
-    return Route.of(link, ChunkCodec(spec).dialect, rng)
+    return Route.of(link, ChunkExchange(spec).contract, rng)
 
 
 def _run_pair(

@@ -1,0 +1,132 @@
+"""Servers that are killed, links that break, lose or hold back: a robot goes on and finds back by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from tests.children import wait_for
+from tests.remote.conftest import PATIENT_MS, Robot, at, driving
+
+from specact import Bundle
+from specact.lab.processes import ServerProcess, serving
+from specact.links.link import load_link
+from specact.links.shaper import Shaper
+from specact.remote import Client, ClientSettings
+from specact.remote.probe import probe
+
+LOST = ("deadline", "disconnected", "expired")
+DEADLINE_MS = 200.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """One request per inference: an answer is then that of a local target to its last bit."""
+    with serving("ball", "--max-batch", "1") as process:
+        yield process
+
+
+@contextmanager
+def robots(ball: Bundle, port: int, settings: ClientSettings) -> Iterator[list[Robot]]:
+    """Two, one of which has the server sample."""
+    with ExitStack() as stack:
+        made = []
+        for sampling in ("device", "server"):
+            client = stack.enter_context(Client(at(port), ball.exchange.contract, sampling, settings))
+            client.connect(60.0)
+            made.append(Robot(ball, client, deadline_ms=DEADLINE_MS, sampling=sampling))
+        yield made
+
+
+def more(made: list[Robot], steps: int) -> None:
+    """Waits until each has verified so many more steps."""
+    wanted = [robot.verified + steps for robot in made]
+    wait_for(lambda: all(robot.verified >= least for robot, least in zip(made, wanted, strict=True)))
+
+
+def missed(made: list[Robot], steps: int) -> None:
+    """Waits until each has missed so many more steps."""
+    wanted = [robot.causes.total() + steps for robot in made]
+    wait_for(lambda: all(robot.causes.total() >= least for robot, least in zip(made, wanted, strict=True)))
+
+
+def test_a_server_is_killed_and_started_again(ball: Bundle) -> None:
+    with ExitStack() as servers:
+        first = servers.enter_context(serving("ball", "--max-batch", "1"))
+        with robots(ball, first.port, ClientSettings(longest_delay_s=0.5)) as made, driving(*made):
+            more(made, 5)
+            first.kill()
+            missed(made, 10)
+            servers.enter_context(serving("ball", "--max-batch", "1", "--port", str(first.port)))
+            more(made, 5)
+    for robot in made:
+        robot.check(*LOST)
+        # While nothing listens a step costs nothing.
+        assert robot.causes["disconnected"] >= 8 and robot.client.counts["connections"] == 2
+
+
+@pytest.mark.parametrize("fault", ["half open", "reset and refused", "black hole", "patient"])
+def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Bundle, server: ServerProcess) -> None:
+    settings = ClientSettings(silence_s=60.0 if fault == "patient" else 1.0)
+    with (
+        Shaper(load_link("lan"), "127.0.0.1", server.port) as shaper,
+        robots(ball, shaper.port, settings) as made,
+        driving(*made),
+    ):
+        more(made, 5)
+        before = [robot.causes["deadline"] for robot in made]
+        if fault == "half open":
+            shaper.half_open()
+        elif fault == "reset and refused":
+            shaper.refuse(0.5)
+            shaper.reset_all()
+        else:
+            shaper.black_hole(2.5)
+        missed(made, 8)
+        more(made, 5)
+    for robot, earlier in zip(made, before, strict=True):
+        robot.check(*LOST)
+        assert robot.client.counts["connections"] >= (1 if fault == "patient" else 2)
+        # Three in a row, and nothing more is sent before a sign of life; later ones are the machine's doing.
+        assert robot.causes["deadline"] - earlier < robot.causes.total() - earlier
+
+
+def test_a_third_of_all_segments_is_lost(ball: Bundle, server: ServerProcess) -> None:
+    with (
+        Shaper(load_link("lan+loss=0.3+rto=400"), "127.0.0.1", server.port, seed=1) as shaper,
+        robots(ball, shaper.port, ClientSettings()) as made,
+        driving(*made),
+    ):
+        missed(made, 5)
+        more(made, 3)
+    for robot in made:
+        robot.check(*LOST)
+        assert robot.causes["deadline"] > 0
+
+
+def test_nothing_depends_on_the_wall_clock(
+    ball: Bundle, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> float:
+        raise AssertionError("somebody asks for the time of day")
+
+    with robots(ball, server.port, ClientSettings(silence_s=1.0)) as made:
+        monkeypatch.setattr("time.time", refuse)
+        monkeypatch.setattr("time.time_ns", refuse)
+        for robot in made:
+            robot.play(20)
+        monkeypatch.undo()
+    for robot in made:
+        robot.check(*LOST)
+        assert robot.client.counts["connections"] == 1
+
+
+def test_a_probe_measures_every_stage(ball: Bundle, server: ServerProcess) -> None:
+    with Client(at(server.port), ball.exchange.contract) as client:
+        client.connect(60.0)
+        measured = probe(client, 5, 0.0)
+    assert measured.lost == 0 and (measured.target_ms > 0.0).all()
+    stages = measured.network_ms + measured.queue_ms + measured.target_ms
+    assert (stages <= measured.total_ms + 1e-6).all() and measured.deadline_ms < PATIENT_MS

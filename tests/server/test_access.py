@@ -1,0 +1,289 @@
+"""Who is let in: tokens, origins, certificates; what is written about it; and what cannot start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.children import wait_for
+from tests.server.conftest import Doubling, Here, Process, state
+
+from specact import Bundle
+from specact.errors import ConfigError, WireError
+from specact.observation import Window
+from specact.server import Address, Limits, Service
+from specact.server.access import Access, read_tokens
+from specact.server.access_log import AccessLog
+
+LEFT, RIGHT, COMMON, NEW = ("left robot's token", "right robot's token", "a token for everybody", "a new robot's token")
+
+
+def bearer(token: str, scheme: str = "Bearer") -> dict[str, str]:
+    return {"Authorization": f"{scheme} {token}"}
+
+
+def write(file: Path, **tokens: str) -> None:
+    file.write_text("# robots\n\n" + "".join(f"{name}\t{token.replace(' ', '-')}\n" for name, token in tokens.items()))
+
+
+def key(token: str) -> str:
+    return token.replace(" ", "-")
+
+
+def events(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_file_of_names_and_tokens(tmp_path: Path) -> None:
+    write(tmp_path / "tokens", left=LEFT, right=RIGHT)
+    assert read_tokens(tmp_path / "tokens") == {"left": key(LEFT), "right": key(RIGHT)}
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + f"left {key(LEFT)}\r\n".encode())  # as some editors write it
+    assert read_tokens(tmp_path / "marked") == {"left": key(LEFT)}
+
+
+WRONG_FILES = {
+    f"left {key(LEFT)} more": "line 1", f"\n{key(LEFT)}": "line 2", "left short": "16",
+    "left " + "\N{LOCK}" * 16: "ASCII", f"{'x' * 65} {key(LEFT)}": "64",
+    f"left {key(LEFT)}\nleft {key(RIGHT)}": "left", f"left {key(LEFT)}\nright {key(LEFT)}": "right",
+    "# nobody\n": "0 tokens", "\xff": "cannot read",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG_FILES)
+def test_a_file_that_is_wrong_is_refused_and_no_token_is_shown(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(text, encoding="latin-1" if text == "\xff" else "utf-8")
+    with pytest.raises(ConfigError, match=WRONG_FILES[text]) as refused:
+        read_tokens(tmp_path / "tokens")
+    assert key(LEFT) not in str(refused.value)
+    with pytest.raises(ConfigError, match="nothing"):
+        read_tokens(tmp_path / "nothing")
+
+
+def test_who_it_is_by_the_token_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "tokens", left=LEFT, right=RIGHT)
+    access = Access(key(COMMON), Address(tokens=tmp_path / "tokens"))
+    callers = [access.caller({"authorization": f"Bearer {key(token)}"}) for token in (LEFT, RIGHT, COMMON)]
+    assert [caller.name for caller in callers] == ["left", "right", None]
+    assert access.caller({"authorization": f"Api-Key {key(LEFT)}"}).name == "left"
+    for header in ("", key(LEFT), f"Bearer {key(NEW)}", f"bearer {key(LEFT)}", "Bearer \udcff"):
+        with pytest.raises(WireError) as refused:
+            access.caller({"authorization": header})
+        assert refused.value.code == "unauthorized"
+    write(tmp_path / "tokens", left=LEFT, other=RIGHT)
+    access.reload()
+    assert [access.is_valid(caller) for caller in callers] == [True, False, True]
+    write(tmp_path / "tokens", left=COMMON)
+    with pytest.raises(ConfigError, match="tokens"):
+        access.reload()
+    assert access.names == {"left", "other"}
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return False
+
+    monkeypatch.setattr("specact.server.access.hmac.compare_digest", compare)
+    with pytest.raises(WireError):
+        access.caller({"authorization": f"Bearer {key(LEFT)}"})
+    assert len(compared) == 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_loopback_no_token_is_needed(host: str) -> None:
+    assert Access(None, Address(host=host)).caller({"host": "127.0.0.1:8600"}).name is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "robots.example", ""])
+def test_a_server_that_others_can_reach_needs_a_token(host: str) -> None:
+    with pytest.raises(ConfigError, match="token"):
+        Access(None, Address(host=host))
+    Access(key(COMMON), Address(host=host))
+    assert key(COMMON) not in repr(Access(key(COMMON), Address(host=host)).caller(
+        {"authorization": f"Bearer {key(COMMON)}"}))  # fmt: skip
+
+
+FOREIGN = [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_a_page_of_another_site_is_not_let_in(headers: dict[str, str], doubling: Here) -> None:
+    assert doubling.http("/v1/status", **headers)[0] == 401
+    if "Origin" in headers:
+        with doubling.connect(**headers) as robot:
+            assert robot.failure().code == "unauthorized" and robot.closed() == 1008
+    own = {"Origin": f"http://127.0.0.1:{doubling.port}"}
+    assert doubling.http("/v1/status", **own)[0] == 200
+
+
+@pytest.mark.parametrize("shown", [{}, bearer(key(NEW)), {"Authorization": key(COMMON)}])
+def test_who_does_not_show_the_token_learns_nothing(shown: dict[str, str]) -> None:
+    with Here(Doubling(), token=key(COMMON)) as server:
+        for path in ("/v1/status", "/metrics"):
+            status, _, body = server.http(path, **shown)
+            assert status == 401 and key(COMMON).encode() not in body and b"doubling" not in body
+        with server.connect(**shown) as robot:
+            assert robot.failure().code == "unauthorized" and robot.closed() == 1008
+        assert server.http("/healthz")[0] == server.http("/")[0] == 200
+        with server.robot(**bearer(key(COMMON))) as robot:
+            robot.ask(1, state(1.0))
+        assert server.http("/metrics", **bearer(key(COMMON)))[0] == 200
+
+
+def test_names_are_those_of_the_tokens_and_a_token_that_is_gone_ends_its_connection(tmp_path: Path) -> None:
+    tokens, log = tmp_path / "tokens", tmp_path / "log"
+    write(tokens, left=LEFT, right=RIGHT)
+    limits = Limits(access_log=log, log_steps=False)
+    with Here(Doubling(), limits, key(COMMON), tokens=tokens) as server:
+
+        def names() -> list[str]:
+            return sorted(row["name"] for row in server.status(**bearer(key(COMMON)))["robots"])
+
+        with (
+            server.robot(**bearer(key(LEFT))) as left,
+            server.robot(**bearer(key(RIGHT))) as right,
+            server.robot(**bearer(key(COMMON))) as other,
+        ):
+            wait_for(lambda: names() == ["left", "right", "tester"], "the page names them")
+            write(tokens, left=LEFT, new=NEW)
+            server.call(server.service.reload)
+            assert right.failure().code == "unauthorized" and right.closed() == 1008
+            for robot in (left, other):
+                robot.ask(1, state(1.0))
+            with server.connect(**bearer(key(RIGHT))) as refused:
+                assert refused.failure().code == "unauthorized"
+            with server.robot(**bearer(key(NEW))):
+                wait_for(lambda: names() == ["left", "new", "tester"], "the page names it")
+            # A file that cannot be read changes nothing.
+            tokens.write_text("left")
+            server.call(server.service.reload)
+            left.ask(2, state(1.0))
+        wait_for(lambda: not names(), "all are gone")
+    told = [(event["event"], event.get("robot"), event.get("code")) for event in events(log)]
+    assert told[:3] == [("connected", "left", None), ("connected", "right", None), ("connected", "tester", None)]
+    assert told.count(("disconnected", "right", None)) == 1 and ("refused", None, "unauthorized") in told
+    assert all(event["peer"].startswith("127.0.0.1:") and event["time"] for event in events(log))
+    assert not any(key(token) in log.read_text() for token in (LEFT, RIGHT, NEW, COMMON))
+
+
+def test_robots_of_one_token_share_a_queue(tmp_path: Path) -> None:
+    write(tmp_path / "tokens", left=LEFT)
+    with (
+        Here(Doubling(wait=True), Limits(max_under_way=2), tokens=tmp_path / "tokens") as server,
+        server.robot(**bearer(key(LEFT))) as robot, server.robot(**bearer(key(LEFT))) as again,
+    ):  # fmt: skip
+        robot.send(0, state(1.0))
+        wait_for(lambda: server.exchange.batches, "one is computed")
+        robot.send(1, state(1.0))
+        again.send(2, state(1.0))
+        wait_for(lambda: server.service.batcher.queued == 2, "two wait")
+        again.send(3, state(1.0))
+        assert again.failure().code == "overloaded"
+        server.exchange.open.set()
+        assert [robot.receive().id, robot.receive().id, again.receive().id] == [0, 1, 2]
+
+
+def test_a_flood_of_refusals_is_counted_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("specact.server.access_log.time.monotonic", lambda: now)
+    log = AccessLog(tmp_path / "log", steps=False)
+    for _ in range(1000):
+        log.write_refusal("hello", "unauthorized", "1.1.1.1:1", "no token\nat all\N{SNOWMAN}")
+    log.write_refusal("hello", "mismatch", "1.1.1.1:1", "x" * 1000)
+    now = 101.0
+    log.write_refusal("hello", "mismatch", "1.1.1.1:1", "again")
+    log.close()
+    written = events(tmp_path / "log")
+    codes = [event["code"] for event in written]
+    assert codes.count("unauthorized") == 21 and codes[-3:] == ["mismatch", "unauthorized", "mismatch"]
+    assert written[-2]["more"] == 980 and written[0]["why"] == "no token\nat all\N{SNOWMAN}"
+    assert max(len(event.get("why", "")) for event in written) == 200
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        AccessLog(tmp_path, steps=False)
+
+
+def test_the_log_has_steps_where_asked_and_may_be_moved_away(tmp_path: Path) -> None:
+    log, old = tmp_path / "log", tmp_path / "old"
+    with Here(Doubling(), Limits(access_log=log, log_steps=True)) as server:
+        with server.robot() as robot:
+            robot.ask(1, state(1.0))
+            robot.send(2, state(1.0), deadline_ms=0.0)
+            robot.failure()
+            log.rename(old)
+            server.call(server.service.reload)
+            wait_for(log.exists, "the file is opened anew")
+            robot.ask(3, state(1.0))
+        wait_for(lambda: [event["event"] for event in events(log)[-1:]] == ["disconnected"], "it is gone")
+    assert [event["event"] for event in events(old)] == ["connected", "step", "refused"]
+    [step, gone] = events(log)[:2]
+    assert (step["event"], step["what"], step["robot"], step["batch"]) == ("step", "infer", "tester", 1)
+    assert 0.0 <= step["queue_ms"] <= step["total_ms"]
+    assert (gone["requests"], gone["errors"]) == (2, 1) and gone["seconds"] >= 0.0
+
+
+def test_a_certificate_is_used_and_read_again(certify: Callable[[Path], None], tmp_path: Path, ball: Bundle) -> None:
+    certify(tmp_path)
+    files = ["--certificate", str(tmp_path / "cert.pem"), "--key", str(tmp_path / "key.pem")]
+    window = Window(ball.spec.target.zeros().arrays)
+    with Process(ball.exchange.contract, "--bundle", "ball", *files) as server:
+        server.tls = first = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+        with server.robot() as robot:
+            certify(tmp_path)
+            second = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+            server.signal(signal.SIGHUP)
+
+            def shows(context: ssl.SSLContext) -> bool:
+                server.tls = context
+                try:
+                    return server.http("/healthz")[0] == 200
+                except ssl.SSLCertVerificationError:
+                    return False
+
+            wait_for(lambda: shows(second), "the new certificate is shown")
+            assert not shows(first)
+            # Who is connected stays so; a certificate that is none changes nothing.
+            robot.ask(1, window)
+            (tmp_path / "key.pem").write_text("none")
+            server.signal(signal.SIGHUP)
+            robot.ask(2, window)
+            assert shows(second)
+            # Who speaks plainly is not answered, and harms nobody.
+            with server.raw() as plain:
+                plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                plain.settimeout(60)
+                assert b"200" not in plain.recv(1000)
+            robot.ask(3, window)
+        assert server.stop() == 0
+        assert "the certificate of before stays in use" in server.output and "Traceback" not in server.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"certificate": Path("none")}, "certificate"),
+        ({"certificate": Path("none"), "key": Path("none")}, "none"),
+        ({"tokens": Path("none")}, "none"),
+        ({"port": 1}, "1"),
+    ],
+)
+def test_what_cannot_start_is_said_in_one_sentence(settings: dict[str, Any], name: str, specact_run: Any) -> None:
+    options = [word for option, value in settings.items() for word in (f"--{option}", str(value))]
+    if settings == {"port": 1}:
+        import os
+
+        if os.geteuid() == 0:
+            pytest.skip("root may listen on every port")
+    ended = specact_run("serve", "--bundle", "ball", *options)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert name in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said(doubling: Here) -> None:
+    from specact.server.serve import bind
+
+    with pytest.raises(ConfigError, match=str(doubling.port)):
+        bind(Service(Doubling(), address=Address(port=doubling.port)))

@@ -1,0 +1,304 @@
+"""Robots at the server: the handshake, exact answers, deadlines, order, and what one can do to another."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from tests.children import wait_for
+from tests.server.conftest import HERE, PATIENCE, Doubling, Here, Process, state
+from websockets.exceptions import InvalidStatus
+
+from specact import Bundle
+from specact.errors import WireError
+from specact.families.codes.sampling import verify
+from specact.observation import Window
+from specact.rng import Role, StepAddress, stream
+from specact.server import Limits
+from specact.types import OffloadTimes
+from specact.wire.exchange import Request
+from specact.wire.messages import Failure, Reply, ask, encode
+
+
+def windows(ball: Bundle, count: int) -> list[Window]:
+    rng = np.random.default_rng(0)
+    return [
+        Window({name: rng.normal(size=field.window_shape).astype(np.float32) for name, field in
+                ball.spec.target.fields.items()})
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def test_a_device_with_the_same_bundle_is_welcome_and_told_what_is_served(served: Here, ball: Bundle) -> None:
+    with served.connect() as robot:
+        welcome = robot.hello()
+    assert (welcome.bundle, welcome.family) == ("ball", "codes")
+    assert welcome.spec == ball.exchange.contract.spec and welcome.kinds == ball.exchange.contract.describe()
+    with served.connect() as robot:
+        assert robot.hello(family=None, spec={}) == welcome
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"family": "chunks"}, "mismatch"),
+        ({"spec": {}}, "mismatch"),
+        ({"protocol": 2}, "unsupported_protocol"),
+        ({"robot": "\x1b[2J"}, "bad_message"),
+    ],
+)
+def test_a_device_that_does_not_fit_is_told_why(doubling: Here, changes: dict[str, object], code: str) -> None:
+    with doubling.connect() as robot:
+        with pytest.raises(WireError) as refused:
+            robot.hello(**changes)
+        assert refused.value.code == code
+        assert robot.closed() == 1008
+
+
+def test_a_connection_begins_with_a_hello_and_has_one(doubling: Here) -> None:
+    with doubling.connect() as robot:
+        robot.send(1, state(1.0))
+        assert robot.failure().code == "bad_message" and robot.closed() == 1008
+    with doubling.robot() as robot:
+        with pytest.raises(WireError):
+            robot.hello()
+        assert robot.closed() == 1008
+
+
+def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specact.server.session.HELLO_TIMEOUT_S", 0.05)
+    with Here(Doubling()) as server, server.connect() as robot:
+        assert robot.failure().code == "bad_message"
+        assert robot.closed() == 1008
+
+
+def test_infer_gives_the_target_and_verify_what_the_device_would_have_drawn_bit_for_bit(
+    served: Here, ball: Bundle
+) -> None:
+    exchange = ball.exchange
+    with served.robot() as robot:
+        for step, window in enumerate(windows(ball, 20)):
+            address, target = StepAddress(7, 1, 3, step), ball.target.infer(window)
+            answer = exchange.read(robot.ask(step, window, address=address))
+            assert answer.probs.tobytes() == target.probs.tobytes()
+            assert answer.offsets.tobytes() == target.offsets.tobytes()
+            proposal = ball.drafter.propose(window, np.random.default_rng(step))
+            proposal = dataclasses.replace(proposal, window=window)
+            arrays = robot.ask(step, window, "verify", arrays=exchange.request(proposal), address=address)
+            drafted, rng = proposal.evidence, stream(7, Role.VERIFY, robot=1, episode=3, step=step)
+            verdict = verify(target, drafted.draft, drafted.codes, rng)
+            np.testing.assert_array_equal(arrays["codes"], verdict.codes)
+            actions = exchange.outcome(arrays, OffloadTimes()).actions
+            assert actions.tobytes() == ball.tokenizer.decode(verdict.codes, target.offsets).tobytes()
+
+
+def test_a_reply_depends_on_its_request_alone(served: Here, ball: Bundle) -> None:
+    seen = windows(ball, 8)
+    with served.robot() as robot, served.robot() as other:
+        alone = [robot.ask(number, window)["probs"].tobytes() for number, window in enumerate(seen)]
+        for number in np.random.default_rng(1).permutation(8).tolist():
+            other.ask(99, seen[-number])
+            assert robot.ask(number, seen[number])["probs"].tobytes() == alone[number]
+
+
+def test_the_times_of_a_reply_are_durations_that_fit(doubling: Here) -> None:
+    with doubling.robot() as robot:
+        robot.send(5, state(1.0))
+        reply = robot.receive()
+    assert isinstance(reply, Reply) and reply.batch == 1
+    assert 0.0 <= reply.queue_ms + reply.target_ms <= reply.total_ms
+
+
+@pytest.mark.parametrize("kind", ["text", "cut", "noise"])
+def test_what_is_no_message_ends_the_connection_with_a_reason(doubling: Here, kind: str) -> None:
+    payload = encode(ask(Request(state(1.0), HERE), doubling.contract, "infer", 1, 1.0))
+    with doubling.robot() as robot, doubling.robot() as witness:
+        sent: dict[str, str | bytes] = {"text": "hello", "cut": payload[:-1], "noise": b"\xc1" * 40}
+        robot.connection.send(sent[kind])
+        failure = robot.failure()
+        assert (failure.id, failure.code) == (None, "bad_message")
+        assert robot.closed() == 1008
+        assert witness.ask(1, state(2.0))["x"].tolist() == [4.0, 4.0]
+
+
+def test_a_request_whose_arrays_cannot_be_used_is_refused_by_its_id_and_the_robot_goes_on(doubling: Here) -> None:
+    with doubling.robot() as robot:
+        for number, value in enumerate((np.nan, np.inf), start=3):
+            robot.send(number, state(value))
+            failure = robot.failure()
+            assert (failure.id, failure.code) == (number, "bad_message") and "state" in failure.message
+        robot.connection.send(encode(ask(Request(state(1.0), HERE), doubling.contract, "infer", 9, 1.0)).replace(
+            b"\xa5infer", b"\xa5other"))  # fmt: skip
+        assert robot.failure().id == 9
+        assert robot.ask(5, state(1.0))["x"].tolist() == [2.0, 2.0]
+
+
+def test_an_answer_that_is_not_finite_is_an_error_of_its_request_alone() -> None:
+    with Here(Doubling(wait=True)) as server, server.robot() as robot, server.robot() as other:
+        robot.send(0, state(0.0))
+        wait_for(lambda: server.exchange.batches, "the target is busy")
+        robot.send(1, state(3e38))
+        other.send(2, state(1.0))
+        wait_for(lambda: server.service.batcher.queued == 2, "both wait")
+        server.exchange.open.set()
+        assert isinstance(robot.receive(), Reply) and robot.failure().id == 1
+        assert isinstance(other.receive(), Reply)
+        assert server.exchange.batches == [1, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), SystemExit("secret"), WireError("bad_message", "secret")])
+def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Here(Doubling()) as server, server.robot() as robot:
+        server.exchange.fails = error
+        robot.send(1, state(1.0))
+        failure = robot.failure()
+        assert (failure.id, failure.code) == (1, "internal") and "secret" not in failure.message
+        server.exchange.fails = None
+        robot.ask(2, state(1.0))
+    assert "secret" in caplog.text
+
+
+def test_a_deadline_in_the_past_is_not_computed(doubling: Here) -> None:
+    with doubling.robot() as robot:
+        robot.send(1, state(1.0), deadline_ms=0.0)
+        assert robot.failure().code == "expired" and doubling.exchange.batches == []
+
+
+def test_a_batch_is_what_came_in_while_the_last_was_computed_and_robots_take_turns() -> None:
+    with (
+        Here(Doubling(wait=True), Limits(max_batch=3, max_under_way=10)) as server,
+        server.robot() as greedy, server.robot() as modest,
+    ):  # fmt: skip
+        greedy.send(0, state(0.0))
+        wait_for(lambda: server.exchange.batches == [1], "the target is busy")
+        for number in range(1, 6):
+            greedy.send(number, state(number))
+        wait_for(lambda: server.service.batcher.queued == 5, "they wait")
+        modest.send(50, state(5.0))
+        wait_for(lambda: server.service.batcher.queued == 6, "it waits, too")
+        server.exchange.open.set()
+        first = modest.receive()
+        assert isinstance(first, Reply) and (first.id, first.batch) == (50, 3)
+        assert [greedy.receive().id for _ in range(6)] == list(range(6))
+        assert server.exchange.batches == [1, 3, 3]
+
+
+def test_kinds_of_one_batch_are_computed_apart() -> None:
+    with Here(Doubling(wait=True)) as server, server.robot() as robot, server.robot() as other:
+        robot.send(0, state(0.0))
+        wait_for(lambda: server.exchange.batches, "the target is busy")
+        robot.send(1, state(1.0))
+        other.send(2, state(2.0), "verify", arrays={"x": np.zeros(2, np.float32)})
+        wait_for(lambda: server.service.batcher.queued == 2, "both wait")
+        server.exchange.open.set()
+        assert [robot.receive().id for _ in range(2)] == [0, 1] and other.receive().id == 2
+        assert server.exchange.batches == [1, 1, 1]
+
+
+def test_a_full_queue_says_so_at_once_and_a_robot_has_so_many_under_way() -> None:
+    limits = Limits(max_queue=2, max_under_way=2)
+    with Here(Doubling(wait=True), limits) as server, server.robot() as robot, server.robot() as other:
+        robot.send(0, state(0.0))
+        wait_for(lambda: server.exchange.batches, "one is computed")
+        for number in range(1, 4):
+            robot.send(number, state(number))
+        wait_for(lambda: server.service.batcher.queued == 1, "one waits, two are not read")
+        for number in (10, 11):
+            other.send(number, state(1.0))
+        wait_for(lambda: server.service.batcher.queued == 2, "the queue is full")
+        assert other.failure().code == "overloaded"
+        server.exchange.open.set()
+        assert [robot.receive().id for _ in range(4)] == [0, 1, 2, 3]
+        assert other.receive().id == 10
+
+
+def test_who_leaves_takes_its_requests_along() -> None:
+    with Here(Doubling(wait=True)) as server, server.robot() as busy:
+        busy.send(0, state(0.0))
+        wait_for(lambda: server.exchange.batches == [1], "the target is busy")
+        with server.robot() as robot:
+            robot.send(1, state(1.0))
+            wait_for(lambda: server.service.batcher.in_flight == 2, "both are in flight")
+        wait_for(lambda: server.service.batcher.in_flight == 1, "it is cancelled")
+        server.exchange.open.set()
+        busy.receive()
+        wait_for(lambda: not server.service.batcher.queued, "it is dropped")
+        assert server.exchange.batches == [1]
+
+
+def test_there_is_room_for_so_many_robots() -> None:
+    with Here(Doubling(), Limits(max_robots=1)) as server:
+        with server.robot() as robot, server.connect() as other:
+            assert other.failure().code == "overloaded" and other.closed() == 1013
+            robot.ask(1, state(1.0))
+        wait_for(lambda: not server.status()["robots"], "it has left")
+        with server.robot() as robot:
+            robot.ask(1, state(1.0))
+
+
+def test_a_websocket_elsewhere_is_refused_and_told_the_protocol(doubling: Here) -> None:
+    with pytest.raises(InvalidStatus) as refused, doubling.connect("/v1/stream"):
+        pass
+    assert refused.value.response.status_code == 426
+    assert b"unsupported_protocol" in (refused.value.response.body or b"")
+
+
+def test_health_metrics_and_status_say_what_happened(doubling: Here) -> None:
+    with doubling.robot() as robot:
+        robot.send(1, state(1.0))
+        robot.receive()
+        robot.send(2, state(1.0), deadline_ms=0.0)
+        robot.failure()
+        wait_for(lambda: doubling.status()["robots"], "it is shown")
+        [row] = doubling.status()["robots"]
+        assert (row["name"], row["requests"], row["errors"]) == ("tester", 1, 1)
+    assert doubling.counts("specact_requests_total") == {("infer", "ok"): 1, ("infer", "expired"): 1}
+    assert doubling.http("/healthz")[0] == 200
+    status, headers, body = doubling.http("/?token=x")
+    assert (status == 200 and b"</html>" in body[-20:]) or b"<script" in body
+    assert headers["X-Content-Type-Options"] == "nosniff" and "default-src 'none'" in headers["Content-Security-Policy"]
+    assert doubling.http("/nothing")[0] == 404
+    doubling.call(lambda: setattr(doubling.service, "draining", True))
+    wait_for(lambda: doubling.http("/healthz")[0] == 503, "it is not ready any more")
+    doubling.service.draining = False
+
+
+def test_what_a_robot_reports_is_on_the_page(doubling: Here) -> None:
+    report = {"steps": 10, "transmitted": 5, "missed": 1, "verified": 4, "accepted": 3}
+    with doubling.robot() as robot:
+        robot.connection.send(encode(ask(Request(state(1.0), HERE), doubling.contract, "infer", 1, 1e4, report)))
+        robot.receive()
+        [row] = doubling.status()["robots"]
+    assert (row["transmission_rate"], row["acceptance"], row["missed"]) == (0.5, 0.75, 1)
+
+
+def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Bundle) -> None:
+    with Process(ball.exchange.contract, "--bundle", "ball") as server, server.robot() as robot:
+        for number in range(4):
+            robot.send(number, ball.spec.target.zeros())
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        answers: list[Reply | Failure] = []
+        while not (answers and isinstance(answers[-1], Failure) and answers[-1].id is None):
+            answers.append(robot.receive())
+        assert [answer.id for answer in answers if answer.id is not None] == list(range(4))
+        assert {answer.code for answer in answers if isinstance(answer, Failure)} == {"shutting_down"}
+        assert robot.closed() == 1012
+        stopping.join(PATIENCE)
+        assert server.stop() == 0
+        assert "everything under way was answered" in server.output
+
+
+def test_a_server_does_not_wait_for_a_target_that_is_stuck() -> None:
+    with Here(Doubling(wait=True), Limits(drain_s=60.0)) as server, server.robot() as robot:
+        for number in range(2):
+            robot.send(number, state(1.0))
+        wait_for(lambda: server.exchange.batches and server.service.batcher.in_flight == 2, "it is stuck")
+        server.call(server.service.abandon)
+        assert [robot.failure().code for _ in range(2)] == ["shutting_down"] * 2
+        assert server.service.abandoned == 2
+        server.exchange.open.set()

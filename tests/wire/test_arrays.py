@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specact.errors import WireError
+from specact.wire.arrays import ArraySpec, Layout
+
+DTYPES = [np.bool_, np.uint8, np.int16, np.int64, np.float16, np.float32, np.float64]
+LAYOUT = Layout(
+    {
+        "flags": ArraySpec((3,), np.bool_),
+        "codes": ArraySpec((2,), np.int64, 0, 4),
+        "law": ArraySpec((2, 3), np.float64, distribution=True),
+        "share": ArraySpec((2,), np.float32, 0.0, 1.0),
+        "free": ArraySpec((2, 2), np.float32),
+        "other": ArraySpec((1,), np.float32),
+        "half": ArraySpec((2,), np.float16),
+        "bytes": ArraySpec((2,), np.uint8),
+        "kind": ArraySpec((1,), np.uint8, 0, 2),
+    }
+)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> dict[str, ArraySpec]:
+    shapes = st.lists(st.integers(1, 3), max_size=4).map(tuple)
+    spec = st.builds(ArraySpec, shapes, st.sampled_from(DTYPES))
+    return draw(st.dictionaries(st.text("abc", min_size=1, max_size=3), spec, max_size=6))
+
+
+@given(specs(), st.randoms(use_true_random=False))
+def test_arrays_come_back_bit_for_bit_aligned_and_writable(given: dict[str, ArraySpec], random: Any) -> None:
+    layout, rng = Layout(given), np.random.default_rng(random.randrange(2**32))
+    arrays: dict[str, NDArray[Any]] = {
+        name: (rng.normal(size=spec.shape) * 3).astype(spec.dtype) for name, spec in given.items()
+    }
+    payload = layout.pack(arrays)
+    assert len(payload) == layout.nbytes == sum(array.nbytes for array in arrays.values())
+    again = layout.unpack(payload)
+    for name, array in arrays.items():
+        assert (again[name].dtype, again[name].shape) == (array.dtype, array.shape)
+        assert again[name].tobytes() == array.tobytes()
+        assert again[name].flags.aligned and again[name].flags.writeable
+    assert [name for name, *_ in layout.describe()] == list(layout.specs)
+
+
+def test_an_array_is_sent_whatever_its_memory_looks_like() -> None:
+    layout = Layout({"x": ArraySpec((2, 3), np.float32)})
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
+    np.testing.assert_array_equal(layout.unpack(layout.pack({"x": array}))["x"], array)
+
+
+def test_the_longest_elements_come_first() -> None:
+    sizes = [np.dtype(dtype).itemsize for _, dtype, _ in LAYOUT.describe()]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("wrong", [None, np.zeros((2, 2)), np.zeros(4, np.float32), np.zeros((2, 2), np.float64)])
+def test_an_array_of_another_shape_or_type_is_not_sent(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="free"):
+        LAYOUT.pack({**LAYOUT.example(), "free": wrong})
+
+
+REFUSED = {
+    "flags": [np.array([0, 1, 2], np.uint8)],
+    "codes": [np.array([0, 5]), np.array([-1, 0])],
+    "law": [
+        np.full((2, 3), 0.3),
+        np.array([[1.5, -0.5, 0.0], [1, 0, 0]]),
+        np.full((2, 3), np.nan),
+        np.full((2, 3), 1e300),
+    ],
+    "share": [np.array([0, 1.25], np.float32), np.array([np.nan, 0], np.float32)],
+    "free": [np.array([[0, np.nan], [0, 0]], np.float32), np.array([[0, 0], [0, np.inf]], np.float32)],
+    "other": [np.array([-np.inf], np.float32)],
+    "half": [np.array([0, np.inf], np.float16)],
+    "kind": [np.array([3], np.uint8)],
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, cases in REFUSED.items() for wrong in cases])
+def test_what_is_not_finite_or_out_of_range_is_refused_by_name(name: str, wrong: NDArray[Any]) -> None:
+    arrays = {key: array for key, array in LAYOUT.example().items() if key != name}
+    payload = bytearray().join((arrays | {name: wrong})[key].tobytes() for key in LAYOUT.specs)
+    with pytest.raises(WireError, match=rf"\b{name}\b") as refused:
+        LAYOUT.unpack(payload)
+    assert refused.value.code == "bad_message"
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_another_number_of_bytes_is_refused(change: int) -> None:
+    with pytest.raises(WireError, match=str(LAYOUT.nbytes)):
+        LAYOUT.unpack(bytearray(LAYOUT.nbytes + change))
+
+
+def test_the_largest_numbers_of_a_type_are_finite() -> None:
+    for dtype in (np.float16, np.float32, np.float64):
+        layout = Layout({"x": ArraySpec((2,), dtype)})
+        array = np.array([np.finfo(dtype).max, np.finfo(dtype).min], dtype)
+        np.testing.assert_array_equal(layout.unpack(layout.pack({"x": array}))["x"], array)
+
+
+@given(st.binary(min_size=LAYOUT.nbytes, max_size=LAYOUT.nbytes))
+def test_any_bytes_are_valid_arrays_or_refused(payload: bytes) -> None:
+    try:
+        arrays = LAYOUT.unpack(bytearray(payload))
+    except WireError:
+        return
+    for name, spec in LAYOUT.specs.items():
+        assert np.isfinite(arrays[name]).all()
+        assert math.isinf(spec.low) or (spec.low <= arrays[name].min() and arrays[name].max() <= spec.high)
