@@ -134,6 +134,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         (EVAL + "--methods draft,adahii", "'adahi'"),
         (EVAL + "--link wifi-papr", "'wifi-paper'"),
         (EVAL + "--decoding kerv", "kerv"),
+        (EVAL + "--methods oracle --realtime", "oracle"),
         ("eval pusht --out OUT --workers 1 --mse --data FOLDER", "FOLDER"),
         ("advise --bundle ball --budget-ms nan", "budget_ms"),
         ("advise --bundle ball --budget-ms 1 --link nope", "'nope'"),

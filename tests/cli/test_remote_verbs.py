@@ -2,55 +2,44 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Typed
 
 from specact.lab.processes import ServerProcess, linked, serving
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
-
-def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, ball_server: ServerProcess) -> None:
+def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_server: ServerProcess) -> None:
     with linked(ball_server.port, "wifi-paper") as relay:
-        done = specact_run("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["server"]
+        words = ("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10")
+        found, printed = typed(*words, "--json").summary["server"], typed(*words)
     assert found["bundle"] == "ball" and found["lost"] == 0
     assert found["stages_ms"]["network"]["p50"] > 6.0
     assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
+    assert printed.status == 0 and "advice: --deadline-ms" in printed.out
 
 
-def test_doctor_measures_an_openpi_server_for_a_pair_of_chunk_policies(specact_run: Run, tmp_path: Path) -> None:
-    made = specact_run("pair", "--draft", "ball-chase-flow", "--target", "ball-chase-flow", "--out", tmp_path / "pair")
-    assert made.returncode == 0, made.stderr
+def test_doctor_measures_an_openpi_server_for_a_pair_of_chunk_policies(typed: Typed, tmp_path: Path) -> None:
+    made = typed("pair", "--draft", "ball-chase-flow", "--target", "ball-chase-flow", "--out", tmp_path / "pair")
+    assert made.status == 0, made.remarks
     with serving("ball-chase-flow") as child:
-        server = f"openpi:ws://127.0.0.1:{child.port}"
-        done = specact_run("doctor", "--bundle", tmp_path / "pair", "--server", server, "--requests", "5", "--json")
-        refused = specact_run("doctor", "--bundle", "ball", "--server", server)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+        server = ("--server", f"openpi:ws://127.0.0.1:{child.port}")
+        found = typed("doctor", tmp_path / "pair", *server, "--requests", "5", "--json").summary
+        typed("doctor", "ball", *server).refuses("'codes'")
     assert found["server"]["bundle"] == "ball-chase-flow" and found["server"]["lost"] == 0
     assert found["draft_ms"] > 0.0 and found["server"]["deadline_ms"] > found["server"]["stages_ms"]["target"]["p50"]
-    assert refused.returncode == 2 and "this pair's family is 'codes'" in refused.stderr
 
 
-def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, tmp_path: Path) -> None:
+def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_path: Path) -> None:
     """Only times differ: steps, scores and decisions of both are those of the same episodes."""
-    shared = ("eval", "--bundle", "ball", "--methods", "hybrid,adahi", "--episodes", "1", "--json")
-    virtual = specact_run(*shared, "--out", str(tmp_path / "virtual"), "--workers", "1")
-    real = specact_run(
-        *shared, "--out", str(tmp_path / "real"), "--realtime", "--deadline-ms", "5000", "--link",
-        "loopback",
-    )  # fmt: skip
-    assert virtual.returncode == real.returncode == 0, virtual.stderr + real.stderr
-    ours, theirs = json.loads(real.stdout), json.loads(virtual.stdout)
-    assert ours["realtime"] and not theirs["realtime"]
+    shared = ("eval", "ball", "--methods", "hybrid,adahi", "--episodes", "1", "--json")
+    virtual = typed(*shared, "--out", tmp_path / "virtual", "--workers", "1").summary
+    timed = ("--realtime", "--deadline-ms", "5000", "--link", "loopback")
+    real = typed(*shared, "--out", tmp_path / "real", *timed).summary
+    assert real["realtime"] and not virtual["realtime"]
     for name in ("hybrid", "adahi"):
-        one, other = ours["methods"][name], theirs["methods"][name]
+        one, other = real["methods"][name], virtual["methods"][name]
         assert one["missed"] == 0.0
         for key in ("success", "control_steps", "transmission_rate", "gated_loss"):
             assert one[key] == pytest.approx(other[key])
@@ -58,18 +47,10 @@ def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, t
         assert sum(one["latency"][f"{stage}_ms"] for stage in ("encode", "network", "queue", "target")) > 0.0
 
 
-def test_an_oracle_has_no_real_time(specact_run: Run, tmp_path: Path) -> None:
-    done = specact_run("eval", "--bundle", "ball", "--methods", "oracle", "--realtime", "--out", str(tmp_path / "o"))
-    assert done.returncode == 2
-    assert "oracle" in done.stderr
-
-
-def test_bench_latency_times_every_way_on_the_same_steps(specact_run: Run, tmp_path: Path) -> None:
-    done = specact_run(
+def test_bench_latency_times_every_way_on_the_same_steps(typed: Typed, tmp_path: Path) -> None:
+    found = typed(
         "bench", "latency", "--steps", "12", "--no-stand-in", "--link", "lan", "--out", str(tmp_path), "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    ).summary
     assert list(found["ways"]) == ["draft", "target", "hybrid", "adahi"]
     for way in found["ways"].values():
         assert len(way["total_ms"]) == 12 and way["missed"] == 0
@@ -79,13 +60,11 @@ def test_bench_latency_times_every_way_on_the_same_steps(specact_run: Run, tmp_p
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_server_counts_what_robots_are_given(specact_run: Run) -> None:
-    done = specact_run(
+def test_bench_server_counts_what_robots_are_given(typed: Typed) -> None:
+    found = typed(
         "bench", "server", "--robots", "2", "--seconds", "0.5", "--rounds", "1", "--offered-hz", "50", "--soak-s",
         "0.5", "--neighbours", "0", "2", "--steps", "10", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    ).summary  # fmt: skip
     soak, rows = found["soak"], found["rows"]
     assert [(row["neighbours"], row["under_way"], row["steps"]) for row in found["beside"]] == [
         (0, 32, 10),

@@ -2,63 +2,46 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Life, Typed
 
 from specact.lab.processes import serving
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+ASKED = ("--gate", "always", "--deadline-ms", "5000", "--episodes", "1", "--json")
 
 
-@pytest.fixture(scope="module")
-def stages(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("split") / "ball"
-    done = specact_run("split", "ball", "--out", out, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+@pytest.fixture
+def stages(typed: Typed, tmp_path: Path) -> Path:
+    found = typed("split", "ball", "--out", tmp_path / "stages", "--json").summary
     assert found["stages"] == 8 and found["activations"] == 6 * [[2, 128]] + [[1, 128]]
-    return out
+    return tmp_path / "stages"
 
 
-def test_a_robot_runs_with_a_split_target(specact_run: Run, stages: Path) -> None:
+def test_a_robot_runs_with_a_split_target(life: Life, stages: Path) -> None:
     with serving(stages) as server:
-        where: tuple[str, ...] = ("ball", "--server", f"ws://127.0.0.1:{server.port}")
-        options = (*where, "--json", "--gate", "always", "--episodes", "1", "--deadline-ms", "5000", "--split")
-        fixed = specact_run("run", *options, f"{stages}@3", "--activations", "float32")
-        free = specact_run("run", *options, stages)
-        other = specact_run("run", *where, "--gate", "always")
-    for done in (fixed, free):
-        assert done.returncode == 0, done.stderr
-    cuts = json.loads(fixed.stdout)["cuts"]
-    assert cuts.keys() == {"cut 3", "switches"} and cuts["cut 3"] == json.loads(fixed.stdout)["inferences"]
-    found = json.loads(free.stdout)
-    assert sum(found["cuts"].values()) - found["cuts"]["switches"] == found["inferences"]
-    # A device without the stages is told what the server serves.
-    assert other.returncode == 2 and "the server split" in other.stderr
+        where = ("--server", f"ws://127.0.0.1:{server.port}")
+        fixed = life.run("run", "ball", *where, *ASKED, "--split", f"{stages}@3", "--activations", "float32").summary
+        free = life.run("run", "ball", *where, *ASKED, "--split", str(stages)).summary
+        # A device without the stages, or with those of another network, is told what the server serves.
+        life.run("run", "ball", *where, "--gate", "always").refuses("split")
+        life.run("run", "ball-sampled", *where, "--gate", "always", "--split", str(stages)).refuses("split")
+    assert fixed["cuts"].keys() == {"cut 3", "switches"} and fixed["cuts"]["cut 3"] == fixed["inferences"]
+    assert sum(free["cuts"].values()) - free["cuts"]["switches"] == free["inferences"]
 
 
-def test_stages_of_another_network_and_what_cannot_be_split_are_refused(specact_run: Run, stages: Path) -> None:
-    again = specact_run("split", "ball", "--out", stages)
-    assert again.returncode == 2 and "exists already" in again.stderr
-    tokens = specact_run("split", "relocate-tokens", "--out", stages / "more")
-    assert tokens.returncode == 2 and "of the kind 'tokens'" in tokens.stderr
-    with serving(stages) as server:
-        options = ("ball-sampled", "--server", f"ws://127.0.0.1:{server.port}", "--split", stages)
-        wrong = specact_run("run", *options, "--gate", "always")
-    assert wrong.returncode == 2 and "split that one" in wrong.stderr
+def test_what_cannot_be_split_is_refused(typed: Typed, stages: Path) -> None:
+    typed("split", "ball", "--out", stages).refuses(str(stages))
+    typed("split", "relocate-tokens", "--out", stages / "more").refuses("token")
 
 
-def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(specact_run: Run, tmp_path: Path) -> None:
-    assert specact_run("split", "ball-chase-flow", "--out", tmp_path / "flow").returncode == 0
-    with serving(tmp_path / "flow") as server:
-        options = ("--server", f"ws://127.0.0.1:{server.port}", "--decoding", "flash")
-        done = specact_run(
-            "run", "ball-chase-flow", *options, "--gate", "always", "--split", f"{tmp_path / 'flow'}@4",
-            "--deadline-ms", "5000", "--episodes", "1", "--json",
-        )  # fmt: skip
-    said = json.loads(done.stdout)
+def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(
+    life: Life, typed: Typed, tmp_path: Path
+) -> None:
+    flow = tmp_path / "flow"
+    assert typed("split", "ball-chase-flow", "--out", flow).status == 0
+    with serving(flow) as server:
+        words = ("run", "ball-chase-flow", "--server", f"ws://127.0.0.1:{server.port}", "--decoding", "flash")
+        said = life.run(*words, *ASKED, "--split", f"{flow}@4").summary
     assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["misses"]
