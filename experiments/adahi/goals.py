@@ -134,15 +134,20 @@ Study = Mapping[str, Summary]
 Judged = tuple[tuple[Part, ...], str]
 
 
+def _stored(found: Mapping[str, float | None]) -> Interval:
+    """An interval; JSON has null for what is undefined."""
+    return Interval(**{name: float("nan") if value is None else value for name, value in found.items()})
+
+
 def _judge_skips(bundle: str, run: Summary, table: Summary) -> Judged:
     papers = f"the paper: {PAPERS_MARGIN[bundle]:+.2f}" if bundle in PAPERS_MARGIN else ""
-    return (Part("difference", Interval(**run["evidence"]["skips"])),), papers
+    return (Part("difference", _stored(run["evidence"]["skips"])),), papers
 
 
 def _judge_efficiency(bundle: str, run: Summary, table: Summary) -> Judged:
     chosen = run["methods"]["learned"]["choice_efficiency"]
     beside = "" if chosen is None else f"among the steps it met {chosen:.2f}"
-    return (Part("efficiency", Interval(**run["evidence"]["efficiency"]), EFFICIENCY),), beside
+    return (Part("efficiency", _stored(run["evidence"]["efficiency"]), EFFICIENCY),), beside
 
 
 def _judge_head_draft(bundle: str, run: Summary, table: Summary) -> Judged | None:

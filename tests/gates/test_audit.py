@@ -260,7 +260,7 @@ def test_a_level_close_to_what_is_measured() -> None:
 
     calibration = find_calibration(load_bundle("ball"), "deviation", 0.6)
     assert calibration is not None
-    # benchmarks/results/study.md: the true skip ratio of ADAHI on ball.
+    # experiments/adahi/study.md: the true skip ratio of ADAHI on ball.
     assert expected_true_skip(calibration.model["rejections"], 0.6) == pytest.approx(0.39, abs=0.02)
 
 

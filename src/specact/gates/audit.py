@@ -142,7 +142,7 @@ class AuditEstimator:
 
     Args:
         alarm: on the values ``1 - R(z)`` of the audits, or None. Its guarantee needs audits that are far enough apart
-            to be uncorrelated, as at small rates; ``benchmarks/controller.py`` counts false alarms.
+            to be uncorrelated, as at small rates; ``experiments/controller`` counts false alarms.
         error_rate: see :class:`RunningMean`.
 
     Attributes:

@@ -1,0 +1,408 @@
+"""Controllers of rate or latency under drift, and drift alarms, against a calibrated threshold (docs/gates.md).
+
+Each robot runs 10,000 inferences, in successive episodes in virtual time on link wifi-paper; after half of them
+something changes: noise on the observations, the draft (to the under-trained one), the set point of the rate, or the
+link (to 5g). Steps that a controlled gate would skip are audited with probability 0.1. Robot k has seed k for its
+episodes, seed 0 for its policy, and seed 1 for its noise. False alarms and delays are from resampled audits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
+from specact import SpeculativePolicy, calibrated_gate, load_bundle
+from specact.clock import VirtualClock
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.sampling import rejection_probability
+from specact.families.codes.spec import CodePolicy
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
+from specact.gates import Random
+from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
+from specact.gates.calibration import find_calibration
+from specact.gates.controller import Controller, LatencyBudget, RateBudget
+from specact.gates.settings import BUNDLE_DEFAULTS
+from specact.lab.envs import load_task
+from specact.lab.report.tables import interval_text, markdown
+from specact.lab.rollout.rollout import episode_seed
+from specact.links.link import load_link, round_trip
+from specact.observation import Window
+from specact.rng import Role, StepAddress, stream
+from specact.types import OffloadTimes, StageTimes, StepRecord
+from specact.verification import Answer, Pending
+
+HERE = Path(__file__).parent
+CHANGE, END, WINDOW = 5_000, 10_000, 200
+RATE, NEW_RATE, AUDIT_RATE = 0.6, 0.4, 0.1
+NOISE = {"ball": 0.1, "swarm": 0.1}  # standard deviation, in the observation's own units
+BUDGET_S, DRAFT_S, TARGET_S = 0.010, 0.001, 0.003
+DRIFTS = ("noise", "draft", "set point", "link")
+SETTINGS = {
+    "change_after": CHANGE, "inferences": END, "window": WINDOW, "rate": RATE, "new_rate": NEW_RATE,
+    "audit_rate": AUDIT_RATE, "noise": NOISE, "budget_s": BUDGET_S, "draft_s": DRAFT_S, "target_s": TARGET_S,
+}  # fmt: skip
+Rows = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Life:
+    """One robot's run: the drift after half of it, and whether its gate has a controller or a calibrated threshold."""
+
+    env: str
+    drift: str
+    held: bool
+    robot: int
+
+    @property
+    def cell(self) -> str:
+        """The name of its cell."""
+        return f"{self.env}/{self.drift.replace(' ', '-')}/{'held' if self.held else 'fixed'}-{self.robot}"
+
+
+# A calibrated threshold has no set point, so that drift does not apply to it.
+LIVES = [
+    Life(env, drift, held, robot)
+    for env in NOISE
+    for drift in DRIFTS
+    for held, robots in ((True, 2), (False, 1))
+    for robot in range(robots)
+    if held or drift != "set point"
+]
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """Every robot; the alarms on what they met; the time of a decision."""
+    for life in LIVES:
+        yield Cell(life.cell, partial(live, life))
+    for env in NOISE:
+        yield Cell(f"alarms/{env}", partial(alarms, env))
+    yield Cell("decision", decision_us)
+
+
+class Slow:
+    """A draft with an accounted time; it can be replaced."""
+
+    def __init__(self, policy: CodePolicy, clock: VirtualClock) -> None:
+        self.policy, self._clock = policy, clock
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """The draft's answer, a millisecond later."""
+        self._clock.sleep(DRAFT_S)
+        return self.policy.infer(window)
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        """One after the other."""
+        return [self.infer(window) for window in windows]
+
+
+class Remote:
+    """A target behind a link; the link can be replaced."""
+
+    def __init__(self, bundle: Bundle, clock: VirtualClock, robot: int) -> None:
+        self.link = load_link("wifi-paper")
+        self._target, self._clock, self._rng = bundle.target, clock, stream(0, Role.LINK, robot=robot)
+        spec = bundle.spec
+        self._sizes = spec.target.nbytes, 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
+
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+        """See :class:`~specact.verification.Target`."""
+        return Pending(lambda: self._answer(window))
+
+    def _answer(self, window: Window) -> Answer[CodeDistribution]:
+        network = round_trip(self.link, *self._sizes, self._clock.now(), self._rng)
+        self._clock.sleep(network + TARGET_S)
+        return Answer(self._target.infer(window), OffloadTimes(network=network, target=TARGET_S))
+
+
+def live(life: Life, folder: Path, run: Run) -> dict[str, Any]:
+    """Runs one robot; its inferences are kept in the folder for the alarms."""
+    rows = inferences(life, 400 if run.quick else END)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "rows.npz", **rows)  # type: ignore[arg-type]
+    return vars(life) | summarise(life, rows)
+
+
+def inferences(life: Life, end: int) -> Rows:
+    """One entry per inference: whether it was sent, would have been skipped, its acceptance, time, estimate, alarm."""
+    bundle, task, clock = load_bundle(life.env), load_task(life.env), VirtualClock()
+    draft, remote, rate = Slow(bundle.draft, clock), Remote(bundle, clock, life.robot), RateBudget(RATE)
+    gate: Any = calibrated_gate(bundle, "deviation", RATE)
+    if life.held:
+        inner = BUNDLE_DEFAULTS.settings("deviation", bundle).build(bundle)
+        inner.audit_rate = AUDIT_RATE
+        gate = Controller(inner, LatencyBudget(BUDGET_S) if life.drift == "link" else rate)
+    policy = SpeculativePolicy(
+        bundle, gate, drafter=CodeDrafter(draft, bundle.tokenizer), robot=life.robot, clock=clock,
+        verifier=SpeculativeVerifier(remote, bundle.tokenizer),
+    )  # fmt: skip
+    audits = AuditEstimator(DriftAlarm(level_of(bundle)))
+    env, noise, sigma, episode = task.make(), stream(1, Role.DATA, robot=life.robot), 0.0, 0
+    rows: list[tuple[Any, ...]] = []
+    while len(rows) < end:
+        policy.reset(episode)
+        observation, _ = env.reset(seed=episode_seed(life.robot, episode, task))
+        for _ in range(task.max_steps):
+            if len(rows) >= end // 2:
+                sigma = drifted(life, bundle, draft, remote, rate)
+            state = observation["state"] + sigma * noise.standard_normal(observation["state"].shape)
+            wanted = policy.wants_inference
+            action = policy.act(observation | {"state": state.astype(np.float32)})
+            if wanted and policy.record is not None:
+                rows.append(row_of(policy.record, bundle, audits))
+            observation, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                break
+        episode += 1
+    names = ("sent", "would_skip", "kept", "took", "estimate", "alarm")
+    return {name: np.array(column[:end], float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def level_of(bundle: Bundle) -> float:
+    """The true skip ratio that the calibration promises."""
+    calibration = find_calibration(bundle, "deviation", RATE)
+    assert calibration is not None
+    return expected_true_skip(calibration.model["rejections"], RATE)
+
+
+def drifted(life: Life, bundle: Bundle, draft: Slow, remote: Remote, rate: RateBudget) -> float:
+    """Applies the drift; returns the standard deviation of the noise."""
+    if life.drift == "draft" and draft.policy is bundle.draft:
+        draft.policy = load_bundle(f"{life.env}-undertrained").draft
+    elif life.drift == "set point":
+        rate.rate = NEW_RATE
+    elif life.drift == "link":
+        remote.link = load_link("5g")
+    return NOISE[life.env] if life.drift == "noise" else 0.0
+
+
+def row_of(record: StepRecord, bundle: Bundle, audits: AuditEstimator) -> tuple[Any, ...]:
+    """One inference of :func:`inferences`."""
+    proposal, decision = record.proposal, record.decision
+    known = None if record.outcome is None else record.outcome.evidence.target
+    target = known or bundle.target.infer(proposal.window)
+    kept = np.prod(1.0 - rejection_probability(target.probs, proposal.evidence.draft.probs, proposal.evidence.codes))
+    alarm, found = audits.take(record), audits.estimate()
+    skips = not decision.transmit or decision.reason == "audit"
+    estimate = (np.nan if found.mean is None else found.mean, found.low, found.high)
+    return decision.transmit, skips, kept, record.times.total, estimate, alarm
+
+
+def summarise(life: Life, rows: Rows) -> dict[str, Any]:
+    """The summary of one run, with its curves.
+
+    The set point is reached where the mean of the next WINDOW inferences is within 0.05, or 1 ms, of it.
+    """
+    half = len(rows["sent"]) // 2
+    halves = slice(0, half), slice(half, None)
+    skip, alarms = rows["would_skip"] > 0, np.flatnonzero(rows["alarm"])
+    watched, set_point, tolerance = rows["sent"], NEW_RATE if life.drift == "set point" else RATE, 0.05
+    if life.drift == "link":
+        watched, set_point, tolerance = 1e3 * rows["took"], 1e3 * BUDGET_S, 1.0
+    off = np.abs(moving_average(watched[half:]) - set_point)
+    close = np.flatnonzero(off <= tolerance)
+    truth = np.cumsum(skip * rows["kept"]) / np.maximum(1.0, np.cumsum(skip))
+    step = max(1, len(skip) // 200)
+    return {
+        "rates": [float(rows["sent"][part].mean()) for part in halves],
+        "mean_ms": [float(1e3 * rows["took"][part].mean()) for part in halves],
+        "true_skip": [float(rows["kept"][part][skip[part]].mean()) for part in halves],
+        "true_skip_of_life": float(rows["kept"][skip].mean()),
+        "estimate": [float(value) for value in rows["estimate"][-1]],
+        "alarm_after": int(alarms[0]) + 1 if len(alarms) else None,
+        "reached_after": int(close[0]) if len(close) else None,
+        "farthest": float(off.max()),
+        "curves": {
+            "watched": np.round(moving_average(watched)[::step], 4).tolist(),
+            "estimate": np.round(rows["estimate"][::step], 4).tolist(), "truth": np.round(truth[::step], 4).tolist(),
+            "alarms": alarms.tolist(), "step": step,
+        },
+    }  # fmt: skip
+
+
+def moving_average(values: np.ndarray) -> np.ndarray:
+    """Moving averages over WINDOW values."""
+    window = min(WINDOW, len(values) // 2)
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    return np.asarray((total[window:] - total[:-window]) / window)
+
+
+def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:
+    """False alarms and delays, from the controlled runs with their audits resampled 100 times.
+
+    Without drift: the first halves of all runs, concatenated. The steps keep their order, and so their
+    autocorrelation. With drift: the first half of a run, then its second half repeatedly until the alarm is raised.
+    """
+    level, rng = level_of(load_bundle(env)), np.random.default_rng(0)
+    held = {}
+    for life in LIVES:
+        if life.env == env and life.held and life.drift != "link":
+            rows = dict(np.load(run.out / life.cell / "rows.npz"))
+            half, skip = len(rows["kept"]) // 2, rows["would_skip"] > 0
+            held[life.drift, life.robot] = [
+                rows["kept"][part][skip[part]] for part in (slice(0, half), slice(half, None))
+            ]
+    calm = np.concatenate([before for before, _ in held.values()])
+    false, audits, samples = 0, 0, 5 if run.quick else 100
+    for _ in range(samples):
+        alarm, values = DriftAlarm(level), audited(calm, rng)
+        false += any(alarm.take(value) for value in values)
+        audits += len(values)
+    found: dict[str, Any] = {
+        "level": level, "true_skip": float(calm.mean()), "false_alarms": false, "audits": audits / samples,
+        "promised_at_most": audits / samples / alarm.run_length,
+    }  # fmt: skip
+    for drift in ("noise", "draft"):
+        before, after = held[drift, 0]
+        delays = [delay(before, after, level, rng) for _ in range(samples)]
+        found[f"{drift}_delay"] = [float(value) for value in np.quantile(delays, (0.5, 0.9))]
+    return found
+
+
+def audited(values: np.ndarray, rng: np.random.Generator) -> list[float]:
+    """Those that an audit met."""
+    return list(values[rng.random(len(values)) < AUDIT_RATE].tolist())
+
+
+def delay(before: np.ndarray, after: np.ndarray, level: float, rng: np.random.Generator, most: int = 100_000) -> int:
+    """Number of audits from the change to the alarm."""
+    alarm, count = DriftAlarm(level), 0
+    for value in audited(before, rng):
+        alarm.take(value)
+    while not alarm.raised and count < most:
+        for value in audited(after, rng):
+            count += not alarm.raised
+            alarm.take(value)
+    return count
+
+
+def decision_us(folder: Path, run: Run) -> dict[str, float]:
+    """Time of a decision with the controller's update, without the inner gate's score [microseconds]."""
+    rng, address, found = np.random.default_rng(0), StepAddress(0, 0, 0, 0), {}
+    times = StageTimes(0.0, 0.0, OffloadTimes(), 0.0)
+    for name, gate in {"gate": Random(0.5), "controller": Controller(Random(0.5), RateBudget(0.6))}.items():
+        best = np.inf
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(4000):
+                decision = gate.decide(None, rng)  # type: ignore[arg-type]
+                gate.on_inference(StepRecord(address, None, decision, None, None, None, times))  # type: ignore[arg-type]
+            best = min(best, (time.perf_counter() - start) / 4000)
+        found[name] = 1e6 * best
+    return found
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``controller.json``: settings, ``lives`` in the order of the plan, ``alarms`` by bundle, ``decision_us``."""
+    kept = dict(results.get("controller", {})) or {**SETTINGS, "lives": [], "alarms": {}, "decision_us": {}}
+    cells = {life.cell: number for number, life in enumerate(LIVES)}
+    lives = {cell_of(row): row for row in kept["lives"]} | {name: row for name, row in found.items() if name in cells}
+    kept["lives"] = [lives[name] for name in sorted(lives, key=cells.__getitem__)]
+    for name, values in found.items():
+        if name.startswith("alarms/"):
+            kept["alarms"] = kept["alarms"] | {name.partition("/")[2]: values}
+    return results | {"controller": kept | {"decision_us": found.get("decision", kept["decision_us"])}}
+
+
+def cell_of(row: Mapping[str, Any]) -> str:
+    """The cell of a row of the results."""
+    return Life(row["env"], row["drift"], row["held"], row["robot"]).cell
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """controller.md, which docs/gates.md quotes, and the picture there."""
+    kept = results["controller"]
+    yield Part(HERE / "controller.md", "", page(kept))
+    if all("curves" in row for row in kept["lives"]):
+        yield Picture(DOCS / "controller.png", partial(draw, kept["lives"]))
+
+
+def page(kept: Mapping[str, Any]) -> str:
+    """Every robot, and the alarms, as Markdown."""
+
+    def pair(values: Sequence[float], digits: int) -> str:
+        return ", ".join(f"{value:.{digits}f}" for value in values)
+
+    rows = []
+    for row in kept["lives"]:
+        shadow = ["-"] * 3
+        if row["held"]:
+            estimate = interval_text(dict(zip(("mean", "low", "high"), row["estimate"], strict=True)), 3)
+            shadow = [pair(row["true_skip"], 3), f"{row['true_skip_of_life']:.3f}", estimate]
+        reached, alarm = (str("-" if row[name] is None else row[name]) for name in ("reached_after", "alarm_after"))
+        rows.append([
+            row["env"], row["drift"], "held" if row["held"] else "fixed", row["robot"], pair(row["rates"], 3),
+            pair(row["mean_ms"], 2), reached, f"{row['farthest']:.3f}", *shadow, alarm,
+        ])  # fmt: skip
+    heads = (
+        "pair", "what changes", "gate", "robot", "sent, before and after", "ms", "set point reached after", "farthest",
+        "true skip ratio", "of all", "estimated from audits", "alarm at",
+    )  # fmt: skip
+    alarm_heads = (
+        "pair", "level", "true skip ratio", "false alarms in 100 lives without drift", "audits of a life",
+        "promised at most", "audits until an alarm, median and 90 %: noise", "a worse draft",
+    )  # fmt: skip
+    found = [
+        [
+            env, f"{one['level']:.3f}", f"{one['true_skip']:.3f}", one["false_alarms"], f"{one['audits']:.0f}",
+            f"{one['promised_at_most']:.3f}", pair(one["noise_delay"], 0), pair(one["draft_delay"], 0),
+        ]
+        for env, one in kept["alarms"].items()
+    ]  # fmt: skip
+    took = ", ".join(f"{name} {us:.1f} us" for name, us in kept["decision_us"].items())
+    tables = f"{markdown(heads, rows)}\n\n{markdown(alarm_heads, found)}"
+    return f"# Controllers and alarms under drift\n\n{tables}\n\nA decision: {took}.\n"
+
+
+def draw(lives: Sequence[Mapping[str, Any]]) -> Figure:
+    """Rates, latencies and the audits' estimate of the first robot of each kind."""
+    first = {(row["env"], row["drift"], row["held"]): row for row in reversed(lives)}
+    figure = Figure(figsize=(15, 5.6), layout="constrained")
+    axes = figure.subplots(len(NOISE), 5)
+    for line, env in zip(axes, NOISE, strict=True):
+        for axis, drift in zip(line, DRIFTS, strict=False):
+            for held, colour in ((False, "#30638e"), (True, "#d1495b")):
+                if (row := first.get((env, drift, held))) is not None:
+                    watched = row["curves"]["watched"]
+                    at = WINDOW + row["curves"]["step"] * np.arange(len(watched))
+                    label = "held" if held else "calibrated threshold"
+                    axis.plot(at, watched, color=colour, lw=0.9, label=label)
+            later = {"set point": NEW_RATE, "link": 1e3 * BUDGET_S}.get(drift, RATE)
+            earlier = later if drift == "link" else RATE
+            axis.plot([0, CHANGE, CHANGE, END], [earlier, earlier, later, later], "k--", lw=0.8, label="wanted")
+            axis.set_title(f"{env}: {drift} changes", fontsize=9)
+            axis.set_ylabel(f"{'ms' if drift == 'link' else 'sent'}, mean of {WINDOW}", fontsize=8)
+            axis.set_ylim(*((0.0, 30.0) if drift == "link" else (0.0, 1.0)))
+        _draw_shadow(line[4], env, first[env, "noise", True]["curves"])
+        for axis in line:
+            axis.tick_params(labelsize=7)
+    axes[0, 0].legend(fontsize=7)
+    axes[0, 4].legend(fontsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("inferences", fontsize=8)
+    return figure
+
+
+def _draw_shadow(axis: Axes, env: str, curves: Mapping[str, Any]) -> None:
+    mean, low, high = np.array(curves["estimate"], float).T
+    at = curves["step"] * np.arange(len(mean))
+    axis.fill_between(at, low, high, color="#d1495b", alpha=0.25, lw=0, label="95 % at all times at once")
+    axis.plot(at, mean, color="#d1495b", lw=0.9, label="estimate from audits")
+    axis.plot(at, curves["truth"], "k", lw=0.8, label="truth")
+    for alarm in curves["alarms"]:
+        axis.axvline(alarm, color="#edae49", label="alarm")
+    axis.axvline(CHANGE, color="k", ls=":", lw=0.8)
+    axis.set_ylim(0.0, 1.0)
+    axis.set_title(f"{env}: true skip ratio, noise changes", fontsize=9)
+
+
+EXPERIMENT = Experiment("controllers and alarms under drift (docs/gates.md)", plan, merge, pages, HERE / "results")
