@@ -1,0 +1,305 @@
+"""Policies that see cameras, on Meta-World and PushT: what they cost, and how often they succeed (docs/metaworld.md).
+
+``--data`` is a folder with the bundles that do not come with the package, by name. ``device/*`` runs in real time: on a
+machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated, specact
+from experiments.metaworld import device, tables
+from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.folder import PairSettings, make_pair
+from specact.lab.envs import load_task
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import read_table
+from specact.lab.statistics import contrast, holm, seeds_interval
+from specact.observation import Field
+
+KEPT = ("methods", "contrasts", "episodes", "seed", "rate")
+# Episodes of each of the ten tasks: none of the demonstrations and calibrations begins like one of them.
+EACH, BLANKED, RATE = 20, 5, 0.4
+# Actions executed of a chunk, and the seed of the episodes that one of them is selected on.
+EXECUTED, CHOSEN_SEED = (4, 2, 1), 2
+TARGET = "target_on_device"
+# Targets in a pair with the draft, by the name of the pair.
+MADE = {"tokens": "metaworld-tokens", "flow": "metaworld-flow"}
+POLICIES = ("tokens", "metaworld", "flow")
+SEEDS = ("metaworld", "metaworld-1", "metaworld-2")
+CURVE = ("metaworld-flow-96-3000", "metaworld-flow-96-6000", "metaworld-flow-96-9000", "metaworld-flow-96")
+REPLANNING = ("metaworld-tokens", "metaworld-flow-96", "metaworld-draft-96", "metaworld-draft")
+GATED = ("draft", "head_draft", "random", "adahi", "uncertainty", "random_learned", "learned", "hybrid")
+GATE_CONTRASTS = (
+    ("adahi", "random"), ("uncertainty", "random_learned"), ("learned", "random_learned"), ("learned", "adahi"),
+    ("learned", "head_draft"), ("head_draft", "draft"), ("hybrid", "learned"),
+)  # fmt: skip
+# PushT: methods by pair, and contrasts in mean coverage.
+CAMERAS = {"pusht": ("draft", "target"), "pusht-camera": ("draft", "target"), "pusht-camera-state": ("draft", "hybrid")}
+CAMERA_CONTRASTS = (
+    ("pusht-camera target", "pusht target"), ("pusht-camera-state hybrid", "pusht target"),
+    ("pusht-camera draft", "pusht draft"),
+)  # fmt: skip
+CELLS = ("rendering", "experts", "seeds", "cameras")
+
+
+class Blank(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
+    """A world in which every camera shows black."""
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """The observation without what it shows."""
+        return {name: np.zeros_like(seen) if name.startswith("image.") else seen for name, seen in observation.items()}
+
+
+def make_blank(**options: Any) -> Blank:
+    """Meta-World with blank cameras."""
+    return Blank(load_task("metaworld").make(**options))
+
+
+# The environment "experiments.metaworld:BLANK".
+BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """What needs the package alone first; then other bundles, and real time."""
+    yield Cell("rendering", rendering)
+    yield Cell("experts", experts)
+    for name in POLICIES:
+        yield Cell(f"policies/{name}", partial(policy, name))
+    yield Cell("cameras", cameras)
+    yield Cell("gates/metaworld", partial(gates, "metaworld"))
+    for name in REPLANNING:
+        yield Cell(f"replanning/{name}", partial(replanning, name))
+    for name in CURVE:
+        yield Cell(f"curve/{name}", partial(curve, name))
+    yield Cell("seeds", seeds)
+    yield from device.plan(partial(source, calibrated=True))
+
+
+def source(name: str, run: Run, *, calibrated: bool = False) -> str:
+    """A bundle by name, in the folder of data or in the package; pairs with the draft are made."""
+    if name in MADE:
+        pair = run.out / "pairs" / name
+        if not pair.exists():
+            make_pair(pair, "metaworld-draft", MADE[name], PairSettings(execute=4, env="metaworld"))
+        if calibrated and not (pair / "calibration").exists():
+            few = ("--episodes", 2, "--rounds", 1) if run.quick else ()
+            specact("calibrate", pair, "--rate", RATE, *few)
+        return str(pair)
+    own = (run.data or Path()) / name
+    return str(own) if (own / "manifest.json").exists() else name
+
+
+def alone(name: str, execute: int, run: Run) -> str:
+    """A pair of a policy with itself that executes so many actions of a chunk."""
+    pair, bundle = run.out / "pairs" / f"{name}-{execute}", source(name, run)
+    if not pair.exists():
+        make_pair(pair, bundle, bundle, PairSettings(execute=execute))
+    return str(pair)
+
+
+def evaluation(
+    pair: str, methods: Sequence[str], each: int, folder: Path, run: Run, *, env: str | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """What is kept of an evaluation on so many episodes of each task."""
+    what = Evaluation(pair, env, tuple(methods), 10 * each, seed or run.seed, RATE)
+    return evaluated(what, folder, run, KEPT)
+
+
+def successes(folder: Path, method: str, column: str = "success") -> np.ndarray:
+    """An end point of every episode, in order."""
+    table = read_table(folder / "episodes" / method)
+    return np.asarray(table[column][np.argsort(table["episode"])], np.float64)
+
+
+def rendering(folder: Path, run: Run) -> dict[str, Any]:
+    """Processor time of a control step with and without frames, drawn by software on one core.
+
+    Medians over interleaved steps, so that what else the machine does falls on all ways.
+    """
+    os.environ["LP_NUM_THREADS"] = "0"  # Mesa draws in the thread that asks
+    envs = {"metaworld": ("image.corner2", "image.gripper"), "kitchen": ("image.scene",)}
+    ways = [
+        (env, cameras, size)
+        for env, every in envs.items()
+        for cameras in ((), *((camera,) for camera in every), *((every,) if len(every) > 1 else ()))
+        for size in ((64, 96) if cameras else (0,))
+    ]
+    worlds, steps = [], run.few(60)
+    for env, cameras, size in ways:
+        worlds.append(load_task(env).seeing({name: Field((size, size, 3), "uint8") for name in cameras}).make())
+        worlds[-1].reset(seed=2)
+    spent: list[list[float]] = [[] for _ in ways]
+    for _ in range(steps):
+        for world, times in zip(worlds, spent, strict=True):
+            before = time.process_time()
+            world.step(np.zeros(world.action_space.shape or (), np.float32))
+            times.append(1e3 * (time.process_time() - before))
+    for world in worlds:
+        world.close()
+    rows = [
+        {"env": env, "cameras": list(cameras), "pixels": size, "ms": float(np.median(times))}
+        for (env, cameras, size), times in zip(ways, spent, strict=True)
+    ]
+    return {"steps": steps, "mujoco": mujoco.__version__, "renderer": os.environ.get("MUJOCO_GL", ""), "rows": rows}
+
+
+def experts(folder: Path, run: Run) -> list[dict[str, Any]]:
+    """What ``specact data generate`` counts in 50 episodes of each task, without noise and with."""
+    counts = []
+    for noise in (0.0, 0.4):
+        out = folder / f"experts-{round(100 * noise)}"
+        words = ["--env", "metaworld", "--pixels", "0", "--noise", str(noise), "--episodes", str(run.few(50))]
+        command = [sys.executable, "-c", "from specact.cli.main import main; main()", "data", "generate", *words]
+        done = subprocess.run([*command, "--out", str(out), "--json"], check=True, stdout=subprocess.PIPE)
+        said: dict[str, Any] = json.loads(done.stdout)
+        counts.append({"noise": noise, **{key: value for key, value in said.items() if key != "path"}})
+    return counts
+
+
+def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:
+    """A pair, and again with every camera blank."""
+    pair, blank = source(name, run), "experiments.metaworld:BLANK"
+    return {
+        "seen": evaluation(pair, tables.METHODS, EACH, folder / "seen", run),
+        "blank": evaluation(pair, ("draft", "hybrid"), BLANKED, folder / "blank", run, env=blank),
+    }
+
+
+def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Every gate of a pair with a learned gate's head at one rate; Holm's correction over its contrasts."""
+    found = evaluation(source(name, run), GATED, EACH, folder / "run", run)
+    won = {method: successes(folder / "run", method) for method in GATED}
+    tests = [contrast(won[first], won[second]) for first, second in GATE_CONTRASTS]
+    contrasts = [
+        {"first": first, "second": second, "difference": asdict(one.difference), "p": p}
+        for (first, second), one, p in zip(GATE_CONTRASTS, tests, holm([one.p for one in tests]), strict=True)
+    ]
+    return {"episodes": found["episodes"], "methods": found["methods"], "contrasts": contrasts}
+
+
+def seeds(folder: Path, run: Run) -> dict[str, Any]:
+    """By method and contrast the success of each training seed, and of all with an interval over seeds and episodes."""
+    methods = tables.METHODS
+    told = [evaluation(source(name, run), methods, EACH, folder / name, run)["methods"] for name in SEEDS]
+    success = {method: [successes(folder / name, method) for name in SEEDS] for method in methods}
+    contrasts = {
+        f"{first} - {second}": [a - b for a, b in zip(success[first], success[second], strict=True)]
+        for first, second in (("adahi", "random"), ("hybrid", "adahi"), ("hybrid", "draft"))
+    }
+    rows = {
+        name: {"each": [float(one.mean()) for one in values], "all": asdict(seeds_interval(values))}
+        for name, values in (success | contrasts).items()
+    }
+    keys = ("transmission_rate", "true_skip_ratio")
+    more = {method: {key: [found[method].get(key) for found in told] for key in keys} for method in methods}
+    for method in methods:
+        more[method]["ms an action"] = [found[method]["latency"]["per_action_ms"] for found in told]
+    return {"pairs": list(SEEDS), "episodes": len(success["draft"][0]), "rows": rows, "more": more}
+
+
+def curve(name: str, folder: Path, run: Run) -> dict[str, Any]:
+    """A bundle that a training made on its way (``snapshots``), with half of its chunk executed."""
+    flow = load_flow(source(name, run))
+    recipe, (before, _, step) = flow.manifest["recipe"], name.rpartition("-")
+    found = evaluation(alone(name, flow.spec.chunk // 2, run), (TARGET,), EACH, folder / "run", run)
+    method, steps = found["methods"][TARGET], int(step) if before == recipe["bundle"] else recipe["steps"]
+    return {
+        "bundle": name, "steps": steps, "samples": steps * recipe["batch"], "episodes": found["episodes"],
+        "success": method["success"], "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
+        "won": successes(folder / "run", TARGET).tolist(),
+    }  # fmt: skip
+
+
+def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
+    """A policy with fewer actions of a chunk executed; the number is selected on episodes of its own."""
+
+    def tried(number: int, kind: str, each: int, seed: int) -> dict[str, Any]:
+        out = folder / f"{kind}-{number}"
+        found = evaluation(alone(name, number, run), (TARGET,), each, out, run, seed=seed)
+        return dict(found["methods"][TARGET])
+
+    chosen = {number: tried(number, "chosen", EACH // 2, CHOSEN_SEED)["success"] for number in EXECUTED}
+    best = max(EXECUTED, key=lambda number: chosen[number]["rate"])
+    judged = {number: tried(number, "judged", EACH, run.seed) for number in {EXECUTED[0], best}}
+    won = {number: successes(folder / f"judged-{number}", TARGET) for number in judged}
+    return {
+        "policy": name, "tried": {str(number): success for number, success in chosen.items()}, "best": best,
+        "judged": {
+            str(number): {
+                "success": method["success"], "ms": method["latency"]["per_action_ms"],
+                "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
+            }
+            for number, method in judged.items()
+        },
+        "gained": asdict(contrast(won[best], won[EXECUTED[0]])),
+    }  # fmt: skip
+
+
+def cameras(folder: Path, run: Run) -> dict[str, Any]:
+    """PushT with a camera and PushT with its state: success and coverage on the same episodes."""
+    methods: dict[str, Any] = {}
+    scores, episodes = dict[str, np.ndarray](), 0
+    for name, kinds in CAMERAS.items():
+        found = evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
+        methods[name], episodes = found["methods"], found["episodes"]
+        scores |= {f"{name} {method}": successes(folder / name, method, "score") for method in kinds}
+    tests = [contrast(scores[first], scores[second]) for first, second in CAMERA_CONTRASTS]
+    contrasts = [
+        {"first": first, "second": second, "p_holm": p, **asdict(one)}
+        for (first, second), one, p in zip(CAMERA_CONTRASTS, tests, holm([one.p for one in tests]), strict=True)
+    ]
+    return {"methods": methods, "episodes": episodes, "contrasts": contrasts}
+
+
+def merge(results: Results, found: Found) -> Results:
+    """``metaworld.json`` by part of the page, ``cameras.json``, ``device.json`` by target."""
+    kept = dict(results.get("metaworld", {}))
+    for name, values in found.items():
+        part, _, which = name.partition("/")
+        if name == "cameras":
+            results = results | {"cameras": values}
+        elif part == "device":
+            results = results | {"device": device.with_cells(results.get("device", {}), which, values)}
+        elif name in CELLS:
+            kept[name] = values
+        elif part in ("policies", "gates"):
+            kept[part] = kept.get(part, {}) | {which: values}
+        else:
+            key, order = ("bundle", CURVE) if part == "curve" else ("policy", REPLANNING)
+            rows = {row[key]: row for row in kept.get(part, [])} | {which: values}
+            kept[part] = [rows[one] for one in order if one in rows]
+    won: list[Any] = [row.get("won") for row in kept.get("curve", [])]
+    for row, before, after in zip(kept.get("curve", [])[1:], won, won[1:], strict=False):
+        if before and after:
+            row["gained"] = asdict(contrast(np.array(after), np.array(before)).difference)
+    return results | {"metaworld": kept}
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """The tables of docs/metaworld.md, and that of PushT's cameras in docs/choices.md."""
+    kept, page = results["metaworld"], DOCS / "metaworld.md"
+    for name, table in tables.OF_PARTS.items():
+        yield Part(page, name, table(kept[name]))
+    for name, found in results["device"].items():
+        yield Part(page, f"device {name}", device.table(found["cells"]))
+    yield Part(DOCS / "choices.md", "cameras", tables.cameras(results["cameras"]))
+
+
+EXPERIMENT = Experiment(
+    "policies that see cameras (docs/metaworld.md)", plan, merge, pages, Path(__file__).parent / "results"
+)

@@ -1,0 +1,209 @@
+"""Success in real time: policies on devices of different speed, and a server behind real sockets.
+
+A simulated robot whose world does not wait (``specact run --live``), a device that has a share of one core
+(``--device-share``), the pair's target on a server in a process of its own, and a link between them. Nothing of the
+world, the server or the link counts against the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.grid import Cell, Run
+from specact.families.chunks.folder import PairSettings, load_chunk_pair, make_pair
+from specact.files import file_stem
+from specact.lab.processes import linked, serving
+from specact.lab.report.tables import interval_text, markdown
+from specact.lab.statistics import contrast, holm, wilson
+
+# Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
+# asynchronous remote target [ms]. Late verdicts have that of specact run, the latter of the former two.
+PERIOD_MS, CHUNK_MS, REMOTE_MS = "50", "200", "1000"
+EPISODES, RATE = 20, "0.4"
+# By target: the name of its pair, shares of a core, and Euler steps of the target with fewer steps.
+TARGETS: dict[str, tuple[str, tuple[float, ...], int]] = {
+    "metaworld-tokens": ("tokens", (1.0, 0.25, 0.1, 0.05), 0), "metaworld-flow": ("flow", (1.0, 0.1, 0.05), 1),
+}  # fmt: skip
+RECORDING = "tyrell_roundtrip024.csv"
+LINKS = ("wifi-paper", "lte", f"rtt:{RECORDING}")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of controlling the robot.
+
+    Attributes:
+        name: in the table.
+        linked: whether it uses a server, and so depends on the link.
+        options: verb and options; words in capitals are placeholders.
+    """
+
+    name: str
+    linked: bool
+    options: tuple[str, ...]
+
+
+# With a slow target observations are old; the default limit on their age would stop the robot.
+WAITING = ("--gate", "never", "--max-chunk-age-ms", "5000")
+# The whole chunk may be executed, and the next one is requested at its start.
+ASYNCHRONOUS = (
+    "--execution", "aligned", "--execute-actions", "CHUNK", "--overlap-actions", "OVERLAP", "--idle", "nothing",
+    "--max-chunk-age-ms", "5000",
+)  # fmt: skip
+METHODS = (
+    Method("target, waited for", False, ("run", "ALONE", *WAITING)),
+    Method("target, asynchronous", False, ("play", "TARGET", *ASYNCHRONOUS)),
+    Method("target, fewer steps", False, ("run", "FEWER", *WAITING)),
+    Method("draft", False, ("run", "PAIR", "--gate", "never")),
+    Method("ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--deadline-ms", PERIOD_MS)),
+    Method("hybrid", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", PERIOD_MS)),
+    Method("ADAHI, 200 ms", True, ("run", "PAIR", "--gate", "deviation", "--deadline-ms", CHUNK_MS)),
+    Method("hybrid, 200 ms", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", CHUNK_MS)),
+    Method("late ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--execution", "late")),
+    Method("remote target, asynchronous", True, ("play", "SERVER", *ASYNCHRONOUS, "--deadline-ms", REMOTE_MS)),
+)
+# Paired contrasts of methods, at the same share, on the same episodes.
+COMPARED = (
+    ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
+    ("target, asynchronous", "draft"), ("target, waited for", "remote target, asynchronous"),
+    ("target, asynchronous", "remote target, asynchronous"), ("ADAHI, 200 ms", "draft"), ("hybrid, 200 ms", "draft"),
+    ("ADAHI, 200 ms", "late ADAHI"), ("late ADAHI", "target, waited for"), ("late ADAHI", "target, asynchronous"),
+    ("late ADAHI", "remote target, asynchronous"), ("target, fewer steps", "target, waited for"),
+    ("target, fewer steps", "draft"), ("target, fewer steps", "remote target, asynchronous"),
+)  # fmt: skip
+
+
+def plan(pair_of: Callable[[str, Run], str]) -> Iterator[Cell]:
+    """Every method on every link that it needs, at all shares of a core."""
+    for target in TARGETS:
+        for method in METHODS:
+            if "FEWER" not in method.options or TARGETS[target][2]:
+                for link in LINKS if method.linked else ("",):
+                    name = file_stem(f"{method.name}-{link}".rstrip("-"))
+                    yield Cell(f"device/{target}/{name}", partial(measure, target, method, link, pair_of))
+
+
+def measure(
+    target: str, method: Method, link: str, pair_of: Callable[[str, Run], str], folder: Path, run: Run
+) -> list[dict[str, Any]]:
+    """A method at every share of a core."""
+    name, shares, fewer = TARGETS[target]
+    path = pair_of(name, run)
+    pair = load_chunk_pair(Path(path))
+    chunk = pair.target_spec.chunk
+    stands = {"PAIR": path, "TARGET": target, "CHUNK": str(chunk), "OVERLAP": str(chunk - 1)}
+    # As many actions of a chunk as in the pair: executing more of them is a different policy.
+    for word, steps in (("ALONE", 10), ("FEWER", fewer)):
+        if word in method.options:
+            stands[word] = str(folder / word.lower())
+            if not Path(stands[word]).exists():
+                make_pair(Path(stands[word]), target, target, PairSettings(execute=pair.execute, draft_steps=steps))
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(path if "PAIR" in method.options else target))
+        where = f"rtt:{run.needed('recorded links') / RECORDING}" if link.startswith("rtt:") else link
+        port = stack.enter_context(linked(server.port, where, run.seed)).port if link else server.port
+        stands["SERVER"] = f"ws://127.0.0.1:{port}"
+        options = [stands.get(option, option) for option in method.options]
+        options += ["--server", stands["SERVER"]] if options[0] == "run" else []
+        options += ["--rate", RATE] if "deviation" in options else []
+        return [{"method": method.name, "link": link, "share": share} | one(options, share, run) for share in shares]
+
+
+def one(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
+    """One run of the robot: what is kept of its summary."""
+    command = [
+        sys.executable, "-c", "from specact.cli.main import main; main()", *options, "--env", "metaworld", "--live",
+        "--device-share", str(share), "--episodes", str(run.few(EPISODES)), "--seed", str(run.seed), "--json",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    said = json.loads(done.stdout)
+    episodes = said["episodes"]
+    numbers = {key: said.get(key) for key in ("inferences", "transmission_rate", "misses", "late", "inference_ms")}
+    return numbers | {
+        "episodes": len(episodes),
+        "successes": sum(episode["success"] for episode in episodes),
+        "won": "".join(str(int(episode["success"])) for episode in episodes),
+        "steps": sum(episode["steps"] for episode in episodes),
+        "held": sum(episode["held"] for episode in episodes),
+        "world_late_ms": max(episode["world_late_ms"] for episode in episodes),
+    }
+
+
+def with_cells(results: Mapping[str, Any], which: str, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Results with the cells of one method of a target; contrasts where the outcomes of all are known."""
+    target = which.partition("/")[0]
+    known = {key_of(cell): cell for cell in results.get(target, {}).get("cells", [])}
+    known |= {key_of(cell): cell for cell in cells}
+    kept = {"cells": list(known.values()), "contrasts": results.get(target, {}).get("contrasts", [])}
+    if all("won" in cell for cell in known.values()):
+        kept["contrasts"] = contrasts(kept["cells"])
+    return {**results, target: kept}
+
+
+def key_of(cell: Mapping[str, Any]) -> tuple[str, str, float]:
+    """What identifies a cell of a target."""
+    return cell["method"], cell["link"], cell["share"]
+
+
+def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Paired, exact McNemar, with Holm's correction over all of them."""
+    won = {key_of(cell): np.array([letter == "1" for letter in cell["won"]], np.float64) for cell in cells}
+    tests = []
+    for (method, link, share), first in won.items():
+        for name, other in COMPARED:
+            # Over every link against one that needs none, and the other way round.
+            for over in sorted({where for which, where, _ in won if which == other and "" in (where, link)} | {link}):
+                second = won.get((other, over, share))
+                if name == method and second is not None:
+                    names = {"first": name, "second": other, "link": link or over, "share": share}
+                    tests.append((names, contrast(first, second)))
+    corrected = holm([test.p for _, test in tests])
+    return [
+        {**names, "difference": asdict(test.difference), "p": p}
+        for (names, test), p in zip(tests, corrected, strict=True)
+    ]
+
+
+def table(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Methods and links by shares: success with its interval, and the share of periods in which the robot held."""
+    shares = sorted({cell["share"] for cell in cells}, reverse=True)
+    order = [method.name for method in METHODS]
+    found = {key_of(cell): entry(cell) for cell in cells}
+    rows = sorted({(method, link) for method, link, _ in found}, key=lambda row: (order.index(row[0]), row[1]))
+    return markdown(
+        ["method", "link", *(f"{share:g} of a core" for share in shares)],
+        [[*row, *(found.get((*row, share), "") for share in shares)] for row in rows],
+    )
+
+
+def entry(cell: Mapping[str, Any]) -> str:
+    """Success with its interval, the share of periods in which the robot held, and of requests that were missed."""
+    won = interval_text(vars(wilson(cell["successes"], cell["episodes"])))
+    text = f"{won}, held {cell['held'] / max(1, cell['steps']):.0%}"
+    missed = missed_share(cell)
+    return text if missed is None else f"{text}, missed {missed:.0%}"
+
+
+def missed_share(cell: Mapping[str, Any]) -> float | None:
+    """The share of the requests without an answer in time; None where nothing is requested, or where it is unknown."""
+    if cell["method"] == "late ADAHI":
+        # A verdict's miss comes after its inference's tick, so it is counted apart.
+        late = cell.get("late")
+        return None if late is None else late["missed"] / max(1, late["transmitted"])
+    if not cell["link"]:
+        return None
+    # What runs a policy alone has no gate.
+    rate = 1.0 if cell["transmission_rate"] is None else cell["transmission_rate"]
+    return float(sum(cell["misses"].values()) / max(1.0, rate * cell["inferences"]))
