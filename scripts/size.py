@@ -10,19 +10,19 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_757),
+    f"{SRC}": (1_600, 2_743),
     f"{SRC}/bundle": (450, 823),
     f"{SRC}/gates": (1_000, 1_566),
     f"{SRC}/families": (2_900, 8_855),
     f"{SRC}/placement": (0, 722),
     f"{SRC}/systems": (2_200, 2_200),
-    f"{SRC}/execution": (500, 598),
-    f"{SRC}/robot": (900, 1_406),
+    f"{SRC}/execution": (500, 537),
+    f"{SRC}/robot": (900, 1_349),
     f"{SRC}/wire": (450, 776),
     f"{SRC}/remote": (800, 1_181),
     f"{SRC}/server": (1_100, 1_876),
     f"{SRC}/links": (700, 937),
-    f"{SRC}/contracts": (350, 688),
+    f"{SRC}/contracts": (350, 682),
     f"{SRC}/tised": (0, 842),
     f"{SRC}/cli": (2_000, 3_518),
     f"{SRC}/lab": (0, 603),

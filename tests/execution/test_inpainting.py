@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specact.execution.inpainting import inpainting_of, soft_mask
+from specact.execution.schedule import inpainting_of, soft_mask
 
 
 def test_the_mask_is_the_papers() -> None:

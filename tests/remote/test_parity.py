@@ -16,7 +16,7 @@ from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
 import specact
 from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError
-from specact.execution.inpainting import inpainting_of
+from specact.execution.schedule import inpainting_of
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.pair import ChunkPair

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -382,23 +381,21 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("options", "named"),
     [
-        (lambda own: ChunkRunner(own, Execution("naive", 9)), "at most that; got execute 9"),
-        (lambda own: ChunkRunner(own, Execution("inpainting", 4)), "cannot inpaint; choose aligned"),
-        (lambda own: ChunkRunner(own, Execution("roll_forward", 4)), "needs a model of the robot"),
-        (lambda own: ChunkRunner(own, Execution("naive", 4), idle=cast(Any, "sleep")), "unknown way to idle 'sleep'"),
-        (lambda own: ChunkRunner(own, Execution("naive", 4), idle="stop_action"), "needs a stop_action"),
-        (
-            lambda own: ChunkRunner(own, Execution("naive", 4), fallback=Fallback(stop_action=(0.0,) * 2)),
-            "must have shape \\[1\\]",
-        ),
-        (lambda own: ChunkRunner(own, Execution("naive", 4), deadline_s=0.0), "must be above 0"),
+        ({"execution": Execution("naive", 9)}, "execute"),
+        ({"execution": Execution("inpainting", 4)}, "inpaint"),
+        ({"execution": Execution("roll_forward", 4)}, "roll_forward"),
+        ({"idle": "sleep"}, "idle"),
+        ({"idle": "stop_action"}, "stop_action"),
+        ({"fallback": Fallback(stop_action=(0.0,) * 2)}, "shape"),
+        ({"deadline_s": 0.0}, "deadline_s"),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Callable[[Timed], ChunkRunner], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        make(Timed(LocalSource(Prophet()), VirtualClock(), 0.0))
+def test_what_does_not_fit_is_refused(options: dict[str, Any], named: str) -> None:
+    source = Timed(LocalSource(Prophet()), VirtualClock(), 0.0)
+    with pytest.raises(ConfigError, match=named):
+        ChunkRunner(source, **{"execution": Execution("naive", 4)} | options)
 
 
 @pytest.mark.parametrize(("first", "sent", "misses"), [(1.5, 1.0, {}), (1e30, None, {"invalid": 1})])

@@ -1,8 +1,8 @@
 from specact.execution.history import SampledHistory as SampledHistory
-from specact.execution.inpainting import inpainting_of as inpainting_of
-from specact.execution.inpainting import soft_mask as soft_mask
 from specact.execution.schedule import Played as Played
 from specact.execution.schedule import Schedule as Schedule
+from specact.execution.schedule import inpainting_of as inpainting_of
+from specact.execution.schedule import soft_mask as soft_mask
 from specact.execution.strategy import Execution as Execution
 from specact.execution.verdicts import WAIT as WAIT
 from specact.execution.verdicts import LateVerdicts as LateVerdicts

@@ -9,7 +9,6 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.execution.inpainting import inpainting_of
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import Chunk, Inpainting
 
@@ -30,12 +29,6 @@ class Played:
     action: NDArray[np.float32]
     seen_s: float
     first: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    chunk: Chunk
-    seen_s: float
 
 
 class Schedule:
@@ -60,12 +53,11 @@ class Schedule:
         # The current chunk, the index of its next action, and the end of those to play.
         self._chunk: Chunk = np.zeros((0, self._shape[1]), np.float32)
         self._next = self._end = 0
-        self._seen_s = 0.0
-        self._any_played = True
-        # When its execution started, and with which action.
-        self._started_s, self._first = 0.0, 0
+        # When its observation was made and its execution started, with which action, and whether one was played.
+        self._seen_s, self._started_s, self._first, self._any_played = 0.0, 0.0, 0, True
+        # The time of the current inference's observation, and the chunk that has arrived, with that of its own.
         self._requested_s: float | None = None
-        self._arrived: _Arrived | None = None
+        self._arrived: tuple[Chunk, float] | None = None
 
     @property
     def left(self) -> int:
@@ -100,15 +92,10 @@ class Schedule:
         self._requested_s = None
 
     def arrive(self, chunk: Chunk, took_s: float) -> None:
-        """Records the result of the current inference.
-
-        Args:
-            chunk: ``[H, A]``.
-            took_s: its latency [s].
-        """
+        """Records the result of the current inference, ``[H, A]``, and its latency [s]."""
         assert self._requested_s is not None, "ask comes before arrive"
         self._latencies.append(took_s)
-        self._arrived, self._requested_s = _Arrived(chunk, self._requested_s), None
+        self._arrived, self._requested_s = (chunk, self._requested_s), None
 
     def advance(self, now: float) -> bool:
         """Skips actions whose time has passed, and switches to the chunk that has arrived when it is due.
@@ -116,15 +103,15 @@ class Schedule:
         Returns:
             Whether that one arrived too late for any of its actions.
         """
-        if self._execution.by_time and self.left:
+        by_time = self._execution.by_time
+        if by_time and self.left:
             # Control steps may have been skipped.
             self._next = max(self._next, self._first + round((now - self._started_s) / self._period_s))
-        new = self._arrived
-        if new is None or (self.left and not self._execution.by_time):
+        if self._arrived is None or (self.left and not by_time):
             return False
-        past = round((now - new.seen_s) / self._period_s) if self._execution.by_time else 0
-        self._chunk, self._next, self._end = new.chunk, past, self._execution.execute
-        self._seen_s, self._any_played, self._arrived = new.seen_s, False, None
+        (self._chunk, self._seen_s), self._arrived = self._arrived, None
+        past = round((now - self._seen_s) / self._period_s) if by_time else 0
+        self._next, self._end, self._any_played = past, self._execution.execute, False
         self._started_s, self._first = now, past
         return not self.left
 
@@ -134,8 +121,7 @@ class Schedule:
         Returns:
             Whether one of them had just arrived, and no action of it was played.
         """
-        arrived = self._arrived
-        unplayed = arrived is not None and arrived.seen_s < seen_s
+        unplayed = self._arrived is not None and self._arrived[1] < seen_s
         if unplayed:
             self._arrived = None
         if self._seen_s < seen_s:
@@ -150,3 +136,33 @@ class Schedule:
         self._any_played = True
         self._next += 1
         return played
+
+
+def soft_mask(certain: int, foreseen: int, chunk: int) -> NDArray[np.float32]:
+    """Weights ``[H]`` of the old chunk's actions in real-time chunking (arXiv 2506.07339, equation 5).
+
+    ``w_i = 1`` for ``i < d``; ``w_i = c_i (e^{c_i} - 1) / (e - 1)`` with ``c_i = (R - i) / (R - d + 1)`` for
+    ``d <= i < R``; 0 from there on.
+
+    Args:
+        certain: d, the delay: actions that will be executed before the new chunk arrives, 0 to R.
+        foreseen: R, remaining actions of the old chunk, 0 to H.
+        chunk: H.
+    """
+    row = np.arange(chunk)
+    near = np.clip((foreseen - row) / (foreseen - certain + 1), 0.0, 1.0)
+    fading = near * np.expm1(near) / np.expm1(1.0)
+    return np.where(row < certain, 1.0, fading).astype(np.float32)
+
+
+def inpainting_of(rest: NDArray[np.float32], certain: int, chunk: int) -> Inpainting:
+    """The remaining actions of the old chunk as a constraint on the new chunk's first actions.
+
+    Args:
+        rest: all remaining actions of the old chunk, also those that would not be executed, ``[R, A]``.
+        certain: number of them that will be executed before the new chunk arrives, 0 to R.
+        chunk: H, at least R.
+    """
+    actions = np.zeros((chunk, rest.shape[1]), np.float32)
+    actions[: len(rest)] = rest
+    return Inpainting(actions, soft_mask(certain, len(rest), chunk))

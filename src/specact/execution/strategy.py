@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal
 
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
+from specact.records import Count, WholeNumber, check_fields
 
 Kind = Literal["synchronous", "naive", "aligned", "roll_forward", "inpainting"]
-
-
-class ExecutablePolicy(Protocol):
-    """The properties of a chunk policy that its execution depends on."""
-
-    @property
-    def spec(self) -> ChunkSpec:
-        """Its observations and chunks."""
-        ...
-
-    @property
-    def inpaints(self) -> bool:
-        """Whether it supports inpainting."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class Execution:
       inference, where the newest chunk wins). If an inference takes longer than n actions, nothing of its chunk is
       played and the robot idles.
     - ``inpainting``: ``aligned``, with a new chunk that is consistent with the old one (real-time chunking, arXiv
-      2506.07339), see :func:`~specact.execution.inpainting.soft_mask`.
+      2506.07339), see :func:`~specact.execution.schedule.soft_mask`.
 
     Attributes:
         kind: one of the above.
@@ -55,40 +42,34 @@ class Execution:
     """
 
     kind: Kind
-    execute: int
-    overlap: int = 0
+    execute: Count
+    overlap: WholeNumber = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise unknown_name("execution", self.kind, get_args(Kind))
+        check_fields(self)
         most = 0 if self.kind == "synchronous" else self.execute
-        if self.execute < 1 or not 0 <= self.overlap <= most:
-            raise ConfigError(
-                f"{self.kind} execution plays at least 1 action of a chunk and overlaps 0 to {most} of them with the "
-                f"next inference, got execute {self.execute} and overlap {self.overlap}"
-            )
+        if self.overlap > most:
+            raise ConfigError(f"overlap must be at most {most} in {self.kind} execution, got {self.overlap}")
 
     @property
     def by_time(self) -> bool:
         """Whether actions are played by timestamp; otherwise one after the other."""
         return self.kind in ("aligned", "inpainting")
 
-    def check(self, policy: ExecutablePolicy, *, rolls_forward: bool) -> None:
+    def check(self, spec: ChunkSpec, *, inpaints: bool, rolls_forward: bool) -> None:
         """Refuses a policy that cannot be executed in this way.
 
         Args:
-            policy: whose chunks are executed.
+            spec: of its chunks.
+            inpaints: whether it supports inpainting.
             rolls_forward: whether there is a model of the robot to roll its state forward with.
 
         Raises:
             ConfigError: if chunks are too short, or inpainting or the model of the robot is needed but missing.
         """
-        if self.execute > policy.spec.chunk:
-            raise ConfigError(
-                f"this policy's chunks have {policy.spec.chunk} actions, so execute must be at most that; "
-                f"got execute {self.execute}"
-            )
-        if self.kind == "inpainting" and not policy.inpaints:
+        if self.execute > spec.chunk:
+            raise ConfigError(f"execute must be at most the {spec.chunk} actions of a chunk, got {self.execute}")
+        if self.kind == "inpainting" and not inpaints:
             raise ConfigError("this policy cannot inpaint; choose aligned execution for it, or a flow policy")
         if self.kind == "roll_forward" and not rolls_forward:
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from specact.errors import ConfigError
 from specact.rng import StepAddress
@@ -27,56 +27,37 @@ class LateVerdict:
     in_time: bool
 
 
-class Verdicts(Protocol):
-    """How a policy waits for the outcomes of its verifications."""
+class Verdicts:
+    """How a policy waits for the outcomes of its verifications; this one waits for each, as in the paper."""
 
-    late: ClassVar[bool]
+    late: ClassVar[bool] = False
 
     @property
     def free(self) -> bool:
         """Whether another verification may be requested now."""
-        ...
+        return True
 
     def reset(self) -> None:
         """Forgets the episode."""
-        ...
 
     def ask(
         self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
     ) -> Pending[Outcome | None]:
         """Requests verification of a step observed at ``seen_s`` [s]; the result is None if the verdict comes late."""
-        ...
+        return verifier.submit(proposal, address)
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
         """A late verdict that has arrived by ``now`` [s], or None; it can be used for the step ``wanted`` only."""
-        ...
+        return None
 
 
-class Wait:
-    """The robot waits for every verdict, as in the paper."""
-
-    late: ClassVar[bool] = False
-    free = True
-
-    def reset(self) -> None:
-        """Does nothing: there is no state."""
-
-    def ask(
-        self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
-    ) -> Pending[Outcome | None]:
-        return verifier.submit(proposal, address)
-
-    def arrived(self, now: float, wanted: StepAddress | None) -> None:
-        """None: no verdict is late."""
+WAIT = Verdicts()
 
 
-WAIT = Wait()
-
-
-class LateVerdicts:
+class LateVerdicts(Verdicts):
     """Executes the draft's chunk without waiting; a verdict that arrives meanwhile replaces its remaining actions.
 
-    At most one verification is in flight.
+    At most one verification is in flight. A request that cannot be sent is a miss at once.
 
     Args:
         for_s: a verdict is not used later than this after its observation [s]; infinite for no limit.
@@ -91,20 +72,19 @@ class LateVerdicts:
         if not for_s > 0.0:
             raise ConfigError(f"the time for which late verdicts are used must be above 0 s, got {for_s}")
         self._max_age_s = for_s
-        # A request, the address of its step, and the time of its observation.
-        self._in_flight: tuple[Pending[Outcome], StepAddress, float] | None = None
+        self.reset()
 
     @property
     def free(self) -> bool:
         return self._in_flight is None
 
     def reset(self) -> None:
-        self._in_flight = None
+        # A request, the address of its step, and the time of its observation.
+        self._in_flight: tuple[Pending[Outcome], StepAddress, float] | None = None
 
     def ask(
         self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
     ) -> Pending[Outcome | None]:
-        """See :class:`Verdicts`; a miss if the request cannot be sent."""
         request = verifier.submit(proposal, address)
         if not request.sent:
             return Pending(lambda: Miss("disconnected", NO_OFFLOAD, sent=False))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock, RealClock
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError
 from specact.execution.history import RollForward, SampledHistory
 from specact.execution.schedule import Schedule
 from specact.execution.strategy import Execution
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.observation import Observation
+from specact.records import check_arguments
 from specact.rng import StepAddress
 from specact.robot.inference import Finished, Inference
 from specact.robot.loop import quantiles_ms, recent_times
@@ -81,14 +82,10 @@ class ChunkRunner:
         clock: Clock | None = None,
     ) -> None:
         spec = inference.source.spec
-        execution.check(inference.source, rolls_forward=roll_forward is not None)
-        if idle not in get_args(Idle):
-            raise unknown_name("way to idle", idle, get_args(Idle))
+        execution.check(spec, inpaints=inference.source.inpaints, rolls_forward=roll_forward is not None)
+        check_arguments(ChunkRunner.__init__, {"idle": idle})
         if idle == "stop_action" and fallback.stop_action is None:
-            raise ConfigError(
-                "to idle with the stop action, the fallback needs a stop_action [A]: the action that makes this robot "
-                "stand still"
-            )
+            raise ConfigError("to idle with the stop action, the fallback needs a stop_action [A]")
         if not deadline_s > 0.0:
             raise ConfigError(f"deadline_s must be above 0, got {deadline_s}")
         self.clock = RealClock() if clock is None else clock

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol
@@ -15,22 +18,22 @@ from specact.errors import BundleError, MissError, ObservationError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
 from specact.observation import Window
 from specact.rng import Role, StepAddress, StepStreams
-from specact.types import Miss, OffloadTimes
+from specact.types import NO_OFFLOAD, Miss
 from specact.verification import Pending
 
 
 class ChunkSource(Protocol):
-    """Source of a robot's chunks: a policy in this process, or on a server."""
+    """Source of a robot's chunks: a policy in this process, or on a server.
+
+    Attributes:
+        spec: of its observations and chunks.
+        inpaints: whether :meth:`ask` supports inpainting.
+    """
 
     @property
-    def spec(self) -> ChunkSpec:
-        """The policy's observations and chunks."""
-        ...
-
+    def spec(self) -> ChunkSpec: ...
     @property
-    def inpaints(self) -> bool:
-        """Whether :meth:`ask` supports inpainting."""
-        ...
+    def inpaints(self) -> bool: ...
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
         """The chunk ``[H, A]`` for a window, finite and in the environment's units; blocks."""
@@ -39,6 +42,8 @@ class ChunkSource(Protocol):
 
 class LocalSource:
     """A chunk policy in this process, with the same random streams as on a server.
+
+    A chunk that is not finite is a miss of cause ``invalid``; one that does not match the spec raises BundleError.
 
     Args:
         policy: the policy.
@@ -49,21 +54,16 @@ class LocalSource:
         self.spec, self.inpaints = policy.spec, policy.inpaints
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
-        """See :class:`ChunkSource`; a chunk that is not finite is a miss of cause ``invalid``.
-
-        Raises:
-            BundleError: if the policy's chunk does not match its spec.
-        """
         try:
             chunk = self._policy.infer(window, self._streams(Role.VERIFY, address), inpainting)
         except ObservationError:
-            return Miss("invalid", OffloadTimes(), sent=False)
+            return Miss("invalid", NO_OFFLOAD, sent=False)
         except MissError as error:
-            return Miss.of(error, OffloadTimes())
+            return Miss.of(error, NO_OFFLOAD)
         shape = (self.spec.chunk, self.spec.actions)
         if np.shape(chunk) != shape:
             raise BundleError(f"the policy must answer with a chunk of shape {shape}, it gave {np.shape(chunk)}")
-        return chunk if np.isfinite(chunk).all() else Miss("invalid", OffloadTimes(), sent=False)
+        return chunk if np.isfinite(chunk).all() else Miss("invalid", NO_OFFLOAD, sent=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,14 @@ class Finished:
 
 
 class Inference(Protocol):
-    """Inferences that run concurrently with the control loop, one at a time."""
+    """Inferences that run concurrently with the control loop, one at a time.
+
+    Attributes:
+        source: of the chunks.
+    """
 
     @property
-    def source(self) -> ChunkSource:
-        """Source of the chunks."""
-        ...
+    def source(self) -> ChunkSource: ...
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
         """Begins one; only after the last one is done. Its result raises what the inference raised."""
@@ -99,7 +101,7 @@ class Inference(Protocol):
 
 
 class InlineInference:
-    """See :class:`Inference`; :meth:`begin` blocks, for simulated loops whose time stands still meanwhile.
+    """Inferences that block the control loop, for simulated ones whose time stands still meanwhile.
 
     Args:
         source: of the chunks.
@@ -109,9 +111,7 @@ class InlineInference:
         self.source = source
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
-        began = time.perf_counter()
-        answer = self.source.ask(window, address, inpainting)
-        finished = Finished(address, answer, time.perf_counter() - began)
+        finished = _timed(self.source, window, address, inpainting)
         return Pending(lambda: finished)
 
     def wait(self, seconds: float) -> bool:
@@ -119,7 +119,7 @@ class InlineInference:
 
 
 class InferenceThread:
-    """See :class:`Inference`. Use it as a context manager, or call :meth:`close`.
+    """Inferences in a thread. Use it as a context manager, or call :meth:`close`.
 
     Args:
         source: of the chunks; used in the thread only.
@@ -127,9 +127,8 @@ class InferenceThread:
 
     def __init__(self, source: ChunkSource) -> None:
         self.source = source
-        self._requests: SimpleQueue[tuple[Window, StepAddress, Inpainting | None] | None] = SimpleQueue()
-        self._finished = threading.Event()
-        self._result: Finished | BaseException | None = None
+        self._current = futures.Future[Finished]()
+        self._requests: SimpleQueue[tuple[futures.Future[Finished], Callable[[], Finished]] | None] = SimpleQueue()
         # A daemon: a policy that never answers must not block the process's exit.
         self._thread = threading.Thread(target=self._infer, name="specact inference", daemon=True)
         self._thread.start()
@@ -148,28 +147,25 @@ class InferenceThread:
         self._thread.join(within_s)
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
-        self._finished.clear()
-        self._requests.put((window, address, inpainting))
-        return Pending(self._take, self._finished.is_set)
+        self._current = futures.Future()
+        self._requests.put((self._current, partial(_timed, self.source, window, address, inpainting)))
+        return Pending(self._current.result, self._current.done)
 
     def wait(self, seconds: float) -> bool:
-        return self._finished.wait(seconds)
-
-    def _take(self) -> Finished:
-        result = self._result
-        if isinstance(result, Finished):
-            return result
-        if isinstance(result, Exception):
-            raise result
-        # A policy that calls sys.exit would end the run as if it had succeeded.
-        raise RuntimeError(f"the inference thread ended with {type(result).__name__}: {result}") from result
+        return bool(futures.wait([self._current], seconds).done)
 
     def _infer(self) -> None:
         while (request := self._requests.get()) is not None:
-            began = time.perf_counter()
+            future, infer = request
             try:
-                answer = self.source.ask(*request)
-                self._result = Finished(request[1], answer, time.perf_counter() - began)
-            except BaseException as error:  # noqa: BLE001 - raised again where the answer is taken
-                self._result = error
-            self._finished.set()
+                future.set_result(infer())
+            except Exception as error:  # noqa: BLE001 - raised again where the answer is taken
+                future.set_exception(error)
+            except BaseException as error:  # noqa: BLE001 - sys.exit would end the run as if it had succeeded
+                future.set_exception(RuntimeError(f"the inference thread ended with {type(error).__name__}: {error}"))
+
+
+def _timed(source: ChunkSource, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Finished:
+    began = time.perf_counter()
+    answer = source.ask(window, address, inpainting)
+    return Finished(address, answer, time.perf_counter() - began)

@@ -53,15 +53,14 @@ class Acting(Protocol):
     Attributes:
         record: of the last inference of a pair; None before the first of an episode, and for a policy alone.
         safety: what the robot does where policy or observations fail.
+        origin: of the last action; None before the first of an episode.
     """
 
     record: StepRecord | None
     safety: Safety
 
     @property
-    def origin(self) -> Origin | None:
-        """Origin of the last action; None before the first of an episode."""
-        ...
+    def origin(self) -> Origin | None: ...
 
     def reset(self, episode: int) -> None:
         """Starts an episode."""
@@ -76,11 +75,7 @@ class Acting(Protocol):
         ...
 
     def wait(self, seconds: float) -> bool:
-        """If there is no action to play, waits for one for at most ``seconds``.
-
-        Returns:
-            Whether the next control step should start now; False immediately if there is nothing to wait for.
-        """
+        """If there is no action to play, waits for one; whether the next control step should start now."""
         ...
 
 
@@ -113,19 +108,16 @@ class Journal:
     """
 
     def __init__(self, period_s: float) -> None:
-        self._period_s = period_s
-        self._counts: Counter[str] = Counter()
-        self._late_s = 0.0
-        self._longest = dict.fromkeys(("lateness", "observation", "stall"), 0.0)
+        self._period_s, self._late_s = period_s, 0.0
+        self._counts, self._misses, self._unusable = Counter[str](), Counter[str](), Counter[str]()
+        self._longest_s = dict.fromkeys(("lateness", "observation", "stall"), 0.0)
         self._inference_s = recent_times()
-        self._misses: Counter[str] = Counter()
-        self._unusable: Counter[str] = Counter()
 
     def note(self, tick: Tick) -> None:
         """Records one tick."""
         self._late_s += tick.late_s
-        for name, seconds in zip(self._longest, (tick.late_s, tick.observe_s, tick.stall_s), strict=True):
-            self._longest[name] = max(self._longest[name], seconds)
+        for name, seconds in zip(self._longest_s, (tick.late_s, tick.observe_s, tick.stall_s), strict=True):
+            self._longest_s[name] = max(self._longest_s[name], seconds)
         self._counts.update(ticks=1, outdated=not tick.acted)
         if tick.unusable is not None:
             self._unusable[tick.unusable.cause] += 1
@@ -147,13 +139,13 @@ class Journal:
             "ticks": self._counts["ticks"],
             # A late tick shifts all later ones.
             "overruns": int(self._late_s / self._period_s + 1e-9),
-            **{f"longest_{name}_ms": 1e3 * seconds for name, seconds in self._longest.items()},
+            **{f"longest_{name}_ms": 1e3 * seconds for name, seconds in self._longest_s.items()},
             "unusable": dict(self._unusable),
             "outdated": self._counts["outdated"],
         }
 
     def summary(self) -> dict[str, Any]:
-        """:meth:`control`, and statistics of the inferences of a :class:`~specact.policy.SpeculativePolicy`.
+        """:meth:`control`, and statistics of the inferences of a pair.
 
         Returns:
             Also ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of the
@@ -301,8 +293,10 @@ def _tick(
             safety.withdraw()
         elif action is not None:
             watchdog.call("act", robot.act, action)
-        inference = _inference(before, policy.record)
-        note(Tick(began - planned, observed - began, stall, inference, not outdated, unusable))
+        after = policy.record
+        # A late verdict changes the record of an inference that was noted before.
+        known = before is not None and after is not None and before.address == after.address
+        note(Tick(began - planned, observed - began, stall, None if known else after, not outdated, unusable))
         planned = due = due + period_s
         now = clock.now()
         if now > due or outdated:
@@ -312,10 +306,3 @@ def _tick(
             planned = due = clock.now()
         else:
             clock.sleep(max(0.0, due - clock.now()))
-
-
-def _inference(before: StepRecord | None, after: StepRecord | None) -> StepRecord | None:
-    """The record of an inference between two moments, or None if there was none; a late verdict changes a record."""
-    if before is not None and after is not None and before.address == after.address:
-        return None
-    return after

@@ -21,12 +21,16 @@ from specact.observation import Observation, ObservationSpec, read_observation
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished
 from specact.robot.loop import Acting, Robot, Tick
-from specact.robot.recording_file import FLUSH_INTERVAL_S, Message, RecordingFile, Step
+from specact.robot.recording_file import FLUSH_INTERVAL_S, RecordingFile, Step
 from specact.robot.ros import ACTION, ARRAY, CHUNK, CONTROL, EPISODE, IMAGE, INFERENCE, TEXT
 from specact.types import Miss, Origin, StepRecord
 
 _MAX_QUEUED_BYTES = 1 << 26
 _CLOSE_TIMEOUT_S = 10.0
+_TOPICS = {
+    "/instruction": TEXT, "/action": ACTION, "/inference": INFERENCE, "/chunk": CHUNK, "/control": CONTROL,
+    "/episode": EPISODE,
+}  # fmt: skip
 
 
 def topic_of(name: str) -> str:
@@ -57,17 +61,12 @@ class Recorder:
     ) -> None:
         self._path, self._observation, self._max_queued_bytes = path, observation, max_queued_bytes
         channels = {topic_of(name): IMAGE if each.is_image else ARRAY for name, each in observation.fields.items()}
-        channels |= {
-            "/instruction": TEXT, "/action": ACTION, "/inference": INFERENCE, "/chunk": CHUNK, "/control": CONTROL,
-            "/episode": EPISODE,
-        }  # fmt: skip
-        self._file = RecordingFile(path, channels, dict(about) | {"observation": observation.describe()})
+        self._file = RecordingFile(path, channels | _TOPICS, dict(about) | {"observation": observation.describe()})
         # Offset from the performance counter to Unix time; the sum is monotonic.
         self._since_ns = time.time_ns() - time.perf_counter_ns()
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
-        self._sequence = self._ticks = self._queued_bytes = self._episode = 0
+        self._step, self._ticks, self._queued_bytes, self._episode = Step(0), 0, 0, 0
         self._acting: Acting | None = None
-        self._pending = Step(0)
         self._sent: tuple[int, NDArray[np.float32]] | None = None
         self._record: StepRecord | None = None
         self._ended: Finished | None = None
@@ -83,16 +82,7 @@ class Recorder:
         self.close()
 
     def begin(self, robot: Robot, acting: Acting, episode: int) -> Robot:
-        """Begins an episode.
-
-        Args:
-            robot: the robot.
-            acting: source of its actions.
-            episode: its number.
-
-        Returns:
-            The robot for the control loop, whose observations and actions are recorded.
-        """
+        """Begins an episode of this number; returns the robot for the control loop, whose steps are recorded."""
         self._acting, self._episode = acting, episode
         self._record = self._ended = None
         return _RecordedRobot(robot, self)
@@ -108,20 +98,15 @@ class Recorder:
         self._put()
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Ends the episode.
-
-        Args:
-            result: ``success`` and ``score`` if known, otherwise empty.
-        """
+        """Ends the episode with ``success`` and ``score`` if known, otherwise with an empty result."""
         if self._acting is None:
             return
         self._acting = None
         # An action after the last control step is the stop action.
         self._add_action(Origin.FALLBACK)
         success, score = bool(result.get("success", False)), float(result.get("score", 0.0))
-        self._add(
-            "/episode", {"number": self._episode, "judged": "success" in result, "success": success, "score": score}
-        )
+        values = {"number": self._episode, "judged": "success" in result, "success": success, "score": score}
+        self._add("/episode", self._now(), values)
         self._put()
 
     def close(self, within_s: float = _CLOSE_TIMEOUT_S) -> dict[str, Any]:
@@ -133,20 +118,14 @@ class Recorder:
         self.end({})
         self._steps.put(None)
         self._thread.join(within_s)
-        file = self._file
-        error = file.error
+        kept, error = self._file.kept, self._file.error
         if self._thread.is_alive():
             error = error or f"{self._path} could not be written within {within_s:g} s"
         elif self._ticks == 0:
             self._path.unlink(missing_ok=True)
-        return {
-            "file": str(self._path), "steps": file.kept, "dropped": self._ticks - file.kept, "error": error
-        }  # fmt: skip
+        return {"file": str(self._path), "steps": kept, "dropped": self._ticks - kept, "error": error}
 
-    def _now(self) -> int:
-        return self._since_ns + time.perf_counter_ns()
-
-    def _record_observation(self, observation: Observation) -> None:
+    def record_observation(self, observation: Observation) -> None:
         """Copies an observation; an unusable one is not recorded."""
         try:
             arrays, instruction = read_observation(observation, self._observation)
@@ -154,55 +133,49 @@ class Recorder:
             return
         now = self._now()
         for name, array in arrays.items():
-            self._add(topic_of(name), {"array": array}, now)
-            self._pending.nbytes += array.nbytes
+            self._add(topic_of(name), now, {"array": array})
+            self._step.nbytes += array.nbytes
         if instruction is not None:
-            self._add("/instruction", {"data": instruction}, now)
+            self._add("/instruction", now, {"data": instruction})
 
-    def _record_action(self, action: NDArray[np.float32]) -> None:
-        # A copy: robots may reuse their buffers.
+    def record_action(self, action: NDArray[np.float32]) -> None:
+        """Copies an action; robots may reuse their buffers."""
         self._sent = self._now(), np.array(action)
+
+    def _now(self) -> int:
+        return self._since_ns + time.perf_counter_ns()
+
+    def _add(self, topic: str, at_ns: int, values: Mapping[str, Any]) -> None:
+        self._step.messages.append((topic, at_ns, values))
 
     def _add_action(self, origin: Origin | None) -> None:
         if self._sent is not None:
-            at_ns, action = self._sent
-            self._sent = None
+            (at_ns, action), self._sent = self._sent, None
             name = (Origin.FALLBACK if origin is None else origin).name.lower()
-            self._add("/action", {"values": action, "origin": name}, at_ns)
+            self._add("/action", at_ns, {"values": action, "origin": name})
 
     def _add_tick(self, tick: Tick, acting: Acting) -> None:
         now = self._now()
         if acting.record is not None and acting.record is not self._record:
             self._record = acting.record
-            self._add("/inference", _of_inference(acting.record), now)
+            self._add("/inference", now, _of_inference(acting.record))
         ended = acting.ended if isinstance(acting, ChunkRunner) else None
         if ended is not None and ended is not self._ended:
             self._ended = ended
-            self._add("/chunk", _of_chunk(ended), now)
+            self._add("/chunk", now, _of_chunk(ended))
         self._add_action(acting.origin)
         unusable = "" if tick.unusable is None else tick.unusable.cause
-        self._add(
-            "/control",
-            {
-                "episode": self._episode, "late_s": tick.late_s, "stall_s": tick.stall_s, "acted": tick.acted,
-                "unusable": unusable,
-            },
-            now,
-        )  # fmt: skip
-
-    def _add(self, topic: str, values: Mapping[str, Any], at_ns: int | None = None) -> None:
-        self._pending.messages.append(Message(topic, self._now() if at_ns is None else at_ns, values))
+        values = {"late_s": tick.late_s, "stall_s": tick.stall_s, "acted": tick.acted, "unusable": unusable}
+        self._add("/control", now, {"episode": self._episode, **values})
 
     def _put(self) -> None:
         """Queues the step, or drops it if the queue is full; never blocks."""
-        step = self._pending
-        control = any(message.topic == "/control" for message in step.messages)
+        step, queued_bytes = self._step, self._queued_bytes - self._file.processed_bytes
         # Messages outside a control step are small and needed to interpret the others, so they are always queued.
-        if not control or self._queued_bytes - self._file.processed_bytes + step.nbytes <= self._max_queued_bytes:
+        if not step.is_control or queued_bytes + step.nbytes <= self._max_queued_bytes:
             self._queued_bytes += step.nbytes
             self._steps.put(step)
-        self._sequence += 1
-        self._pending = Step(self._sequence)
+        self._step = Step(step.number + 1)
 
     def _write(self) -> None:
         while True:
@@ -226,11 +199,11 @@ class _RecordedRobot:
     def observe(self) -> Observation:
         seen = self._robot.observe()
         # Copied now: acting may change its arrays.
-        self._recorder._record_observation(seen)
+        self._recorder.record_observation(seen)
         return seen
 
     def act(self, action: NDArray[np.float32]) -> Any:
-        self._recorder._record_action(action)
+        self._recorder.record_action(action)
         return self._robot.act(action)
 
     def __getattr__(self, name: str) -> Any:
@@ -239,15 +212,14 @@ class _RecordedRobot:
 
 def _of_inference(record: StepRecord) -> dict[str, Any]:
     decision, outcome, times = record.decision, record.outcome, record.times
-    offload = times.offload
+    verified, accepted, kept = (0, 0, np.nan) if outcome is None else (outcome.verified, outcome.accepted, outcome.kept)
     return {
         "step": record.address.step, "transmit": decision.transmit, "score": decision.score,
         "threshold": decision.threshold, "reason": decision.reason, "unsent": record.unsent, "miss": record.miss or "",
-        "verified": 0 if outcome is None else outcome.verified, "accepted": 0 if outcome is None else outcome.accepted,
-        "kept": np.nan if outcome is None else outcome.kept, "drafted": record.proposal.actions,
-        "executed": record.actions, "origins": record.origins,
-        "draft_s": times.draft, "gate_s": times.gate, "encode_s": offload.encode, "network_s": offload.network,
-        "queue_s": offload.queue, "target_s": offload.target, "finish_s": times.finish,
+        "verified": verified, "accepted": accepted, "kept": kept,
+        "drafted": record.proposal.actions, "executed": record.actions, "origins": record.origins,
+        "draft_s": times.draft, "gate_s": times.gate, "finish_s": times.finish,
+        **{f"{name}_s": getattr(times.offload, name) for name in ("encode", "network", "queue", "target")},
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import ConfigError, MissingExtraError
 from specact.robot.ros import IMAGE, MessageType
@@ -29,22 +30,18 @@ _FOOTER = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message of a topic, made at a time [ns]."""
-
-    topic: str
-    at_ns: int
-    values: Mapping[str, Any]
-
-
 @dataclass(slots=True)
 class Step:
-    """Messages that are written together or dropped, with their approximate size."""
+    """Messages that are written together or dropped: topic, time [ns] and values of each; and their rough size."""
 
     number: int
-    messages: list[Message] = field(default_factory=list)
+    messages: list[tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
     nbytes: int = 1 << 10
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is a control step."""
+        return any(topic == "/control" for topic, _, _ in self.messages)
 
 
 class RecordingFile:
@@ -75,12 +72,11 @@ class RecordingFile:
         self._flushed_s = time.monotonic()
         try:
             self._file = _ValidFile(path)
-            self._writer: Any = cast("Any", Writer)(cast("IO[bytes]", self._file))
+            writer: Any = cast("Any", Writer)(cast("IO[bytes]", self._file))
             # The profile of ROS 2 messages, which their readers require.
-            self._writer.start(profile="ros2", library="specact")
-            metadata = {name: json.dumps(value) for name, value in about.items()}
-            self._writer.add_metadata(METADATA, {"version": VERSION} | metadata)
-            self._writer.flush()
+            writer.start(profile="ros2", library="specact")
+            writer.add_metadata(METADATA, {"version": VERSION} | {name: json.dumps(at) for name, at in about.items()})
+            writer.flush()
         except FileExistsError:
             raise ConfigError(f"{path} is there already; choose another name for the recording") from None
         except OSError as error:
@@ -88,68 +84,63 @@ class RecordingFile:
                 f"cannot write {path}: {error.strerror}; choose another place for the recording"
             ) from error
         schemas = {
-            kind.name: self._writer.register_schema(kind.name, "ros2msg", kind.definition.encode())
+            kind: writer.register_schema(kind.name, "ros2msg", kind.definition.encode())
             for kind in dict.fromkeys(channels.values())
         }
         self._channels = {
-            topic: self._writer.register_channel(topic, "cdr", schemas[kind.name]) for topic, kind in channels.items()
+            topic: writer.register_channel(topic, "cdr", schemas[kind]) for topic, kind in channels.items()
         }
+        self._writer = writer
 
     def write(self, step: Step) -> None:
         """Adds a step; flushes once per interval."""
-        if self.error is None:
-            try:
-                # In chronological order, which readers of a file without a summary expect.
-                for message in sorted(step.messages, key=lambda message: message.at_ns):
-                    content = self._types[message.topic].encode(self._values(message))
-                    self._writer.add_message(
-                        self._channels[message.topic], message.at_ns, content, message.at_ns, step.number
-                    )
-                    self._unflushed += message.topic == "/control"
-                if time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
-                    self.flush()
-            except Exception as error:  # noqa: BLE001 - the robot continues without a recording
-                self.fail(error)
+        self._attempt(lambda: self._add(step))
+        if time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
+            self.flush()
         self.processed_bytes += step.nbytes
 
     def flush(self) -> None:
         """Writes all buffered steps; the file is valid afterwards."""
-        if self.error is None and self._unflushed:
-            try:
-                self._writer.flush()
-                self._flushed()
-            except Exception as error:  # noqa: BLE001 - as above
-                self.fail(error)
+        if self._unflushed:
+            self._attempt(self._writer.flush, self._count_flushed)
 
     def finish(self) -> None:
         """Adds the summary with the index and closes the file."""
-        if self.error is None:
-            try:
-                self._writer.finish()
-                self._file.flush(b"")
-                self._flushed()
-            except Exception as error:  # noqa: BLE001 - as above
-                self.fail(error)
+        self._attempt(self._writer.finish, lambda: self._file.flush(b""), self._count_flushed)
         self._file.close()
-
-    def _flushed(self) -> None:
-        self.kept, self._unflushed, self._flushed_s = self.kept + self._unflushed, 0, time.monotonic()
 
     def fail(self, error: Exception) -> None:
         """Ends the recording with this error."""
         reason = error.strerror if isinstance(error, OSError) else None
         self.error = f"the recording ended early: {reason or f'{type(error).__name__}: {error}'}"
 
-    def _values(self, message: Message) -> Mapping[str, Any]:
-        array = message.values.get("array")
-        if array is None:
-            return message.values
-        if self._types[message.topic] is not IMAGE:
-            return {"shape": np.array(array.shape, np.uint32), "values": array}
-        (data,) = to_jpeg(array[None], JPEG_QUALITY)
-        sec, nanosec = divmod(message.at_ns, 10**9)
-        frame_id = message.topic.rpartition("/")[2]
-        return {"sec": sec, "nanosec": nanosec, "frame_id": frame_id, "format": "jpeg", "data": data}
+    def _attempt(self, *actions: Callable[[], object]) -> None:
+        try:
+            for action in actions if self.error is None else ():
+                action()
+        except Exception as error:  # noqa: BLE001 - the robot continues without a recording
+            self.fail(error)
+
+    def _count_flushed(self) -> None:
+        self.kept, self._unflushed, self._flushed_s = self.kept + self._unflushed, 0, time.monotonic()
+
+    def _add(self, step: Step) -> None:
+        # In chronological order, which readers of a file without a summary expect.
+        for topic, at_ns, values in sorted(step.messages, key=lambda message: message[1]):
+            kind = self._types[topic]
+            if "array" in values:
+                values = _of_array(values["array"], topic, at_ns, kind)
+            self._writer.add_message(self._channels[topic], at_ns, kind.encode(values), at_ns, step.number)
+        self._unflushed += step.is_control
+
+
+def _of_array(array: NDArray[Any], topic: str, at_ns: int, kind: MessageType) -> Mapping[str, Any]:
+    """The values of a message that holds an array of an observation."""
+    if kind is not IMAGE:
+        return {"shape": np.array(array.shape, np.uint32), "values": array}
+    (data,) = to_jpeg(array[None], JPEG_QUALITY)
+    sec, nanosec = divmod(at_ns, 10**9)
+    return {"sec": sec, "nanosec": nanosec, "frame_id": topic.rpartition("/")[2], "format": "jpeg", "data": data}
 
 
 class _ValidFile:

@@ -10,7 +10,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,18 +82,12 @@ def test_recordings_stand_beside_runs_and_other_files_are_skipped(tmp_path: Path
 
 
 def test_a_recording_whose_actions_are_of_several_widths_is_skipped(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "odd.mcap", toys.pair.observation, ABOUT) as recorder:
-        put, count = recorder._put, 0
+    class Widening(Recorder):
+        def record_action(self, action: Any) -> None:
+            super().record_action(np.zeros(9, np.float32) if next(actions) == 3 else action)
 
-        def widened() -> None:
-            nonlocal count
-            count += 1
-            for message in recorder._pending.messages if count == 3 else ():
-                if message.topic == "/action":
-                    cast(Any, message.values)["values"] = np.zeros(9, np.float32)
-            put()
-
-        recorder._put = widened  # type: ignore[method-assign]
+    actions = itertools.count(1)
+    with Widening(tmp_path / "odd.mcap", toys.pair.observation, ABOUT) as recorder:
         drive(recorder, 1)
     record(tmp_path / "run.mcap", 1)
     written = report(tmp_path, tmp_path / "odd.mcap", tmp_path / "run.mcap")

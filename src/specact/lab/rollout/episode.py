@@ -119,7 +119,7 @@ def run_episode(
     Raises:
         ConfigError: if policy, task and execution do not go together, or a latency is negative.
     """
-    execution.check(policy, rolls_forward=world.task.roll_forward is not None)
+    execution.check(policy.spec, inpaints=policy.inpaints, rolls_forward=world.task.roll_forward is not None)
     world.reset(start)
     driver = _Driver(world, policy, execution, latency, StepAddress(seed, 0, episode, 0))
     while not world.done:

@@ -203,7 +203,8 @@ def _check(sweep: Sweep) -> None:
     for setting in sweep.settings:
         observation = observation_spec_of(setting.driver)
         if isinstance(setting.driver, FlowDriver | CodesDriver) and setting.execution is not None:
-            setting.execution.check(setting.driver.build(), rolls_forward=task.roll_forward is not None)
+            policy, rolls_forward = setting.driver.build(), task.roll_forward is not None
+            setting.execution.check(policy.spec, inpaints=policy.inpaints, rolls_forward=rolls_forward)
         if observation not in worlds:
             worlds[observation] = MovingWorld(load_task(sweep.task, observation), idle=sweep.idles[0])
             worlds[observation].reset(0)
