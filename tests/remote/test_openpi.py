@@ -96,19 +96,6 @@ def test_more_steps_than_pings_are_allowed(flow: FlowBundle, chunk_server: Serve
         assert policy.client.counts["connections"] == 1
 
 
-def test_a_policy_by_its_address_alone(flow: FlowBundle, chunk_server: ServerProcess) -> None:
-    ours = f"ws://127.0.0.1:{chunk_server.port}"
-    with (
-        specact.connect(f"openpi:{ours}", deadline_ms=PATIENT_MS, seed=4) as there,
-        specact.connect(ours, deadline_ms=PATIENT_MS, seed=4) as here,
-    ):
-        assert there.spec == here.spec == flow.spec
-        for step in range(4):
-            np.testing.assert_array_equal(
-                there({"state": np.full(12, step / 9)}), here({"state": np.full(12, step / 9)})
-            )
-
-
 def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: ServerProcess) -> None:
     pair = flow_pair(flow)
     other = dataclasses.replace(pair, target_spec=msgspec.structs.replace(flow.spec, chunk=flow.spec.chunk + 1))
@@ -276,14 +263,6 @@ def until_good(ask: Any, first: int = 100) -> None:
     wait_for(asked)
 
 
-def test_an_honest_server() -> None:
-    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
-        assert all(good(ask(number), number) for number in range(300))
-        assert client.counts == {"connections": 1, "sent": 300, "answered": 300}
-        # No more than an unmodified client of openpi's would send, and no time axis.
-        assert set(there.seen[0]) == {"observation/state"} and there.seen[0]["observation/state"].shape == (2,)
-
-
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], bytes | str], str]] = {
     "text": (lambda seen: "Traceback (most recent call last): \x1b[31m boom", "refused"),
     "not finite": (lambda seen: openpi.encode({"actions": np.full((3, 2), np.nan)}), "invalid"),
@@ -373,26 +352,6 @@ def at_once(connection: ServerConnection, *replies: bytes) -> None:
         connection.send_data()
 
 
-def test_a_timed_reply_that_comes_again_after_the_next_request_was_read_answers_nothing() -> None:
-    earlier: list[bytes] = []
-
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
-        if number % 3 == 1 and earlier:
-            connection.send(earlier[-1])
-        earlier.append(openpi.encode(honest(seen) | {"server_timing": {"infer_ms": 1.0 + 1e-3 * len(earlier)}}))
-        connection.send(earlier[-1])
-
-    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
-        there.behave = behave
-        answered = 0
-        for number in range(30):
-            found = ask(number)
-            assert good(found, number) or (isinstance(found, str) and found == "disconnected")
-            answered += not isinstance(found, str)
-            wait_for(lambda: client.problem is None)
-        assert answered > 10 and client.counts["connections"] > 3
-
-
 @pytest.mark.parametrize("copies", [2, 5])
 def test_a_reply_that_comes_twice_answers_no_other_step(copies: int) -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
@@ -431,19 +390,6 @@ def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way() -> None
         assert client.problem is None or "answers no request" in client.problem
         wait_for(lambda: client.counts["connections"] == 2)
         assert all(good(ask(number), number) for number in range(3, 9))
-
-
-def test_a_server_that_speaks_unasked_is_hung_up_on() -> None:
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
-        connection.send(openpi.encode(honest(seen)))
-        if number == 1:
-            connection.send("and one more thing")
-
-    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
-        there.behave = behave
-        assert good(ask(1), 1)
-        wait_for(lambda: client.counts["connections"] == 2 and client.problem is None)
-        assert good(ask(2), 2)
 
 
 def test_whatever_it_does_no_step_gets_the_answer_of_another() -> None:
@@ -503,18 +449,6 @@ def test_a_pair_falls_back_on_its_draft() -> None:
             assert record.origins[0] == (Origin.REPLACED if step % 2 else Origin.FALLBACK)
             np.testing.assert_allclose(action, [step, 1.0] if step % 2 else [0.0, 0.0], rtol=1e-5)
         assert policy.counts["missed"] == 4
-
-
-def test_a_prefix_by_distance_is_accepted() -> None:
-    within = (foreign_pair(0.0015), foreign_pair(0.0035))
-    with foreign() as (_, port):
-        for pair, origin in zip(within, (Origin.REPLACED, Origin.ACCEPTED), strict=True):
-            with Client(endpoint(pair, port), pair.exchange.contract) as client:
-                client.connect(10.0)
-                policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, PATIENT_MS))
-                # The target's first action is (1, 1), the draft's (0, 0): .002 apart in a range of 1000.
-                policy.act({"state": [1.0, 0.0]})
-                assert policy.record is not None and policy.record.origins[0] == origin
 
 
 # ---- what a server says first ---------------------------------------------------------------------------------------
