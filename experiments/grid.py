@@ -224,10 +224,9 @@ def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str
     return summary if kept is None else {part: summary[part] for part in kept}
 
 
-def specact(*words: object) -> None:
-    """Runs a command of the package, as a user would type it."""
-    command = "from specact.cli.main import main; main()"
-    subprocess.run([sys.executable, "-c", command, *map(str, words)], check=True)
+def specact(*words: object, folder: Path | None = None) -> None:
+    """Runs a command of the package in a folder, as a user would type it."""
+    subprocess.run([sys.executable, "-m", "specact", *map(str, words)], check=True, cwd=folder)
 
 
 def by_name(*methods: Method) -> dict[str, Method]:

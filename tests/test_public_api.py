@@ -22,7 +22,7 @@ MODULES = sorted(found.name for found in pkgutil.walk_packages(specact.__path__,
 FACES = (
     "specact", "specact.execution", "specact.families.chunks", "specact.families.codes",
     "specact.families.tokens", "specact.gates", "specact.links", "specact.observation", "specact.remote",
-    "specact.robot", "specact.server", "specact.tised",
+    "specact.lab.tised", "specact.robot", "specact.server",
 )  # fmt: skip
 # What a device does not have.
 OPTIONAL = ("gymnasium", "h5py", "matplotlib", "mujoco", "onnx", "pyarrow", "picows", "scipy", "torch")
@@ -64,8 +64,8 @@ def test_no_public_name_is_hidden_by_a_module_of_the_same_name(face: str) -> Non
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
-    with pytest.raises(AttributeError, match=r"module 'specact\.tised' has no attribute 'chunk_h'"):
-        importlib.import_module("specact.tised").chunk_h  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'specact\.lab\.tised' has no attribute 'chunk_h'"):
+        importlib.import_module("specact.lab.tised").chunk_h  # noqa: B018
 
 
 def fresh(code: str) -> None:
@@ -105,7 +105,7 @@ from specact.gates import ActionDeviation, Gate
 from specact.observation import Field, ObservationSpec, Window, vectors
 from specact.remote import Client, Endpoint, remote_verifier
 from specact.robot import ChunkRunner, InferenceThread, Journal, run_loop
-from specact.tised import chunk_s
+from specact.lab.tised import chunk_s
 
 
 class Arm:
@@ -146,7 +146,7 @@ time_s: float = float(chunk_s(0.1, 0.05, 8))
 def test_a_users_file_passes_the_type_checker_in_strict_mode(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     (tmp_path / "wrong.py").write_text(
-        "import specact\nfrom specact.tised import chunk_s\nspecact.no(chunk_s('fast'))\n"
+        "import specact\nfrom specact.lab.tised import chunk_s\nspecact.no(chunk_s('fast'))\n"
     )
     words = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache")]
     environment = {**os.environ, "MYPYPATH": str(Path(specact.__path__[0]).parent)}

@@ -164,7 +164,7 @@ def experts(folder: Path, run: Run) -> list[dict[str, Any]]:
     for noise in (0.0, 0.4):
         out = folder / f"experts-{round(100 * noise)}"
         words = ["--env", "metaworld", "--pixels", "0", "--noise", str(noise), "--episodes", str(run.few(50))]
-        command = [sys.executable, "-c", "from specact.cli.main import main; main()", "data", "generate", *words]
+        command = [sys.executable, "-m", "specact", "data", "generate", *words]
         done = subprocess.run([*command, "--out", str(out), "--json"], check=True, stdout=subprocess.PIPE)
         said: dict[str, Any] = json.loads(done.stdout)
         counts.append({"noise": noise, **{key: value for key, value in said.items() if key != "path"}})
@@ -215,7 +215,7 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
 def curve(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """A bundle that a training made on its way (``snapshots``), with half of its chunk executed."""
     flow = load_flow(source(name, run))
-    recipe, (before, _, step) = flow.manifest["recipe"], name.rpartition("-")
+    recipe, (before, _, step) = flow.manifest.recipe, name.rpartition("-")
     found = evaluation(alone(name, flow.spec.chunk // 2, run), (TARGET,), EACH, folder / "run", run)
     method, steps = found["methods"][TARGET], int(step) if before == recipe["bundle"] else recipe["steps"]
     return {

@@ -123,7 +123,7 @@ def measure(
 def one(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     """One run of the robot: what is kept of its summary."""
     command = [
-        sys.executable, "-c", "from specact.cli.main import main; main()", *options, "--env", "metaworld", "--live",
+        sys.executable, "-m", "specact", *options, "--env", "metaworld", "--live",
         "--device-share", str(share), "--episodes", str(run.few(EPISODES)), "--seed", str(run.seed), "--json",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

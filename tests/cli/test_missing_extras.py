@@ -40,7 +40,6 @@ main()
         (["report", "OUT", "--out", "OUT.html"], "report"),
         (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),
         (["tised", "analyse", "OUT"], "sim"),
-        (["tised", "explain", "OUT", "--lever", "steps", "--strength", "2"], "sim"),
         (["serve", "--bundle", "ball"], "server"),
         (["bench", "latency"], "sim"),
         (["play", "ball#target", "--record", "OUT"], "record"),

@@ -38,6 +38,9 @@ from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.rollout.steps import REASONS
 from specact.lab.rollout.timed import TimedDrafter
+from specact.lab.tised.optima import fastest_overlap, scan
+from specact.lab.tised.prediction import fit_response, predict_success
+from specact.lab.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.lab.train.split import split_bundle
 from specact.observation import ObservationHistory
 from specact.placement.bandwidth import Bandwidths, LastValue
@@ -47,9 +50,6 @@ from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
-from specact.tised.optima import fastest_overlap, scan
-from specact.tised.prediction import fit_response, predict_success
-from specact.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord
 from specact.verification import Answer, LocalTarget, Pending, with_kept
 from specact.wire.exchange import Request, VerifyingExchange

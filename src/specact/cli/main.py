@@ -65,6 +65,7 @@ OLD = {
     "eval --wire": "it without: only the stream is left",
     "eval --overlap": "it without: a request leaves once its draft is there",
     "train --distil": "specact distil PAIR; with a recipe, --teacher SOURCE",
+    "tised explain": "specact tised analyse SWEEP --lever NAME",
     "advise --study": "it without: what other policies of the task need is in the package",
     "proxy --netem": "specact netem DEVICE",
 }

@@ -10,7 +10,7 @@ import pytest
 
 from specact import load_bundle
 from specact.cli.offline import Demonstrations
-from specact.cli.tised import Sweep
+from specact.cli.tised import Sweep, What
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.gates.settings import GateSettings
@@ -78,7 +78,7 @@ def test_a_bundle_cannot_have_code_imported(foreign: Bundle, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=told):
         Demonstrations(env=TROLLEY).split(foreign)
     with pytest.raises(ConfigError, match=told):
-        Sweep(str(foreign.path), tmp_path / "sweep", ("aligned=0",)).run()
+        Sweep(what=What(bundle=str(foreign.path), levers=("aligned=0",)), out=tmp_path / "sweep").run()
     # Who names it has it imported.
     with pytest.raises(ConfigError, match="there is no module 'antigravity_of_nobody'"), Pool(1) as pool:
         evaluate(Evaluation(str(foreign.path), foreign.env, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)

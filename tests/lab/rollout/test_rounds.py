@@ -17,10 +17,9 @@ from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.pair import run_rounds
-from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.drivers import RoundsDriver
-from specact.lab.tised.levers import settings_of
-from specact.lab.tised.settings import Subject
+from specact.lab.tised.levers import Subject, settings_of
+from specact.lab.tised.sweep import measure_settings
 from specact.observation import ObservationSpec
 
 BUNDLE = "ball-chase-flow"
@@ -32,7 +31,7 @@ def world(sees: ObservationSpec) -> MovingWorld:
 
 
 def ran(pair: FlashPair, *round_s: float, start: int = 3) -> Episode:
-    takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).round_duration(round_s)
+    takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).duration_s(round_s)
     return run_rounds(world(pair.observation), pair, takes, start=start, seed=0, episode=1)
 
 
@@ -74,13 +73,12 @@ def subject(path: Path) -> Subject:
 def test_the_lever_accepts_more_the_stronger_it_is() -> None:
     settings = settings_of("flash", subject(find_bundle(BUNDLE)))
     assert settings[0].strength == 0.0
-    drivers = [setting.driver for setting in settings]
-    assert all(isinstance(driver, RoundsDriver) for driver in drivers)
-    assert drivers[0].load().rounds == ROUNDS["full"]  # type: ignore[union-attr]
-    assert drivers[1].load().rounds.within == settings[1].strength  # type: ignore[union-attr]
+    none, weakest = (setting.driver for setting in settings[:2])
+    assert isinstance(none, RoundsDriver) and isinstance(weakest, RoundsDriver)
+    assert none.load().rounds == ROUNDS["full"] and weakest.load().rounds.within == settings[1].strength
     times = measure_settings(settings[:2])
     assert [len(of_kinds) for of_kinds in times.values()] == [1, 3]
-    with pytest.raises(ConfigError, match="at least 0"):
+    with pytest.raises(ConfigError, match="a distance"):
         settings_of("flash", subject(find_bundle(BUNDLE)), (-0.1,))
 
 

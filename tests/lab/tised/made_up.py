@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.lab.evaluation.metrics import Table
-from specact.tised.prediction import success_rate
-from specact.tised.timing import age_s, chunk_s, exact_task_s, stall_s
+from specact.lab.tised.prediction import success_rate
+from specact.lab.tised.timing import age_s, chunk_s, exact_task_s, stall_s
 
 STEPS = (10, 5, 2, 1)
 BASELINES = {"steps": 10.0, "overlap": 0.0}

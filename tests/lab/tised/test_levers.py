@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
+from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import load_flow
 from specact.families.codes.bundle import load_bundle
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import Round
 from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
 from specact.families.load import load_pair
+from specact.lab.rollout.folder import JsonLines
 from specact.lab.rollout.pool import Pool
-from specact.lab.tised.costs import measure_settings, parts_of
-from specact.lab.tised.drivers import CodesDriver, PairDriver, PairSide, RoundCall, RoundsDriver, SplitDriver
-from specact.lab.tised.levers import settings_of
-from specact.lab.tised.records import EPISODES, MANIFEST, read_manifest, read_rows
-from specact.lab.tised.settings import Setting, Subject
-from specact.lab.tised.sweep import Sweep, run_sweep
-from specact.lab.tised.trial import Trial, run_trial
+from specact.lab.tised.drivers import PairDriver, PolicyDriver, RoundsDriver, SplitDriver
+from specact.lab.tised.levers import Setting, Subject, settings_of
+from specact.lab.tised.records import EPISODES, sweep_folder
+from specact.lab.tised.sweep import Sweep, Trial, measure_settings, run_sweep, run_trial
 from specact.lab.train.variants import BundleVariants
 from specact.links.link import load_link
 from specact.links.model import round_trip
@@ -31,6 +30,7 @@ from specact.types import Decision
 
 BALL = load_bundle("ball")
 TARGET_MS, DELAY = 8.0, "loopback+delay=30"
+SYNCHRONOUS = Execution("synchronous", BALL.spec.execute)
 
 
 def window(seed: int) -> Window:
@@ -47,19 +47,19 @@ def cuts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Setting, ...]:
 
 
 def test_wherever_a_target_is_cut_it_acts_the_same(cuts: tuple[Setting, ...]) -> None:
-    alone = CodesDriver(str(BALL.path)).build()
+    alone = PolicyDriver(str(BALL.path), SYNCHRONOUS, "target").build()
     assert [setting.strength for setting in cuts] == list(range(len(cuts))) and len(cuts) > 3
     for setting in cuts:
         driver = setting.driver
         assert isinstance(driver, SplitDriver)
-        exact = SplitDriver(driver.bundle, driver.stages, driver.cut, "float32").build()
+        exact = replace(driver, precision="float32").build()
         for seed in range(5):
             found = exact.infer(window(seed), np.random.default_rng(seed))
             np.testing.assert_array_equal(found, alone.infer(window(seed), np.random.default_rng(seed)))
 
 
 def test_what_crosses_the_link_is_rounded(cuts: tuple[Setting, ...]) -> None:
-    alone, middle = CodesDriver(str(BALL.path)).build(), cuts[len(cuts) // 2].driver
+    alone, middle = PolicyDriver(str(BALL.path), SYNCHRONOUS, "target").build(), cuts[len(cuts) // 2].driver
     assert isinstance(middle, SplitDriver)
     changed = 0
     for seed in range(20):
@@ -74,9 +74,9 @@ def test_an_inference_takes_what_both_sides_and_the_link_take(cuts: tuple[Settin
     )
     with Pool(1) as pool:
         run_sweep(what, tmp_path, lambda *_: None, pool)
-    measured = read_manifest(tmp_path)["latency_ms"]
-    rows = {row["strength"]: row for row in read_rows(tmp_path / EPISODES)}
-    assert "stages" not in (tmp_path / MANIFEST).read_text().split('"sweep"')[1].split("latency_ms")[0]
+    measured = sweep_folder(tmp_path).manifest()["latency_ms"]
+    rows = {row["strength"]: row for row in JsonLines(tmp_path / EPISODES).read()}
+    assert "stages" not in (tmp_path / "manifest.json").read_text().split('"sweep"')[1].split("latency_ms")[0]
     for setting in cuts:
         driver, (device, server) = setting.driver, measured[setting.label]
         assert isinstance(driver, SplitDriver)
@@ -120,7 +120,7 @@ def test_the_more_is_reused_the_less_is_computed() -> None:
 def test_a_round_takes_time_for_the_tokens_that_it_computes() -> None:
     (_, setting) = settings_of("reuse", flow("metaworld-flow"), (0.5,))
     assert isinstance(setting.driver, RoundsDriver)
-    takes, empty = setting.driver.round_duration((0.010, 0.006)), np.zeros((0, 0), np.float32)
+    takes, empty = setting.driver.duration_s((0.010, 0.006)), np.zeros((0, 0), np.float32)
     full = Round(np.zeros((8, 4), np.float32), 0, False, False, empty)
     assert [takes(full, share) for share in (0.0, 0.25, 0.5)] == pytest.approx([0.010, 0.008, 0.006])
 
@@ -136,7 +136,7 @@ def test_what_is_timed_computes_the_other_tokens_alone(monkeypatch: pytest.Monke
         return cache(own, tokens, *rest)
 
     monkeypatch.setattr(Refresh, "cache", counting)
-    call = RoundCall(setting.driver.bundle, "reused", setting.driver.rounds.reuse).call()
+    call = setting.driver.call("reused")
     for _ in range(3):
         call()
     # The first one has nothing to reuse.
@@ -164,7 +164,7 @@ def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:
     rows = []
     for setting in settings:
         trial = Trial(
-            setting.lever, setting.strength, setting.driver, None, "pusht", 0.0, "hold", "this-machine", 1.0, DELAY,
+            setting.lever, setting.strength, setting.driver, "pusht", 0.0, "hold", "this-machine", 1.0, DELAY,
             (0.004, 0.02), episode=0, seed=1, fingerprint=pair.fingerprint,
         )  # fmt: skip
         rows.append(run_trial(trial))
@@ -186,12 +186,11 @@ def test_a_learned_gate_is_a_lever_whose_time_is_the_devices(name: str) -> None:
         return
     hybrid, gated, draft = settings_of("learned", subject, (1.0, 0.4, 0.0))
     assert isinstance(gated.driver, PairDriver) and gated.driver.rate == 0.4
-    side = PairSide(gated.driver, "draft")
-    assert isinstance(side.call()(), Decision), "its head estimates before the robot may act"
-    timed = {setting: parts_of(setting) for setting in (hybrid, gated, draft)}
-    assert timed[gated][0] == PairSide(replace(gated.driver, rate=None), "draft")
-    assert timed[hybrid] == timed[draft] == [(CodesDriver(str(pair.path), role), False) for role in ("draft", "target")]
-    assert timed[gated][1] == timed[hybrid][1]
+    assert isinstance(gated.driver.call("draft")(), Decision), "its head estimates before the robot may act"
+    (side, part), target = gated.driver.parts
+    assert (side, part) == (replace(gated.driver, rate=None), "draft")
+    assert hybrid.driver.parts == draft.driver.parts and hybrid.driver.parts[1] == target
+    assert hybrid.driver.parts[0] != gated.driver.parts[0]
 
 
 def test_levers_on_a_policy_alone_are_refused_for_such_a_pair() -> None:

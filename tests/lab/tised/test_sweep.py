@@ -15,24 +15,14 @@ from specact.errors import BundleError, ConfigError, DataError
 from specact.families.codes.bundle import load_bundle
 from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
+from specact.lab.rollout.folder import JsonLines
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
-from specact.lab.tised.calibration import gate_of
 from specact.lab.tised.drivers import PairDriver
-from specact.lab.tised.levers import settings_of
-from specact.lab.tised.records import (
-    CALIBRATIONS,
-    EPISODES,
-    MANIFEST,
-    read_calibrations,
-    read_manifest,
-    read_rows,
-    read_sweeps,
-)
-from specact.lab.tised.settings import Setting, Subject
-from specact.lab.tised.sweep import Sweep, run_sweep
-from specact.lab.tised.trial import Trial, run_trial
+from specact.lab.tised.levers import Setting, Subject, settings_of
+from specact.lab.tised.records import CALIBRATIONS, EPISODES, read_calibrations, read_sweeps, sweep_folder
+from specact.lab.tised.sweep import Sweep, Trial, gate_of, run_sweep, run_trial
 
 BALL = load_bundle("ball")
 
@@ -90,7 +80,7 @@ def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(
 
     # The same, killed in the middle of a line.
     stopped.mkdir()
-    (stopped / MANIFEST).write_text((whole / MANIFEST).read_text())
+    (stopped / "manifest.json").write_text((whole / "manifest.json").read_text())
     lines = (whole / EPISODES).read_text().splitlines()
     (stopped / EPISODES).write_text("\n".join(lines[:7]) + '\n{"lever": "nai')
     seen: list[int] = []
@@ -101,14 +91,14 @@ def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(
     # More episodes may be asked for; anything else is another sweep.
     run_sweep(small(episodes=3), stopped, quiet, Pool(1))
     assert len(read_sweeps([stopped])[0]["episode"]) == 24
-    with pytest.raises(ConfigError, match="holds another sweep"):
+    with pytest.raises(ConfigError, match="holds another run"):
         run_sweep(small(seed=7), stopped, quiet, Pool(1))
 
 
 def test_reading_changes_no_file_and_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no sweep"):
         read_sweeps([tmp_path])
-    (tmp_path / MANIFEST).write_text(json.dumps({"baselines": {}}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"sweep": {}, "baselines": {}}))
     with pytest.raises(DataError, match="there are no finished episodes"):
         read_sweeps([tmp_path])
     (tmp_path / EPISODES).write_text('{"lever": "x", "jerk": null}\n{"lev')
@@ -152,7 +142,7 @@ def test_what_the_robot_does_while_it_waits_is_an_axis(tmp_path: Path) -> None:
     rows = {
         idle: [
             (row["episode"], row["jerk"], row["task_s"])
-            for row in read_rows(tmp_path / EPISODES)
+            for row in JsonLines(tmp_path / EPISODES).read()
             if row["idle"] == idle
         ]
         for idle in ("last", "neutral", "hold")
@@ -188,14 +178,14 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
     place = ("verification", 0.5, far, "neutral", 1)
     (row,) = [
         row
-        for row in read_rows(tmp_path / EPISODES)
+        for row in JsonLines(tmp_path / EPISODES).read()
         if tuple(row[name] for name in ("lever", "strength", "link", "idle", "episode")) == place
     ]
     driver = what.settings[1].driver
     assert isinstance(driver, PairDriver) and driver.rate == 0.5
-    latencies_s = tuple(1e-3 * ms for ms in read_manifest(tmp_path)["latency_ms"]["verification 0.5"])
+    latencies_s = tuple(1e-3 * ms for ms in sweep_folder(tmp_path).manifest()["latency_ms"]["verification 0.5"])
     by_hand = Trial(
-        "verification", 0.5, replace(driver, gate=gate_of(found[far, "neutral"])), None, "ball", 0.0, "neutral",
+        "verification", 0.5, replace(driver, gate=gate_of(found[far, "neutral"])), "ball", 0.0, "neutral",
         "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed, fingerprint=what.fingerprint,
     )  # fmt: skip
     assert run_trial(by_hand) == row
@@ -209,13 +199,14 @@ def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
     rows = [
         run_trial(
             Trial(
-                setting.lever, setting.strength, setting.driver, None, "ball", 0.0, "hold", "none", 1.0, "loopback",
+                setting.lever, setting.strength, setting.driver, "ball", 0.0, "hold", "none", 1.0, "loopback",
                 (0.0, 0.0), episode, seed=3, fingerprint=BALL.fingerprint,
             )
         )
         for episode in range(6)
     ]  # fmt: skip
-    gate = setting.driver.gate  # type: ignore[union-attr]
+    assert isinstance(setting.driver, PairDriver)
+    gate = setting.driver.gate
     outcomes, _ = run_shard(Shard.of(BALL, "ball", HYBRID, gate, range(6), 3))
     assert [row["success"] for row in rows] == [outcome.success for outcome in outcomes]
     period_s = 1.0 / load_task("ball").rate_hz
@@ -248,7 +239,7 @@ def test_any_number_of_processes_gives_the_same_rows(tmp_path: Path) -> None:
     what = small(paces=(0.05,), hardware=("agx-50w",))
     run_sweep(what, tmp_path / "one", quiet, Pool(1))
     (tmp_path / "two").mkdir()
-    (tmp_path / "two" / MANIFEST).write_text((tmp_path / "one" / MANIFEST).read_text())
+    (tmp_path / "two" / "manifest.json").write_text((tmp_path / "one" / "manifest.json").read_text())
     with Pool(2) as pool:
         run_sweep(what, tmp_path / "two", quiet, pool)
     one, two = (sorted((tmp_path / name / EPISODES).read_text().splitlines()) for name in ("one", "two"))

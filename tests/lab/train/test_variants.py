@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from specact.errors import ConfigError
+from specact.execution.strategy import Execution
 from specact.families.chunks.codes import CodeChunks
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.codes.network import OnnxPolicy
 from specact.files import write_json
-from specact.lab.tised.drivers import CodesDriver, driver_of
-from specact.lab.tised.levers import settings_of
-from specact.lab.tised.settings import Subject
-from specact.lab.tised.windows import typical_windows
+from specact.lab.tised.drivers import PolicyDriver
+from specact.lab.tised.levers import Subject, settings_of, typical_windows
 from specact.lab.train.export import PARITY
 from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import Role, rebuild
@@ -143,6 +142,7 @@ def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_pat
 
 
 BALL = load_bundle("ball")
+TARGET = PolicyDriver(str(BALL.path), Execution("synchronous", BALL.spec.execute), "target")
 
 
 def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
 
     def windows() -> Sequence[Window]:
         asked.append(1)
-        return typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=20)
+        return typical_windows(TARGET, "ball", BALL.spec.execute, count=20)
 
     variants = BundleVariants(BALL, tmp_path, windows)
     subject = Subject(BALL, BALL.spec.execute, variants)
@@ -166,17 +166,17 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
     settings_of("static_quantisation", subject, (1.0, 2.0))
     variants.make()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.onnx")} == files
-    seen, rng = typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=1)[0], np.random.default_rng
+    seen, rng = typical_windows(TARGET, "ball", BALL.spec.execute, count=1)[0], np.random.default_rng
     original, *others = [setting.driver for setting in (*static, dynamic[1])]
-    assert isinstance(original, CodesDriver) and original.file is None
+    assert isinstance(original, PolicyDriver) and not original.files
     for driver in others:
-        assert isinstance(driver, CodesDriver) and driver.file is not None
+        assert isinstance(driver, PolicyDriver) and driver.files
         chunk = driver.build().infer(seen, rng(0))
         assert chunk.shape == (BALL.spec.chunk, BALL.spec.actions) and np.isfinite(chunk).all()
 
 
 def test_typical_windows_are_those_of_an_episode() -> None:
-    windows = typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=30)
+    windows = typical_windows(TARGET, "ball", BALL.spec.execute, count=30)
     states = np.stack([window["state"][-1] for window in windows])
     assert len(states) == 30
     # A ball that rolls: no two are alike, and one after the other they are near.
@@ -184,7 +184,7 @@ def test_typical_windows_are_those_of_an_episode() -> None:
     steps = np.linalg.norm(np.diff(states[:5, :2], axis=0), axis=1)
     assert (steps > 0.0).all() and (steps < 0.5).all()
     assert [window["state"].tobytes() for window in windows] == [
-        window["state"].tobytes() for window in typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=30)
+        window["state"].tobytes() for window in typical_windows(TARGET, "ball", BALL.spec.execute, count=30)
     ]
 
 
@@ -194,7 +194,7 @@ def test_a_window_that_is_cut_is_made_of_the_pair_it_is_named_after(tmp_path: Pa
     settings = settings_of("window", Subject(pusht, pusht.spec.execute, variants), (2.0,))
     variants.make()
     drivers = [setting.driver for setting in settings]
-    assert [driver.window for driver in drivers if isinstance(driver, CodesDriver)] == [None, 2]
-    assert isinstance(drivers[1], CodesDriver) and drivers[1].build().spec.observation.history == 2
+    assert [driver.window for driver in drivers if isinstance(driver, PolicyDriver)] == [None, 2]
+    assert isinstance(drivers[1], PolicyDriver) and drivers[1].build().spec.observation.history == 2
     with pytest.raises(ConfigError, match="1 to 5 observations"):
         settings_of("window", Subject(pusht, pusht.spec.execute, variants), (6.0,))

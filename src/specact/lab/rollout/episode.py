@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.execution.schedule import NOW_S, Schedule
@@ -12,9 +16,28 @@ from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.history import ObservationSampler
 from specact.rng import Role, StepAddress, StepStreams
-from specact.tised.motion import jerk, path_length
 
 _NAN = float("nan")
+
+
+def jerk(positions: NDArray[np.floating[Any]], period_s: float) -> float:
+    """``mean_t ||x_{t+3} - 3 x_{t+2} + 3 x_{t+1} - x_t|| / dt^3`` (TISED, equation 32, derived).
+
+    Args:
+        positions: ``[T, D]``, one row per period, in the task's unit of length.
+        period_s: dt > 0, time between two rows [s].
+
+    Returns:
+        The jerk in the unit of length per s^3; NaN for fewer than four rows, which have no third difference.
+    """
+    if len(positions) < 4:
+        return _NAN
+    return float(np.linalg.norm(np.diff(positions, n=3, axis=0), axis=1).mean() / period_s**3)
+
+
+def path_length(positions: NDArray[np.floating[Any]]) -> float:
+    """``sum_t ||x_{t+1} - x_t||`` of positions ``[T, D]``, in their unit; 0 for fewer than two rows."""
+    return float(np.linalg.norm(np.diff(positions, axis=0), axis=1).sum())
 
 
 @dataclass(frozen=True)
@@ -32,8 +55,8 @@ class Episode:
         stall_s: total time without an action to execute [s], including the first inference, which no overlap can hide.
         age_s: mean age of the observation when the first action of its chunk ran [s]. Overlap shortens the stall but
             makes observations older.
-        jerk, path: of the end effector, at every control period, see :mod:`specact.tised.motion`; NaN where the task
-            does not define one.
+        jerk, path: of the end effector, at every control period, see :func:`jerk` and :func:`path_length`; NaN where
+            the task does not define one.
         transmission_rate: share of inferences sent to the target; NaN where there is no gate.
     """
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specact.lab.evaluation.metrics import Table
 from specact.lab.statistics import Interval, bootstrap_interval, wilson
 from specact.lab.tised.curves import Curve, Place, restricted_time_s
-from specact.tised.decomposition import Averages
+from specact.lab.tised.decomposition import Averages
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -10,7 +10,7 @@ import numpy as np
 from specact.lab.statistics import Contrast, contrast, holm
 from specact.lab.tised.aggregates import Aggregate
 from specact.lab.tised.curves import Curve, Place
-from specact.tised.decomposition import Averages, Decomposition, decompose
+from specact.lab.tised.decomposition import Averages, Decomposition, decompose
 
 # Family-wise error rate of a sweep.
 LEVEL = 0.05

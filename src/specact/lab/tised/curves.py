@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError, unknown_name
 from specact.lab.evaluation.metrics import Table
+from specact.lab.tised.drivers import ON_BOARD
 
 COLUMNS = (
     "lever", "strength", "task", "pace", "idle", "static", "hardware", "kappa", "link", "execution", "overlap",
     "execute", "episode", "success", "score", "task_s", "limit_s", "chunks", "inference_s", "stall_s", "age_s", "jerk",
     "path", "transmission_rate",
 )  # fmt: skip
-
-
-# The link of a policy without a server.
-ON_BOARD = "none"
 
 
 @dataclass(frozen=True, order=True)

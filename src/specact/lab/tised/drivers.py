@@ -1,19 +1,22 @@
-"""The policies of a sweep, as plain values from which a worker process builds them."""
+"""The policies of a sweep, as plain values from which a worker process builds them, times them and runs an episode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from specact.clock import RealClock
+from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
+from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.network import OnnxPolicy
@@ -22,58 +25,159 @@ from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Round, RoundRequest
-from specact.families.freqcache.cached import FreqCached, Reuse
+from specact.families.freqcache.cached import FreqCached
 from specact.families.load import AnyPair, load_named, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
-from specact.gates.settings import GateSettings
-from specact.lab.rollout.rollout import check_weights
+from specact.gates.settings import LEARNED, GateSettings
+from specact.lab.envs.moving import MovingWorld
+from specact.lab.rollout.episode import Episode, run_episode
+from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
+from specact.lab.rollout.simulated_target import Route
+from specact.links.link import load_link
 from specact.observation import ObservationSpec, Window
 from specact.pair import AS_STORED, Named
 from specact.placement.target import code_reader
-from specact.rng import StepAddress
+from specact.rng import Role, StepAddress, stream
+from specact.types import Decision
 from specact.verification import LocalTarget
 
+# The link of a policy without a server.
+ON_BOARD = "none"
+OnDecision = Callable[[Decision, bool], None]
+_ADDRESS = StepAddress(0, 0, 0, 0)
+
 
 @dataclass(frozen=True)
-class FlowDriver:
-    """A flow policy.
+class Circumstances:
+    """What a driver meets in an episode.
 
     Attributes:
-        bundle: path of a flow bundle.
-        steps: Euler steps of an inference.
-        parts: networks that replace the bundle's own, by part, see
-            :func:`~specact.families.chunks.bundle.load_flow`.
+        link: to the server; :data:`ON_BOARD` for none.
+        latencies_s: of its :attr:`Driver.parts` on this hardware [s].
+        start: the environment's seed.
+        seed, episode: address of all random streams.
+        on_decision: called with a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
+    """
+
+    link: str
+    latencies_s: tuple[float, ...]
+    start: int
+    seed: int
+    episode: int
+    on_decision: OnDecision | None = None
+
+    @property
+    def address(self) -> dict[str, int]:
+        """Of the episode."""
+        return {"start": self.start, "seed": self.seed, "episode": self.episode}
+
+    def route(self, up: int, down: int) -> Route:
+        """To the server, for messages of these sizes."""
+        return Route(load_link(self.link), up, down, stream(self.seed, Role.LINK, episode=self.episode))
+
+
+class Driver(Protocol):
+    """A policy of a sweep; drivers of one process share their networks."""
+
+    @property
+    def bundle(self) -> str:
+        """Path of its bundle."""
+        ...
+
+    @property
+    def execution(self) -> Execution | None:
+        """How a chunk policy's chunks are executed; None for a pair."""
+        ...
+
+    @property
+    def offloads(self) -> bool:
+        """Whether it queries a server."""
+        ...
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """What it needs to see."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its bundle."""
+        ...
+
+    @property
+    def parts(self) -> tuple[tuple[Driver, str], ...]:
+        """What is timed of it, as drivers and names of their calls; equal parts are timed once."""
+        ...
+
+    def call(self, part: str) -> Callable[[], object]:
+        """One of its parts on an observation of zeros, to be timed."""
+        ...
+
+    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
+        """An episode in a moving world."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyDriver:
+    """One policy: a flow, or one of a pair of action codes.
+
+    Attributes:
+        bundle: path of its bundle.
+        execution: how its chunks are executed.
+        role: ``flow``, or which one of a pair; ``head`` is the learned gate's head as the draft.
+        steps: Euler steps of a flow's inference.
+        files: networks that replace its own, by part.
+        window: observation history of a target's file; None for the pair's.
+        offloads: whether it runs on the server.
     """
 
     bundle: str
+    execution: Execution
+    role: Literal["flow", "draft", "target", "head"] = "flow"
     steps: int = 10
-    parts: tuple[tuple[str, str], ...] = ()
-
-    def build(self) -> ChunkPolicy:
-        """The policy; drivers of one process share the networks."""
-        return _flow(self.bundle, self.parts).policy(self.steps)
-
-
-@dataclass(frozen=True)
-class CodesDriver:
-    """One policy of a pair, alone.
-
-    Attributes:
-        bundle: path of the pair.
-        role: which of the two; or ``head``, the learned gate's head as the draft.
-        file: of a network that replaces its own, or None.
-        window: observation history of that network; None for the pair's.
-    """
-
-    bundle: str
-    role: Literal["draft", "target", "head"] = "target"
-    file: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
     window: int | None = None
+    offloads: bool = False
 
     def build(self) -> ChunkPolicy:
-        """The policy; drivers of one process share the network."""
-        return _codes(self)
+        """The policy."""
+        if self.role == "flow":
+            return _flow(self.bundle, self.files).policy(self.steps)
+        return _code_policy(self.bundle, self.role, dict(self.files).get("target"), self.window)
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """See :class:`Driver`, as all that follows."""
+        return self.build().spec.observation
+
+    @property
+    def fingerprint(self) -> str:
+        flow = self.role == "flow"
+        return _flow(self.bundle, ()).fingerprint if flow else _pair(self.bundle, AS_STORED).fingerprint
+
+    @property
+    def parts(self) -> tuple[tuple[Driver, str], ...]:
+        # Inpainting guidance of a flow policy computes a gradient.
+        part = "inpainting" if self.execution.kind == "inpainting" else "inference"
+        return ((replace(self, execution=Execution("synchronous", 1), offloads=False), part),)
+
+    def call(self, part: str) -> Callable[[], object]:
+        policy, rng, guidance = self.build(), np.random.default_rng(0), None
+        if part == "inpainting":
+            shape = policy.spec.chunk, policy.spec.actions
+            guidance = Inpainting(np.zeros(shape, np.float32), np.ones(policy.spec.chunk, np.float32))
+        window = policy.spec.observation.zeros()
+        return lambda: policy.infer(window, rng, guidance)
+
+    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
+        policy, latency = self.build(), sum(at.latencies_s)
+        if at.link == ON_BOARD:
+            return run_episode(world, policy, self.execution, latency, **at.address)
+        rng = stream(at.seed, Role.LINK, episode=at.episode)
+        route = Route.of(load_link(at.link), ChunkExchange(policy.spec).contract, rng)
+        return run_episode(world, policy, self.execution, route.latency(latency), **at.address)
 
 
 @dataclass(frozen=True)
@@ -93,29 +197,43 @@ class PairDriver:
     rate: float | None = None
     late: bool = False
     named: Named = AS_STORED
+    execution = None
+    offloads = True
 
     def load(self) -> AnyPair:
-        """The pair; drivers of one process share it."""
+        """The pair."""
         return _pair(self.bundle, self.named)
 
+    @property
+    def observation(self) -> ObservationSpec:
+        """See :class:`Driver`, as all that follows."""
+        return self.load().observation
 
-@dataclass(frozen=True)
-class PairSide:
-    """One side of a pair, for timing."""
+    @property
+    def fingerprint(self) -> str:
+        return self.load().fingerprint
 
-    driver: PairDriver
-    role: Literal["draft", "target"]
+    @property
+    def parts(self) -> tuple[tuple[Driver, str], ...]:
+        # Of the gates a learned one alone takes time that counts, and late verdicts take none.
+        ungated = replace(self, gate=GateSettings("never"), rate=None, late=False)
+        gated = replace(ungated, gate=self.gate) if self.gate.name in LEARNED else ungated
+        return (gated, "draft"), (ungated, "target")
 
-    def call(self) -> Callable[[], object]:
-        """A proposal and the gate's decision, or the proposal's verification, on an observation of zeros."""
-        pair, clock, address = self.driver.load(), RealClock(), StepAddress(0, 0, 0, 0)
-        drafter, gate, rng = pair.drafter, self.driver.gate.build(pair), np.random.default_rng(0)
-        window = pair.observation.zeros()
-        proposal = drafter.propose(window, rng)
-        verifier = pair.verifier(LocalTarget(pair.target, clock))
-        if self.role == "draft":
+    def call(self, part: str) -> Callable[[], object]:
+        """A proposal and the gate's decision, or the proposal's verification."""
+        pair, rng = self.load(), np.random.default_rng(0)
+        drafter, gate, window = pair.drafter, self.gate.build(pair), pair.observation.zeros()
+        if part == "draft":
             return lambda: gate.decide(drafter.propose(window, rng), rng)
-        return lambda: verifier.submit(proposal, address).result()
+        verifier, proposal = pair.verifier(LocalTarget(pair.target, RealClock())), drafter.propose(window, rng)
+        return lambda: verifier.submit(proposal, _ADDRESS).result()
+
+    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
+        link = load_link("loopback" if at.link == ON_BOARD else at.link)
+        draft_s, target_s = at.latencies_s
+        pairing = Pairing(self.gate, link, draft_s, target_s, late_for_s=inf if self.late else None)
+        return run_pair(world, self.load(), pairing, on_decision=at.on_decision, **at.address)[0]
 
 
 @dataclass(frozen=True)
@@ -126,16 +244,19 @@ class SplitDriver:
         bundle: path of the pair.
         stages: folder of the target's stages.
         cut: stages that run on the server.
+        execution: how its chunks are executed.
         precision: of activations on the link.
     """
 
     bundle: str
     stages: str
     cut: int
+    execution: Execution
     precision: Precision = "float16"
+    offloads = True
 
     def build(self) -> CodeChunks:
-        """The policy, with activations quantised as on the link; drivers of one process share the networks."""
+        """The policy, with activations quantised as on the link."""
         pair, staged = _codes_pair(self.bundle), _staged(self.stages)
         return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
 
@@ -144,6 +265,37 @@ class SplitDriver:
         """Bytes up and down the link."""
         spec = _staged(self.stages).spec
         return spec.observation.nbytes, reply_bytes(spec, self.cut, self.precision)
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """See :class:`Driver`, as all that follows."""
+        return self.build().spec.observation
+
+    @property
+    def fingerprint(self) -> str:
+        return _pair(self.bundle, AS_STORED).fingerprint
+
+    @property
+    def parts(self) -> tuple[tuple[Driver, str], ...]:
+        return (self, "device"), (self, "server")
+
+    def call(self, part: str) -> Callable[[], object]:
+        """The stages on one side of the cut."""
+        staged, cut = _staged(self.stages), self.cut
+        network, windows, last = staged.network, [staged.spec.observation.zeros()], staged.spec.stages
+        if cut == (0 if part == "server" else last):
+            return lambda: None
+        if cut in (0, last):
+            return lambda: network.run(windows)
+        if part == "server":
+            return lambda: network.begin(windows, cut)
+        activation = network.begin(windows, cut)
+        return lambda: network.finish(activation, cut)
+
+    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
+        inference_s = sum(at.latencies_s)
+        latency = at.route(*self.crossing).latency(inference_s) if self.cut and at.link != ON_BOARD else inference_s
+        return run_episode(world, self.build(), self.execution, latency, **at.address)
 
 
 class _Split:
@@ -163,30 +315,6 @@ class _Split:
 
 
 @dataclass(frozen=True)
-class SplitSide:
-    """The stages on one side of a cut, for timing."""
-
-    driver: SplitDriver
-    side: Literal["device", "server"]
-
-    def call(self) -> Callable[[], object]:
-        """These stages on an observation of zeros."""
-        staged, cut = _staged(self.driver.stages), self.driver.cut
-        network, windows = staged.network, [staged.spec.observation.zeros()]
-        if cut == (0 if self.side == "server" else staged.spec.stages):
-            return lambda: None
-        if cut in (0, staged.spec.stages):
-            return lambda: network.run(windows)
-        if self.side == "server":
-            return lambda: network.begin(windows, cut)
-        activation = network.begin(windows, cut)
-        return lambda: network.finish(activation, cut)
-
-
-RoundKind = Literal["full", "reused", "check", "failed"]
-
-
-@dataclass(frozen=True)
 class RoundsDriver:
     """A flow policy that checks its block's drafts, or reuses cached camera tokens.
 
@@ -197,19 +325,48 @@ class RoundsDriver:
 
     bundle: str
     rounds: Rounds
+    execution = None
+    offloads = False
 
     def load(self) -> FlashPair:
-        """The pair; drivers of one process share its networks."""
+        """The pair."""
         return replace(_rounds(self.bundle), rounds=self.rounds)
 
     @property
-    def kinds(self) -> tuple[RoundKind, ...]:
-        """The kinds of rounds that occur."""
+    def observation(self) -> ObservationSpec:
+        """See :class:`Driver`, as all that follows."""
+        return self.load().observation
+
+    @property
+    def fingerprint(self) -> str:
+        return _flow(self.bundle, ()).fingerprint
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of rounds that occur: with reused tokens, with an accepting check, with a failing one."""
         if self.rounds.reuse is not None:
             return "full", "reused"
         return ("full",) if self.rounds.proposes == "nothing" else ("full", "check", "failed")
 
-    def round_duration(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
+    @property
+    def parts(self) -> tuple[tuple[Driver, str], ...]:
+        plain = RoundsDriver(self.bundle, Rounds(""))
+        return tuple((self if kind == "reused" else plain, kind) for kind in self.kinds)
+
+    def call(self, part: str) -> Callable[[], object]:
+        """A round of one kind."""
+        pair = self.load()
+        target, parts = pair.target, None
+        if part == "reused":
+            assert self.rounds.reuse is not None and pair.refresh is not None, "checked by the lever"
+            # Motion estimates of a blank image have no confidence.
+            parts = FreqCached(pair.policy.networks, pair.refresh, replace(self.rounds.reuse, confidence=0.0))
+        check = Check(within=0.0 if part == "failed" else 1e9, guarded=False)
+        request = RoundRequest(part in ("full", "reused"), check=check, parts=parts)
+        answer = target.answer(target.policy.spec.observation.zeros(), _ADDRESS)
+        return lambda: answer.round(request)
+
+    def duration_s(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
         """The duration of a round as a function of it and its reused share, given the time of each kind [s].
 
         For partial reuse the time is interpolated linearly in the share.
@@ -223,74 +380,8 @@ class RoundsDriver:
 
         return seconds
 
-
-@dataclass(frozen=True)
-class RoundCall:
-    """A round of one kind, for timing: full, with reused tokens, with an accepting check, or with a failing one."""
-
-    bundle: str
-    kind: RoundKind
-    reuse: Reuse | None = None
-
-    def call(self) -> Callable[[], object]:
-        """One such round on an observation of zeros."""
-        pair = _rounds(self.bundle)
-        target, parts = pair.target, None
-        if self.kind == "reused":
-            assert self.reuse is not None and pair.refresh is not None, "checked by the lever"
-            # Motion estimates of a blank image have no confidence.
-            parts = FreqCached(pair.policy.networks, pair.refresh, replace(self.reuse, confidence=0.0))
-        check = Check(within=0.0 if self.kind == "failed" else 1e9, guarded=False)
-        question = RoundRequest(self.kind in ("full", "reused"), check=check, parts=parts)
-        answer = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
-        return lambda: answer.round(question)
-
-
-Driver = FlowDriver | CodesDriver | PairDriver | SplitDriver | RoundsDriver
-
-
-def observation_spec_of(driver: Driver) -> ObservationSpec:
-    """The observations that a driver needs."""
-    if isinstance(driver, PairDriver | RoundsDriver):
-        return driver.load().observation
-    return driver.build().spec.observation
-
-
-def check_bundle(driver: Driver, fingerprint: str) -> None:
-    """Checks the fingerprint of a driver's bundle.
-
-    Raises:
-        BundleError: if it is another one.
-    """
-    if isinstance(driver, PairDriver):
-        actual = driver.load().fingerprint
-    elif isinstance(driver, FlowDriver | RoundsDriver):
-        actual = _flow(driver.bundle, ()).fingerprint
-    else:
-        actual = _pair(driver.bundle, AS_STORED).fingerprint
-    check_weights(driver.bundle, actual, fingerprint)
-
-
-def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:
-    """The policy of a bundle as it is: the flow, in so many Euler steps, or the pair's target."""
-    path = str(bundle.path)
-    return FlowDriver(path, steps) if isinstance(bundle, FlowBundle) else CodesDriver(path)
-
-
-def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> Callable[[], object]:
-    """One inference at batch 1 on an observation of zeros, to be timed.
-
-    Args:
-        driver: its policy.
-        inpainting: guide towards a chunk of zeros, which makes a flow policy compute a gradient.
-    """
-    policy = driver.build()
-    spec, rng = policy.spec, np.random.default_rng(0)
-    window = spec.observation.zeros()
-    guidance = None
-    if inpainting:
-        guidance = Inpainting(np.zeros((spec.chunk, spec.actions), np.float32), np.ones(spec.chunk, np.float32))
-    return lambda: policy.infer(window, rng, guidance)
+    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
+        return run_rounds(world, self.load(), self.duration_s(at.latencies_s), **at.address)
 
 
 @cache
@@ -318,11 +409,11 @@ def _codes_pair(bundle: str) -> Bundle:
 
 
 @cache
-def _codes(driver: CodesDriver) -> CodeChunks:
-    pair = _codes_pair(driver.bundle)
-    if driver.role == "head":
+def _code_policy(bundle: str, role: str, file: str | None, window: int | None) -> CodeChunks:
+    pair = _codes_pair(bundle)
+    if role == "head":
         return CodeChunks(HeadDraft(pair.draft, load_head(pair)), pair.tokenizer, pair.spec, pair.spec.draft)
-    network = pair.target if driver.role == "target" else pair.draft
-    seen = network.observation if driver.window is None else network.observation.shortened(driver.window)
-    policy = network if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen, words=pair.words)
+    network: Any = pair.target if role == "target" else pair.draft
+    seen = network.observation if window is None else network.observation.shortened(window)
+    policy = network if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.words)
     return CodeChunks(policy, pair.tokenizer, pair.spec, seen)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specact.errors import DataError
-from specact.files import write_whole
 from specact.lab.evaluation.metrics import Table
-from specact.lab.tised.trial import Row
+from specact.lab.rollout.folder import JsonLines, Row, RunFolder
 
-MANIFEST, CALIBRATIONS, EPISODES = "manifest.json", "calibrations.jsonl", "episodes.jsonl"
+CALIBRATIONS, EPISODES = "calibrations.jsonl", "episodes.jsonl"
+
+
+def sweep_folder(path: Path) -> RunFolder:
+    """The folder of a sweep."""
+    return RunFolder(path, "sweep")
 
 
 def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[dict[str, Any]]]:
@@ -22,13 +25,16 @@ def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[
 
     Raises:
         DataError: if a folder holds no sweep, or two sweeps have different baselines of one lever.
+        ConfigError: for a damaged manifest, or one of another kind of run.
     """
     rows: list[Row] = []
     baselines: dict[str, float] = {}
     manifests = []
     for folder in folders:
-        manifest = read_manifest(folder)
-        rows += read_rows(folder / EPISODES)
+        if not (folder / "manifest.json").is_file():
+            raise DataError(f"{folder} holds no sweep; make one with: specact tised sweep --out {folder}")
+        manifest = sweep_folder(folder).manifest()
+        rows += JsonLines(folder / EPISODES).read()
         manifests.append(manifest)
         for lever, baseline in manifest["baselines"].items():
             if baselines.setdefault(lever, baseline) != baseline:
@@ -42,47 +48,21 @@ def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[
 
 
 def read_calibrations(folders: Sequence[Path]) -> list[Row]:
-    """The calibrated gates of sweeps, see :func:`~specact.lab.tised.calibration.calibrate_gate`."""
-    return [row for folder in folders for row in read_rows(folder / CALIBRATIONS)]
+    """The calibrated gates of sweeps, see :func:`~specact.lab.tised.sweep.calibrate_gate`."""
+    return [row for folder in folders for row in JsonLines(folder / CALIBRATIONS).read()]
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """A sweep's manifest.
-
-    Raises:
-        DataError: if the folder holds none.
-    """
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise DataError(f"{folder} holds no sweep; make one with: specact tised sweep --out {folder}")
-    try:
-        manifest = dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{file} cannot be read ({error}); run the sweep again in another folder") from None
-    if "baselines" not in manifest:
-        raise DataError(f"{folder} is not the folder of a sweep; give one that specact tised sweep wrote")
-    return manifest
+def as_rows(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Results of an analysis as flat rows: nested names are joined by a dot, but for the parts of a place."""
+    return [_flat(value) for value in values]
 
 
-def to_line(row: Row) -> str:
-    """A row as a line of JSON, with null for NaN."""
-    known = {name: None if value != value else value for name, value in row.items()}
-    return json.dumps(known, allow_nan=False) + "\n"
-
-
-def cut_torn_line(file: Path) -> None:
-    """Removes an incomplete last line, which a kill may leave."""
-    if file.exists() and not (text := file.read_text()).endswith("\n"):
-        write_whole(file, text[: text.rfind("\n") + 1].encode())
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The complete lines of a file."""
-    if not file.exists():
-        return []
-    text = file.read_text()
-    try:
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}); remove the damaged lines, or the folder") from None
-    return [{name: float("nan") if value is None else value for name, value in row.items()} for row in rows]
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, entry in value.items():
+        if isinstance(entry, dict):
+            # The parts of the place identify a row, so they have no prefix.
+            row |= _flat(entry, "" if name == "place" else f"{prefix}{name}.")
+        else:
+            row[f"{prefix}{name}"] = entry
+    return row

@@ -4,42 +4,43 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-import onnxruntime
+import numpy as np
 
-from specact import __version__
 from specact.errors import ConfigError, ObservationError
-from specact.files import write_json
 from specact.gates.settings import GateSettings
 from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
+from specact.lab.evaluation.calibrate import calibration_episodes, find_threshold
+from specact.lab.rollout.folder import JsonLines, Row
 from specact.lab.rollout.history import ObservationSampler
 from specact.lab.rollout.pool import Pool
-from specact.lab.tised.calibration import GateSearch, calibrate_gate, gate_of
-from specact.lab.tised.costs import measure_settings
-from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, SplitDriver, observation_spec_of
-from specact.lab.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
-from specact.lab.tised.settings import Setting
-from specact.lab.tised.trial import PLACE, Row, Trial, run_trial
+from specact.lab.rollout.rollout import check_weights, episode_seed
+from specact.lab.rollout.steps import REASONS
+from specact.lab.tised.drivers import ON_BOARD, Circumstances, Driver, OnDecision, PairDriver, PolicyDriver, SplitDriver
+from specact.lab.tised.hardware import load_hardware
+from specact.lab.tised.levers import Setting
+from specact.lab.tised.records import CALIBRATIONS, EPISODES, sweep_folder
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
 from specact.ranges import COUNT, NOT_NEGATIVE, SEED, check_ranges
-from specact.tised.hardware import load_hardware
+from specact.types import Decision
 
 Progress = Callable[[str, int, int], None]
 Item = TypeVar("Item")
 Key = tuple[object, ...]
-_EPISODE = (*PLACE, "episode")
+# The columns that identify a setting at one place of a sweep.
+PLACE = ("lever", "strength", "pace", "idle", "hardware", "link")
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Sweep:
         fingerprint: of the drivers' bundle.
         settings: every lever at every strength.
         task, paces: the world, and its rates of change.
-        hardware: profiles, see :func:`~specact.tised.hardware.load_hardware`.
+        hardware: profiles, see :func:`~specact.lab.tised.hardware.load_hardware`.
         links: to the server; see :func:`~specact.links.link.load_link`.
         episodes: paired, of every setting at every place.
         seed: random seed.
@@ -86,8 +87,69 @@ class Sweep:
         for name in self.links:
             if name != ON_BOARD:
                 load_link(name)
-        if any(map(offloads, self.settings)) and ON_BOARD in self.links:
+        if any(setting.driver.offloads for setting in self.settings) and ON_BOARD in self.links:
             raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The settings of one episode.
+
+    Attributes:
+        lever, strength: name and strength of the lever.
+        driver: the policy.
+        task, pace: the world.
+        idle: the robot's behaviour while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
+        hardware, kappa: the profile, and its factor on latency.
+        link: see :func:`~specact.links.link.load_link`; ``none`` for a policy on the robot.
+        latencies_s: of the driver's parts on this hardware [s].
+        episode, seed: they determine the initial state, for all settings.
+        fingerprint: expected one of the driver's bundle.
+    """
+
+    lever: str
+    strength: float
+    driver: Driver
+    task: str
+    pace: float
+    idle: Idle
+    hardware: str
+    kappa: float
+    link: str
+    latencies_s: tuple[float, ...]
+    episode: int
+    seed: int
+    fingerprint: str
+
+    @property
+    def row(self) -> Row:
+        """The row's columns of the setting."""
+        execution = self.driver.execution
+        names = ("lever", "strength", "task", "pace", "idle", "hardware", "kappa", "link", "episode")
+        return {name: getattr(self, name) for name in names} | {
+            "execution": "pair" if execution is None else execution.kind,
+            "overlap": 0 if execution is None else execution.overlap,
+            "execute": 0 if execution is None else execution.execute,
+        }
+
+    def key(self, *more: str) -> Key:
+        """What identifies it among trials of its place, or with more columns."""
+        return tuple(getattr(self, name) for name in (*PLACE, *more))
+
+
+def run_trial(trial: Trial, *, on_decision: OnDecision | None = None) -> Row:
+    """Runs the episode; returns a row of the setting and the :class:`~specact.lab.rollout.episode.Episode`."""
+    check_weights(trial.driver.bundle, trial.driver.fingerprint, trial.fingerprint)
+    world = _world(trial.task, trial.pace, trial.idle, trial.driver.observation)
+    start = episode_seed(trial.seed, trial.episode, world.task)
+    at = Circumstances(trial.link, trial.latencies_s, start, trial.seed, trial.episode, on_decision)
+    return trial.row | {"static": world.static} | asdict(trial.driver.run(world, at))
+
+
+@cache
+def _world(task: str, pace: float, idle: Idle, sees: ObservationSpec) -> MovingWorld:
+    """A world, cached across episodes because some take a second to build."""
+    return MovingWorld(load_task(task, sees), idle=idle, pace=pace)
 
 
 def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> None:
@@ -109,89 +171,137 @@ def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, comman
     """
     _check(sweep)
     with locked(out):
-        _run(sweep, out, progress, pool, command)
-
-
-def _run(sweep: Sweep, out: Path, progress: Progress, pool: Pool, command: str) -> None:
-    manifest = _claim(sweep, out, command)
-    trials = list(_trials(sweep, manifest["latency_ms"]))
-    searches = {_key(trial.row, PLACE): GateSearch(trial, sweep.calibration) for trial in trials if _holds_rate(trial)}
-    calibrations = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
-    gates = {_key(row, PLACE): gate_of(row) for row in calibrations}
-    trials_by_key = {_key(trial.row, _EPISODE): _with_gate(trial, gates) for trial in trials}
-    _finish(trials_by_key, run_trial, _EPISODE, out / EPISODES, pool, partial(progress, f"{sweep.task}, episodes"))
+        manifest = sweep_folder(out).claim(_request(sweep), command, partial(_measured, sweep), free=("episodes",))
+        trials = list(_trials(sweep, manifest["latency_ms"]))
+        searches = {trial.key(): (trial, sweep.calibration) for trial in trials if _rate(trial) is not None}
+        rows = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
+        gates = {tuple(row[name] for name in PLACE): gate_of(row) for row in rows}
+        by_key = {trial.key("episode"): _with_gate(trial, gates) for trial in trials}
+        told = partial(progress, f"{sweep.task}, episodes")
+        _finish(by_key, run_trial, (*PLACE, "episode"), out / EPISODES, pool, told)
 
 
 def _finish(
-    items: Mapping[Key, Item],
-    work: Callable[[Item], Row],
-    names: tuple[str, ...],
-    file: Path,
-    pool: Pool,
+    items: Mapping[Key, Item], work: Callable[[Item], Row], names: Sequence[str], file: Path, pool: Pool,
     progress: Callable[[int, int], None],
-) -> list[Row]:
-    """Processes the items without a row in the file, and appends a line for each; returns all rows of the file.
-
-    Args:
-        items: by the columns ``names`` of their rows.
-    """
-    cut_torn_line(file)
-    rows = read_rows(file)
-    present = {_key(row, names) for row in rows}
+) -> list[Row]:  # fmt: skip
+    """Processes the items, by the columns ``names`` of their rows, that have no row in the file; returns all rows."""
+    lines = JsonLines(file)
+    rows = lines.read()
+    present = {tuple(row[name] for name in names) for row in rows}
     missing = [item for key, item in items.items() if key not in present]
     done = len(items) - len(missing)
     if items:
         progress(done, len(items))
-    with file.open("a") as lines:
+    with lines.adding() as add:
         for _, row in pool.each(work, missing):
-            lines.write(to_line(row))
-            lines.flush()
+            add(row)
             rows.append(row)
             done += 1
             progress(done, len(items))
     return rows
 
 
-def _holds_rate(trial: Trial) -> bool:
-    return isinstance(trial.driver, PairDriver) and trial.driver.rate is not None
+def _rate(trial: Trial) -> float | None:
+    return trial.driver.rate if isinstance(trial.driver, PairDriver) else None
 
 
 def _with_gate(trial: Trial, gates: Mapping[Key, GateSettings]) -> Trial:
     """The trial with the calibrated gate of its place, if it needs one."""
     if not isinstance(trial.driver, PairDriver) or trial.driver.rate is None:
         return trial
-    return replace(trial, driver=replace(trial.driver, gate=gates[_key(trial.row, PLACE)]))
+    return replace(trial, driver=replace(trial.driver, gate=gates[trial.key()]))
+
+
+def calibrate_gate(search: tuple[Trial, int]) -> Row:
+    """Finds a gate's threshold on states of the gated policy in the moving world, with the link's delays.
+
+    The calibrated rate is that of the gate's decisions. With late verdicts a step is not sent while another request is
+    in flight, so over a long link less is sent than the gate wants: ``held_out_sent``.
+
+    Args:
+        search: any episode at the gate's place, and episodes per round and again for the held-out check.
+
+    Returns:
+        A row with the place, the gate, and the rates on held-out episodes.
+    """
+    trial, episodes = search
+    driver: Any = trial.driver
+    sent: list[bool] = []
+
+    def roll(settings: GateSettings, number: int) -> dict[str, np.ndarray]:
+        steps: list[tuple[Decision, bool]] = []
+        tried = replace(trial, driver=replace(driver, gate=settings))
+        for episode in calibration_episodes(number, ROUNDS, episodes):
+            run_trial(replace(tried, episode=episode), on_decision=lambda *decided: steps.append(decided))
+        sent[:] = [decision.transmit for decision, _ in steps]
+        return {
+            "score": np.array([decision.score for decision, _ in steps]),
+            "reason": np.array([REASONS.index(decision.reason) for decision, _ in steps]),
+            "transmitted": np.array([wanted for _, wanted in steps]),
+        }
+
+    found = find_threshold(driver.gate, driver.rate, ROUNDS, roll)
+    return {name: trial.row[name] for name in PLACE} | {
+        "rate": driver.rate, "held_out_rate": float(found.checked["transmitted"].mean()),
+        "held_out_sent": float(np.mean(sent)), "episodes": episodes, "inferences": len(sent),
+        "rounds": [{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
+        "gate": asdict(found.settings),
+    }  # fmt: skip
+
+
+def gate_of(row: Row) -> GateSettings:
+    """The calibrated gate of a row."""
+    gate = dict(row["gate"])
+    options = tuple((name, value) for name, value in gate.pop("options"))
+    return GateSettings(**gate, options=options)
 
 
 def _trials(sweep: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Trial]:
     """All trials, episode by episode, so that a stopped sweep covers all settings."""
-    for episode in range(sweep.episodes):
-        for pace in sweep.paces:
-            for idle, name, setting in product(sweep.idles, sweep.hardware, sweep.settings):
-                profile = load_hardware(name)
-                for link in sweep.links if offloads(setting) else (ON_BOARD,):
-                    yield Trial(
-                        lever=setting.lever, strength=setting.strength, driver=setting.driver,
-                        execution=setting.execution, task=sweep.task, pace=pace, idle=idle, hardware=profile.name,
-                        kappa=profile.kappa, link=link,
-                        latencies_s=_latencies_s(sweep, setting, latency_ms[setting.label], profile.kappa),
-                        episode=episode, seed=sweep.seed, fingerprint=sweep.fingerprint,
-                    )  # fmt: skip
+    profiles = [load_hardware(name) for name in sweep.hardware]
+    every = product(range(sweep.episodes), sweep.paces, sweep.idles, profiles, sweep.settings)
+    for episode, pace, idle, profile, setting in every:
+        latencies_s = _latencies_s(sweep, setting, latency_ms[setting.label], profile.kappa)
+        for link in sweep.links if setting.driver.offloads else (ON_BOARD,):
+            yield Trial(
+                setting.lever, setting.strength, setting.driver, sweep.task, pace, idle, profile.name, profile.kappa,
+                link, latencies_s, episode, sweep.seed, sweep.fingerprint,
+            )  # fmt: skip
 
 
 def _latencies_s(sweep: Sweep, setting: Setting, measured_ms: list[float], kappa: float) -> tuple[float, ...]:
     """The measured times scaled to the robot's hardware; ``target_ms`` replaces the server's time."""
     scaled = [1e-3 * kappa * value for value in measured_ms]
-    if offloads(setting) and sweep.target_ms is not None:
+    if setting.driver.offloads and sweep.target_ms is not None:
         # The server runs only a part of a split target.
         part = measured_ms[-1] / sum(measured_ms) if isinstance(setting.driver, SplitDriver) else 1.0
         scaled[-1] = 1e-3 * sweep.target_ms * part
     return tuple(scaled)
 
 
-def offloads(setting: Setting) -> bool:
-    """Whether a setting queries a server."""
-    return setting.remote or isinstance(setting.driver, PairDriver)
+def _measured(sweep: Sweep) -> dict[str, Any]:
+    baselines = {setting.lever: setting.strength for setting in reversed(sweep.settings)}
+    return {"baselines": baselines, "latency_ms": measure_settings(sweep.settings)}
+
+
+def measure_settings(settings: Sequence[Setting], rounds: int = 60, warm_up: int = 10) -> dict[str, list[float]]:
+    """Median time of the parts of each setting at batch 1 on this machine [ms], by the setting's label.
+
+    Every part is measured once, so settings that share one have the same time; the measurements alternate.
+    """
+    parts = dict.fromkeys(part for setting in settings for part in setting.driver.parts)
+    calls = {(driver, name): driver.call(name) for driver, name in parts}
+    times_ms: dict[tuple[Driver, str], list[float]] = {part: [] for part in calls}
+    for _ in range(rounds):
+        for part, call in calls.items():
+            started = time.perf_counter()
+            call()
+            times_ms[part].append(1e3 * (time.perf_counter() - started))
+    return {
+        setting.label: [float(np.median(times_ms[part][warm_up:])) for part in setting.driver.parts]
+        for setting in settings
+    }
 
 
 def _check(sweep: Sweep) -> None:
@@ -201,49 +311,20 @@ def _check(sweep: Sweep) -> None:
         MovingWorld(task, idle=idle).close()
     worlds: dict[ObservationSpec, MovingWorld] = {}
     for setting in sweep.settings:
-        observation = observation_spec_of(setting.driver)
-        if isinstance(setting.driver, FlowDriver | CodesDriver) and setting.execution is not None:
-            policy, rolls_forward = setting.driver.build(), task.roll_forward is not None
-            setting.execution.check(policy.spec, inpaints=policy.inpaints, rolls_forward=rolls_forward)
+        driver, observation = setting.driver, setting.driver.observation
+        if isinstance(driver, PolicyDriver):
+            policy, rolls_forward = driver.build(), task.roll_forward is not None
+            driver.execution.check(policy.spec, inpaints=policy.inpaints, rolls_forward=rolls_forward)
         if observation not in worlds:
             worlds[observation] = MovingWorld(load_task(sweep.task, observation), idle=sweep.idles[0])
             worlds[observation].reset(0)
         try:
             ObservationSampler(worlds[observation], observation).window()
         except ObservationError as error:
-            name = Path(setting.driver.bundle).name
+            name = Path(driver.bundle).name
             raise ConfigError(f"{name!r} cannot act in task {sweep.task!r}: {error}; leave out --task") from None
     for world in worlds.values():
         world.close()
-
-
-def _claim(sweep: Sweep, out: Path, command: str) -> dict[str, Any]:
-    """Creates the folder's manifest, with measured latencies, or reads that of the same sweep to resume it."""
-    request, path = _request(sweep), out / MANIFEST
-    if path.exists():
-        try:
-            manifest = dict(json.loads(path.read_text()))
-            stored = manifest["sweep"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged ({error}); choose another --out, or remove that folder") from None
-        # Episodes may be added.
-        if stored | {"episodes": 0} != request | {"episodes": 0}:
-            raise ConfigError(f"{out} holds another sweep ({manifest.get('command')}); choose another --out")
-        return manifest
-    manifest = {
-        "command": command,
-        "specact": __version__,
-        "sweep": request,
-        "baselines": {setting.lever: setting.strength for setting in reversed(sweep.settings)},
-        "latency_ms": measure_settings(sweep.settings),
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "onnxruntime": onnxruntime.__version__,
-        },
-    }
-    write_json(path, manifest)
-    return manifest
 
 
 def _request(sweep: Sweep) -> dict[str, Any]:
@@ -252,10 +333,6 @@ def _request(sweep: Sweep) -> dict[str, Any]:
     for setting in request["settings"]:
         driver = setting["driver"]
         driver["bundle"] = Path(driver["bundle"]).name
-        for key in ("file", "parts", "stages"):
+        for key in ("files", "stages"):
             driver.pop(key, None)  # derived from bundle, lever and strength
     return request
-
-
-def _key(row: Row, names: tuple[str, ...]) -> Key:
-    return tuple(row[name] for name in names)

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tised.published import PI05, PI05_INFERENCE_S, VLASH_CHUNKS_RATIO
+from tests.lab.tised.published import PI05, PI05_INFERENCE_S, VLASH_CHUNKS_RATIO
 
 from specact.errors import ConfigError
-from specact.tised.decomposition import Averages, decompose
-from specact.tised.timing import chunk_speedup, task_speedup
+from specact.lab.tised.decomposition import Averages, decompose
+from specact.lab.tised.timing import chunk_speedup, task_speedup
 
 sizes = st.floats(0.1, 1000.0)
 

@@ -5,10 +5,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tised.time_line import simulate
+from tests.lab.tised.time_line import simulate
 
 from specact.errors import ConfigError
-from specact.tised.timing import age_s, chunk_s, exact_task_s, stall_s, task_s
+from specact.lab.tised.timing import age_s, chunk_s, exact_task_s, stall_s, task_s
 
 fractions = st.fractions(min_value=Fraction(1, 97), max_value=10, max_denominator=97)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from experiments.tised.optima import PlacedOptimum, decisive
 from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.lab.tised.contrasts import LEVEL, LeverContrast, in_words
 from specact.lab.tised.curves import Place
-from specact.lab.tised.optima import PlacedOptimum, decisive
 
 # Minimum speed-up that counts as a faster chunk.
 _FASTER = 1.005
@@ -141,7 +141,7 @@ def _optimum_moves(path: Sequence[tuple[PlacedOptimum, str]]) -> tuple[bool, str
     """Whether sweet spots along an axis differ significantly, with an explanation.
 
     Two do if they have no plausible setting in common, see
-    :attr:`~specact.lab.tised.optima.PlacedOptimum.plausible`.
+    :attr:`~experiments.tised.optima.PlacedOptimum.plausible`.
     """
     words = ", ".join(f"{spot.spot.where:g} at {label}" for spot, label in path)
     spots = [spot for spot, _ in path]

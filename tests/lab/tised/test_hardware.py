@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tised.published import (
+from tests.lab.tised.published import (
     AGX_15W_OVER_RTX_4070,
     PI05,
     PI05_INFERENCE_S,
@@ -14,7 +14,7 @@ from tests.tised.published import (
 )
 
 from specact.errors import ConfigError
-from specact.tised.hardware import HardwareProfile, load_hardware, named_hardware
+from specact.lab.tised.hardware import HardwareProfile, load_hardware, named_hardware
 
 
 def test_the_profiles_of_the_package() -> None:
@@ -64,13 +64,13 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     [
         ("", "no hardware profile"),
         ("[a", "not valid TOML"),
-        ("a = 1", "a must be a table, got an integer: 1"),
-        ("[a]\nkappa = 1", r"\[a\] has no about; it needs kappa, about"),
-        ('[a]\nkapa = 1\nabout = ""', r"broken.toml: unknown key in \[a\] 'kapa'; did you mean 'kappa'"),
+        ("a = 1", "a must be a table"),
+        ("[a]\nkappa = 1", "has no 'about'"),
+        ('[a]\nkapa = 1\nabout = ""', "'kapa'; did you mean 'kappa'"),
         ('[a]\nkappa = "fast"\nabout = ""', "kappa must be a number"),
         ('[a]\nkappa = true\nabout = ""', "kappa must be a number"),
-        ('[a]\nkappa = 0\nabout = ""', "positive and finite, got 0"),
-        ('[a]\nkappa = inf\nabout = ""', "positive and finite, got inf"),
+        ('[a]\nkappa = 0\nabout = ""', "a.kappa must be"),
+        ('[a]\nkappa = inf\nabout = ""', "finite number, got inf"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import ConfigError
-from specact.tised.checks import not_negative
+from specact.lab.tised.checks import not_negative
 from specact.types import Floats
 
 
@@ -49,20 +49,14 @@ def success_rate(quality: ArrayLike, cost: ArrayLike) -> Floats:
 def log_odds(successes: ArrayLike, trials: ArrayLike) -> Floats:
     """``ln((k + 1/2) / (n - k + 1/2))``: log odds of a rate, finite also for k = 0 and k = n (Haldane, Anscombe).
 
-    Args:
-        successes: k in [0, n], ``[...]``; a pooled mean need not be whole.
-        trials: n >= 1, ``[...]``.
+    k in [0, n], of which a pooled mean need not be whole, and n >= 1, ``[...]``.
     """
     k, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     return np.asarray(np.log((k + 0.5) / (n - k + 0.5)))
 
 
 def log_odds_variance(successes: ArrayLike, trials: ArrayLike) -> Floats:
-    """``1 / (k + 1/2) + 1 / (n - k + 1/2)``: sampling variance of :func:`log_odds` (Gart & Zweifel 1967).
-
-    Args:
-        successes, trials: as for :func:`log_odds`.
-    """
+    """``1 / (k + 1/2) + 1 / (n - k + 1/2)``: sampling variance of :func:`log_odds` (Gart & Zweifel 1967)."""
     k, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     return np.asarray(1.0 / (k + 0.5) + 1.0 / (n - k + 0.5))
 

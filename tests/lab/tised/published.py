@@ -1,6 +1,6 @@
 """Tables published in TISED (arXiv 2606.28529) and in VLASH (arXiv 2512.01031): inputs to tests, no results of ours."""
 
-from specact.tised.decomposition import Averages
+from specact.lab.tised.decomposition import Averages
 
 # Kinetix, success by task: car, catapult, catcher, grasp, lunar, cheetah; keyed by refinement steps.
 KINETIX_TASKS = ("car", "catapult", "catcher", "grasp", "lunar", "cheetah")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specact.lab.evaluation.metrics import Table
 from specact.lab.statistics import Contrast, contrast, holm
-from specact.lab.tised.curves import ON_BOARD
+from specact.lab.tised.drivers import ON_BOARD
 
 # Methods as levers with a strength; None for levers with a single strength.
 FRONTIER: Mapping[str, tuple[str, float | None]] = {

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from specact.lab.tised.aggregates import Aggregate, grouped
-from specact.tised.prediction import PredictionError, fit_response, predict_success, prediction_error, staleness
-from specact.tised.timing import exact_task_s
+from specact.lab.tised.prediction import PredictionError, fit_response, predict_success, prediction_error, staleness
+from specact.lab.tised.timing import exact_task_s
 
 Delay = Literal["stall_s", "age_s"]
 _DELAYS: tuple[Delay, ...] = ("stall_s", "age_s")

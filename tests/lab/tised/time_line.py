@@ -1,7 +1,7 @@
 """Chunks, actions and inferences on a time line, event by event, without an environment.
 
 It knows no formula: an action ends, an inference ends, and what may start then starts. That is what the closed forms of
-:mod:`specact.tised.timing` are held against. Times may be fractions, so that the comparison is exact.
+:mod:`specact.lab.tised.timing` are held against. Times may be fractions, so that the comparison is exact.
 """
 
 from __future__ import annotations

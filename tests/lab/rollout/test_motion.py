@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specact.errors import ConfigError
-from specact.tised.motion import jerk, path_length
+from specact.lab.rollout.episode import jerk, path_length
 
 
 def test_the_jerk_of_a_cubic_is_its_third_derivative() -> None:
@@ -38,10 +37,3 @@ def test_fewer_than_four_positions_have_no_jerk(rows: int) -> None:
 def test_path_length() -> None:
     assert path_length(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0]])) == 10.0
     assert path_length(np.zeros((1, 2))) == path_length(np.zeros((0, 2))) == 0.0
-
-
-def test_what_is_no_motion_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\[T, D\]"):
-        path_length(np.zeros(5))
-    with pytest.raises(ConfigError, match="positive and finite, got 0"):
-        jerk(np.zeros((5, 2)), 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specact.tised.checks import positive
+from specact.lab.tised.checks import positive
 
 # Factors closer to 1 than this are described as unchanged.
 _SAME = 0.005

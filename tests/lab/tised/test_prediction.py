@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
-from specact.tised.prediction import fit_response, isotonic, log_odds, predict_success, prediction_error, success_rate
+from specact.lab.tised.prediction import (
+    fit_response,
+    isotonic,
+    log_odds,
+    predict_success,
+    prediction_error,
+    success_rate,
+)
 from specact.types import Floats
 
 STALENESS = np.array([0.0, 0.1, 0.2, 0.4, 0.8, 1.2])

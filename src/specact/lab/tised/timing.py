@@ -2,8 +2,13 @@
 
 A policy-intrinsic lever reduces the inference time ``T_inf`` to ``alpha T_inf``. An execution-aware lever starts the
 next inference ``m`` actions before the chunk ends, so that their execution hides it. The paper treats each alone; here
-they can be combined, as a policy of inference time ``alpha T_inf`` with overlap ``m``. All arguments are ``[...]`` and
-broadcast; all results are float64 arrays of their common shape.
+they can be combined, as a policy of inference time ``alpha T_inf`` with overlap ``m``.
+
+All arguments are ``[...]`` and broadcast, all results are float64 arrays of their common shape, and values outside
+their ranges raise :exc:`ConfigError`: ``inference_s``, T_inf >= 0, latency of one full inference [s]; ``action_s``,
+T_act > 0, duration of one action [s]; ``actions``, n >= 1, executed per chunk; ``alpha`` in (0, 1], remaining share of
+the inference time; ``overlap``, m in 0..n, actions whose execution hides the next inference; ``chunks``, N to
+completion, of which a mean over episodes need not be whole.
 """
 
 from __future__ import annotations
@@ -11,40 +16,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specact.tised.checks import chunk_actions, inference_ratio, not_negative, overlap_depth, positive
+from specact.lab.tised.checks import chunk_actions, inference_ratio, not_negative, overlap_depth, positive
 from specact.types import Floats
 
 
 def relative_latency(inference_s: ArrayLike, action_s: ArrayLike) -> Floats:
-    """``rho = T_inf / T_act``: the number of actions that take as long as one inference.
-
-    Args:
-        inference_s: T_inf >= 0, latency of one full inference [s].
-        action_s: T_act > 0, duration of one action [s].
-
-    Raises:
-        ConfigError: for values outside their ranges.
-    """
+    """``rho = T_inf / T_act`` ``[...]``: the number of actions that take as long as one inference."""
     return np.asarray(_latency(inference_s) / _action(action_s))
 
 
 def chunk_s(
     inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
 ) -> Floats:
-    """``T_chunk = n T_act + max(0, alpha T_inf - m T_act)`` [s].
+    """``T_chunk = n T_act + max(0, alpha T_inf - m T_act)`` ``[...]`` [s].
 
     With ``alpha = 1`` and ``m = 0`` it is T_0, equation (1); with ``m = 0`` equation (2); with ``alpha = 1`` equation
     (3), the same as in VLASH (all three given). The first chunk takes longer, see :func:`exact_task_s`.
-
-    Args:
-        inference_s: T_inf >= 0, latency of one full inference [s].
-        action_s: T_act > 0, duration of one action [s].
-        actions: n >= 1, actions executed per chunk.
-        alpha: in (0, 1], remaining share of the inference time.
-        overlap: m in 0..n, actions whose execution hides the next inference.
-
-    Raises:
-        ConfigError: for values outside their ranges.
     """
     n = chunk_actions(actions)
     overlap_depth(overlap, n)
@@ -54,60 +41,31 @@ def chunk_s(
 def chunk_speedup(
     inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
 ) -> Floats:
-    """``T_0 / T_chunk`` (2, given), dimensionless, at least 1.
+    """``T_0 / T_chunk`` ``[...]`` (2, given), at least 1.
 
     In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
-    Times are in seconds [s]; arguments and errors are those of :func:`chunk_s`.
     """
     return np.asarray(chunk_s(inference_s, action_s, actions) / chunk_s(inference_s, action_s, actions, alpha, overlap))
 
 
 def speedup_bound(inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike) -> Floats:
-    """``(rho + n) / n``, the upper bound of :func:`chunk_speedup`: no lever shortens the actions (8, derived).
-
-    Args:
-        inference_s: T_inf >= 0 [s].
-        action_s: T_act > 0 [s].
-        actions: n >= 1, actions executed per chunk.
-
-    Raises:
-        ConfigError: for values outside their ranges, as for :func:`chunk_s`.
-    """
+    """``(rho + n) / n`` ``[...]``, the bound of :func:`chunk_speedup`: no lever shortens the actions (8, derived)."""
     n = chunk_actions(actions)
     return np.asarray((relative_latency(inference_s, action_s) + n) / n)
 
 
 def task_s(chunks: ArrayLike, each_s: ArrayLike) -> Floats:
-    """``T_task = N T_chunk`` [s] (4, given).
-
-    Args:
-        chunks: N >= 0, chunks to completion; a mean over episodes need not be whole.
-        each_s: T_chunk > 0 [s].
-
-    Raises:
-        ConfigError: for values outside their ranges.
-    """
+    """``T_task = N T_chunk`` ``[...]`` [s] (4, given)."""
     return np.asarray(not_negative("the number of chunks N", chunks) * positive("the time of a chunk [s]", each_s))
 
 
 def exact_task_s(
-    chunks: ArrayLike,
-    inference_s: ArrayLike,
-    action_s: ArrayLike,
-    actions: ArrayLike,
-    alpha: ArrayLike = 1.0,
+    chunks: ArrayLike, inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0,
     overlap: ArrayLike = 0,
-) -> Floats:
-    """``T_task = N T_chunk + min(alpha T_inf, m T_act)`` [s] (4, exact form, derived).
+) -> Floats:  # fmt: skip
+    """``T_task = N T_chunk + min(alpha T_inf, m T_act)`` ``[...]`` [s] (4, exact form, derived).
 
     The first inference cannot be hidden, so overlap saves time ``N - 1`` times instead of ``N`` times.
-
-    Args:
-        chunks: N > 0, chunks to completion.
-        inference_s, action_s, actions, alpha, overlap: as for :func:`chunk_s`.
-
-    Raises:
-        ConfigError: for values outside their ranges.
     """
     each = chunk_s(inference_s, action_s, actions, alpha, overlap)
     hidden = np.minimum(inference_ratio(alpha) * _latency(inference_s), overlap_depth(overlap) * _action(action_s))
@@ -115,44 +73,24 @@ def exact_task_s(
 
 
 def task_speedup(chunks_before: ArrayLike, chunks_after: ArrayLike, each: ArrayLike) -> Floats:
-    """``(N_0 / N) * chunk speedup`` (5, given), dimensionless; below 1 the task is slower with the lever.
-
-    Args:
-        chunks_before, chunks_after: N_0 > 0 without and N > 0 with the lever.
-        each: chunk speedup T_0 / T_chunk > 0; arguments of shapes [...] broadcast.
-
-    Raises:
-        ConfigError: for values outside their ranges.
-    """
+    """``(N_0 / N) * chunk speedup`` ``[...]`` (5, given); below 1 the task is slower with the lever."""
     ratio = positive("the number of chunks N_0", chunks_before) / positive("the number of chunks N", chunks_after)
     return np.asarray(ratio * positive("the speedup of a chunk", each))
 
 
 def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
-    """``tau = max(0, alpha T_inf - m T_act)``: how long the robot waits for a chunk [s] (6, derived).
+    """``tau = max(0, alpha T_inf - m T_act)`` ``[...]`` [s]: how long the robot waits for a chunk (6, derived).
 
     This is not the age of the chunk's observation, see :func:`age_s`.
-
-    Args:
-        inference_s, action_s, alpha, overlap: as for :func:`chunk_s`.
-
-    Raises:
-        ConfigError: for values outside their ranges.
     """
     left = inference_ratio(alpha) * _latency(inference_s) - overlap_depth(overlap) * _action(action_s)
     return np.asarray(np.maximum(0.0, left))
 
 
 def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
-    """``max(alpha T_inf, m T_act)``: age of a chunk's observation when its first action starts [s] (derived).
+    """``max(alpha T_inf, m T_act)`` ``[...]`` [s]: age of a chunk's observation when its first action starts (derived).
 
     Deeper overlap shortens the stall and makes the observation older; the two are equal only without overlap.
-
-    Args:
-        inference_s, action_s, alpha, overlap: as for :func:`chunk_s`.
-
-    Raises:
-        ConfigError: for values outside their ranges.
     """
     inference = inference_ratio(alpha) * _latency(inference_s)
     return np.asarray(np.maximum(inference, overlap_depth(overlap) * _action(action_s)))

@@ -1,0 +1,192 @@
+"""TISED: what a faster step does to the task, as sweeps over methods, links and levers (docs/tised.md).
+
+``--data`` is the folder with ``network/``, the recorded links; without it these are left out. Other pages quote sweeps,
+too: flash, split, freqcache, and tokens, for whose three decodings the outcome of every episode is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, specact
+from experiments.tised import tables
+from experiments.tised.findings import find_all
+from experiments.tised.frontier import compare_methods
+from experiments.tised.heldout import hold_out, hold_out_time
+from experiments.tised.optima import optima_of
+from specact.lab.tised.aggregates import aggregates_of
+from specact.lab.tised.contrasts import contrasts_of
+from specact.lab.tised.curves import sort_curves
+from specact.lab.tised.drivers import ON_BOARD
+from specact.lab.tised.records import as_rows, read_calibrations, read_sweeps
+from specact.links.link import load_link
+from specact.links.model import mean_round_trip_ms
+
+HERE = Path(__file__).parent
+STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
+# Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
+RECORDED = [
+    "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
+    "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
+]
+METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
+# Methods without a server: the target, and the learned gate's head.
+ALONE = "alone=0,1"
+# A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two
+# cores.
+FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
+MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
+# A token policy on a server, which decodes a chunk in 21 ms on one core here (docs/tokens.md), and a small draft.
+TOKENS = [
+    "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
+    "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
+]  # fmt: skip
+# The systems of docs/tokens.md, by the decoding that verifies: by a head's tree; with a Kalman tail; a memory's chunk.
+DECODED = {"specvla": "Spec-VLA", "kerv": "KERV", "heisd_fixed": "HeiSD"}
+
+# Words of the sweep, and its episodes.
+SWEEPS: dict[str, tuple[list[str], int]] = {
+    # On ball the task's holding action is the last one, on PushT it is the neutral one.
+    "frontier-ball": ([
+        "--bundle", "ball", "--levers", *METHODS, ALONE, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR,
+        "--calibration-episodes", "15",
+    ], 40),
+    "frontier-pusht": ([
+        "--bundle", "pusht", "--levers", *METHODS, ALONE, "--paces", "0", "--idle", "hold", "last", *FAR,
+    ], 40),
+    **{f"links-{name}": ([*TOKENS, "--decoding", name], 40) for name in DECODED},
+    # One link, more episodes: what the robot does while it waits.
+    "idle-ball": ([
+        "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
+        "--idle", "last", "neutral", *FAR, "--links", "loopback+delay=100",
+    ], 200),
+    "levers-chase": ([
+        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "quantisation=0,4,8",
+        "--paces", "0", "0.1", "--hardware", *MACHINES,
+    ], 200),
+    "flash-chase": ([
+        "--bundle", "ball-chase-flow", "--levers", "steps", "flash", "--paces", "0", "0.1", "--hardware", *MACHINES,
+    ], 100),
+    # A device on which the target takes 50 and 485 times as long as here, and a server on which it takes 2 ms.
+    "split-ball": ([
+        "--bundle", "ball", "--levers", "split", "--paces", "0", "0.02", "--idle", "last", "--hardware", "vla-rtx-4070",
+        "vla-agx-50w", "--target-ms", "2", "--links", *STEADY[:3],
+    ], 100),
+    "reuse-metaworld": ([
+        "--bundle", "metaworld-flow", "--execute", "4", "--levers", "reuse", "steps=10,2,1", "--paces", "0",
+        "--hardware", "agx-50w", "vla-rtx-4070",
+    ], 100),
+    # Guidance costs three times as much, so that it is for few steps.
+    "executions-chase": ([
+        "--bundle", "ball-chase-flow", "--steps", "2", "--levers", "naive=0,2,4,6", "roll_forward=0,2,4,6",
+        "aligned=0,2,4,6", "inpainting=0,2,4,6", "--paces", "0", "0.1", "--hardware", *MACHINES,
+    ], 200),
+    "levers-pusht": ([
+        "--bundle", "pusht-flow", "--levers", "steps", "aligned=0,4", "inpainting=0,4", "--paces", "0",
+        "--hardware", *MACHINES,
+    ], 200),
+    "window-pusht": (["--bundle", "pusht", "--levers", "window", "--paces", "0", "--hardware", *MACHINES], 200),
+}  # fmt: skip
+# Sweeps in tables of settings over hardware and links, by page.
+OF_PAGES = {
+    "levers-chase": "tised", "executions-chase": "tised", "levers-pusht": "tised", "flash-chase": "flash",
+    "split-ball": "split", "reuse-metaworld": "freqcache", **{f"links-{name}": "tokens" for name in DECODED},
+}  # fmt: skip
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """A cell per sweep."""
+    for name in SWEEPS:
+        yield Cell(name, partial(swept, name))
+
+
+def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
+    """Runs a sweep and analyses it."""
+    words, episodes = list(SWEEPS[name][0]), run.few(SWEEPS[name][1])
+    recorded = run.data is not None and (run.data / "network").is_dir()
+    if name.startswith(("frontier", "links")):
+        steady = STEADY if name.startswith("frontier") else STEADY[::2]
+        words += ["--links", *(steady[:1] if run.quick else steady), *(RECORDED if recorded else ())]
+    if run.quick:
+        words += ["--calibration-episodes", "2"]
+    command = ["tised", "sweep", *words, "--episodes", str(episodes), "--seed", str(run.seed)]
+    out = (folder / "sweep").resolve()
+    specact(*command, "--out", out, folder=run.data if recorded else None)
+    table, baselines, manifests = read_sweeps([out])
+    found = {part: as_rows(map(asdict, values)) for part, values in analyse(table, baselines).items()}
+    kept = {"command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"], **found}
+    kept["calibrations"] = read_calibrations([out])
+    base = run.data if recorded and run.data is not None else Path()
+    links = sorted(set(table["link"].tolist()) - {ON_BOARD})
+    kept["rtt_ms"] = {link: mean_round_trip_ms(load_link(below(link, base))) for link in links}
+    if name.startswith("links"):
+        kept["outcomes"] = outcomes(table, baselines)
+    return kept
+
+
+def below(link: str, folder: Path) -> str:
+    """A recorded link with its files below a folder."""
+    return link.replace("network/", f"{folder / 'network'}/")
+
+
+def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[str, Sequence[Any]]:
+    """Cells, contrasts, pairs of methods, sweet spots, findings and predictions of a sweep."""
+    curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
+    cells = [cell for _, of_curve in curves for cell in of_curve]
+    contrasts, spots = contrasts_of(curves), [spot for curve in curves for spot in optima_of(*curve)]
+    return {
+        "cells": cells, "contrasts": contrasts, "methods": compare_methods(table), "spots": spots,
+        "findings": find_all(cells, contrasts, spots), "held_out": hold_out(cells, baselines),
+        "held_out_time": hold_out_time(cells),
+    }  # fmt: skip
+
+
+def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[dict[str, Any]]:
+    """Success and restricted time [s] of every episode of a sweep, in order, by lever, strength and link."""
+    return [
+        {
+            "lever": curve.place.lever, "strength": strength, "link": curve.place.link,
+            "success": curve.success[number].astype(int).tolist(),
+            "restricted_s": np.round(curve.restricted_s[number], 4).tolist(),
+        }
+        for curve in sort_curves(table, baselines)
+        for number, strength in enumerate(curve.strengths)
+    ]  # fmt: skip
+
+
+def merge(results: Results, found: Found) -> Results:
+    """A file per sweep."""
+    return results | dict(found)
+
+
+def pages(results: Results) -> Iterator[Part | Picture]:
+    """sweeps.md, and the tables and pictures of docs/tised.md and four other pages."""
+    yield Part(HERE / "sweeps.md", "", "\n".join(tables.whole(*item) for item in sorted(results.items())))
+    page = DOCS / "tised.md"
+    frontiers = {name.partition("-")[2]: found for name, found in results.items() if name.startswith("frontier")}
+    yield Part(page, "frontier", tables.frontier(frontiers))
+    yield Part(page, "idle-ball", tables.idling(results["idle-ball"]))
+    for name, where in OF_PAGES.items():
+        yield Part(DOCS / f"{where}.md", name, tables.levers(results[name]))
+    decoded = {system: tables.outcomes_of(results[f"links-{name}"]) for name, system in DECODED.items()}
+    yield Part(DOCS / "tokens.md", "links between", tables.between(decoded))
+    yield Picture(DOCS / "tokens-links.png", partial(tables.draw_decoded, decoded))
+    paradox = partial(tables.draw_times, results["levers-chase"], "naive", 0.0, "agx-50w")
+    yield Picture(DOCS / "tised-paradox.png", paradox, dpi=200)
+    for pair, found in frontiers.items():
+        for pace, idle in sorted(
+            {(cell["pace"], cell["idle"]) for cell in found["cells"]} if "rtt_ms" in found else ()
+        ):
+            file = DOCS / f"frontier-{pair}-{pace:g}-{idle}.png"
+            yield Picture(file, partial(tables.draw_frontier, found, pace, idle), dpi=150)
+
+
+EXPERIMENT = Experiment(
+    "TISED: what a faster step does to the task (docs/tised.md)", plan, merge, pages, HERE / "results"
+)

@@ -1,9 +1,0 @@
-"""The equations of task time under inference speed-up and execution delay.
-
-Times are in seconds. Where a function takes ``ArrayLike``, its arguments broadcast, and the result is a float64 array
-``[...]`` of their common shape.
-"""
-
-from specact.lazy import attach
-
-__getattr__, __all__ = attach(__name__, __file__)
