@@ -11,7 +11,7 @@ from specact.families.chunks import load_flow
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
-from specact.tised import chunk_speedup
+from specact.lab.tised import chunk_speedup
 
 STEP_S = 0.03  # what one step takes on an imagined device; the whole inference, ten of them, takes .3 s
 EPISODES, SEED = 10, 1
