@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/links": (700, 937),
     f"{SRC}/contracts": (350, 682),
     f"{SRC}/tised": (0, 0),
-    f"{SRC}/cli": (2_000, 3_518),
+    f"{SRC}/cli": (2_000, 2_996),
     f"{SRC}/lab": (0, 603),
     f"{SRC}/lab/data": (2_500, 3_049),
     f"{SRC}/lab/envs": (2_700, 2_815),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specact.cli.demo import FLOW, Demo
-from specact.cli.report import report
+from specact.cli.report import Report
 from specact.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(tmp_path: Path, capsys: p
     assert told["methods"]["full"]["full"] == 1.0 > told["methods"]["flash"]["full"]
     # The page about action codes says why it is not for this.
     with pytest.raises(ConfigError, match="experiments/ draws"):
-        report((tmp_path / "run",), out=tmp_path / "page.html")
+        Report((tmp_path / "run",), tmp_path / "page.html").run()
 
 
 @pytest.mark.skipif(

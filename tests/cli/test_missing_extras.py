@@ -41,7 +41,6 @@ main()
         (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),
         (["tised", "analyse", "OUT"], "sim"),
         (["serve", "--bundle", "ball"], "server"),
-        (["bench", "latency"], "sim"),
         (["play", "ball#target", "--record", "OUT"], "record"),
         (["data", "from-recording", "DATA.hdf5", "--out", "OUT"], "record"),
         (["data", "info", "DATA.zarr"], "train"),

@@ -45,38 +45,3 @@ def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_p
             assert one[key] == pytest.approx(other[key])
         # On a busy machine loopback can be so fast that all of it falls into one stage.
         assert sum(one["latency"][f"{stage}_ms"] for stage in ("encode", "network", "queue", "target")) > 0.0
-
-
-def test_bench_latency_times_every_way_on_the_same_steps(typed: Typed, tmp_path: Path) -> None:
-    found = typed(
-        "bench", "latency", "--steps", "12", "--no-stand-in", "--link", "lan", "--out", str(tmp_path), "--json"
-    ).summary
-    assert list(found["ways"]) == ["draft", "target", "hybrid", "adahi"]
-    for way in found["ways"].values():
-        assert len(way["total_ms"]) == 12 and way["missed"] == 0
-        assert way["transmission_rate"] == {"draft": 0.0, "target": 1.0, "hybrid": 1.0}.get(
-            way["method"], way["transmission_rate"]
-        )
-    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_bench_server_counts_what_robots_are_given(typed: Typed) -> None:
-    found = typed(
-        "bench", "server", "--robots", "2", "--seconds", "0.5", "--rounds", "1", "--offered-hz", "50", "--soak-s",
-        "0.5", "--neighbours", "0", "2", "--steps", "10", "--json",
-    ).summary  # fmt: skip
-    soak, rows = found["soak"], found["rows"]
-    assert [(row["neighbours"], row["under_way"], row["steps"]) for row in found["beside"]] == [
-        (0, 32, 10),
-        (2, 32, 10),
-    ]
-    assert all(0 <= row["missed"] <= 10 for row in found["beside"])
-    assert soak["seconds"] >= 0.5 and len(soak["samples"]) >= 1
-    assert soak["first_mib"] > 20.0 and soak["last_mib"] > 20.0
-    assert [(row["robots"], row["offered_hz"], row["max_batch"]) for row in rows] == [
-        (2, None, 64), (2, None, 1), (2, 50.0, 64), (2, 50.0, 1),
-    ]  # fmt: skip
-    assert all(row["errors"] == 0 and row["answered"] > 0 for row in rows)
-    assert all(row["batch"] == 1.0 for row in rows if row["max_batch"] == 1)
-    # A busy machine answers fewer, but nobody more than were offered.
-    assert all(row["answered"] <= 26 for row in rows if row["offered_hz"])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Sequence
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import tyro
@@ -38,13 +36,13 @@ VERBS = {
     "offline": "calibrate and compare along demonstrations, without a simulator",
     "report": "make one page of evaluations and recordings",
     "tised": "ask what a faster step does to the task",
-    "bench": "measure steps over a link, or a server",
     "advise": "recommend what to run on a device",
 }
 # Verbs that resume in their output folder.
 RESUMED = ("train", "distil", "eval", "tised")
 # What earlier versions had: a verb, an option of a verb, or of any verb; and what to type now.
 OLD = {
+    "bench": "python benchmarks/latency.py or benchmarks/server.py, in a checkout of the repository",
     "reproduce": "python -m experiments, in a checkout of the repository",
     "run --policy": "specact play SOURCE",
     "run --overlap": "it without: a request leaves once its draft is there",
@@ -69,8 +67,9 @@ OLD = {
     "advise --study": "it without: what other policies of the task need is in the package",
     "proxy --netem": "specact netem DEVICE",
 }
-# Verbs whose first word is a name that earlier versions took as an option.
-_NAMED = {"demo", "run", "doctor", "calibrate", "eval", "advise"}
+# Options of earlier versions, still read, for what is now a verb's first word.
+_NAMED = dict.fromkeys(("demo", "run", "doctor", "calibrate", "eval", "advise"), "--bundle")
+_NAMED |= {"serve": "--bundle|--policy"}
 
 
 def load_verb(name: str) -> Any:
@@ -84,17 +83,7 @@ def load_verb(name: str) -> Any:
     if name not in VERBS:
         raise unknown_name("command", name, VERBS)
     module = import_module(f"specact.cli.{name}")
-    return getattr(module, name.title(), None) or _deferred(getattr(module, name))
-
-
-def _deferred(verb: Callable[..., None]) -> Callable[..., Any]:
-    """A verb that is still a function, as one whose options are read before it runs."""
-
-    @wraps(verb)
-    def read(*given: Any, **options: Any) -> Any:
-        return SimpleNamespace(run=partial(verb, *given, **options))
-
-    return read
+    return getattr(module, name.title())
 
 
 def parse(words: Sequence[str]) -> Any:
@@ -113,11 +102,10 @@ def parse(words: Sequence[str]) -> Any:
         of, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
         if of in ("", verb) and f" {option}" in f" {' '.join(given)}":
             raise ConfigError(f"specact {verb} no longer takes {option.removesuffix(' --')} so; type {now}")
-    if verb in _NAMED:  # still read: --bundle NAME
-        given = [part for word in given for part in re.split("(?<=^--bundle)=", word)]
-        if "--bundle" in given:
-            at = given.index("--bundle")
-            given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
+    if verb in _NAMED:
+        given = [part for word in given for part in re.split("(?<=^--bundle)=|(?<=^--policy)=", word)]
+        at = next((at for at, word in enumerate(given) if re.fullmatch(_NAMED[verb], word)), len(given))
+        given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
     given = ["--help" if word == "--help-all" else word for word in given]
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
     return tyro.cli(options, prog=f"specact {verb}", args=given, config=markers)

@@ -83,17 +83,8 @@ class Access(Options):
 
     @property
     def token(self) -> str | None:
-        """The token from the file, else from SPECACT_TOKEN, else None; never from the command line, which others see.
-
-        Raises:
-            ConfigError: if the file cannot be read.
-        """
-        if self.token_file is None:
-            return os.environ.get("SPECACT_TOKEN") or None
-        try:
-            return self.token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read a token from {self.token_file}: {error}") from None
+        """The token; see :func:`read_token`."""
+        return read_token(self.token_file)
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -101,3 +92,17 @@ class Access(Options):
         from specact.remote.endpoint import tls_context
 
         return tls_context(self.ca)
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token from a file, else from SPECACT_TOKEN, else None; never from the command line, which others can read.
+
+    Raises:
+        ConfigError: if the file cannot be read.
+    """
+    if file is None:
+        return os.environ.get("SPECACT_TOKEN") or None
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read a token from {file}: {error}") from None

@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
+from tyro.conf import Positional
 
-from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.cli.options import Maybe, Options
+from specact.cli.output import print_result, progress_bars, remark
 from specact.errors import ConfigError
 
 
-def report(
-    runs: tyro.conf.Positional[tuple[Path, ...]],
-    /,
-    out: Path = Path("report.html"),
-    files: Path | None = None,
-    films: bool = True,
-    json: bool = False,
-) -> None:
-    """Write one self-contained HTML page from run folders and recordings: tables, figures, films, and what is missing.
+@dataclass(frozen=True)
+class Report(Options):
+    """Write one self-contained HTML page from run folders and recordings: tables, figures, films, what is missing."""
 
-    Args:
-        runs: run folders of specact eval, folders that contain some at any depth, or files of specact run --record.
-        out: the page.
-        files: folder for the figures as PNG, SVG and CSV, and the tables as CSV; PAGE_files beside it if not given.
-        films: render rollouts as films. They are simulated again and cached in the run folders.
-        json: print what was written as JSON.
-    """
-    from specact.lab.report.report import write_report
+    # run folders of specact eval, folders that contain some at any depth, or files of specact run --record
+    runs: Positional[tuple[Path, ...]]
+    out: Path = Path("report.html")  # the page
+    # folder for the figures as PNG, SVG and CSV, and the tables as CSV; PAGE_files beside the page if not given
+    files: Maybe[Path] = None
+    films: bool = True  # render rollouts as films; they are simulated again and cached in the run folders
+    json: bool = False  # print what was written as JSON
 
-    if not runs:
-        raise ConfigError("give at least one run folder, as in: specact report runs/ball --out report.html")
-    with progress_bars() as update:
-        written = write_report(runs, out, files or out.with_name(f"{out.stem}_files"), update, films=films)
-    for skipped in written.skipped:
-        remarks.print(f"skipped {skipped.folder}: {skipped.reason}", style="yellow", highlight=False, soft_wrap=True)
-    if json:
-        print_json(
-            {
-                "page": str(written.page),
-                "files": [str(path) for path in written.files],
-                "runs": written.runs,
-                "recordings": written.recordings,
-                "skipped": [{"folder": str(one.folder), "reason": one.reason} for one in written.skipped],
-                "missing": {title: [str(gap) for gap in gaps] for title, gaps in written.missing.items()},
-            }
-        )
-        return
-    for title, gaps in written.missing.items():
-        for gap in gaps:
-            remarks.print(f"{title}: {gap}", highlight=False, soft_wrap=True)
-    results.print(
-        f"{written.page}: {written.runs} runs, {written.recordings} recordings; "
-        f"{len(written.files)} figures and tables beside it",
-        highlight=False,
-    )
+    def run(self) -> None:
+        from specact.lab.report.report import write_report
+
+        if not self.runs:
+            raise ConfigError("give at least one run folder, as in: specact report runs/ball --out report.html")
+        files = self.files or self.out.with_name(f"{self.out.stem}_files")
+        with progress_bars() as update:
+            made = write_report(self.runs, self.out, files, update, films=self.films)
+        for skipped in made.skipped:
+            remark(f"skipped {skipped.folder}: {skipped.reason}", warn=True)
+        for title, gaps in made.missing.items():
+            for gap in gaps:
+                remark(f"{title}: {gap}")
+        found = {
+            "page": str(made.page), "files": [str(path) for path in made.files], "runs": made.runs,
+            "recordings": made.recordings,
+            "skipped": [{"folder": str(each.folder), "reason": each.reason} for each in made.skipped],
+            "missing": {title: [str(gap) for gap in gaps] for title, gaps in made.missing.items()},
+        }  # fmt: skip
+        counts = f"{made.runs} runs, {made.recordings} recordings; {len(made.files)} figures and tables beside it"
+        print_result(self.json, found, [f"{made.page}: {counts}"])
