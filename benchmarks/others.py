@@ -25,11 +25,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from server import Robot
 
 from specact import load_bundle
 from specact.families.chunks.sources import load_policy
 from specact.families.codes.bundle import Bundle
-from specact.lab.evaluation.load import Robot
 from specact.observation import ObservationSpec, Window
 
 OPENPI, FLASK, GRPC = "openpi", "flask", "grpc"

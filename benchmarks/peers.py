@@ -35,13 +35,13 @@ import numpy as np
 import uvloop
 from others import FLASK, GRPC, GRPC_SERVICE, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
 from pages import fill
+from server import Load, Robot, Workload, run_load, run_robots, workload_of
 
 from specact import SpeculativePolicy, connect, load_bundle
 from specact.families.chunks.sources import load_policy
 from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.bundle import Bundle
 from specact.gates import Always
-from specact.lab.evaluation.load import Load, Robot, Workload, run_load, run_robots, workload_of
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationSpec, Window
 from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier

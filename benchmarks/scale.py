@@ -36,12 +36,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 from pages import fill
+from server import run_load, workload_of
 
 from specact import load_bundle
 from specact.errors import WireError
 from specact.families.load import load_exchange
 from specact.gates.settings import GateSettings
-from specact.lab.evaluation.load import run_load, workload_of
 from specact.lab.processes import ServerProcess
 from specact.lab.rollout.cluster import join
 from specact.lab.rollout.methods import HYBRID

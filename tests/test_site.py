@@ -162,7 +162,6 @@ def test_every_command_has_its_place_in_the_reference(site: Path) -> None:
     wanted = {f"specact-{verb}" for verb in VERBS} | {
         "specact-tised-sweep",
         "specact-data-info",
-        "specact-bench-server",
     }
     assert wanted <= read(page).anchors
     assert "--max-misses" in page.read_text(encoding="utf-8")

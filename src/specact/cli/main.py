@@ -42,7 +42,7 @@ VERBS = {
 RESUMED = ("train", "distil", "eval", "tised")
 # What earlier versions had: a verb, an option of a verb, or of any verb; and what to type now.
 OLD = {
-    "bench": "python benchmarks/latency.py or benchmarks/server.py, in a checkout of the repository",
+    "bench": "specact eval PAIR --realtime --link LINK; of a server python benchmarks/server.py, in a checkout",
     "reproduce": "python -m experiments, in a checkout of the repository",
     "run --policy": "specact play SOURCE",
     "run --overlap": "it without: a request leaves once its draft is there",

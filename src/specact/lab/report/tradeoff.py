@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from specact.lab.report.drawing import GROUND, Drawing, blank, legend_below, style_of
-from specact.lab.report.latency import STAGES as STAGE_COLOURS
 from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.steps import STAGES
 
+STAGE_COLOURS = {
+    "draft": "#30638e", "gate": "#6a9fc0", "encode": "#edae49", "network": "#d1495b", "queue": "#8d6a9f",
+    "target": "#66a182", "finish": "#9aa0a6",
+}  # fmt: skip
 # Methods with more than this times the throughput of the slowest one are not drawn, for readability.
 _FAR = 10.0
 
