@@ -164,7 +164,7 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
         for replicas, way in enumerate(WAYS[3:], start=1):
             port = ports[way] = 18600 + 10 * replicas
             told = {"replicas": replicas, "num_cpus": 0.5, "host": "127.0.0.1", "port": port, "max_batch": LARGEST}
-            app = application(partial(load_exchange, "scale:Target"), Arguments("scale:Target", **told), None)
+            app = application(partial(load_exchange, "scale:Target"), Arguments(target="scale:Target", **told), None)
             serve.run(app, name=f"of{replicas}", route_prefix=f"/of{replicas}")
             spent_by[way] = processes("ray::ServeReplica")
             if replicas > 1:

@@ -231,7 +231,7 @@ def test_one_address_has_so_many_connections() -> None:
             with server.connect() as third:
                 assert third.failure().code == "overloaded" and third.closed() == 1013
             robot.ask(1, state(1.0))
-        wait_for(lambda: len(server.service.peers) == 0, "they have left")
+        wait_for(lambda: len(server.service.sessions) == 0, "they have left")
         with server.robot() as robot:
             robot.ask(1, state(1.0))
 

@@ -30,10 +30,8 @@ def check_token(token: str) -> None:
     Raises:
         ConfigError: if it has fewer than 16 characters, or characters that are not printable ASCII.
     """
-    if len(token) < MIN_TOKEN_CHARS:
-        raise ConfigError(f"a token needs at least {MIN_TOKEN_CHARS} characters, this one has {len(token)}")
-    if not (token.isascii() and token.isprintable()):
-        raise ConfigError("a token must be one line of printable ASCII")
+    if len(token) < MIN_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"a token is one line of at least {MIN_TOKEN_CHARS} printable ASCII characters")
 
 
 def read_tokens(file: Path) -> dict[str, str]:
@@ -49,30 +47,27 @@ def read_tokens(file: Path) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read tokens from {file}: {error}") from None
-    found: dict[str, str] = {}
-    taken = set[str]()
+    tokens: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
+        if len(words) != 2 or len(words[0]) > _MAX_NAME_CHARS or not words[0].isprintable():
+            raise ConfigError(
+                f"{file}, line {number}: a line is a name of at most {_MAX_NAME_CHARS} printable characters, a space "
+                "and the name's token"
+            )
+        name, token = words
         try:
-            if len(words) != 2:
-                raise ConfigError("a line must hold a name and its token, separated by a space")
-            name, token = words
-            if len(name) > _MAX_NAME_CHARS or not name.isprintable():
-                raise ConfigError(f"a name must have at most {_MAX_NAME_CHARS} printable characters")
             check_token(token)
-            if name in found:
-                raise ConfigError(f"the name {name} occurs twice; give each robot its own line")
-            if token in taken:
-                raise ConfigError(f"the token of {name} is already used by another robot; give each robot its own")
         except ConfigError as error:
             raise ConfigError(f"{file}, line {number}: {error}") from None
-        found[name] = token
-        taken.add(token)
-    if not 0 < len(found) <= _MAX_TOKENS:
-        raise ConfigError(f"{file} holds {len(found)} tokens; it needs between 1 and {_MAX_TOKENS}")
-    return found
+        if name in tokens or token in tokens.values():
+            raise ConfigError(f"{file}, line {number}: name or token of {name} occurs twice; give each robot its own")
+        tokens[name] = token
+    if not 0 < len(tokens) <= _MAX_TOKENS:
+        raise ConfigError(f"{file} holds {len(tokens)} tokens; it needs between 1 and {_MAX_TOKENS}")
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class Access:
         if self._open and not address.is_loopback():
             raise ConfigError(
                 f"{address.host} can be reached from other machines, so a token is needed: set SPECACT_TOKEN "
-                "(at least 16 characters), --token-file or --tokens, or bind to 127.0.0.1"
+                f"(at least {MIN_TOKEN_CHARS} characters), --token-file or --tokens, or bind to 127.0.0.1"
             )
         self.reload()
 
@@ -136,15 +131,10 @@ class Access:
         if shown.startswith(_API_KEY):
             shown = b"Bearer " + shown.removeprefix(_API_KEY)
         # Each is compared, without an early exit.
-        found = [caller for caller in self._callers if hmac.compare_digest(shown, caller.credentials)]
-        if not found:
+        matching = [caller for caller in self._callers if hmac.compare_digest(shown, caller.credentials)]
+        if not matching:
             raise _UNAUTHORIZED
-        return found[0]
-
-    @property
-    def names(self) -> set[str]:
-        """Names of the tokens."""
-        return {caller.name for caller in self._callers if caller.name is not None}
+        return matching[0]
 
     def is_valid(self, caller: Caller) -> bool:
         """Whether its token is still valid."""

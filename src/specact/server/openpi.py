@@ -12,7 +12,7 @@ import numpy as np
 from specact.errors import ObservationError, WireError
 from specact.observation import Field, ObservationHistory, ObservationSpec, Window, lerobot_name
 from specact.rng import StepAddress
-from specact.server.batcher import Job
+from specact.server.service import Service
 from specact.server.session import Session
 from specact.wire import openpi
 from specact.wire.exchange import Request
@@ -23,93 +23,75 @@ _MAX_DEPTH, _MAX_NAME_CHARS = 4, 128
 _RESET_DONE = "reset successful"
 
 
-class OpenpiDialogue:
-    """See :class:`~specact.server.session.Dialogue`; one observation at a time, because the protocol has no ids.
+class OpenpiSession(Session):
+    """A connection in openpi's protocol; one observation at a time, because it has no ids.
 
     A client is pending until the first valid observation, or the right token.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._service = session, session.service
-        self._history = ObservationHistory(session.service.contract.observation)
+    def __init__(self, service: Service) -> None:
+        super().__init__(service, max_jobs=1)
+        self._history = ObservationHistory(service.contract.observation)
         self._episode = self._step = 0
-        self._job: Job | None = None
-
-    @property
-    def full(self) -> bool:
-        return self._job is not None
 
     def begin(self) -> None:
-        session, service = self._session, self._service
+        service, hello = self.service, self.service.welcome
         if not openpi.serves_chunks(service.contract):
-            family, name = service.contract.family, service.welcome.bundle
-            raise bad(f"{family} are no actions; serve the target alone: specact serve --policy {name}#target")
-        if session.caller.credentials:
-            session.settle()
-        self._lane = service.register(session, "openpi")
-        hello = service.welcome
+            raise bad(
+                f"{hello.family} are no actions; serve the target alone: specact serve --policy {hello.bundle}#target"
+            )
+        if self.caller.credentials:
+            self.settle()
+        self.lane = service.register(self, "openpi")
         said = {"bundle": hello.bundle, "fingerprint": hello.target, "specact": hello.version,
                 "max_message_bytes": hello.max_message_bytes}  # fmt: skip
-        session.send(openpi.encode(said | openpi.metadata(service.contract)))
+        self.send(openpi.encode(said | openpi.metadata(service.contract)))
 
-    def take(self, message: bytes) -> None:
+    def handle(self, message: bytes) -> None:
         arrived, number = time.monotonic(), self._step
+        fields = openpi.decode(message)
+        endpoint = fields.get("endpoint", "infer")
+        if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
+            raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
+        if endpoint == "reset":
+            self._history.reset()
+            self._episode, self._step = self._episode + 1, 0
+            self.send(_RESET_DONE)
+            return
         try:
-            fields = openpi.decode(message)
-            endpoint = fields.get("endpoint", "infer")
-            if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
-                raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
-            if endpoint == "reset":
-                self._history.reset()
-                self._episode, self._step = self._episode + 1, 0
-                self._session.send(_RESET_DONE)
-                return
             request = self._request(fields)
-        except ObservationError as error:
+        except (ObservationError, ValueError) as error:
             raise bad(str(error)) from None
-        self._session.settle()
+        self.settle()
         # The protocol has no deadline.
-        self._job = self._service.answer(
-            self._session, self._lane, "infer", request, number, MAX_DEADLINE_MS, arrived, self._reply
-        )
+        self.submit("infer", request, number, MAX_DEADLINE_MS, arrived)
 
-    def say(self, error: WireError) -> None:
-        failure = self._service.failure(self._session, "openpi", error)
+    def reply(self, answer: Reply | Failure) -> None:
+        if isinstance(answer, Failure):
+            self.send(answer.message)
+            self.close(WireError(answer.code, answer.message))
+            return
+        chunk = self.service.contract.kinds["infer"].reply.unpack(answer.arrays)[openpi.CHUNK]
+        self.send(openpi.encode({"actions": chunk, "server_timing": {"infer_ms": answer.target_ms}}))
+
+    def explain(self, error: WireError) -> None:
+        failure = self.service.failure(self, "openpi", error)
         # Before the metadata its client shows the close frame alone.
-        if self._session.robot is not None:
-            self._session.send(failure.message)
-
-    def end(self) -> None:
-        if self._job is not None:
-            self._service.batcher.cancel(self._job)
-            self._job = None
+        if self.robot is not None:
+            self.send(failure.message)
 
     def _request(self, message: Mapping[str, Any]) -> Request:
         address = message.get("address", [0, 0, self._episode, self._step])
         whole = isinstance(address, list) and all(type(value) is int and 0 <= value < 2**64 for value in address)
         if not whole or len(address) != 4:
             raise bad("address must be [seed, robot, episode, step], integers from 0 to 2^64 - 1")
-        window = read_window(message, self._service.contract.observation, self._history)
+        window = read_window(message, self.service.contract.observation, self._history)
         if len(window.instruction or "") > MAX_INSTRUCTION_CHARS:
             raise bad(f"a prompt has at most {MAX_INSTRUCTION_CHARS} characters")
-        layout = self._service.contract.window
-        try:
-            checked = layout.unpack(layout.pack(window.arrays))
-        except ValueError as error:
-            raise bad(str(error)) from None
+        layout = self.service.contract.window
+        checked = layout.unpack(layout.pack(window.arrays))
         self._step += 1
         return Request(Window(checked, window.instruction), StepAddress(*address))
-
-    def _reply(self, answer: Reply | Failure) -> None:
-        self._job = None
-        if isinstance(answer, Failure):
-            self._session.send(answer.message)
-            self._session.close(WireError(answer.code, answer.message))
-            return
-        chunk = self._service.contract.kinds["infer"].reply.unpack(answer.arrays)[openpi.CHUNK]
-        timing = {"infer_ms": answer.target_ms}
-        self._session.send(openpi.encode({"actions": chunk, "server_timing": timing}))
-        self._session.resume()
 
 
 def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: ObservationHistory) -> Window:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +15,7 @@ from ray.serve import Application
 from ray.util import get_node_ip_address
 
 from specact.errors import ConfigError
-from specact.records import Count, NotNegative, Record
+from specact.records import Count, NotNegative
 from specact.server.access import Access
 from specact.server.serve import bind, run
 from specact.server.service import Service
@@ -23,8 +23,8 @@ from specact.server.settings import Address, Limits
 from specact.wire.exchange import Exchange
 
 
-class Arguments(Record, frozen=True):
-    """Arguments of an application for ``serve run`` and ``serve deploy``.
+class Arguments(Limits, frozen=True, kw_only=True):
+    """Arguments of an application for ``serve run`` and ``serve deploy``: those of the limits, and these.
 
     Attributes:
         target: a bundle, whose target is served, or a policy; see ``specact serve --help``.
@@ -33,7 +33,6 @@ class Arguments(Record, frozen=True):
         num_cpus, num_gpus: that Ray reserves for each.
         host: address on which each server listens; one that other machines can reach needs a token.
         port: of the first server of a machine; the next ones take the following free ports.
-        max_batch, max_queue, max_wait_ms, max_robots: see :class:`~specact.server.settings.Limits`.
     """
 
     target: str
@@ -45,10 +44,6 @@ class Arguments(Record, frozen=True):
     num_gpus: NotNegative = 0.0
     host: str = "0.0.0.0"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8600
-    max_batch: Count = 16
-    max_queue: Count = 256
-    max_wait_ms: NotNegative = 0.0
-    max_robots: Count = 1024
 
 
 class Replica:
@@ -61,12 +56,9 @@ class Replica:
     """
 
     def __init__(self, load: Callable[[], Exchange[Any]], settings: Arguments, token: str | None) -> None:
-        limits = Limits(
-            settings.max_batch, settings.max_queue, max_wait_ms=settings.max_wait_ms, max_robots=settings.max_robots
-        )
         exchange, last = load(), min(65535, settings.port + settings.replicas - 1)
         for port in range(settings.port, last + 1):
-            self._service = Service(exchange, limits, Address(settings.host, port), token)
+            self._service = Service(exchange, settings, Address(settings.host, port), token)
             try:
                 listener = bind(self._service)
                 break
@@ -74,12 +66,10 @@ class Replica:
                 if port == last:
                     raise
         self._service.batcher.warm_up()
-        loopback = Address(settings.host).is_loopback()
-        self._url = f"ws://{settings.host if loopback else get_node_ip_address()}:{port}"
-        threading.Thread(target=self._run, args=(listener,), name="specact server", daemon=True).start()
-
-    def _run(self, listener: socket.socket) -> None:
-        uvloop.run(run(self._service, listener, lambda url: None))
+        host = settings.host if Address(settings.host).is_loopback() else get_node_ip_address()
+        self._url = f"ws://{host}:{port}"
+        serve_it = partial(uvloop.run, run(self._service, listener, lambda url: None))
+        threading.Thread(target=serve_it, name="specact server", daemon=True).start()
 
     async def __call__(self, request: Any) -> dict[str, str]:
         """The address of this server, for a robot that asks Serve's proxy for one."""

@@ -1,4 +1,4 @@
-"""Runs a service on a socket until a signal, and then drains the requests in flight."""
+"""Runs a service on a socket, its pages over HTTP included, until a signal; then drains the requests in flight."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 
+import msgspec
 import uvloop
-from picows import WSListener, WSUpgradeRequest, WSUpgradeResponseWithListener, ws_create_server
+from picows import (
+    WSListener,
+    WSUpgradeRequest,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+    ws_create_server,
+)
 
 from specact.errors import ConfigError, WireError
-from specact.server.http import answer, refusal
-from specact.server.openpi import OpenpiDialogue
+from specact.server.openpi import OpenpiSession
 from specact.server.service import Service
-from specact.server.session import HELLO_TIMEOUT_S, RobotDialogue, Session
+from specact.server.session import HELLO_TIMEOUT_S, RobotSession
 from specact.wire.messages import PATH, PROTOCOL, ErrorCode
 
 _log = logging.getLogger("specact.server")
@@ -28,6 +35,14 @@ _BACKLOG, _PING_S = 1024, 20.0
 _OWN_DESCRIPTORS, _MIN_CONNECTIONS = 64, 16
 # Timeout for closing connections after draining.
 _CLOSE_TIMEOUT_S = 2.0
+
+_PAGE = Path(__file__).with_name("status.html").read_text(encoding="utf-8").encode()
+# The page is self-contained and connects to this server only.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_JSON = "application/json"
 
 
 def serve(service: Service, announce: Callable[[str], None]) -> None:
@@ -56,12 +71,14 @@ def bind(service: Service) -> socket.socket:
     Raises:
         ConfigError: if the address cannot be bound, or this process may open too few files.
     """
-    address, limits = service.address, service.limits
-    service.limit_connections(_descriptors(limits.max_robots + limits.max_pending))
+    address = service.address
+    _raise_limit_of_files(service)
     listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address.host, address.port))
+        # Two sockets may be bound to one port until one of them listens.
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -124,36 +141,77 @@ async def run(
         service.close()
         # Peers that do not read would block the end.
         until = loop.time() + _CLOSE_TIMEOUT_S
-        while service.peers and loop.time() < until:
+        while service.sessions and loop.time() < until:
             await asyncio.sleep(0.01)
 
 
 def _route(service: Service, request: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
     """The session of a WebSocket, or the response to any other request."""
     if request.headers.get("upgrade", "").lower() != "websocket":
-        return WSUpgradeResponseWithListener(answer(request, service), None)
+        return WSUpgradeResponseWithListener(_answer(request, service), None)
     if request.path == PATH.encode():
-        return Session(service, RobotDialogue)
+        return RobotSession(service)
     if request.path == b"/":
-        return Session(service, OpenpiDialogue)
+        return OpenpiSession(service)
     said = f"this server has protocol {PROTOCOL} at {PATH}, and openpi's at /; install the same version on both"
     error = WireError(ErrorCode.UNSUPPORTED_PROTOCOL, said)
-    return WSUpgradeResponseWithListener(refusal(error, HTTPStatus.UPGRADE_REQUIRED), None)
+    return WSUpgradeResponseWithListener(_refusal(error, HTTPStatus.UPGRADE_REQUIRED), None)
 
 
-def _descriptors(wanted: int) -> int:
-    """Number of connections that this process has file descriptors for, after raising the soft limit.
+def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
+    """The response to a request that opens no WebSocket."""
+    path, queued = request.path.partition(b"?")[0], service.batcher.queued
+    if path == b"/healthz":
+        body = msgspec.json.encode({"ready": service.ready, "bundle": service.welcome.bundle})
+        return _response(body, _JSON, HTTPStatus.OK if service.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+    if path == b"/":
+        # The page holds no data; its requests need the token.
+        return _response(_PAGE, "text/html; charset=utf-8")
+    if path not in (b"/metrics", b"/v1/status"):
+        return _refusal(WireError(ErrorCode.BAD_MESSAGE, "there is nothing at this address"), HTTPStatus.NOT_FOUND)
+    try:
+        service.access.caller(request.headers)
+    except WireError as error:
+        if service.log:
+            service.log.write_refusal(path.decode(), error.code, None, str(error))
+        return _refusal(error, HTTPStatus.UNAUTHORIZED)
+    if path == b"/metrics":
+        return _response(service.telemetry.prometheus(queued), "text/plain; version=0.0.4")
+    return _response(msgspec.json.encode(service.telemetry.status(queued, service.ready)), _JSON)
+
+
+def _refusal(error: WireError, status: HTTPStatus) -> WSUpgradeResponse:
+    """The response that says an error, as JSON with its code and message."""
+    return _response(msgspec.json.encode({"type": "error", "code": error.code, "message": str(error)}), _JSON, status)
+
+
+def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> WSUpgradeResponse:
+    headers = {"Content-Type": content_type, "Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff",
+               "Cache-Control": "no-store"}  # fmt: skip
+    response: WSUpgradeResponse = (
+        WSUpgradeResponse.create_ok_response(body, headers)
+        if status < HTTPStatus.BAD_REQUEST
+        else WSUpgradeResponse.create_error_response(status, body, headers)
+    )
+    return response
+
+
+def _raise_limit_of_files(service: Service) -> None:
+    """Raises this process's soft limit to the hard one, and limits the robots to the files that it may open.
 
     Raises:
-        ConfigError: if there are too few.
+        ConfigError: if there are too few for a server.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, least = wanted + _OWN_DESCRIPTORS, _OWN_DESCRIPTORS + _MIN_CONNECTIONS
-    if resource.RLIM_INFINITY != soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft != resource.RLIM_INFINITY and soft < least:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted, pending = service.limits.max_robots, service.limits.max_pending
+    free = wanted + pending if hard == resource.RLIM_INFINITY else hard - _OWN_DESCRIPTORS
+    if free < _MIN_CONNECTIONS:
         raise ConfigError(
-            f"this process may open {soft} files, and a server needs {least} at least; raise the limit with ulimit -n"
+            f"this process may open {hard} files, and a server needs {_OWN_DESCRIPTORS + _MIN_CONNECTIONS} at least; "
+            "raise the limit with ulimit -n"
         )
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _OWN_DESCRIPTORS)
+    service.max_robots = max(1, min(wanted, free - pending))
+    if service.max_robots < wanted:
+        _log.warning("this process may open %d files: it takes %d robots; raise the limit with ulimit -n", hard,
+                     service.max_robots)  # fmt: skip

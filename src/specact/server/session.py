@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
 
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from specact.errors import WireError
 from specact.server.access import Caller
-from specact.server.batcher import Job
+from specact.server.batcher import Job, Result
 from specact.server.service import Service
 from specact.server.telemetry import Robot
 from specact.server.turns import Lane
+from specact.wire.exchange import Request
 from specact.wire.messages import ErrorCode, Failure, Reply, bad, check_terms, encode, read_ask, read_hello, request_of
 
 HELLO_TIMEOUT_S = 5.0
@@ -31,47 +30,23 @@ _CLOSE_CODES = {
 }
 
 
-class Dialogue(Protocol):
-    """The messages of one connection, in one of the two protocols."""
-
-    @property
-    def full(self) -> bool:
-        """Whether the next message has to wait for a reply."""
-        ...
-
-    def begin(self) -> None:
-        """The connection was accepted."""
-        ...
-
-    def take(self, message: bytes) -> None:
-        """Handles a message; raises WireError if the connection cannot go on."""
-        ...
-
-    def say(self, error: WireError) -> None:
-        """Sends an error that closes the connection."""
-        ...
-
-    def end(self) -> None:
-        """The connection has ended."""
-        ...
-
-
-class Session(WSListener):
-    """See :class:`~specact.server.service.Peer`; bounds what its peer can make the server do.
+class Session(WSListener, ABC):
+    """A connection in one of the two protocols; bounds what its peer can make the server do.
 
     One message is handled per turn of the event loop, so that connections with many of them do not delay the others.
     While a message waits, nothing is read.
 
     Args:
         service: of the server.
-        dialogue: makes the dialogue of this session.
+        max_jobs: requests in flight; the next message waits for a reply.
     """
 
-    def __init__(self, service: Service, dialogue: Callable[[Session], Dialogue]) -> None:
+    def __init__(self, service: Service, max_jobs: int) -> None:
         self.service, self.caller = service, Caller()
         self.robot: Robot | None = None
+        self.lane: Lane[Job] | None = None
         self.address = self.host = "?"
-        self._dialogue = dialogue(self)
+        self._max_jobs, self._jobs = max_jobs, set[Job]()
         self._waiting: deque[bytes] = deque()
         self._fragments: list[bytes] = []
         self._writable, self._closing, self._scheduled = True, False, False
@@ -79,14 +54,29 @@ class Session(WSListener):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
+    def begin(self) -> None:
+        """The connection was accepted."""
+
+    @abstractmethod
+    def handle(self, message: bytes) -> None:
+        """Handles a message; raises WireError if the connection cannot go on."""
+
+    @abstractmethod
+    def reply(self, answer: Reply | Failure) -> None:
+        """Sends the reply to a request."""
+
+    @abstractmethod
+    def explain(self, error: WireError) -> None:
+        """Sends the error for which the connection is closed next."""
+
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport, self._socket = transport, transport.underlying_transport
-        name = self._socket.get_extra_info("peername") or ("?", 0)
-        self.address, self.host = f"{name[0]}:{name[1]}", _network(str(name[0]))
+        self.host, port = (self._socket.get_extra_info("peername") or ("?", 0))[:2]
+        self.address = f"{self.host}:{port}"
         try:
             self.service.join(self, transport.request.headers)
             self._timer = self._loop.call_later(HELLO_TIMEOUT_S, self._expire)
-            self._dialogue.begin()
+            self.begin()
         except WireError as error:
             self.refuse(error)
 
@@ -114,7 +104,9 @@ class Session(WSListener):
         self.settle()
         self._closing = True
         self._waiting.clear()
-        self._dialogue.end()
+        for job in self._jobs:
+            self.service.batcher.cancel(job)
+        self._jobs.clear()
         self.service.leave(self)
 
     def pause_writing(self) -> None:
@@ -122,7 +114,7 @@ class Session(WSListener):
 
     def resume_writing(self) -> None:
         self._writable = True
-        self.resume()
+        self._resume()
 
     def settle(self) -> None:
         """The peer has shown that it belongs here."""
@@ -136,10 +128,21 @@ class Session(WSListener):
         if not self._closing:
             self._transport.send(WSMsgType.TEXT if isinstance(message, str) else WSMsgType.BINARY, message)
 
+    def submit(self, kind: str, request: Request, identity: int, deadline_ms: float, arrived: float) -> None:
+        """Has a validated request answered, by :meth:`reply`; ``arrived`` is when [s] of the monotonic clock."""
+        assert self.lane is not None, "otherwise there are no requests"
+        job = Job(identity, kind, request, deadline_ms, arrived, self._finish)
+        try:
+            self.service.check_open()
+            self.service.batcher.submit(self.lane, job)
+            self._jobs.add(job)
+        except WireError as error:
+            self._finish(job, error)
+
     def refuse(self, error: WireError) -> None:
         """Says why, and closes the connection; waiting messages are dropped."""
         if not self._closing:
-            self._dialogue.say(error)
+            self.explain(error)
             self.close(error)
 
     def close(self, error: WireError) -> None:
@@ -153,15 +156,27 @@ class Session(WSListener):
         self._socket.resume_reading()
         self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.disconnect, False)
 
-    def resume(self) -> None:
+    def _finish(self, job: Job, outcome: Result | WireError) -> None:
+        self._jobs.discard(job)
+        if isinstance(outcome, WireError):
+            self.reply(self.service.failure(self, job.kind, outcome, job.id))
+        else:
+            total_ms, queue_ms = 1e3 * (time.monotonic() - job.arrived), max(0.0, 1e3 * outcome.queued_s)
+            answer = Reply(job.id, queue_ms, 1e3 * outcome.target_s, total_ms, outcome.batch, outcome.arrays)
+            self.reply(answer)
+            # After the reply, so that the robot does not wait for it.
+            self.service.record(self, job.kind, answer)
+        self._resume()
+
+    @property
+    def _can_take(self) -> bool:
+        return self._writable and not self._closing and len(self._jobs) < self._max_jobs
+
+    def _resume(self) -> None:
         """Handles a waiting message in the next turn of the event loop, or reads on."""
         if self._waiting and self._can_take and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._next)
-
-    @property
-    def _can_take(self) -> bool:
-        return self._writable and not self._closing and not self._dialogue.full
 
     def _wait(self, message: bytes) -> None:
         self._waiting.append(message)
@@ -170,19 +185,19 @@ class Session(WSListener):
             self.refuse(bad(f"too many messages wait; more than {_MAX_WAITING} never may"))
             return
         self._socket.pause_reading()
-        self.resume()
+        self._resume()
 
     def _next(self) -> None:
         self._scheduled = False
         if self._waiting and self._can_take:
             self._take(self._waiting.popleft())
-            self.resume()
+            self._resume()
         if not self._waiting and not self._socket.is_closing():
             self._socket.resume_reading()
 
     def _take(self, message: bytes) -> None:
         try:
-            self._dialogue.take(message)
+            self.handle(message)
         except WireError as error:
             self.refuse(error)
 
@@ -212,75 +227,39 @@ class Session(WSListener):
         self.refuse(bad(f"no hello came within {HELLO_TIMEOUT_S:g} s"))
 
 
-class RobotDialogue:
-    """See :class:`Dialogue`; the requests of one robot, answered as their results arrive."""
+class RobotSession(Session):
+    """A connection in specact's own protocol: a hello, and then requests, answered as their results arrive."""
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._service = session, session.service
-        self._lane: Lane[Job] | None = None
-        self._in_flight: dict[int, Job] = {}
-        self._count = 0
+    def __init__(self, service: Service) -> None:
+        super().__init__(service, service.limits.max_under_way)
 
-    @property
-    def full(self) -> bool:
-        return len(self._in_flight) >= self._service.limits.max_under_way
-
-    def begin(self) -> None:
-        """Waits for the hello."""
-
-    def take(self, message: bytes) -> None:
-        if self._lane is None:
+    def handle(self, message: bytes) -> None:
+        if self.lane is None:
             self._welcome(message)
             return
-        session, service, arrived = self._session, self._service, time.monotonic()
-        ask = read_ask(message)
+        arrived, ask = time.monotonic(), read_ask(message)
         try:
-            request = request_of(ask, service.contract)
+            request = request_of(ask, self.service.contract)
         # Process boundary: any failure becomes an error reply.
         except Exception as error:  # noqa: BLE001
-            session.send(encode(service.failure(session, "other", error, ask.id)))
+            self.reply(self.service.failure(self, "other", error, ask.id))
             return
-        if session.robot is not None and ask.report:
-            session.robot.report = ask.report
-        self._count += 1
-        number = self._count
+        if self.robot is not None and ask.report:
+            self.robot.report = ask.report
+        self.submit(ask.kind, request, ask.id, ask.deadline_ms, arrived)
 
-        # By number: a closure over its job would be a reference cycle, and garbage collection delays robots.
-        def reply(answer: Reply | Failure) -> None:
-            session.send(encode(answer))
-            if self._in_flight.pop(number, None) is not None:
-                session.resume()
+    def reply(self, answer: Reply | Failure) -> None:
+        self.send(encode(answer))
 
-        job = service.answer(session, self._lane, ask.kind, request, ask.id, ask.deadline_ms, arrived, reply)
-        if job is not None:
-            self._in_flight[number] = job
-
-    def say(self, error: WireError) -> None:
-        kind = "hello" if self._lane is None else "other"
-        self._session.send(encode(self._service.failure(self._session, kind, error)))
-
-    def end(self) -> None:
-        for job in self._in_flight.values():
-            self._service.batcher.cancel(job)
-        self._in_flight.clear()
+    def explain(self, error: WireError) -> None:
+        self.reply(self.service.failure(self, "hello" if self.lane is None else "other", error))
 
     def _welcome(self, message: bytes) -> None:
-        service, hello = self._service, read_hello(message)
+        service, hello = self.service, read_hello(message)
         if hello.family is not None or hello.spec:
             check_terms(service.contract, hello.family, hello.spec)
         # Checked again: the server may have become full, or the token invalid, before the hello arrived.
         service.check_room()
-        self._session.settle()
-        self._lane = service.register(self._session, hello.robot)
-        self._session.send(encode(service.welcome))
-
-
-def _network(host: str) -> str:
-    """The unit of the limit per address: an IPv4 address, or the /64 network of an IPv6 address, a customer's."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+        self.settle()
+        self.lane = service.register(self, hello.robot)
+        self.send(encode(service.welcome))

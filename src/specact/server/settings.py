@@ -80,12 +80,9 @@ class Limits(Record, frozen=True):
         max_robots: connected robots; more are refused as overloaded.
         max_pending: connections that have not said hello yet; the oldest are closed for new ones.
         max_per_address: connections from one address.
-        access_log: file for a line of JSON about each connection and refusal; opened again on SIGHUP.
+        access_log: file for a line of JSON about each connection and refusal; opened again when it was moved.
         log_steps: whether it has a line about each answered request, too.
         drain_s: how long a shutdown waits for requests in flight [s].
-
-    Raises:
-        ConfigError: for a value that is not allowed.
     """
 
     max_batch: Count = 16

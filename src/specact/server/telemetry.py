@@ -16,30 +16,13 @@ from prometheus_client.registry import Collector
 
 from specact.wire.messages import REPORT_COUNTERS, Reply
 
-_WINDOW_S, _MAX_RECENT = 10.0, 4096
+_WINDOW_S, _MAX_RECENT, _MAX_RECENT_OF_ROBOT = 10.0, 4096, 256
 _BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _BUCKETS_BATCH = (1, 2, 4, 8, 16, 32, 64)
 _STAGES = ("queue", "target", "total")
 
 
-class _Rate:
-    """Rate of events over the last ten seconds, in constant memory."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[list[int]] = deque(maxlen=int(_WINDOW_S))
-
-    def count(self, now: float) -> None:
-        if not self._seconds or self._seconds[-1][0] != int(now):
-            self._seconds.append([int(now), 0])
-        self._seconds[-1][1] += 1
-
-    def hz(self, now: float, since: float) -> float:
-        """Over the time since ``since`` if that is shorter; of complete seconds, so that it does not fluctuate."""
-        counts = [count for second, count in self._seconds if int(now) - _WINDOW_S < second < int(now)]
-        return sum(counts) / min(_WINDOW_S - 1.0, max(1.0, int(now) - since))
-
-
-@dataclass
+@dataclass(eq=False)
 class Robot:
     """One connection on the status page: results, errors, the device's own counters, and (time, total_ms) of replies.
 
@@ -52,8 +35,7 @@ class Robot:
     requests: int = 0
     errors: int = 0
     report: Sequence[int] = ()
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
-    rate: _Rate = field(default_factory=lambda: _Rate())
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT_OF_ROBOT))
 
 
 class Histogram:
@@ -83,7 +65,7 @@ class Telemetry(Collector):
     def __init__(self, bundle: str) -> None:
         self.bundle, self.started = bundle, time.monotonic()
         self.robots: dict[int, Robot] = {}
-        self._rate, self._requests = _Rate(), Counter[tuple[str, str]]()  # by kind and outcome
+        self._requests = Counter[tuple[str, str]]()  # by kind and outcome
         self._status: tuple[float, dict[str, Any]] = (-1.0, {})
         self._recent: deque[tuple[float, Reply]] = deque(maxlen=_MAX_RECENT)
         self._times, self._batch = {stage: Histogram(_BUCKETS_MS) for stage in _STAGES}, Histogram(_BUCKETS_BATCH)
@@ -104,9 +86,7 @@ class Telemetry(Collector):
             times.take(getattr(reply, f"{stage}_ms"))
         self._batch.take(reply.batch)
         self._recent.append((now, reply))
-        self._rate.count(now)
         robot.requests += 1
-        robot.rate.count(now)
         robot.recent.append((now, reply.total_ms))
 
     def record_error(self, kind: str, code: str, robot: Robot | None) -> None:
@@ -144,24 +124,31 @@ class Telemetry(Collector):
         for (_, outcome), count in self._requests.items():
             outcomes[outcome] += count
         return {
-            "bundle": self.bundle, "uptime_s": now - self.started, "rate_hz": self._rate.hz(now, self.started),
+            "bundle": self.bundle, "uptime_s": now - self.started, "rate_hz": _rate_hz(self._recent, now, self.started),
             "batch": sum(reply.batch for reply in recent) / len(recent) if recent else None,
             "outcomes": dict(outcomes),
             "stages_ms": {stage: _quantiles([getattr(reply, f"{stage}_ms") for reply in recent]) for stage in _STAGES},
-            "robots": [_robot(robot, now) for robot in self.robots.values()],
+            "robots": [_row(robot, now) for robot in self.robots.values()],
         }  # fmt: skip
 
 
-def _robot(robot: Robot, now: float) -> dict[str, Any]:
+def _row(robot: Robot, now: float) -> dict[str, Any]:
     report = dict.fromkeys(REPORT_COUNTERS, 0) | dict(zip(REPORT_COUNTERS, robot.report, strict=False))
     return {
         "id": robot.id, "name": robot.name, "connected_s": now - robot.since, "requests": robot.requests,
-        "errors": robot.errors, "rate_hz": robot.rate.hz(now, robot.since),
+        "errors": robot.errors, "rate_hz": _rate_hz(robot.recent, now, robot.since),
         "transmission_rate": report["transmitted"] / report["steps"] if report["steps"] else None,
         "acceptance": report["accepted"] / report["verified"] if report["verified"] else None,
         "missed": report["missed"],
         "total_ms": _quantiles([total for when, total in robot.recent if now - when <= _WINDOW_S]),
     }  # fmt: skip
+
+
+def _rate_hz(recent: deque[tuple[float, Any]], now: float, since: float) -> float:
+    """Entries per second since ``since``, of the last ten seconds, or of as long as the entries reach back."""
+    first = recent[0][0] if len(recent) == recent.maxlen else since
+    begin = max(now - _WINDOW_S, first)
+    return sum(when >= begin for when, _ in recent) / max(1.0, now - begin)
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
