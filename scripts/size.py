@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/robot": (900, 1_349),
     f"{SRC}/wire": (450, 776),
     f"{SRC}/remote": (800, 1_181),
-    f"{SRC}/server": (1_100, 1_876),
+    f"{SRC}/server": (1_100, 1_722),
     f"{SRC}/links": (700, 937),
     f"{SRC}/contracts": (350, 682),
     f"{SRC}/tised": (0, 0),

@@ -162,7 +162,7 @@ class Batcher:
 
     def _computed(self, outcomes: Outcomes) -> None:
         self._busy = self.ready and len(self._queue) > 0
-        # Before the replies: the target is not kept waiting, and there is room in the queue for what they make room for.
+        # Before the replies, after which robots send more: then there is room in the queue.
         if self._busy and not self._inline:
             self._next()
         elif self._busy and self._loop is not None:
