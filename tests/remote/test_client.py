@@ -223,7 +223,7 @@ def test_a_client_that_ignored_ids_would_be_found_out(
 ) -> None:
     server, port = rogue
     newest = lambda payload: msgspec.structs.replace(read_reply(payload), id=server.asks[-1].id)  # noqa: E731
-    monkeypatch.setattr("specact.remote.native.read_reply", newest)
+    monkeypatch.setattr("specact.wire.messages.read_reply", newest)
     with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
         robot = Robot(ball, client).play(3)

@@ -317,7 +317,10 @@ def test_a_late_reply_is_discarded_and_counted() -> None:
             assert there.released.wait(60)
         connection.send(openpi.encode(honest(seen)))
 
-    with foreign() as (there, port), asking(port, 150.0, dataclasses.replace(QUICK, silence_s=60.0)) as (client, ask):
+    with (
+        foreign() as (there, port),
+        asking(port, 150.0, msgspec.structs.replace(QUICK, silence_s=60.0)) as (client, ask),
+    ):
         there.behave = behave
         wait_for(lambda: good(ask(1), 1))
         assert ask(20) == "deadline"
@@ -419,7 +422,10 @@ def test_whatever_it_does_no_step_gets_the_answer_of_another() -> None:
         elif what == "torn":
             connection.socket.shutdown(socket.SHUT_RDWR)
 
-    with foreign() as (there, port), asking(port, 200.0, dataclasses.replace(QUICK, silence_s=0.15)) as (client, ask):
+    with (
+        foreign() as (there, port),
+        asking(port, 200.0, msgspec.structs.replace(QUICK, silence_s=0.15)) as (client, ask),
+    ):
         there.behave = behave
         found = Counter[str]()
         for number in range(120):
@@ -468,7 +474,7 @@ def test_a_pair_falls_back_on_its_draft() -> None:
 )
 def test_a_server_that_does_not_speak_the_protocol(metadata: bytes | str | None, why: str) -> None:
     pair = foreign_pair()
-    settings = dataclasses.replace(QUICK, connect_timeout_s=0.5)
+    settings = msgspec.structs.replace(QUICK, connect_timeout_s=0.5)
     with foreign() as (there, port), Client(endpoint(pair, port), pair.exchange.contract, settings=settings) as client:
         there.metadata = metadata
         with pytest.raises(RemoteError, match=why) as refused:

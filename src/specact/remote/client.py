@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
 from specact.errors import ConfigError, RemoteError, WireError
+from specact.records import Positive, Record
 from specact.remote.endpoint import Endpoint
 from specact.remote.native import NativeConversation
 from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
@@ -26,6 +25,7 @@ from specact.wire.exchange import Contract, Request
 from specact.wire.images import to_jpeg
 from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, device_times, printable
 
+T = TypeVar("T")
 _MAX_MISSES = 3
 _POLL_INTERVAL_S, _PROBE_INTERVAL_S = 0.25, 0.05
 # Messages that answer no outstanding request, per connection; above this it is closed. And requests that wait.
@@ -35,8 +35,7 @@ _DRAIN_BUDGET_S = 0.002
 _CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
 
 
-@dataclass(frozen=True)
-class ClientSettings:
+class ClientSettings(Record, frozen=True):
     """Timeouts of a client.
 
     Attributes:
@@ -46,49 +45,16 @@ class ClientSettings:
             is 0. Jitter is added, up to half of the delay and at least up to half of ``first_delay_s``, so that the
             robots of one server do not reconnect simultaneously.
         silence_s: the connection is closed if nothing was received for this long despite pings [s].
-
-    Raises:
-        ConfigError: for a value that is not positive and finite.
     """
 
-    connect_timeout_s: float = 2.0
-    first_delay_s: float = 0.05
-    longest_delay_s: float = 2.0
-    silence_s: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not all(0.0 < value < math.inf for value in vars(self).values()):
-            raise ConfigError(f"the settings of a connection must all be positive and finite, got {self}")
+    connect_timeout_s: Positive = 2.0
+    first_delay_s: Positive = 0.05
+    longest_delay_s: Positive = 2.0
+    silence_s: Positive = 3.0
 
 
 DEFAULT_SETTINGS = ClientSettings()
-
-
-class Conversation(Protocol):
-    """A connection to a server after its handshake, in one of the two protocols; used by one thread at a time.
-
-    Its methods raise StreamClosedError if it has ended, and ``receive`` WireError for an unreadable message.
-
-    Attributes:
-        single: whether an outstanding reply blocks further requests.
-        welcome: the server's.
-        last_activity_s: when it was last known to be alive, in seconds of the monotonic clock.
-    """
-
-    single: bool
-    welcome: Welcome
-
-    @property
-    def last_activity_s(self) -> float: ...
-    def send(
-        self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
-    ) -> None: ...
-    def receive(self, timeout: float) -> Reply | Failure | None:
-        """The next reply, or None if none arrives within ``timeout`` seconds; 0 does not block."""
-        ...
-
-    def ping(self) -> None: ...
-    def close(self) -> None: ...
+Conversation = NativeConversation | OpenpiConversation
 
 
 class Client:
@@ -189,64 +155,59 @@ class Client:
             Its arrays, finite and in range, and the times; or why there are none. It is not sent where there is no
             connection, an unresponsive one, or a busy one.
         """
-        pending = PendingReply(self, self.contract.kinds[kind].reply, deadline_ms / 1e3)
+        pending = PendingReply(self, self.contract.kinds[kind].reply, deadline_ms)
         with self._lock:
-            try:
-                pending.cause = self._send(kind, request, deadline_ms, pending, wait_if_busy)
-            except StreamClosedError as error:
-                self._drop(str(error))
-                pending.cause = "disconnected"
+            self._use(lambda conversation: self._send(conversation, kind, request, pending, wait_if_busy))
+            if not pending.sent:
+                pending.cause = pending.cause or "disconnected"
         pending.encode_s = time.monotonic() - pending.started_s
         return Pending(pending.result, pending.done, pending.sent)
 
     def poll(self) -> None:
         """Reads what has arrived, without blocking."""
         with self._lock:
-            try:
-                if self._conversation is not None:
-                    self._drain(self._conversation)
-            except StreamClosedError as error:
-                self._drop(str(error))
+            self._use(self._drain)
 
     def wait(self, pending: PendingReply) -> None:
         """Waits for a reply, until its deadline at most; what has arrived by now is read even after that."""
         last = max(pending.until, time.monotonic() + _DRAIN_BUDGET_S)
         with self._lock:
             while pending.open and self._conversation is not None:
-                try:
-                    arrived = self._read(self._conversation, max(0.0, pending.until - time.monotonic()))
-                except StreamClosedError as error:
-                    self._drop(str(error))
-                    break
-                if not pending.answered and (not arrived or time.monotonic() > last):
-                    self._miss()
-                    pending.cause = "deadline"
-            if pending.answered:
+                left = max(0.0, pending.until - time.monotonic())
+                arrived = self._use(lambda conversation: self._read(conversation, left))  # noqa: B023
+                if pending.reply is None and pending.cause is None and (not arrived or time.monotonic() > last):
+                    self._misses, self._last_miss_s, pending.cause = self._misses + 1, time.monotonic(), "deadline"
+                    self._wake.set()
+            if pending.reply is not None:
                 self._misses = 0
                 self.counts["answered"] += 1
 
-    def _send(
-        self, kind: str, request: Request, deadline_ms: float, pending: PendingReply, wait_if_busy: bool
-    ) -> Cause | None:
-        """Sends a request; the cause if it could not be sent."""
-        conversation = self._conversation
-        if conversation is None:
-            return "disconnected"
+    def _use(self, act: Callable[[Conversation], T]) -> T | None:
+        """What ``act`` makes of the connection, under the lock; None if there is none, or if it ends now."""
+        try:
+            return None if self._conversation is None else act(self._conversation)
+        except StreamClosedError as error:
+            self._drop(str(error))
+            return None
+
+    def _send(self, conversation: Conversation, kind: str, request: Request, pending: PendingReply, wait: bool) -> None:
+        """Sends a request, or gives it the cause for which it is not sent."""
         self._drain(conversation)
         while conversation.single and self._outstanding:
-            if not (wait_if_busy and self._read(conversation, pending.until - time.monotonic())):
-                return "deadline"
+            if not (wait and self._read(conversation, pending.until - time.monotonic())):
+                pending.cause = "deadline"
+                return
         if self._is_unresponsive(conversation):
-            return "disconnected"
+            pending.cause = "disconnected"
+            return
         self._next_id += 1
         left = pending.until - time.monotonic()
-        conversation.send(kind, request, self._next_id, deadline_ms, self.report, left)
+        conversation.send(kind, request, self._next_id, pending.deadline_ms, self.report, left)
         self._outstanding[self._next_id], pending.sent = pending, True
         if len(self._outstanding) > _MAX_OUTSTANDING:
             oldest = self._outstanding.pop(next(iter(self._outstanding)))
             oldest.cause = oldest.cause or "deadline"
         self.counts["sent"] += 1
-        return None
 
     def _read(self, conversation: Conversation, timeout: float) -> bool:
         """Reads one message and hands it to the request that it answers; False if none arrives in time."""
@@ -282,7 +243,10 @@ class Client:
         delay, since = 0.0, 0.0
         while not self._closing.is_set():
             if self._conversation is not None:
-                self._check_connection()
+                # The control loop has priority; it reads by itself.
+                if self._lock.acquire(blocking=False):
+                    self._use(self._check)
+                    self._lock.release()
                 if time.monotonic() - since > self._settings.longest_delay_s:
                     delay = 0.0
                 self._wake.wait(_POLL_INTERVAL_S if self._misses < _MAX_MISSES else _PROBE_INTERVAL_S)
@@ -295,15 +259,13 @@ class Client:
                 since = time.monotonic()
 
     def _connect(self) -> None:
-        timeout = self._settings.connect_timeout_s
-        conversation: Conversation
+        endpoint, timeout = self._endpoint, self._settings.connect_timeout_s
         try:
-            if isinstance(self._endpoint, OpenpiEndpoint):
-                conversation = OpenpiConversation(self._endpoint, timeout, self.contract)
-            else:
-                conversation = NativeConversation(
-                    self._endpoint, timeout, self._robot, self.contract, self._jpeg_quality
-                )
+            conversation: Conversation = (
+                OpenpiConversation(endpoint, timeout, self.contract)
+                if isinstance(endpoint, OpenpiEndpoint)
+                else NativeConversation(endpoint, timeout, self._robot, self.contract, self._jpeg_quality)
+            )
         except RemoteError as error:
             self.problem = printable(str(error))
             return
@@ -313,36 +275,21 @@ class Client:
             self.counts["connections"] += 1
         self._connected.set()
 
-    def _check_connection(self) -> None:
+    def _check(self, conversation: Conversation) -> None:
         """Reads what nobody waits for, and pings a silent server."""
-        # The control loop has priority; it reads by itself.
-        if not self._lock.acquire(blocking=False):
+        self._drain(conversation)
+        if conversation.single and not self._outstanding:
+            # Its silence is normal.
             return
-        try:
-            conversation = self._conversation
-            if conversation is None:
-                return
-            self._drain(conversation)
-            if conversation.single and not self._outstanding:
-                # Its silence is normal.
-                return
-            silence, patience = time.monotonic() - conversation.last_activity_s, self._settings.silence_s
-            if silence > patience:
-                raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
-            # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of
-            # openpi's protocol gets none, because its inference may block its pongs.
-            quiet = silence > patience / 3 or self._is_unresponsive(conversation)
-            if quiet and not conversation.single and self._last_ping_s <= conversation.last_activity_s:
-                self._last_ping_s = time.monotonic()
-                conversation.ping()
-        except StreamClosedError as error:
-            self._drop(str(error))
-        finally:
-            self._lock.release()
-
-    def _miss(self) -> None:
-        self._misses, self._last_miss_s = self._misses + 1, time.monotonic()
-        self._wake.set()
+        silence, patience = time.monotonic() - conversation.last_activity_s, self._settings.silence_s
+        if silence > patience:
+            raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
+        # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of openpi's
+        # protocol gets none, because its inference may block its pongs.
+        quiet = silence > patience / 3 or self._is_unresponsive(conversation)
+        if quiet and not conversation.single and self._last_ping_s <= conversation.last_activity_s:
+            self._last_ping_s = time.monotonic()
+            conversation.ping()
 
     def _is_unresponsive(self, conversation: Conversation) -> bool:
         """Whether the server has missed too many deadlines and sent nothing since.
@@ -365,20 +312,13 @@ class Client:
 class PendingReply:
     """A request of :class:`Client`: whether it was sent, and its reply, or why there is none as far as is known."""
 
-    __slots__ = ("_client", "_layout", "arrived_s", "cause", "encode_s", "reply", "sent", "started_s", "until")
-
-    def __init__(self, client: Client, layout: Layout, deadline_s: float) -> None:
-        self._client, self._layout = client, layout
+    def __init__(self, client: Client, layout: Layout, deadline_ms: float) -> None:
+        self._client, self._layout, self.deadline_ms = client, layout, deadline_ms
         self.started_s = time.monotonic()
-        self.until, self.encode_s, self.arrived_s = self.started_s + deadline_s, 0.0, 0.0
+        self.until, self.encode_s, self.arrived_s = self.started_s + deadline_ms / 1e3, 0.0, 0.0
         self.sent = False
         self.reply: Reply | Failure | None = None
         self.cause: Cause | None = None
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is a reply."""
-        return self.reply is not None
 
     @property
     def open(self) -> bool:
@@ -395,13 +335,14 @@ class PendingReply:
         """The reply's arrays, finite and in range, or why there are none; blocks until the deadline at most."""
         self._client.wait(self)
         reply, now = self.reply, time.monotonic()
+        times = OffloadTimes(network=now - self.started_s)
         if reply is None:
-            return Miss(self.cause or "disconnected", OffloadTimes(network=now - self.started_s), sent=self.sent)
+            return Miss(self.cause or "disconnected", times, sent=self.sent)
         if isinstance(reply, Failure):
-            return Miss(_CAUSES.get(reply.code, "refused"), OffloadTimes(network=now - self.started_s))
+            return Miss(_CAUSES.get(reply.code, "refused"), times)
         try:
             arrays = self._layout.unpack(reply.arrays)
         except WireError:
-            return Miss("invalid", OffloadTimes(network=now - self.started_s))
+            return Miss("invalid", times)
         waited_s = max(0.0, self.arrived_s - self.started_s - self.encode_s)
         return arrays, device_times(reply, self.encode_s, waited_s, time.monotonic() - now)

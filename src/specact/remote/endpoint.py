@@ -71,7 +71,7 @@ class Endpoint:
         return self.scheme == "wss"
 
     def connect(self, until: float) -> socket.socket:
-        """A connected non-blocking socket, with TLS for ``wss``.
+        """A connected socket, with TLS for ``wss``.
 
         Args:
             until: deadline, in seconds of the monotonic clock.
@@ -82,23 +82,18 @@ class Endpoint:
         try:
             side = socket.create_connection((self.host, self.port), max(0.001, until - time.monotonic()))
         except OSError as error:
-            why = error.strerror or error
-            raise RemoteError(
-                f"no connection to {self}: {why}; check the address, and that specact serve runs"
-            ) from None
+            why = f"{error.strerror or error}; check the address, and that specact serve runs"
+            raise RemoteError(f"no connection to {self}: {why}") from None
         try:
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.encrypted:
                 side.settimeout(max(0.001, until - time.monotonic()))
                 side = (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
-            side.setblocking(False)
             return side
         except OSError as error:
             side.close()
-            raise RemoteError(
-                f"no connection to {self}: {error}; name a certificate authority that the system does not trust with "
-                "--ca; for a server without TLS use ws://"
-            ) from None
+            why = f"{error}; an authority that the system does not trust is named by --ca; without TLS use ws://"
+            raise RemoteError(f"no connection to {self}: {why}") from None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -11,27 +11,19 @@ from msgspec.structs import replace
 from specact.errors import RemoteError, WireError
 from specact.remote.endpoint import Endpoint
 from specact.remote.stream import Stream, StreamClosedError
+from specact.wire import messages
 from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request
-from specact.wire.messages import (
-    PATH,
-    PROTOCOL,
-    ErrorCode,
-    Failure,
-    Hello,
-    Reply,
-    Welcome,
-    ask,
-    bad,
-    check_terms,
-    encode,
-    printable,
-    read_reply,
-    read_welcome,
-)  # fmt: skip
+from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, bad, check_terms, printable
 
 
 class NativeConversation:
-    """See :class:`~specact.remote.client.Conversation`; without a contract it asks for the server's, and for no more.
+    """A connection after its handshake, used by one thread at a time; without a contract it asks for the server's.
+
+    Its methods raise StreamClosedError if it has ended, and :meth:`receive` WireError for an unreadable message.
+
+    Attributes:
+        single: whether an outstanding reply blocks further requests.
+        welcome: the server's.
 
     Raises:
         RemoteError: if the server cannot be reached in time, or refuses this device, or is not the one expected.
@@ -45,11 +37,13 @@ class NativeConversation:
         until, self._contract, self._jpeg_quality = time.monotonic() + timeout, contract, jpeg_quality
         limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
         terms = () if contract is None else (contract.family, dict(contract.spec))
-        self._stream = Stream(endpoint, PATH, "Bearer", timeout, limit)
+        self._stream = Stream(endpoint, messages.PATH, "Bearer", timeout, limit)
         try:
             # The server may have refused and closed already; then it has said why.
             with suppress(StreamClosedError):
-                self._stream.send(encode(Hello(PROTOCOL, robot, *terms)), until - time.monotonic())
+                self._stream.send(
+                    messages.encode(messages.Hello(messages.PROTOCOL, robot, *terms)), until - time.monotonic()
+                )
             self.welcome = self._read_welcome(until)
         except (StreamClosedError, WireError) as error:
             self.close()
@@ -57,34 +51,39 @@ class NativeConversation:
 
     @property
     def last_activity_s(self) -> float:
+        """When it was last known to be alive, in seconds of the monotonic clock."""
         return self._stream.last_activity_s
 
     def send(
         self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
     ) -> None:
+        """Sends a request within ``timeout`` seconds."""
         assert self._contract is not None, "otherwise there are no requests"
-        message = ask(request, self._contract, kind, identity, deadline_ms, report, self._jpeg_quality)
-        self._stream.send(encode(message), timeout)
+        message = messages.ask(request, self._contract, kind, identity, deadline_ms, report, self._jpeg_quality)
+        self._stream.send(messages.encode(message), timeout)
 
     def receive(self, timeout: float) -> Reply | Failure | None:
+        """The next reply, or None if none arrives within ``timeout`` seconds; 0 does not block."""
         message = self._stream.receive(timeout)
         if message is None:
             return None
         if isinstance(message[0], str):
             raise bad("text messages are not part of the protocol")
-        return read_reply(message[0])
+        return messages.read_reply(message[0])
 
     def ping(self) -> None:
+        """Asks for a sign of life."""
         self._stream.ping()
 
     def close(self) -> None:
+        """Closes it immediately; idempotent."""
         self._stream.close()
 
     def _read_welcome(self, until: float) -> Welcome:
         message = self._stream.receive(max(0.0, until - time.monotonic()))
         if message is None:
             raise StreamClosedError("the server did not answer the hello in time")
-        welcome = read_welcome(message[0] if isinstance(message[0], bytes) else b"")
+        welcome = messages.read_welcome(message[0] if isinstance(message[0], bytes) else b"")
         if self._contract is not None:
             check_terms(self._contract, welcome.family, welcome.spec)
             # A server may offer more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,20 +51,13 @@ class OpenpiEndpoint(Endpoint):
 
 
 class OpenpiConversation:
-    """See :class:`~specact.remote.client.Conversation`; the protocol supports requests of the kind ``infer`` only.
+    """See :class:`~specact.remote.native.NativeConversation`; openpi's has requests of the kind ``infer`` only.
 
     The protocol has no request ids: a reply belongs to the only outstanding request, and nothing is sent before it has
-    arrived. This separates a late reply from the next one without a reconnection, which a server whose inference blocks
-    its event loop could not accept sooner. If a reply never arrives, the client closes the connection after its
-    ``silence_s``. Each request is preceded by a ping with its id. A message that arrives before the pong was sent
-    before the server read the request, for example a duplicate reply; like any unsolicited message it ends the
-    connection. So does a reply that equals the last one byte for byte, including its measured time, which detects later
-    duplicates.
-
-    Args:
-        endpoint: the server.
-        timeout: for connecting, the opening handshake and the metadata together [s].
-        contract: of this device; None for the metadata alone.
+    arrived; if it never does, the client closes the connection after its ``silence_s``. Each request is preceded by a
+    ping with its id. A message that arrives before the pong was sent before the server read the request, such as a
+    duplicate reply; like any unsolicited message it ends the connection. So does a reply that equals the last one byte
+    for byte, including its measured time, which detects later duplicates.
 
     Attributes:
         metadata: the server's first message.
@@ -85,8 +78,7 @@ class OpenpiConversation:
         self._supported = True
         self._last_message = b""
         try:
-            self.metadata = self._read_metadata(until)
-            self.welcome = self._welcome()
+            self.welcome = self._welcome(until)
         except (StreamClosedError, WireError) as error:
             self.close()
             raise RemoteError(f"{endpoint} does not speak openpi's protocol: {printable(str(error))}") from None
@@ -123,26 +115,24 @@ class OpenpiConversation:
     def close(self) -> None:
         self._stream.close()
 
-    def _read_metadata(self, until: float) -> dict[str, Any]:
+    def _welcome(self, until: float) -> Welcome:
+        """The metadata as the answer to a hello.
+
+        Raises:
+            WireError: for no message of the protocol, or ``mismatch``.
+        """
         message = self._stream.receive(max(0.0, until - time.monotonic()))
         if message is None:
             raise StreamClosedError("it did not say its metadata in time")
         if isinstance(message[0], str):
             raise bad(message[0])
-        return openpi.decode(message[0])
-
-    def _welcome(self) -> Welcome:
-        """The metadata as the answer to a hello.
-
-        Raises:
-            WireError: ``mismatch``.
-        """
-        contract, said = self._contract, self.metadata
+        self.metadata = said = openpi.decode(message[0])
         names = (said.get(name) for name in ("bundle", "fingerprint", "specact"))
         bundle, target, version = (printable(name, 64) if isinstance(name, str) else "" for name in names)
+        contract = self._contract
         family, spec = ("", {}) if contract is None else (contract.family, dict(contract.spec))
         if contract is not None and "specact" in said:
-            check_terms(Contract(family, openpi.metadata(contract), contract.observation, {}), family, said)
+            check_terms(replace(contract, spec=openpi.metadata(contract), kinds={}), family, said)
         return Welcome(PROTOCOL, bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, family, spec, {})
 
     def _observation(self, request: Request) -> dict[str, Any]:

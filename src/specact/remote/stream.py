@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import select
 import ssl
 import time
 from collections import deque
@@ -24,7 +22,6 @@ _READ_BYTES = 1 << 13
 _MAX_IDLE_FRAMES = 64
 # Timeout for sending control frames; they are small, so a longer delay means a stalled connection.
 _CONTROL_TIMEOUT_S = 0.005
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class StreamClosedError(Exception):
@@ -57,8 +54,6 @@ class Stream:
         self._second, self._idle_frames = 0, 0
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
         self._socket = endpoint.connect(until)
-        self._incoming = select.poll()
-        self._incoming.register(self._socket, select.POLLIN)
         self.last_activity_s = time.monotonic()
         try:
             self._open(endpoint, until, scheme)
@@ -134,11 +129,9 @@ class Stream:
     def _read(self, timeout: float) -> None:
         """Handles what arrives within ``timeout`` seconds, or has arrived already."""
         try:
-            # Poll does not report data that TLS has already decrypted.
-            if timeout > 0.0 and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
-                self._incoming.poll(math.ceil(1e3 * timeout))
+            self._socket.settimeout(timeout)
             data = self._socket.recv(_READ_BYTES)
-        except _WOULD_BLOCK:
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError as error:
             raise self._lost(error) from None
@@ -175,19 +168,11 @@ class Stream:
             self._messages.append((message.decode(errors="replace") if self._text else message, self.last_pong))
 
     def _flush(self, timeout: float) -> None:
-        left, until = memoryview(b"".join(self._protocol.data_to_send())), time.monotonic() + max(0.001, timeout)
+        if not (data := b"".join(self._protocol.data_to_send())):
+            return
         try:
-            while left:
-                try:
-                    left = left[self._socket.send(left) :]
-                except _WOULD_BLOCK as error:
-                    # Poll, because select fails for descriptors above 1023.
-                    ready = select.poll()
-                    ready.register(
-                        self._socket, select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT
-                    )
-                    if not ready.poll(max(0, math.ceil(1e3 * (until - time.monotonic())))):
-                        raise TimeoutError("timed out") from None
+            self._socket.settimeout(max(0.001, timeout))
+            self._socket.sendall(data)
         except OSError as error:
             raise self._lost(error) from None
 

@@ -38,10 +38,9 @@ class RemoteTarget(Generic[A]):
 
 
 class RemoteVerifier:
-    """A :class:`~specact.verification.Verifier` whose verification runs on the server, as in ADAHI's paper.
+    """A :class:`~specact.verification.Verifier` on the server, as in ADAHI's paper; arguments as of RemoteTarget.
 
-    The request contains the address of the step's random stream, so that the server samples exactly what the device
-    would have sampled. The arguments are those of :class:`RemoteTarget`.
+    The request contains the address of the step's random stream: the server samples what the device would have sampled.
     """
 
     def __init__(self, client: Client, exchange: VerifyingExchange[object], deadline_ms: float) -> None:
