@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -123,7 +124,7 @@ class Experiment:
     Attributes:
         about: one line.
         plan: its cells, the most informative ones first.
-        merge: stored results with those of finished cells.
+        merge: stored results with those of finished cells, see :func:`placed`.
         pages: what is written from stored results.
         results: folder of the stored results.
     """
@@ -180,6 +181,22 @@ class Experiment:
                     part.draw().savefig(part.file, dpi=part.dpi)
                 written.append(part.file)
         return list(dict.fromkeys(written))
+
+
+def placed(file: str) -> Callable[[Results, Found], Results]:
+    """Merges by the cells' names: that of ``a/b/c`` becomes the value ``["a"]["b"]["c"]`` of a file of results."""
+
+    def merge(results: Results, found: Found) -> Results:
+        kept = deepcopy(results.get(file, {}))
+        for name, values in found.items():
+            *groups, last = name.split("/")
+            place = kept
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = values
+        return results | {file: kept}
+
+    return merge
 
 
 def _claim(run: Run) -> None:

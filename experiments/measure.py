@@ -99,6 +99,6 @@ def draw_success(summary: Mapping[str, Any], x: Mapping[str, float], groups: Seq
     label_points(axes, points)
     axes.margins(x=0.12)
     axes.set_xlim(left=0.0)
-    axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
+    axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK)
     axes.legend(fontsize=8, loc="lower right")
     return figure

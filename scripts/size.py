@@ -32,8 +32,8 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/rollout": (2_100, 2_746),
     f"{SRC}/lab/evaluation": (1_700, 2_367),
     f"{SRC}/lab/tised": (1_700, 2_161),
-    f"{SRC}/lab/report": (800, 1_929),
-    "experiments": (4_500, 6_339),
+    f"{SRC}/lab/report": (800, 1_730),
+    "experiments": (4_500, 6_186),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 50_000),
 }

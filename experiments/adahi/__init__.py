@@ -210,7 +210,7 @@ def draw_pairs(study: Study) -> Figure:
         bars = [[abs(one[end] - one["rate"]) for one in success.values()] for end in ("low", "high")]
         drawn = style_of(method)
         axes.errorbar(
-            x, [one["rate"] for one in success.values()], bars, fmt=drawn.marker, color=drawn.light,
+            x, [one["rate"] for one in success.values()], bars, fmt=drawn.marker, color=drawn.colour,
             label=method.replace("_", " "), ms=6,
         )  # fmt: skip
     axes.set_xticks(range(len(pairs)), [f"{pair}\n{study[f'{pair}-rate-0.4']['episodes']}" for pair in pairs])

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.adahi.methods import METHODS
+from experiments.tables import markdown
 from specact.lab.evaluation.metrics import Table, add_gate_efficiency
 from specact.lab.report.runs import Run
-from specact.lab.report.tables import markdown
 from specact.lab.statistics import Interval, success_margin
 
 GATES = ("adahi", "uncertainty", "learned", "learned_action")

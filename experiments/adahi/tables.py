@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.tables import interval_text, markdown, optional_text
 from specact.lab.report.networks import all_networks
-from specact.lab.report.tables import interval_text, markdown, optional_text
 from specact.lab.statistics import holm
 
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).

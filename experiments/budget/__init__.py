@@ -22,6 +22,7 @@ from msgspec import structs
 
 from experiments.budget import tables
 from experiments.grid import DOCS, ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.tables import markdown
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
 from specact.families.codes.bundle import Bundle, load_bundle
@@ -30,7 +31,6 @@ from specact.gates.settings import GateChoices
 from specact.lab.evaluation.budget import HEAD_DRAFT, TABLE, TARGET, measure_parts, measure_together
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
-from specact.lab.report.tables import markdown
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.head import HeadRecipe, train_head

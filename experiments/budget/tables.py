@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from experiments.tables import interval_text, markdown
 from specact.lab.evaluation.budget import HEAD_DRAFT, Way, behind, choose, describe, device_cost, without_server
 from specact.lab.report.drawing import INK, legend_below, style_of
-from specact.lab.report.tables import interval_text, markdown
 from specact.lab.rollout.methods import METHODS
 from specact.lab.statistics import contrast, holm
 
@@ -228,12 +228,12 @@ def draw_budget(task: str, ways: Sequence[Way]) -> Figure:
                 style = style_of(method)
                 axes.errorbar(
                     [way.cost for way in points], [one.mean for one in success], bars, marker=style.marker,
-                    color=style.light, markersize=5, linewidth=1, elinewidth=0.8,
+                    color=style.colour, markersize=5, linewidth=1, elinewidth=0.8,
                     label=None if method in labelled else method.replace("_", " "),
                 )  # fmt: skip
                 labelled.add(method)
             if target is not None:
-                colour = style_of("target_on_device").light
+                colour = style_of("target_on_device").colour
                 axes.axhline(target.success.mean, color=colour, linewidth=1, linestyle=":")
                 about = None if "target" in labelled else "target (level: its success, line: its cost)"
                 axes.axvline(1.0, color=colour, linewidth=1, label=about)
@@ -241,7 +241,7 @@ def draw_budget(task: str, ways: Sequence[Way]) -> Figure:
             axes.set(ylim=(-0.02, 1.04))
             if not distilled:
                 sent = {0.0: "nothing sent", 1.0: "every inference sent"}.get(rate, f"{rate:.0%} asked for")
-                axes.set_title(sent, fontsize=10, color=INK.light)
+                axes.set_title(sent, fontsize=10, color=INK)
         line[0].set_ylabel(f"success, {'distilled' if distilled else 'plain'} drafts")
     panels[-1, len(rates) // 2].set_xlabel("device time of an inference, as a share of the target's")
     figure.suptitle(task, fontsize=11)

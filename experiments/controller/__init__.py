@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
+from experiments.tables import interval_text, markdown
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.clock import VirtualClock
 from specact.families.codes.bundle import Bundle
@@ -33,7 +34,6 @@ from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
 from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.envs import load_task
-from specact.lab.report.tables import interval_text, markdown
 from specact.lab.rollout.rollout import episode_seed
 from specact.links.link import load_link, round_trip
 from specact.observation import Window

@@ -17,16 +17,25 @@ from experiments.grid import (
     ROOT,
     Cell,
     Experiment,
-    Found,
     Part,
     Picture,
     Results,
     Run,
     evaluated,
     evaluation_cell,
+    placed,
     specact,
 )  # fmt: skip
 from experiments.measure import draw_success, relative_costs, seconds_of
+from experiments.tables import (
+    about_table,
+    contrast_table,
+    interval_text,
+    markdown,
+    optional_text,
+    relative_text,
+    success_text,
+)
 from specact.errors import ConfigError
 from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FLASH, load_flash
@@ -36,15 +45,6 @@ from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import RoundRequest
 from specact.families.load import load_pair
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.report.tables import (
-    about_table,
-    contrast_table,
-    interval_text,
-    markdown,
-    optional_text,
-    relative_text,
-    success_text,
-)
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.observation import Window
 from specact.rng import Role, StepAddress, stream
@@ -70,8 +70,8 @@ def plan(run: Run) -> Iterator[Cell]:
     """Every policy in closed loop and its rounds; then the shuffled verdicts, and other seeds, which are trained."""
     for bundle, (shard, on_path) in POLICIES.items():
         evaluation = Evaluation(bundle, None, tuple(METHODS[name] for name in STUDY), 200, seed=run.seed, shard=shard)
-        yield evaluation_cell(bundle, evaluation)
-        yield Cell(f"rounds/{bundle}", partial(measure_rounds, bundle, on_path))
+        yield evaluation_cell(f"{bundle}/summary", evaluation)
+        yield Cell(f"{bundle}/rounds", partial(measure_rounds, bundle, on_path))
         shuffled = replace(evaluation, methods=tuple(METHODS[name] for name in SHUFFLED))
         yield evaluation_cell(f"shuffled/{bundle}", shuffled)
     for seed in () if run.quick else SEEDS:
@@ -221,18 +221,6 @@ def costs_per_action(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> d
     }
 
 
-def merge(results: Results, found: Found) -> Results:
-    """``flow.json``: by policy ``summary`` and ``rounds``; ``shuffled`` by policy and ``seeds``."""
-    kept = dict(results.get("flow", {}))
-    for name, values in found.items():
-        group, _, which = name.rpartition("/")
-        if group in ("shuffled", "seeds"):
-            kept[group] = kept.get(group, {}) | {which: values}
-        else:
-            kept[which] = kept.get(which, {}) | {group or "summary": values}
-    return results | {"flow": kept}
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables and pictures of docs/flash.md."""
     kept = results["flow"]
@@ -326,5 +314,6 @@ def shuffled_table(found: Mapping[str, Any]) -> str:
 
 
 EXPERIMENT = Experiment(
-    "FLASH and its controls on our flow policies (docs/flash.md)", plan, merge, pages, Path(__file__).parent / "results"
-)
+    "FLASH and its controls on our flow policies (docs/flash.md)", plan, placed("flow"), pages,
+    Path(__file__).parent / "results",
+)  # fmt: skip

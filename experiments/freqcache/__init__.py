@@ -18,7 +18,6 @@ from experiments.grid import (
     ROOT,
     Cell,
     Experiment,
-    Found,
     Part,
     Picture,
     Results,
@@ -26,9 +25,19 @@ from experiments.grid import (
     by_name,
     evaluated,
     evaluation_cell,
+    placed,
     specact,
 )  # fmt: skip
 from experiments.measure import draw_success, paired, relative_costs, seconds_of
+from experiments.tables import (
+    about_table,
+    contrast_table,
+    difference_table,
+    interval_text,
+    markdown,
+    relative_text,
+    success_text,
+)
 from specact.errors import ConfigError
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import Rounds
@@ -36,7 +45,6 @@ from specact.families.freqcache.cached import FreqCached, Reuse
 from specact.families.load import load_pair
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
-from specact.lab.report.tables import about_table, contrast_table, interval_text, markdown, relative_text, success_text
 from specact.lab.rollout.methods import composed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.observation import Window
@@ -86,8 +94,10 @@ GROUPS = (
 
 def plan(run: Run) -> Iterator[Cell]:
     """Success, reuse along the target's path, and the policy on smaller frames, which is trained."""
-    yield evaluation_cell(WHOLE, Evaluation(WHOLE, None, tuple(METHODS.values()), 50, seed=run.seed, shard=10))
-    yield Cell(f"reuse/{WHOLE}", measure_reuse)
+    yield evaluation_cell(
+        f"{WHOLE}/summary", Evaluation(WHOLE, None, tuple(METHODS.values()), 50, seed=run.seed, shard=10)
+    )
+    yield Cell(f"{WHOLE}/reuse", measure_reuse)
     if not run.quick:
         yield Cell("smaller", smaller)
 
@@ -247,17 +257,6 @@ def costs_of_policies(pairs: Mapping[str, FlashPair], seed: int) -> dict[str, di
     return {name: {"tokens": tokens[name], **cost} for name, cost in relative_costs(spent, spent[WHOLE]).items()}
 
 
-def merge(results: Results, found: Found) -> Results:
-    """``cache.json``: the policy's ``summary`` and ``reuse``, and ``smaller``."""
-    kept = dict(results.get("cache", {}))
-    for name, values in found.items():
-        if name == "smaller":
-            kept[name] = values
-        else:
-            kept[WHOLE] = kept.get(WHOLE, {}) | {"reuse" if name.startswith("reuse/") else "summary": values}
-    return results | {"cache": kept}
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables and the picture of docs/freqcache.md."""
     kept = results["cache"]
@@ -281,11 +280,8 @@ def smaller_table(found: Mapping[str, Any]) -> str:
         times = [f"{cost['ms']:.2f}", relative_text(cost)] if method == "full" else ["", ""]
         rows.append([name, cost["tokens"], f"`{method}`", interval_text(success, 3), *times])
     heads = ("policy", "tokens", "method", "success", "inference, ms", "of `full` at 64 pixels")
-    contrasts = [
-        [f"{row['first']} - {row['second']}", interval_text(row["difference"], 3, "+"), f"{row['p_holm']:.2g}"]
-        for row in found["contrasts"]
-    ]
-    return markdown(heads, rows) + "\n\n" + markdown(["", "difference of success", "p (Holm)"], contrasts)
+    names = "{first} - {second}"
+    return markdown(heads, rows) + "\n\n" + difference_table(found["contrasts"], names)
 
 
 def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[str]:
@@ -351,6 +347,6 @@ def reuse_table(measured: Mapping[str, Any]) -> str:
 
 
 EXPERIMENT = Experiment(
-    "FreqCache and its controls on our flow policy with cameras (docs/freqcache.md)", plan, merge, pages,
+    "FreqCache and its controls on our flow policy with cameras (docs/freqcache.md)", plan, placed("cache"), pages,
     Path(__file__).parent / "results",
 )  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from experiments.grid import ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.tables import interval_text, markdown, optional_text
 from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
 from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
@@ -23,7 +24,6 @@ from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
-from specact.lab.report.tables import interval_text, markdown, optional_text
 from specact.lab.rollout.distillation import collector
 from specact.lab.statistics import holm
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head

@@ -22,13 +22,14 @@ import mujoco
 import numpy as np
 
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated, specact
+from experiments.measure import paired
 from experiments.metaworld import device, tables
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
-from specact.lab.statistics import contrast, holm, seeds_interval
+from specact.lab.statistics import contrast, seeds_interval
 from specact.observation import Field
 
 KEPT = ("methods", "contrasts", "episodes", "seed", "rate")
@@ -184,11 +185,7 @@ def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Every gate of a pair with a learned gate's head at one rate; Holm's correction over its contrasts."""
     found = evaluation(source(name, run), GATED, EACH, folder / "run", run)
     won = {method: successes(folder / "run", method) for method in GATED}
-    tests = [contrast(won[first], won[second]) for first, second in GATE_CONTRASTS]
-    contrasts = [
-        {"first": first, "second": second, "difference": asdict(one.difference), "p": p}
-        for (first, second), one, p in zip(GATE_CONTRASTS, tests, holm([one.p for one in tests]), strict=True)
-    ]
+    contrasts = [{**row, "p": row["p_holm"]} for row in paired(won, GATE_CONTRASTS)]
     return {"episodes": found["episodes"], "methods": found["methods"], "contrasts": contrasts}
 
 
@@ -258,12 +255,7 @@ def cameras(folder: Path, run: Run) -> dict[str, Any]:
         found = evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
         methods[name], episodes = found["methods"], found["episodes"]
         scores |= {f"{name} {method}": successes(folder / name, method, "score") for method in kinds}
-    tests = [contrast(scores[first], scores[second]) for first, second in CAMERA_CONTRASTS]
-    contrasts = [
-        {"first": first, "second": second, "p_holm": p, **asdict(one)}
-        for (first, second), one, p in zip(CAMERA_CONTRASTS, tests, holm([one.p for one in tests]), strict=True)
-    ]
-    return {"methods": methods, "episodes": episodes, "contrasts": contrasts}
+    return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
 
 
 def merge(results: Results, found: Found) -> Results:

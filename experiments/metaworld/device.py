@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import Cell, Run
+from experiments.tables import interval_text, markdown
 from specact.families.chunks.folder import PairSettings, load_chunk_pair, make_pair
 from specact.files import file_stem
 from specact.lab.processes import linked, serving
-from specact.lab.report.tables import interval_text, markdown
 from specact.lab.statistics import contrast, holm, wilson
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specact.lab.report.tables import interval_text, markdown, optional_text
+from experiments.tables import difference_table, interval_text, markdown, optional_text
 from specact.lab.statistics import holm
 
 # Hybrid is the target, asked at every inference.
@@ -79,14 +79,10 @@ def gates(kept: Mapping[str, Any]) -> str:
             ]
             for method, row in pair["methods"].items()
         ]  # fmt: skip
-        tests = [
-            [f"{row['first']} - {row['second']}", interval_text(row["difference"], 3, "+"), f"{row['p']:.2g}"]
-            for row in pair["contrasts"]
-        ]
         heads = ("method", "success", "transmission rate", "true skip ratio", "ms an action")
         parts += [
             f"`{name}`, {pair['episodes']} paired episodes:", markdown(heads, rows),
-            markdown(["", "difference of success", "p (Holm)"], tests),
+            difference_table(({"p_holm": row["p"], **row} for row in pair["contrasts"]), "{first} - {second}"),
         ]  # fmt: skip
     return "\n\n".join(parts)
 

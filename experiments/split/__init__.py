@@ -18,13 +18,13 @@ from experiments.split.forecast import forecast_errors, train_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, study_links
 from experiments.split.simulated import PLACED, SIMULATED, simulated
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
+from experiments.tables import markdown
 from specact.families.codes.bundle import load_bundle
 from specact.families.codes.timing import measure_inference
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import PRECISIONS, pack, reply_bytes, unpack
 from specact.lab.evaluation.calibrate import calibrate_along
 from specact.lab.processes import serving
-from specact.lab.report.tables import markdown
 from specact.lab.train.split import split_bundle
 from specact.placement.bandwidth import RecurrentForecast
 from specact.placement.planner import StageCosts

@@ -18,7 +18,6 @@ from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Resul
 from experiments.tised import tables
 from experiments.tised.findings import find_all
 from experiments.tised.frontier import compare_methods
-from experiments.tised.heldout import hold_out, hold_out_time
 from experiments.tised.optima import optima_of
 from specact.lab.tised.aggregates import aggregates_of
 from specact.lab.tised.contrasts import contrasts_of
@@ -136,14 +135,13 @@ def below(link: str, folder: Path) -> str:
 
 
 def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[str, Sequence[Any]]:
-    """Cells, contrasts, pairs of methods, sweet spots, findings and predictions of a sweep."""
+    """Cells, contrasts, pairs of methods, sweet spots and findings of a sweep."""
     curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
     cells = [cell for _, of_curve in curves for cell in of_curve]
     contrasts, spots = contrasts_of(curves), [spot for curve in curves for spot in optima_of(*curve)]
     return {
         "cells": cells, "contrasts": contrasts, "methods": compare_methods(table), "spots": spots,
-        "findings": find_all(cells, contrasts, spots), "held_out": hold_out(cells, baselines),
-        "held_out_time": hold_out_time(cells),
+        "findings": find_all(cells, contrasts, spots),
     }  # fmt: skip
 
 

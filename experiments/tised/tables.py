@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from experiments.tables import interval_text, markdown, optional_text
 from experiments.tised.frontier import FRONTIER, method_of
 from specact.lab.report.drawing import INK, MUTED, blank, legend_below, style_of
-from specact.lab.report.tables import interval_text, markdown, optional_text
 from specact.lab.statistics import Contrast, contrast, holm
 from specact.lab.tised.drivers import ON_BOARD
 
@@ -221,12 +221,12 @@ def draw_decoded(decoded: Mapping[str, Outcomes]) -> Figure:
                         run["restricted_s"].mean(), run["success"].mean(), marker, color=f"C{number}", markersize=6,
                         markerfacecolor=f"C{number}" if filled else "none",
                     )  # fmt: skip
-        axes.set_title(_title(link), fontsize=10, color=INK.light)
+        axes.set_title(_title(link), fontsize=10, color=INK)
     panels[0].set(ylabel="success", ylim=(0.5, 1.0))
     panels[len(links) // 2].set(xlabel="restricted mean time [s]")
     handles = [Line2D([], [], marker="o", ls="", color=f"C{number}", label=name) for number, name in enumerate(decoded)]
     handles += [
-        Line2D([], [], marker=marker, ls="", color=INK.light, mfc=INK.light if filled else "none", label=label)
+        Line2D([], [], marker=marker, ls="", color=INK, mfc=INK if filled else "none", label=label)
         for marker, filled, label in MARKERS.values()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=0.9, handletextpad=0.2)
@@ -249,13 +249,13 @@ def draw_times(sweep: Row, lever: str, pace: float, hardware: str) -> Figure:
         ("task_s", "T task", "hybrid"),
     ):
         values, drawn = np.array([cell[name] for cell in cells], np.float64), style_of(method)
-        axes.plot(x, values / values[0], color=drawn.light, marker=drawn.marker, markersize=4, lw=1.4, label=label)
+        axes.plot(x, values / values[0], color=drawn.colour, marker=drawn.marker, markersize=4, lw=1.4, label=label)
     mean, low, high = (np.array([cell[f"restricted_s.{key}"] for cell in cells]) for key in ("mean", "low", "high"))
-    axes.plot(x, mean / mean[0], color=INK.light, linestyle="--", linewidth=1.2, label="restricted mean time")
-    axes.fill_between(x, low / mean[0], high / mean[0], color=INK.light, alpha=0.08, linewidth=0)
+    axes.plot(x, mean / mean[0], color=INK, linestyle="--", linewidth=1.2, label="restricted mean time")
+    axes.fill_between(x, low / mean[0], high / mean[0], color=INK, alpha=0.08, linewidth=0)
     for end_point, curve in (("task_s", [cell["task_s"] for cell in cells]), ("restricted_s", mean.tolist())):
         at = strengths.index(spots[end_point]["spot.where"])
-        axes.plot(at, curve[at] / curve[0], "o", color=MUTED.light, mfc="none", markersize=11)
+        axes.plot(at, curve[at] / curve[0], "o", color=MUTED, mfc="none", markersize=11)
     axes.set_xticks(x, [f"{strength:g}" for strength in strengths])
     axes.set(ylabel="over the baseline's", xlabel=f"{lever}, from the baseline to the strongest setting")
     legend_below(figure, columns=2)
@@ -270,18 +270,18 @@ def draw_frontier(sweep: Row, pace: float, idle: str) -> Figure:
     for method in FRONTIER:
         drawn, own = style_of(method), [cell for name, cell in cells if name == method]
         for cell in (cell for cell in own if cell["link"] == ON_BOARD):
-            axes.axhline(cell["success.mean"], color=drawn.light, linestyle="--", linewidth=1.4, label=method)
-            axes.axhspan(cell["success.low"], cell["success.high"], color=drawn.light, alpha=0.06, linewidth=0)
+            axes.axhline(cell["success.mean"], color=drawn.colour, linestyle="--", linewidth=1.4, label=method)
+            axes.axhspan(cell["success.low"], cell["success.high"], color=drawn.colour, alpha=0.06, linewidth=0)
         over = sorted((cell for cell in own if cell["link"] != ON_BOARD), key=lambda cell: float(rtt[cell["link"]]))
         steady = [cell for cell in over if cell["link"].startswith("loopback")]
         if steady:
             x = [rtt[cell["link"]] for cell in steady]
             y, low, high = ([cell[f"success.{key}"] for cell in steady] for key in ("mean", "low", "high"))
-            axes.plot(x, y, color=drawn.light, marker=drawn.marker, markersize=4, linewidth=1.4, label=method)
-            axes.fill_between(x, low, high, color=drawn.light, alpha=0.1, linewidth=0)
+            axes.plot(x, y, color=drawn.colour, marker=drawn.marker, markersize=4, linewidth=1.4, label=method)
+            axes.fill_between(x, low, high, color=drawn.colour, alpha=0.1, linewidth=0)
         for cell in (cell for cell in over if cell not in steady):
             axes.plot(
-                rtt[cell["link"]], cell["success.mean"], drawn.marker, color=drawn.light, mfc="none", markersize=7
+                rtt[cell["link"]], cell["success.mean"], drawn.marker, color=drawn.colour, mfc="none", markersize=7
             )
     # Linear below 1 ms, so that a link without delay has a place.
     axes.set(xlabel="mean round trip of the link [ms]", ylabel="success", xscale="symlog")

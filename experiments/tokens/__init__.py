@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 
 from experiments.flash.methods import METHODS as FLOW
-from experiments.grid import DOCS, KEPT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.grid import DOCS, Cell, Experiment, Part, Picture, Results, Run, evaluated, placed
 from experiments.measure import draw_success, paired
+from experiments.tables import (
+    about_table,
+    contrast_table,
+    difference_table,
+    interval_text,
+    markdown,
+    optional_text,
+    relative_text,
+    success_text,
+)  # fmt: skip
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.errors import ConfigError
@@ -24,15 +34,6 @@ from specact.families.tokens.pair import TokenPair
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
-from specact.lab.report.tables import (
-    about_table,
-    contrast_table,
-    interval_text,
-    markdown,
-    optional_text,
-    relative_text,
-    success_text,
-)  # fmt: skip
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.statistics import mean_interval, wilson
 
@@ -98,22 +99,22 @@ def plan(run: Run) -> Iterator[Cell]:
             bundle, None, tuple(METHODS[name] for name in names), 200, seed=run.seed, shard=shard, draft=draft,
             rate=1.0 / 3.0,
         )  # fmt: skip
-        yield Cell(bundle, partial(with_outcomes, evaluation))
-        yield Cell(f"gain/{bundle}", partial(gain, bundle, on_path))
+        yield Cell(f"{bundle}/summary", partial(with_outcomes, evaluation))
+        yield Cell(f"{bundle}/gain", partial(gain, bundle, on_path))
         if not run.quick:  # these are trained: recipes/*-tokens-small.toml and *-regression.toml
-            yield Cell(f"others/{bundle}", partial(others, bundle, shard))
+            yield Cell(f"{bundle}/others", partial(others, bundle, shard))
     gated = Evaluation(
         "metaworld-tokens", None, GATES, 200, seed=run.seed, shard=10, rate=0.4, calibration_episodes=20,
         draft="metaworld-draft", decoding="specvla",
     )  # fmt: skip
     # A learned gate needs a head: specact calibrate --gate learned, in a copy of the bundle that --data names.
     if run.data is not None:
-        yield Cell("gated/metaworld-tokens", partial(with_outcomes, replace(gated, bundle=str(run.data))))
+        yield Cell("metaworld-tokens/gated", partial(with_outcomes, replace(gated, bundle=str(run.data))))
 
 
 def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     """What the tables need of a run, with the outcome of every episode."""
-    summary = evaluated(evaluation, folder, run, KEPT[:-1])
+    summary = evaluated(evaluation, folder, run)
     tables = {method: read_table(folder / "episodes" / method) for method in summary["methods"]}
     outcomes = {
         method: {point: table[point].astype(float).tolist() for point in END_POINTS} for method, table in tables.items()
@@ -152,7 +153,8 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
             evaluated_bundle = str(path)
         evaluation = Evaluation(evaluated_bundle, None, (method,), 200, seed=run.seed, shard=shard)
         success[label] = with_outcomes(evaluation, folder / label, run)["outcomes"][method.name]["success"]
-    return {"success": success, "time": times(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()})}
+    found = {"success": success, "time": times(bundle, {label: other[::2] for label, other in OTHERS[bundle].items()})}
+    return compared(run.result(f"{bundle}/summary")["outcomes"], found, RIVALS[bundle])
 
 
 def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, tuple[float, ...]]:
@@ -167,36 +169,6 @@ def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60
             spent.setdefault(label, []).append(time.perf_counter() - started)
     ratios = {label: mean_interval((np.log(spent[label]) - np.log(spent["ar"]))[10:]) for label in policies}
     return {label: tuple(np.exp([ratio.low, ratio.mean, ratio.high]).tolist()) for label, ratio in ratios.items()}
-
-
-def merge(results: Results, found: Found) -> Results:
-    """``tokens.json``: by policy ``summary``, ``gain``, ``others``, ``gated``; methods of several runs are joined."""
-    kept = {name: dict(values) for name, values in results.get("tokens", {}).items()}
-    for name, values in sorted(found.items(), key=lambda item: item[0].startswith("others/")):
-        group, _, bundle = name.rpartition("/")
-        of_policy = kept.setdefault(bundle, {})
-        if not group:
-            of_policy["summary"] = joined(of_policy.get("summary", {}), values)
-        elif group == "others":
-            of_policy[group] = compared(of_policy["summary"]["outcomes"], values, RIVALS[bundle])
-        else:
-            of_policy[group] = values
-    return results | {"tokens": kept}
-
-
-def joined(kept: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary with the methods of another one; without those of other episodes."""
-    same = KEPT[:4]
-    if not all(kept.get(part) == more[part] for part in same):
-        kept = {"methods": {}, "outcomes": {}}
-    methods, outcomes = kept["methods"] | more["methods"], kept["outcomes"] | more["outcomes"]
-    order = [name for name in METHODS if name in methods]
-    tables = {name: {point: np.array(values) for point, values in outcomes[name].items()} for name in order}
-    return {part: more[part] for part in same} | {
-        "methods": {name: methods[name] for name in order},
-        "contrasts": contrasts([METHODS[name] for name in order], tables),
-        "outcomes": {name: outcomes[name] for name in order},
-    }
 
 
 def compared(outcomes: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, Any]:
@@ -333,15 +305,12 @@ def others_table(found: Mapping[str, Any]) -> str:
         if time_ratio is not None:
             text = interval_text(dict(zip(("low", "mean", "high"), time_ratio, strict=True)), 3)
         rows.append([f"`{name}`", interval_text(vars(wilson(k, n))), text])
-    differences = [
-        [f"`{row['first']}` - `{row['second']}`", interval_text(row, 3, "+"), f"{row['p']:.2g}"]
-        for row in found["contrasts"]
-    ]
     table = markdown(["", "success", "time of greedy decoding's"], rows)
-    return table + "\n\n" + markdown(["", "difference of success", "p (Holm)"], differences)
+    contrasts_found = ({**row, "difference": row, "p_holm": row["p"]} for row in found["contrasts"])
+    return f"{table}\n\n{difference_table(contrasts_found)}"
 
 
 EXPERIMENT = Experiment(
-    "Spec-VLA, KERV, HeiSD and their controls on our token policies (docs/tokens.md)", plan, merge, pages,
+    "Spec-VLA, KERV, HeiSD and their controls on our token policies (docs/tokens.md)", plan, placed("tokens"), pages,
     Path(__file__).parent / "results",
 )  # fmt: skip

@@ -48,8 +48,10 @@ def test_every_round_is_charged_and_failed_ones_in_full(name: str, found: dict[s
 
 
 def test_a_policy_runs_and_its_section_names_every_method(tmp_path: Path) -> None:
-    EXPERIMENT.run(Run(tmp_path, quick=True), "*pusht-flow")
-    kept = EXPERIMENT.merge({}, {name: _cell(tmp_path, name) for name in ("pusht-flow", "rounds/pusht-flow")})["flow"]
+    EXPERIMENT.run(Run(tmp_path, quick=True), "pusht-flow/*")
+    names = ("pusht-flow/summary", "pusht-flow/rounds")
+    cells = {name: json.loads((tmp_path / name / "cell.json").read_text()) for name in names}
+    kept = EXPERIMENT.merge({}, cells)["flow"]
     rounds = kept["pusht-flow"]["rounds"]
     assert rounds["costs"]["full_10"]["relative"] == 1.0 and 0.0 <= rounds["acceptance"]["flash"]["seen"] <= 1.0
     page = "\n".join(section(kept["pusht-flow"]["summary"], rounds))
@@ -60,8 +62,3 @@ def test_a_policy_runs_and_its_section_names_every_method(tmp_path: Path) -> Non
 def test_what_has_no_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="ball"):
         flow_pair("ball")
-
-
-def _cell(folder: Path, name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / name / "cell.json").read_text())
-    return found

@@ -171,7 +171,6 @@ def test_at_pace_0_a_task_is_static_only_where_its_world_stands_still() -> None:
         (2, "steps on ball at pace 0, idle last, h"),
     }
     assert [row.place.idle for row in found.contrasts] == ["hold", "last"]
-    assert {row.idle for row in found.held_out_time} <= {"hold"}
 
 
 def test_one_correction_holds_for_every_contrast_of_a_sweep(analysis: Any) -> None:
@@ -253,28 +252,6 @@ def test_sweet_spots_come_with_their_support(analysis: Any) -> None:
         assert row.spot.where in row.plausible
     static = [row for row in analysis.spots if row.place.lever == "steps" and row.place.static]
     assert [row.spot.where for row in static if row.end_point == "task_s"] == [10.0, 5.0, 2.0, 2.0]
-
-
-def test_success_on_held_out_hardware_is_predicted_where_it_can_be(analysis: Any) -> None:
-    held = {row.held: row for row in analysis.held_out if row.delay == "age_s"}
-    # Neighbours on both sides, and a world that is separable: within the noise.
-    for name in ("agx-50w at pace 0.2", "agx-30w at pace 0.2", "agx-50w at pace 0.4", "agx-30w at pace 0.4"):
-        row = held[name]
-        assert row.covered == 1.0 and row.error.mean_absolute < 0.06 and row.regret < 0.05, row
-    # Staler than anything measured: said so, and wrong.
-    far = held["agx-15w at pace 0.4"]
-    assert far.covered < 1.0 < far.error.chi2 and far.error.worst > 0.2
-    # Likewise fresher than anything measured.
-    assert held["this-machine at pace 0.4"].covered == 0.0
-    assert held["pace 0.2"].error.mean_absolute < 0.03 and held["pace 0.2"].right == held["pace 0.2"].spots == 4
-
-
-def test_task_time_on_held_out_hardware_is_predicted(analysis: Any) -> None:
-    """N stays and the chunk is timed anew; what is left is the chance in N."""
-    for row in analysis.held_out_time:
-        assert row.error < 0.02, row
-        if row.lever == "overlap":
-            assert row.predicted == row.observed
 
 
 def test_what_is_no_sweep_is_refused(sweep: Table) -> None:

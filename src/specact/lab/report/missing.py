@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specact.lab.report.runs import Study
-from specact.lab.rollout.methods import METHODS
 
 _REALTIME = "draft,target,hybrid,random,adahi"
 
@@ -17,7 +15,7 @@ class Gap:
     """A missing part of the report.
 
     Attributes:
-        what: its description; the same text for every bundle that lacks it.
+        what: its description; the same text for every pair that lacks it.
         how: the command that produces it; may be empty.
     """
 
@@ -29,42 +27,27 @@ class Gap:
 
 
 def gaps_of(study: Study) -> list[Gap]:
-    """The gaps that the summaries reveal."""
+    """The gaps that the summaries reveal; those of gates concern action codes only."""
     run = study.table
-    start = f"specact eval {shlex.quote(str(run.evaluation['bundle']))}"
+    start, out = f"specact eval {shlex.quote(str(run.evaluation['bundle']))}", f"--out runs/{study.slug}"
     like = f"--episodes {run.summary['episodes']} --seed {run.evaluation['seed']}"
-    out = f"--out runs/{study.slug}"
-    metrics = run.methods.values()
-    absent = [name for name in METHODS if name not in run.methods]
+    at_rate = f"{start} --rate 0.3 {like} {out}-0.3 (and others)"
+    real = f"{start} --methods {_REALTIME} --episodes 20 --realtime {out}-realtime"
+    codes, metrics = run.of_codes, run.methods.values()
     candidates = (
         (
-            study.realtime is None,
-            Gap(
-                "no run over real sockets: times are accounted in virtual time",
-                f"{start} --methods {_REALTIME} --episodes 20 --realtime {out}-realtime",
-            ),
+            codes and study.realtime is None,
+            Gap("no run over real sockets: times are accounted in virtual time", real),
         ),
         (
-            len({run_.summary["rate"] for run_ in study.sweep}) < 2,
-            Gap(
-                "no runs at other rates: no figures over the rate", f"{start} --rate 0.3 {like} {out}-0.3 (and others)"
-            ),
+            codes and len({each.summary["rate"] for each in study.sweep}) < 2,
+            Gap("no runs at other rates: no figures over the rate", at_rate),
         ),
-        (all("adahi" not in run_.methods for run_ in study.runs), Gap("no method adahi: no figure of its rejections")),
+        (codes and study.rejections is None, Gap("no method adahi: no figure of its rejections")),
         (
-            all(m["gate_efficiency"] is None for m in metrics),
+            codes and all(m.get("gate_efficiency") is None for m in metrics),
             Gap("no gate efficiency: it needs the methods random and oracle"),
         ),
         (all(m.get("mse") is None for m in metrics), Gap("no mean squared error on held-out demonstrations")),
-        (bool(absent), Gap(f"methods that were not run: {', '.join(absent)}")),
     )
     return [gap for missing, gap in candidates if missing]
-
-
-def by_gap(missing: Mapping[str, Sequence[Gap]]) -> list[str]:
-    """The gaps, each with its bundles."""
-    bundles: dict[str, list[str]] = {}
-    for title, gaps in missing.items():
-        for gap in gaps:
-            bundles.setdefault(gap.what, []).append(title)
-    return [f"{what} ({', '.join(titles)})" for what, titles in bundles.items()]

@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Rectangle
 from numpy.typing import NDArray
 
@@ -29,7 +28,6 @@ POINTS: dict[str, Callable[[Any], NDArray[np.float64]]] = {
 
 # Number of episodes in a figure in which the draft alone fails, and in which it succeeds.
 FAILED, SUCCEEDED = 3, 2
-SENT, SKIPPED = "#d1495b", "#30638e"
 
 
 @dataclass(frozen=True)
@@ -96,29 +94,16 @@ def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, title
     mpl.use("Agg")
     count = max(len(episodes) for episodes in rows.values())
     figure = Figure(figsize=(2.6 * count, 2.8 * len(rows)), layout="constrained")
-    axes = np.atleast_2d(figure.subplots(len(rows), count, squeeze=False))
-    for line, (method, episodes) in zip(axes, rows.items(), strict=True):
+    for line, (method, episodes) in zip(figure.subplots(len(rows), count, squeeze=False), rows.items(), strict=True):
         for axis, episode in zip(line, episodes, strict=True):
             _draw(axis, episode, env_name)
             ending = "success" if episode.success else "failure"
             axis.set_title(f"{method}: {ending}, {episode.transmitted.mean():.0%} sent", fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    figure.legend(
-        handles=[
-            Line2D([], [], color=SENT, label="sent to the target"),
-            Line2D([], [], color=SKIPPED, label="the draft's own"),
-            Line2D([], [], color="black", marker="o", linestyle="", label="start"),
-        ],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-    )
+    figure.suptitle(f"{title}; red: sent to the target, blue: the draft's own, dot: start", fontsize=10)
     figure.savefig(path, dpi=110)
 
 
 def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
-    segments = np.stack([episode.points[:-1], episode.points[1:]], axis=1)
-    colours = np.where(episode.transmitted, SENT, SKIPPED)
     if env_name == "ball":
         from specact.lab.envs import ball
 
@@ -129,7 +114,9 @@ def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
         axis.set(xlim=(-1.08 * half, 1.08 * half), ylim=(-1.08 * half, 1.08 * half))
     else:
         axis.set(xlim=(0, 512), ylim=(512, 0), facecolor="#eef1f4")
-    axis.add_collection(LineCollection(list(segments), colors=list(colours), linewidths=1.6))
+    segments = list(np.stack([episode.points[:-1], episode.points[1:]], axis=1))
+    colours = np.where(episode.transmitted, "#d1495b", "#30638e")
+    axis.add_collection(LineCollection(segments, colors=list(colours), linewidths=1.6))
     axis.plot(*episode.points[0], "o", color="black", markersize=4)
     axis.set(aspect="equal", xticks=[], yticks=[])
     axis.spines[:].set_visible(False)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from specact.lab.data.recordings import Recorded
-from specact.lab.report.drawing import MUTED, Drawing, Rows, blank, legend_below, style_of
+from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
 from specact.lab.report.missing import Gap
-from specact.lab.report.tables import NONE, Table
+from specact.lab.report.tables import NONE, Rows, Table
 from specact.lab.rollout.steps import STAGES
 from specact.types import Origin
 
@@ -37,14 +37,45 @@ def gaps_of_recording(recorded: Recorded) -> list[Gap]:
     return [Gap(what) for missing, what in candidates if missing]
 
 
-def tables_of(recorded: Recorded) -> list[tuple[str, Table]]:
-    """Tables of a recording, each with part of its file name."""
-    tables = [("control", _control(recorded)), ("origins", _origins(recorded))]
-    if recorded.inferences:
-        tables += [("inferences", _inferences(recorded)), ("stages", _stages(recorded))]
-    elif _chunks(recorded):
-        tables.append(("inferences", _chunk_inferences(recorded)))
-    return tables
+def tables_of(recorded: Recorded) -> Iterator[Table]:
+    """Tables of a recording; the last one's file has every control step, with its action and its inference."""
+    controls = [step.control for step in recorded.steps]
+    unusable = Counter(control["unusable"] for control in controls if control["unusable"])
+    late, stall = (max((control[name] for control in controls), default=0.0) for name in ("late_s", "stall_s"))
+    won = sum(bool(each["success"]) for each in recorded.judged.values())
+    scores = [each["score"] for each in recorded.judged.values()]
+    caption = f"Control, at {recorded.about['rate_hz']:g} Hz"
+    yield _facts("control", caption, {
+        "episodes": str(len(recorded.episodes)),
+        "succeeded": f"{won} of {len(scores)}, mean score {np.mean(scores):.3f}" if scores else NONE,
+        "control steps": f"{len(controls):,}, {recorded.dropped} more were dropped from the recording",
+        "longest lateness": f"{1e3 * late:.1f} ms",
+        "longest wait for an action": f"{1e3 * stall:.1f} ms",
+        "observations that could not be used": _counted(unusable),
+        "actions too old to be sent": str(sum(not control["acted"] for control in controls)),
+    })  # fmt: skip
+    if inferences := recorded.inferences:
+        sent = sum(each["transmit"] for each in inferences)
+        verified, accepted = (sum(each[name] for each in inferences) for name in ("verified", "accepted"))
+        yield _facts("inferences", "Inferences", {
+            "inferences": f"{len(inferences):,}",
+            "transmitted": f"{sent:,}, {sent / len(inferences):.3f} of all",
+            "why": _counted(Counter(each["reason"] for each in inferences)),
+            "missed": _counted(Counter(each["miss"] for each in inferences if each["miss"])),
+            "verified units": f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE,
+        })  # fmt: skip
+        times = {stage: np.array([each[f"{stage}_s"] for each in inferences]) for stage in STAGES}
+        yield _times({**times, "all": np.sum(list(times.values()), axis=0)})
+    elif chunks := _chunks(recorded):
+        taken = np.array([each["took_s"] for each in chunks if not each["miss"]])
+        missed = _counted(Counter(each["miss"] for each in chunks if each["miss"]))
+        yield _facts("inferences", "Inferences of a policy alone", {"inferences": f"{len(taken):,}", "missed": missed})
+        if len(taken):
+            yield _times({"all": taken})
+    origins = Counter(step.origin for step in recorded.steps if step.action is not None)
+    names = [origin.name.lower() for origin in Origin if origins[origin.name.lower()]]
+    rows = [(name, f"{origins[name]:,}", f"{origins[name] / origins.total():.3f}") for name in names]
+    yield Table("origins", "Where executed actions came from", ["origin", "actions", "share"], rows)
 
 
 def steps_rows(recorded: Recorded) -> Rows:
@@ -54,12 +85,8 @@ def steps_rows(recorded: Recorded) -> Rows:
     for step in recorded.steps:
         row: dict[str, Any] = {"step": step.number, "time_s": step.at_s - began, **step.control, "origin": step.origin}
         row |= {f"action_{i}": float(value) for i, value in enumerate(() if step.action is None else step.action)}
-        for source in (step.inference, step.chunk):
-            row |= {
-                f"inference.{name}": value
-                for name, value in (source or {}).items()
-                if not isinstance(value, np.ndarray)
-            }
+        inference = {**(step.inference or {}), **(step.chunk or {})}
+        row |= {f"inference.{name}": value for name, value in inference.items() if not isinstance(value, np.ndarray)}
         rows.append(row)
     return rows
 
@@ -72,62 +99,17 @@ def draw_recording(recorded: Recorded) -> Iterator[Drawing]:
         yield _draw_scores(recorded)
 
 
-def _control(recorded: Recorded) -> Table:
-    controls = [step.control for step in recorded.steps]
-    unusable = Counter(control["unusable"] for control in controls if control["unusable"])
-    late, stall = (max((control[name] for control in controls), default=0.0) for name in ("late_s", "stall_s"))
-    won = sum(bool(each["success"]) for each in recorded.judged.values())
-    scores = [each["score"] for each in recorded.judged.values()]
-    rows: list[tuple[str, list[str]]] = [
-        ("episodes", [str(len(recorded.episodes))]),
-        ("succeeded", [f"{won} of {len(scores)}, mean score {np.mean(scores):.3f}" if scores else NONE]),
-        ("control steps", [f"{len(controls):,}, {recorded.dropped} more were dropped from the recording"]),
-        ("longest lateness", [f"{1e3 * late:.1f} ms"]),
-        ("longest wait for an action", [f"{1e3 * stall:.1f} ms"]),
-        ("observations that could not be used", [_counted(unusable)]),
-        ("actions too old to be sent", [str(sum(not control["acted"] for control in controls))]),
+def _facts(name: str, caption: str, facts: Mapping[str, str]) -> Table:
+    return Table(name, caption, ["", "recorded"], list(facts.items()))
+
+
+def _times(seconds: Mapping[str, Any]) -> Table:
+    rows = [
+        [stage, *(f"{1e3 * value:.3f}" for value in (np.mean(each), *np.quantile(each, (0.5, 0.95, 0.99))))]
+        for stage, each in seconds.items()
     ]
-    return Table(f"Control, at {recorded.about['rate_hz']:g} Hz", ["", "recorded"], rows)
-
-
-def _origins(recorded: Recorded) -> Table:
-    count = Counter(step.origin for step in recorded.steps if step.action is not None)
-    names = [origin.name.lower() for origin in Origin if count[origin.name.lower()]]
-    rows = [(name, [f"{count[name]:,}", f"{count[name] / count.total():.3f}"]) for name in names]
-    return Table("Where executed actions came from", ["origin", "actions", "share"], rows)
-
-
-def _inferences(recorded: Recorded) -> Table:
-    inferences = recorded.inferences
-    sent = [each for each in inferences if each["transmit"]]
-    verified, accepted = (sum(each[name] for each in inferences) for name in ("verified", "accepted"))
-    rows: list[tuple[str, list[str]]] = [
-        ("inferences", [f"{len(inferences):,}"]),
-        ("transmitted", [f"{len(sent):,}, {len(sent) / len(inferences):.3f} of all"]),
-        ("why", [_counted(Counter(each["reason"] for each in inferences))]),
-        ("missed", [_counted(Counter(each["miss"] for each in inferences if each["miss"]))]),
-        ("verified units", [f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE]),
-    ]
-    return Table("Inferences", ["", "recorded"], rows)
-
-
-def _stages(recorded: Recorded) -> Table:
-    inferences = recorded.inferences
-    times = {stage: np.array([each[f"{stage}_s"] for each in inferences]) for stage in STAGES}
-    times["all"] = np.sum(list(times.values()), axis=0)
-    rows = [(stage, _quantiles(seconds)) for stage, seconds in times.items()]
-    return Table("Times of an inference as it was waited for [ms]", ["stage", "mean", "p50", "p95", "p99"], rows)
-
-
-def _chunk_inferences(recorded: Recorded) -> Table:
-    found = _chunks(recorded)
-    taken = np.array([each["took_s"] for each in found if not each["miss"]])
-    rows: list[tuple[str, list[str]]] = [
-        ("inferences", [f"{len(taken):,}"]),
-        ("missed", [_counted(Counter(each["miss"] for each in found if each["miss"]))]),
-        ("mean, p50, p95, p99", [" / ".join(_quantiles(taken)) + " ms" if len(taken) else NONE]),
-    ]
-    return Table("Inferences of a policy alone", ["", "recorded"], rows)
+    caption = "Times of an inference as it was waited for [ms]"
+    return Table("stages", caption, ["stage", "mean", "p50", "p95", "p99"], rows)
 
 
 def _chunks(recorded: Recorded) -> list[dict[str, Any]]:
@@ -139,20 +121,19 @@ def _draw_actions(recorded: Recorded) -> Drawing:
     actions = np.array([step.action for step in steps])
     time_s = np.array([step.at_s for step in steps]) - recorded.steps[0].at_s
     figure, axes = blank()
-    shown = min(_MOST_LINES, actions.shape[1] if len(steps) else 0)
+    width = actions.shape[1] if len(steps) else 0
+    shown = min(_MOST_LINES, width)
     for i in range(shown):
-        axes.plot(time_s, actions[:, i], color=MUTED.light, linewidth=0.8, alpha=1.0 - 0.12 * i)
+        axes.plot(time_s, actions[:, i], color=MUTED, linewidth=0.8, alpha=1.0 - 0.12 * i)
     for origin, method in _STYLES.items():
         at = np.array([step.origin == origin for step in steps], bool)
         for i in range(shown if at.any() else 0):
-            axes.plot(
-                time_s[at], actions[at, i], ".", color=style_of(method).light, markersize=3, label=None if i else origin
-            )
+            label = None if i else origin
+            axes.plot(time_s[at], actions[at, i], ".", color=style_of(method).colour, markersize=3, label=label)
     axes.set(xlabel="time [s]", ylabel="action, in the environment's units")
     legend_below(figure)
     caption = (
-        f"{shown} dimensions of {actions.shape[1] if len(steps) else 0}, every executed action of the first episode, "
-        "coloured by where it came from."
+        f"{shown} dimensions of {width}, every executed action of the first episode, coloured by where it came from."
     )
     rows = [
         {"time_s": float(at), "origin": step.origin, **{f"action_{i}": float(a) for i, a in enumerate(action)}}
@@ -167,27 +148,22 @@ def _draw_scores(recorded: Recorded) -> Drawing:
     scores, thresholds = (np.array([each[name] for each in inferences]) for name in ("score", "threshold"))
     sent, missed = (np.array([bool(each[name]) for each in inferences]) for name in ("transmit", "miss"))
     figure, axes = blank()
-    for label, at, method, marker in (
-        ("skipped", ~sent, "draft", "v"),
-        ("transmitted", sent & ~missed, "adahi", "o"),
-        ("missed", missed, "random", "X"),
+    for label, at, method in (
+        ("skipped", ~sent, "draft"),
+        ("transmitted", sent & ~missed, "adahi"),
+        ("missed", missed, "random"),
     ):
-        axes.plot(number[at], scores[at], marker, color=style_of(method).light, markersize=4, label=label)
+        colour, marker = style_of(method)
+        axes.plot(number[at], scores[at], marker, color=colour, markersize=4, label=label)
     # The gates never and always have infinite thresholds.
-    axes.plot(number, np.where(np.isfinite(thresholds), thresholds, np.nan), "--", color=MUTED.light, label="threshold")
+    axes.plot(number, np.where(np.isfinite(thresholds), thresholds, np.nan), "--", color=MUTED, label="threshold")
     axes.set(xlabel="inference", ylabel="score of the gate")
     legend_below(figure, columns=2)
     gate = recorded.about.get("gate", "unknown")
     caption = f"Gate {gate}: a step is transmitted above the threshold, and where it is forced."
-    rows = [
-        {name: each[name] for name in ("episode", "step", "score", "threshold", "reason", "transmit", "miss")}
-        for each in inferences
-    ]
+    names = ("episode", "step", "score", "threshold", "reason", "transmit", "miss")
+    rows = [{name: each[name] for name in names} for each in inferences]
     return Drawing("scores", "Scores of the gate", caption, figure, rows)
-
-
-def _quantiles(seconds: Any) -> Sequence[str]:
-    return [f"{1e3 * value:.3f}" for value in (np.mean(seconds), *np.quantile(seconds, (0.5, 0.95, 0.99)))]
 
 
 def _counted(counts: Mapping[str, int]) -> str:

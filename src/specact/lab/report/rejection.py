@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specact.gates.calibration import file_name
-from specact.lab.evaluation.metrics import Table
-from specact.lab.evaluation.rejection import Fit, RejectionModel, fit_rejection
+from specact.lab.evaluation.rejection import RejectionModel, fit_rejection
 from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
 from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.methods import METHODS
@@ -45,10 +45,13 @@ def rejections_of(study: Study) -> Rejections | None:
         DataError: if its step table cannot be read.
     """
     run = study.rejections
-    steps = _free(run.steps("adahi")) if run is not None else {}
-    if run is None or len(steps["score"]) < _LEAST:
+    if run is None:
         return None
-    every, primary = (fit_rejection(steps["score"], steps[name]) for name in ("rejection", "rejection_0"))
+    steps = run.steps("adahi")
+    free = free_steps(steps)
+    if free.sum() < _LEAST:
+        return None
+    every, primary = (fit_rejection(steps["score"][free], steps[name][free]) for name in ("rejection", "rejection_0"))
     return Rejections(run, every, primary)
 
 
@@ -68,10 +71,8 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
     x_line = (np.geomspace if wide else np.linspace)(x.min(), x.max(), 200)
     # The fit shifts negative scores to start at 0.
     log_x = x_line - min(0.0, x.min())
-    for model, colour, face, label in (
-        (every, style_of("adahi").light, None, "any code, R"),
-        (primary, MUTED.light, "none", "primary code, r"),
-    ):
+    styles = ((every, style_of("adahi").colour, None, "any code, R"), (primary, MUTED, "none", "primary code, r"))
+    for model, colour, face, label in styles:
         errors = 1.96 * np.array(model.errors)
         axes.errorbar(x, model.rejections, errors, fmt="o", color=colour, mfc=face, markersize=4, label=label)
         linear, log = model.linear, model.logarithmic
@@ -82,13 +83,12 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
     axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
     axes.set_xscale("log" if wide else "linear")
     legend_below(figure, columns=2)
-    yield Drawing("rejection", "Rejection over deviation", _caption(run, every, primary), figure, _rows(every, primary))
-
-
-def _free(steps: Table) -> Table:
-    """The steps that the score decided, without forced ones."""
-    free = free_steps(steps)
-    return {name: steps[name][free] for name in ("score", "rejection", "rejection_0")}
+    caption = (
+        f"{every.steps:,} freely decided steps of {run.folder}, in {len(every.scores)} bins of equal count, with "
+        f"95 % intervals. Of any code (R): {_text(every)}. Of the primary code, as in the paper (r): "
+        f"{_text(primary)}. A negative slope would mean a gate that asks where the target agrees."
+    )
+    yield Drawing("rejection", "Rejection over deviation", caption, figure, _rows(every, primary))
 
 
 def _reading(run: Run) -> str:
@@ -97,33 +97,20 @@ def _reading(run: Run) -> str:
     return str(dict(calibration["settings"]["options"])["reading"]) if calibration else "reading unknown"
 
 
-def _caption(run: Run, every: RejectionModel, primary: RejectionModel) -> str:
-    return (
-        f"{every.steps:,} freely decided steps of {run.folder}, in {len(every.scores)} bins of equal count, with "
-        f"95 % intervals. Of any code (R): {_model(every)}. Of the primary code, as in the paper (r): "
-        f"{_model(primary)}. A negative slope would mean a gate that asks where the target agrees."
-    )
+def _text(model: RejectionModel) -> str:
+    fits = [
+        f"{name} R² {fit.r2:.2f}, slope {fit.slope:+.3g}"
+        for name, fit in (("linear", model.linear), ("logarithmic", model.logarithmic))
+    ]
+    return f"{'; '.join(fits)}; over single steps Spearman {model.spearman:+.2f}, AUROC {model.auroc:.2f}"
 
 
-def _model(model: RejectionModel) -> str:
-    return (
-        f"linear fit {_fit(model.linear)}, logarithmic {_fit(model.logarithmic)}; over single steps Spearman "
-        f"{model.spearman:+.2f}, AUROC {model.auroc:.2f}"
-    )
-
-
-def _fit(fit: Fit) -> str:
-    sign = "positive" if fit.slope > 0 else "negative" if fit.slope < 0 else "no"
-    return f"R² {fit.r2:.2f}, {sign} slope ({fit.slope:+.3g})"
-
-
-def _rows(every: RejectionModel, primary: RejectionModel) -> list[dict[str, float | str]]:
+def _rows(every: RejectionModel, primary: RejectionModel) -> list[dict[str, Any]]:
     bins = zip(every.scores, every.rejections, every.errors, primary.rejections, primary.errors, strict=True)
     names = ("deviation", "rejection", "standard_error", "primary_rejection", "primary_standard_error")
-    rows: list[dict[str, float | str]] = [{"row": "bin", **dict(zip(names, values, strict=True))} for values in bins]
+    rows: list[dict[str, Any]] = [{"row": "bin", **dict(zip(names, values, strict=True))} for values in bins]
     for code, model in (("any", every), ("primary", primary)):
-        for name, fit in (("linear", model.linear), ("logarithmic", model.logarithmic)):
-            line = {"slope": fit.slope, "intercept": fit.intercept, "shift": fit.shift, "r2": fit.r2}
-            rows.append({"row": name, "code": code, **line})
+        fits = (("linear", model.linear), ("logarithmic", model.logarithmic))
+        rows += [{"row": name, "code": code, **vars(fit)} for name, fit in fits]
         rows.append({"row": "steps", "code": code, "n": model.steps, "spearman": model.spearman, "auroc": model.auroc})
     return rows

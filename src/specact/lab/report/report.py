@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,16 +22,14 @@ from specact.errors import DataError, SpecactError
 from specact.files import write_whole
 from specact.lab.data.recordings import Recorded, read_recording
 from specact.lab.evaluation import film
-from specact.lab.report import tables
-from specact.lab.report.drawing import STYLES, Drawing, Rows, as_csv, inline, save, style, style_of
+from specact.lab.report.drawing import Drawing, as_csv, save, style
 from specact.lab.report.films import EpisodeFilm, show_film
-from specact.lab.report.missing import Gap, by_gap, gaps_of
+from specact.lab.report.missing import Gap, gaps_of
 from specact.lab.report.recordings import draw_recording, gaps_of_recording, steps_rows, tables_of
 from specact.lab.report.rejection import draw_rejection
 from specact.lab.report.runs import Run, Skipped, Study, find_runs, group, unused_slug
-from specact.lab.report.sweep import draw_sweep
-from specact.lab.report.tradeoff import draw_tradeoffs, time_of
-from specact.lab.rollout.methods import METHODS
+from specact.lab.report.tables import NONE, Rows, Table, contrasts_table, methods_table, runs_table, summary_table
+from specact.lab.report.tradeoff import draw_sweep, draw_tradeoffs, time_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -45,7 +44,7 @@ class Report:
         runs: number of runs in it.
         recordings: number of recordings in it.
         skipped: folders and files that are not in it, with reasons.
-        missing: missing parts per bundle and recording.
+        missing: missing parts per pair and recording.
     """
 
     page: Path
@@ -54,6 +53,31 @@ class Report:
     recordings: int
     skipped: list[Skipped]
     missing: dict[str, list[Gap]]
+
+
+@dataclass
+class Section:
+    """What the page shows of one pair or recording.
+
+    Attributes:
+        title, slug: its heading, and the heading as part of file names.
+        facts: names and values; long ones have a line of their own.
+        gaps: what is missing.
+        tables, figures: each with links to its files.
+        film: of an episode.
+        files: links to further files.
+        details: folded texts by title.
+    """
+
+    title: str
+    slug: str
+    facts: dict[str, str | list[str]]
+    gaps: list[Gap]
+    tables: list[tuple[Table, list[str]]] = field(default_factory=list)
+    figures: list[tuple[Drawing, str, list[str]]] = field(default_factory=list)
+    film: EpisodeFilm | None = None
+    files: list[str] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)
 
 
 def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True) -> Report:
@@ -73,31 +97,36 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     runs: list[Run] = []
     folders = [path for path in paths if not path.is_file()]
     if folders or not recorded:
-        runs, skipped = find_runs(folders, skipped, of_codes=True)
-    studies, output = group(runs), _OutputFiles(out, files)
+        runs, skipped = find_runs(folders, skipped)
+    studies, output = group(runs), _Output(out, files)
     sections = []
-    # Films are rendered in child processes, one per bundle, while this one draws the figures.
+    # Films are rendered in child processes, one per pair, while this one draws the figures.
     with style(), ExitStack() as stack:
         executor = ThreadPoolExecutor(os.cpu_count())
         # On an interrupt, queued films are cancelled.
         stack.callback(executor.shutdown, cancel_futures=True)
-        film_jobs = [executor.submit(show_film, study.table).result if films else _no_film for study in studies]
-        for done, (study, make_film) in enumerate(zip(studies, film_jobs, strict=True)):
+        # Policies whose times are measured in one process are not simulated again.
+        jobs = [
+            executor.submit(show_film, study.table).result if films and study.table.summary["link"] != "none" else None
+            for study in studies
+        ]
+        for done, (study, make_film) in enumerate(zip(studies, jobs, strict=True)):
             progress("bundles", done, len(studies))
-            sections.append(_section(study, output, make_film))
+            sections.append(_of_study(study, output, make_film))
         progress("bundles", len(studies), len(studies))
         slugs = {study.slug for study in studies}
-        recordings = [_recording_section(one, output, slugs) for one in recorded]
-    missing = {section["study"].title: section["lacking"] for section in sections}
-    missing |= {section["title"]: section["lacking"] for section in recordings}
+        for recording in recorded:
+            sections.append(_of_recording(recording, output, unused_slug(recording.path.stem, slugs)))
+            slugs.add(sections[-1].slug)
+    missing = {section.title: section.gaps for section in sections}
     page = _render(
         runs=runs,
+        studies=studies,
+        recordings=recorded,
         sections=sections,
-        recordings=recordings,
-        summary=tables.summary_table(studies),
-        summary_files=output.table("summary", tables.summary_rows(studies)),
-        skipped=skipped,
-        missing=by_gap(missing),
+        summary=[output.table(summary_table(studies), "")] if studies else [],
+        skipped=[f"{each.folder}: {each.reason}" for each in skipped],
+        missing=_by_gap(missing),
     )
     write_whole(out, page.encode())
     return Report(out, output.written, len(runs), len(recorded), skipped, missing)
@@ -114,77 +143,96 @@ def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skippe
     return read, skipped
 
 
-def _recording_section(recorded: Recorded, output: _OutputFiles, slugs: set[str]) -> dict[str, Any]:
-    """The variables of one recording for ``templates/recording.html``."""
-    slug = unused_slug(recorded.path.stem, slugs)
-    slugs.add(slug)
-    return {
-        "recorded": recorded,
-        "title": f"Recording {recorded.path.name}",
-        "slug": slug,
-        "lacking": gaps_of_recording(recorded),
-        "tables": [
-            (table, output.table(f"{slug}-{name}", tables.csv_rows(table))) for name, table in tables_of(recorded)
-        ],
-        "steps_files": output.table(f"{slug}-steps", steps_rows(recorded)),
-        "figures": [output.figure(drawing, slug) for drawing in draw_recording(recorded)],
+def _by_gap(missing: dict[str, list[Gap]]) -> list[str]:
+    """The gaps, each with the sections that have it."""
+    titles: dict[str, list[str]] = {}
+    for title, gaps in missing.items():
+        for gap in gaps:
+            titles.setdefault(gap.what, []).append(title)
+    return [f"{what} ({', '.join(those)})" for what, those in titles.items()]
+
+
+def _of_study(study: Study, output: _Output, make_film: Callable[[], EpisodeFilm] | None) -> Section:
+    run, evaluation = study.table, study.table.evaluation
+    facts: dict[str, str | list[str]] = {
+        "environment": evaluation["env"],
+        "episodes": f"{evaluation['episodes']} per method, the same for all",
+        "seed": str(evaluation["seed"]),
+        "rate": f"gates calibrated for {evaluation['rate']:g}",
+        "weights": evaluation["fingerprint"],
+        "machine": ", ".join(f"{part} {value}" for part, value in run.manifest["machine"].items()),
+        "run folder": str(run.folder),
+        "gates": list(map(_gate, run.calibrations.values())) or NONE,
+        "times in the figures": time_of(study.timed),
+        "command": run.manifest["command"] or NONE,
     }
-
-
-def _no_film() -> None:
-    return None
-
-
-def _section(study: Study, output: _OutputFiles, make_film: Callable[[], EpisodeFilm | None]) -> dict[str, Any]:
-    """The variables of one study for ``templates/study.html``."""
-    run, slug = study.table, study.slug
-    gaps, figures = gaps_of(study), list[tuple[Drawing, Markup, list[str]]]()
+    section = Section(study.title, study.slug, facts, gaps_of(study))
+    tables = [methods_table(run), *([contrasts_table(run)] if run.summary["contrasts"] else []), runs_table(study)]
+    section.tables = [output.table(table, study.slug) for table in tables]
     for draw in (draw_rejection, draw_tradeoffs, draw_sweep):
         try:
-            figures += [output.figure(drawing, slug) for drawing in draw(study)]
+            section.figures += output.figures(draw(study), study.slug)
         except DataError as error:
-            gaps.append(Gap(str(error)))
-    episode_film = None
+            section.gaps.append(Gap(str(error)))
     try:
-        episode_film = make_film()
+        section.film = None if make_film is None else make_film()
     except SpecactError as error:
-        gaps.append(Gap(f"no films: {error}"))
-    manifests = {"Manifest of the table's run": run}
-    if study.timed is not run:
-        manifests["Manifest of the run over real sockets"] = study.timed
-    return {
-        "study": study,
-        "lacking": gaps,
-        "methods": tables.methods_table(run),
-        "methods_files": output.table(f"{slug}-methods", tables.methods_rows(run)),
-        "contrasts": tables.contrasts_table(run),
-        "contrasts_files": output.table(f"{slug}-contrasts", tables.contrasts_rows(run)),
-        "figures": figures,
-        "shown": episode_film,
-        "manifests": manifests,
+        section.gaps.append(Gap(f"no films: {error}"))
+    for each in [run] if study.timed is run else [run, study.timed]:
+        values = {**each.manifest, "calibration": each.calibrations}
+        section.details[f"Manifest of {each.folder}"] = json.dumps(values, indent=2)
+    return section
+
+
+def _gate(calibration: dict[str, Any]) -> str:
+    settings, checked = calibration["settings"], calibration["held_out"]
+    options = ", ".join(f"{option} {value}" for option, value in settings["options"])
+    limit = f"at most {settings['max_skips']} skips" if settings["max_skips"] else "no limit on skips"
+    return (
+        f"{settings['name']}: {options}; transmits above {settings['threshold']:.4g}, {limit} in a row; rate "
+        f"{checked['rate']:.3f} on {checked['episodes']} held-out episodes"
+    )
+
+
+def _of_recording(recorded: Recorded, output: _Output, slug: str) -> Section:
+    about = recorded.about
+    facts: dict[str, str | list[str]] = {
+        "policies": about.get("policy") or NONE,
+        "robot": about.get("robot") or f"simulated, {about.get('env')}",
+        "weights": about.get("fingerprint") or NONE,
+        "gate": about.get("gate") or NONE,
+        "began": about.get("began") or NONE,
+        "recording": str(recorded.path),
+        "command": about.get("command") or NONE,
     }
+    section = Section(f"Recording {recorded.path.name}", slug, facts, gaps_of_recording(recorded))
+    section.tables = [output.table(table, slug) for table in tables_of(recorded)]
+    section.files = output.rows(f"{slug}-steps", steps_rows(recorded))
+    section.figures = output.figures(draw_recording(recorded), slug)
+    return section
 
 
 @dataclass(frozen=True)
-class _OutputFiles:
-    """Writes figures and tables, and collects their paths.
-
-    Attributes:
-        page: the report.
-        folder: of the figures and tables.
-        written: the files so far.
-    """
+class _Output:
+    """Writes figures and tables into a folder, returns links to them from the page, and collects their paths."""
 
     page: Path
     folder: Path
     written: list[Path] = field(default_factory=list)
 
-    def figure(self, drawing: Drawing, slug: str) -> tuple[Drawing, Markup, list[str]]:
-        """The figure, its inline SVG, and links to its files."""
-        svg, paths = save(drawing, self.folder, f"{slug}-{drawing.name}")
-        return drawing, Markup(inline(svg, f"{drawing.title}. {drawing.caption}")), self._links(paths)
+    def figures(self, drawings: Iterable[Drawing], slug: str) -> list[tuple[Drawing, str, list[str]]]:
+        """Each figure, its SVG as a data URL, and links to its files."""
+        shown = []
+        for drawing in drawings:
+            svg, paths = save(drawing, self.folder, f"{slug}-{drawing.name}")
+            shown.append((drawing, f"data:image/svg+xml;base64,{_base64(svg)}", self._links(paths)))
+        return shown
 
-    def table(self, stem: str, rows: Rows) -> list[str]:
+    def table(self, table: Table, slug: str) -> tuple[Table, list[str]]:
+        """The table, and the link to its rows."""
+        return table, self.rows("-".join(filter(None, (slug, table.name))), table.csv)
+
+    def rows(self, stem: str, rows: Rows) -> list[str]:
         """Writes the rows as CSV, if there are any, and returns the link."""
         path = self.folder / f"{stem}.csv"
         if rows:
@@ -197,6 +245,10 @@ class _OutputFiles:
         return [Path(os.path.relpath(path.resolve(), base)).as_posix() for path in paths]
 
 
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
 def _render(**variables: Any) -> str:
     # Autoescaping: names in manifests must not become markup.
     templates = Environment(
@@ -206,23 +258,12 @@ def _render(**variables: Any) -> str:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    templates.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    templates.globals |= {
-        "columns": {column.head: column.description for column in tables.COLUMNS},
-        "count": lambda things, name: f"{len(things)} {name}{'' if len(things) == 1 else 's'}",
-        "dash": tables.NONE,
-        "methods": METHODS,
-        "style_of": style_of,
-        "time_of": time_of,
-    }
-    css = templates.get_template("style.css").render(
-        styles=STYLES, width=film.WIDTH_PX, height=film.HEIGHT_PX, ground=film.GROUND
-    )
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    templates.filters["base64"] = _base64
+    css = templates.get_template("style.css").render(width=film.WIDTH_PX, height=film.HEIGHT_PX, ground=film.GROUND)
     return templates.get_template("page.html").render(
         variables,
         style=Markup(css),
-        style_hash=f"sha256-{digest}",
+        style_hash=f"sha256-{_base64(hashlib.sha256(css.encode()).digest())}",
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
