@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgpack as plain_msgpack
+import msgspec
 import numpy as np
 import pytest
 from tests.children import wait_for
@@ -199,7 +199,10 @@ def test_names_and_shapes_that_mean_the_same(seeing: Here, changed: Fields) -> N
         (seen(address=[1, 2, 3]), "address must be"),
         ({}, "has no 'state'"),
         (b"", "not a msgpack message"),
-        (plain_msgpack.packb({"observation/state": {"nd": True, "type": "|O", "shape": [1], "data": b"."}}), "dtype"),
+        (
+            msgspec.msgpack.encode({"observation/state": {"nd": True, "type": "|O", "shape": [1], "data": b"."}}),
+            "dtype",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -322,7 +325,7 @@ def senseless(rng: random.Random, valid: bytes) -> bytes | str:
             return rng.choice(leaves)
         return {rng.choice(keys): tree(depth - 1) for _ in range(rng.randrange(5))}
 
-    packed: bytes = plain_msgpack.packb(tree(4))
+    packed: bytes = msgspec.msgpack.encode(tree(4))
     return packed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -35,7 +36,12 @@ class ArraySpec:
     high: float = math.inf
     distribution: bool = False
 
-    @property
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @cached_property
     def bounds(self) -> tuple[float, float] | None:
         """Smallest and largest number that it may hold; None if its type has no others."""
         if self.distribution:
@@ -46,27 +52,6 @@ class ArraySpec:
         if self.dtype is np.bool_:
             return 0, 1
         return None if math.isinf(self.low) and math.isinf(self.high) else (self.low, self.high)
-
-
-class _Place:
-    """Where the bytes of an array begin, and how they are checked."""
-
-    __slots__ = ("bounds", "dtype", "name", "number", "offset", "shape", "size")
-
-    def __init__(self, name: str, spec: ArraySpec, offset: int) -> None:
-        self.name, self.shape, self.offset, self.size = name, spec.shape, offset, math.prod(spec.shape)
-        self.dtype, self.bounds = np.dtype(spec.dtype), spec.bounds
-        # The bytes of a bool may be others than 0 and 1.
-        self.number = np.dtype(np.uint8) if spec.dtype is np.bool_ else self.dtype
-
-    def array(self, payload: bytearray) -> NDArray[Any]:
-        return np.ndarray(self.shape, self.dtype, payload, self.offset)
-
-    def outside(self, payload: bytearray, count: int) -> bool:
-        """Whether some of the ``count`` numbers from here on are out of bounds; a comparison with NaN is false."""
-        assert self.bounds is not None
-        numbers, (low, high) = np.frombuffer(payload, self.number, count, self.offset), self.bounds
-        return int(np.count_nonzero((numbers >= low) & (numbers <= high))) < count
 
 
 class Layout:
@@ -82,16 +67,15 @@ class Layout:
 
     def __init__(self, specs: Mapping[str, ArraySpec]) -> None:
         self.specs = dict(sorted(specs.items(), key=lambda entry: -np.dtype(entry[1].dtype).itemsize))
-        self._places: list[_Place] = []
-        self.nbytes = 0
+        self._places, self.nbytes = dict[str, int](), 0
         for name, spec in self.specs.items():
-            self._places.append(_Place(name, spec, self.nbytes))
-            self.nbytes += self._places[-1].size * self._places[-1].dtype.itemsize
-        self.size = sum(place.size for place in self._places)
+            self._places[name] = self.nbytes
+            self.nbytes += spec.size * np.dtype(spec.dtype).itemsize
+        self.size = sum(spec.size for spec in self.specs.values())
         # Neighbours of one type with the same bounds are checked together.
-        runs = [list(run) for _, run in groupby(self._places, lambda place: (place.number, place.bounds))]
-        self._runs = [(run[0], sum(place.size for place in run)) for run in runs if run[0].bounds is not None]
-        self._distributions = [place for place in self._places if self.specs[place.name].distribution]
+        runs = [list(run) for _, run in groupby(self.specs, lambda name: (specs[name].dtype, specs[name].bounds))]
+        self._runs = [(run[0], sum(specs[name].size for name in run)) for run in runs if specs[run[0]].bounds]
+        self._distributions = [name for name, spec in self.specs.items() if spec.distribution]
 
     @classmethod
     def of(cls, observation: ObservationSpec, images: bool = True) -> Layout:
@@ -101,7 +85,7 @@ class Layout:
 
     def describe(self) -> list[list[Any]]:
         """Name, type and shape of each array, in the order of their bytes."""
-        return [[place.name, place.dtype.name, list(place.shape)] for place in self._places]
+        return [[name, np.dtype(spec.dtype).name, list(spec.shape)] for name, spec in self.specs.items()]
 
     def example(self) -> dict[str, NDArray[Any]]:
         """Valid arrays: uniform distributions, elsewhere the numbers nearest to zero."""
@@ -116,18 +100,18 @@ class Layout:
             ValueError: if one is missing, or has another shape or type.
         """
         parts = []
-        for place in self._places:
-            array = arrays.get(place.name)
-            if array is None or array.shape != place.shape or array.dtype != place.dtype:
+        for name, spec in self.specs.items():
+            array = arrays.get(name)
+            if array is None or array.shape != spec.shape or array.dtype != spec.dtype:
                 given = None if array is None else f"{array.dtype} {array.shape}"
-                raise ValueError(f"{place.name} must be {place.dtype} {place.shape}, got {given}")
+                raise ValueError(f"{name} must be {np.dtype(spec.dtype)} {spec.shape}, got {given}")
             parts.append(np.ascontiguousarray(array).data)
         return bytearray().join(parts)
 
     def unpack(self, payload: bytearray) -> dict[str, NDArray[Any]]:
         """The arrays in these bytes, whose memory they share, after :meth:`check`."""
         self.check(payload)
-        return {place.name: place.array(payload) for place in self._places}
+        return {name: self._array(name, payload) for name in self.specs}
 
     def check(self, payload: bytearray) -> None:
         """Checks the number of bytes, and that every number is finite and in range.
@@ -139,18 +123,30 @@ class Layout:
             names = ", ".join(self.specs) or "no array"
             raise WireError("bad_message", f"{names} must have {self.nbytes} bytes together, got {len(payload)}")
         for first, count in self._runs:
-            if first.outside(payload, count):
+            if self._outside(first, payload, count):
                 raise self._refusal(payload)
-        for place in self._distributions:
-            if np.abs(np.add.reduce(place.array(payload), -1) - 1.0).max() > _SUM_WITHIN:
-                raise WireError("bad_message", f"every row of {place.name} must be a distribution, with the sum 1")
+        for name in self._distributions:
+            if np.abs(np.add.reduce(self._array(name, payload), -1) - 1.0).max() > _SUM_WITHIN:
+                raise WireError("bad_message", f"every row of {name} must be a distribution, with the sum 1")
+
+    def _array(self, name: str, payload: bytearray) -> NDArray[Any]:
+        spec = self.specs[name]
+        return np.ndarray(spec.shape, spec.dtype, payload, self._places[name])
+
+    def _outside(self, name: str, payload: bytearray, count: int) -> bool:
+        """Whether some of ``count`` numbers from this array on are out of bounds; a comparison with NaN is false."""
+        spec = self.specs[name]
+        # The bytes of a bool may be others than 0 and 1.
+        numbers = np.frombuffer(payload, np.uint8 if spec.dtype is np.bool_ else spec.dtype, count, self._places[name])
+        low, high = spec.bounds or (0, 0)
+        return int(np.count_nonzero((numbers >= low) & (numbers <= high))) < count
 
     def _refusal(self, payload: bytearray) -> WireError:
-        place = next(place for place in self._places if place.bounds and place.outside(payload, place.size))
-        low, high = place.bounds or (0, 0)
-        finite = np.isfinite(place.array(payload)).all()
+        name = next(name for name, of in self.specs.items() if of.bounds and self._outside(name, payload, of.size))
+        low, high = self.specs[name].bounds or (0, 0)
+        finite = np.isfinite(self._array(name, payload)).all()
         allowed = f"numbers from {low:g} to {high:g}" if finite else "finite numbers, neither NaN nor infinity"
-        return WireError("bad_message", f"{place.name} must hold {allowed}")
+        return WireError("bad_message", f"{name} must hold {allowed}")
 
 
 def _type_of(is_image: bool) -> type[np.generic]:

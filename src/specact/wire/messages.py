@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -97,11 +97,6 @@ class Failure(Struct, array_like=True, tag="error", gc=False):
     code: ErrorCode
     message: str
 
-    @classmethod
-    def of(cls, error: WireError, identity: int | None = None) -> Failure:
-        """The reply that says this error."""
-        return cls(identity, ErrorCode(error.code), str(error))
-
 
 encode = msgpack.Encoder().encode
 
@@ -119,20 +114,11 @@ def _reader(kind: Any) -> Callable[[bytes | bytearray], Any]:
     return read
 
 
-_read_ask: Callable[[bytes | bytearray], Ask] = _reader(Ask)
-_read_reply: Callable[[bytes | bytearray], Reply | Failure] = _reader(Reply | Failure)
+# A request or a reply, whose arrays are not read yet; raise WireError, ``bad_message``.
+read_ask: Callable[[bytes | bytearray], Ask] = _reader(Ask)
+read_reply: Callable[[bytes | bytearray], Reply | Failure] = _reader(Reply | Failure)
 _read_hello: Callable[[bytes | bytearray], Hello] = _reader(Hello)
 _read_welcome: Callable[[bytes | bytearray], Welcome | Failure] = _reader(Welcome | Failure)
-
-
-def read_ask(payload: bytes | bytearray) -> Ask:
-    """A request, whose arrays are not read yet; raises WireError, ``bad_message``."""
-    return _read_ask(payload)
-
-
-def read_reply(payload: bytes | bytearray) -> Reply | Failure:
-    """A reply, whose arrays are not read yet; raises WireError, ``bad_message``."""
-    return _read_reply(payload)
 
 
 def read_hello(payload: bytes | bytearray) -> Hello:
@@ -216,7 +202,7 @@ def check_terms(contract: Contract, family: str | None, spec: Mapping[str, Any])
     Raises:
         WireError: ``mismatch``, with the differences.
     """
-    differs = [text for name in contract.spec for text in _differences(name, spec, contract.spec)]
+    differs = [text for name, ours in contract.spec.items() for text in _differences(name, spec.get(name, ...), ours)]
     if family != contract.family:
         said = f"one side has policies of the family {family!a:.40}, the other {contract.family}"
     elif differs:
@@ -227,21 +213,17 @@ def check_terms(contract: Contract, family: str | None, spec: Mapping[str, Any])
     raise WireError(ErrorCode.MISMATCH, f"{said}; deploy the same bundle on both")
 
 
-def _differences(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], above: str = "") -> list[str]:
-    """The entry of this name if both are not equal, with the paths within maps."""
-    path, given, wanted = f"{above}{name:.60}", theirs.get(name), ours.get(name)
-    if isinstance(given, Mapping) and isinstance(wanted, Mapping):
-        return [text for key in {**wanted, **given} for text in _differences(str(key), given, wanted, f"{path}.")]
-    if name in theirs and name in ours and _same(given, wanted):
-        return []
-    return [f"{ascii(path)[1:-1]} {ascii(given)[:60]} / {ascii(wanted)[:60]}"]
-
-
-def _same(theirs: Any, ours: Any) -> bool:
-    """Whether two plain values are equal; 1 equals 1.0 but, unlike in Python, not True."""
-    if isinstance(ours, list):
-        return isinstance(theirs, list) and len(theirs) == len(ours) and all(map(_same, theirs, ours))
-    return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)
+def _differences(path: str, theirs: Any, ours: Any) -> Iterator[str]:
+    """Paths and values in which two plain values differ; 1 equals 1.0 but, unlike in Python, not True."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for key in {**ours, **theirs}:
+            yield from _differences(f"{path}.{key!s:.60}", theirs.get(key, ...), ours.get(key, ...))
+    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        for place, pair in enumerate(zip(theirs, ours, strict=True)):
+            yield from _differences(f"{path}.{place}", *pair)
+    elif theirs != ours or isinstance(theirs, bool) != isinstance(ours, bool):
+        shown = ["missing" if value is ... else ascii(value)[:60] for value in (theirs, ours)]
+        yield f"{ascii(path)[1:-1]} {shown[0]} / {shown[1]}"
 
 
 def device_times(reply: Reply, encode_s: float, waited_s: float, decode_s: float) -> OffloadTimes:

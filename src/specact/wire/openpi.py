@@ -7,12 +7,13 @@ as text or as bytes. Objects and pickles are refused; callers limit the size of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
+from msgspec import msgpack
 from numpy.typing import NDArray
 
 from specact.wire.exchange import Contract
@@ -23,15 +24,15 @@ _DTYPES = {
     for dtype in map(np.dtype, ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"))
     for name in (dtype.str, dtype.name)
 }
-_MAX_KEYS, _MAX_ENTRIES, _MAX_MAPS, _MAX_DIMENSIONS = 64, 1024, 128, 4
+# Values of a message, each of which costs a call; an array counts as four.
+_MAX_VALUES, _MAX_DIMENSIONS = 4096, 4
 # Name of a chunk among the arrays of a reply.
 CHUNK = "chunk"
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
     """A message as bytes; arrays and NumPy's scalars in openpi's form."""
-    packed: bytes = msgpack.packb(fields, default=_pack)
-    return packed
+    return msgpack.encode(fields, enc_hook=_pack)
 
 
 def decode(payload: bytes | bytearray) -> dict[str, Any]:
@@ -40,21 +41,10 @@ def decode(payload: bytes | bytearray) -> dict[str, Any]:
     Raises:
         WireError: ``bad_message`` for anything that is not one map of plain values and arrays.
     """
-    maps = count(1)
-
-    def unpack(given: dict[Any, Any]) -> Any:
-        # Each map costs a call, and a frame can hold one per byte.
-        if next(maps) > _MAX_MAPS:
-            raise bad(f"a message has at most {_MAX_MAPS} maps, arrays included")
-        return _unpack(given)
-
     try:
-        fields = msgpack.unpackb(
-            payload, object_hook=unpack, ext_hook=_no_extension, strict_map_key=False, timestamp=0,
-            max_map_len=_MAX_KEYS, max_array_len=_MAX_ENTRIES,
-        )  # fmt: skip
-    # msgpack raises many subclasses of ValueError for malformed input.
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        fields = _unpack(msgpack.decode(payload), count(1))
+    # Invalid UTF-8 is a ValueError, a list as key a TypeError, deep nesting a RecursionError.
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise bad(f"the frame is not a msgpack message ({type(error).__name__}: {error})"[:200]) from None
     if not isinstance(fields, dict):
         raise bad("a message must be one map")
@@ -83,8 +73,16 @@ def _pack(value: Any) -> dict[bytes, Any]:
     raise TypeError(f"cannot send {type(value).__name__} {getattr(value, 'dtype', '')}")
 
 
-def _unpack(given: dict[Any, Any]) -> Any:
-    fields = {_text(key): value for key, value in given.items()}
+def _unpack(value: Any, counter: Iterator[int]) -> Any:
+    if next(counter) > _MAX_VALUES:
+        raise bad(f"a message has at most {_MAX_VALUES} values")
+    if isinstance(value, list):
+        return [_unpack(entry, counter) for entry in value]
+    if isinstance(value, msgpack.Ext):
+        raise bad(f"unknown extension type {value.code}; arrays are maps here")
+    if not isinstance(value, dict):
+        return value
+    fields = {_text(key): _unpack(entry, counter) for key, entry in value.items()}
     if "__ndarray__" in fields:
         return _array(fields, "dtype")
     if "__npgeneric__" in fields:
@@ -133,7 +131,3 @@ def _text(key: Any) -> str:
     if not isinstance(key, str):
         raise bad("the keys of a map must be text")
     return key
-
-
-def _no_extension(kind: int, body: bytes) -> None:
-    raise bad(f"unknown extension type {kind}; arrays are maps here")
