@@ -15,7 +15,7 @@ from specact.cli.output import say
 from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.model import Link
-from specact.links.netem import find_netem, netem_options
+from specact.links.netem import netem_options
 from specact.links.shaper import LinkEvent, Shaper, resolve
 from specact.records import Seed
 
@@ -67,15 +67,12 @@ def ending_signals() -> Iterator[set[signal.Signals]]:
 
 
 def mechanism(link: Link) -> list[str]:
-    """Lines about what shapes the link, and whether the kernel could."""
+    """Lines about what shapes the link, and what would have the kernel do it."""
     lines = ["shaped by a relay in this process; the network configuration of the machine is unchanged"]
-    netem, options = find_netem(), {end: netem_options(link, end == "robot") for end in ("robot", "server")}
-    if not netem.available:
-        return [*lines, f"kernel netem: not available here, {netem.why}; the relay does not need it"]
-    lines.append(f"kernel netem: available ({netem.why}), not used by the relay")
+    options = {end: netem_options(link, end == "robot") for end in ("robot", "server")}
     if None in options.values():
-        return [*lines, "  it cannot emulate this link, which is recorded or has outages"]
-    lines.append("  to use it: specact netem DEV as root, or manually:")
+        return [*lines, "the kernel's netem cannot emulate this link, which is recorded or has outages"]
+    lines.append("the kernel's netem, where there is one: specact netem DEV as root, or manually:")
     return lines + [f"  on the {end}: tc qdisc add dev DEV root netem {words}" for end, words in options.items()]
 
 

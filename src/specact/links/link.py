@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specact.errors import ConfigError, unknown_name
 from specact.links.model import AddedDelay, Link, LossyLink, OutageLink, SteadyLink, round_trip
-from specact.links.recordings import MahimahiLink, TraceLink, read_deliveries, read_round_trips
+from specact.links.recordings import MahimahiLink, TraceLink, read_series
 
 __all__ = ["LINKS", "Link", "load_link", "round_trip"]
 
@@ -97,10 +97,13 @@ def _base(name: str, numbers: dict[str, float]) -> Link:
 @lru_cache(maxsize=16)
 def _recorded(files: tuple[tuple[Path, int, int], ...], period_ms: float | None, start_s: float) -> Link:
     """A recording; cached, so that many robots read it once, and read again when a file has changed."""
-    paths = [path for path, *_ in files]
-    if len(paths) == 1:
-        return TraceLink(read_round_trips(paths[0]), period_ms, start_s)
-    return MahimahiLink(read_deliveries(paths[0]), read_deliveries(paths[1]), start_s=start_s)
+    series = [read_series(path) for path, *_ in files]
+    try:
+        if len(series) == 1:
+            return TraceLink(series[0], period_ms, start_s)
+        return MahimahiLink(series[0], series[1], start_s=start_s)
+    except ConfigError as error:
+        raise ConfigError(f"{' and '.join(str(path) for path, *_ in files)}: {error}") from None
 
 
 def _stamp(path: str) -> tuple[Path, int, int]:

@@ -1,63 +1,14 @@
-"""Link emulation by the kernel (netem): detection, options, and a context manager."""
+"""Link emulation by the kernel (netem): its options, and a context manager."""
 
 from __future__ import annotations
 
-import platform
-import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from specact.errors import ConfigError
 from specact.links.model import AddedDelay, Link, LossyLink, SteadyLink
-
-
-@dataclass(frozen=True)
-class Netem:
-    """Availability of the kernel's network emulator.
-
-    Attributes:
-        available: whether the kernel has the emulator and the tool ``tc`` is installed.
-        why: the reason, as a clause.
-    """
-
-    available: bool
-    why: str
-
-
-def find_netem(root: Path = Path("/"), release: str | None = None) -> Netem:
-    """Looks for the kernel's ``sch_netem`` and for ``tc``; needs no privilege.
-
-    A container may not see its kernel's modules; then netem counts as not available.
-
-    Args:
-        root: root of the file system.
-        release: of the kernel; the running one if None.
-    """
-    modules = Path("lib/modules") / (release or platform.release())
-    places = {
-        "loaded": Path("proc/modules"),
-        "built in": modules / "modules.builtin",
-        "a module": modules / "modules.dep",
-    }
-    found = next((f"{state}, in /{place}" for state, place in places.items() if _is_listed(root / place)), None)
-    if found is None:
-        return Netem(False, "the kernel shows no sch_netem, neither loaded nor built in nor as a module")
-    if not any(shutil.which("tc", path=str(root / folder)) for folder in ("usr/sbin", "sbin", "usr/bin", "bin")):
-        return Netem(False, f"the kernel has sch_netem ({found}), but there is no tc to set it up (package iproute2)")
-    return Netem(True, found)
-
-
-def _is_listed(place: Path) -> bool:
-    """Whether a line begins with the module, after its folder and before its suffix."""
-    try:
-        return re.search(r"^(\S*/)?sch_netem[.: ]", place.read_text(errors="replace"), re.MULTILINE) is not None
-    except OSError:
-        return False
 
 
 def netem_options(link: Link, up: bool) -> str | None:
@@ -106,15 +57,12 @@ def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
         The command that configured it.
 
     Raises:
-        ConfigError: if the device or netem is not available, for a recorded link or outages, or if ``tc`` fails.
+        ConfigError: for an unknown device, a recorded link or outages, or if ``tc`` fails.
     """
     devices = sorted(name for _, name in socket.if_nameindex())
     if device not in devices:
         raise ConfigError(f"unknown network device {device!r}; available: {', '.join(devices)}")
-    netem, options = find_netem(), netem_options(link, up)
-    if not netem.available:
-        raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, specact proxy")
-    if options is None:
+    if (options := netem_options(link, up)) is None:
         raise ConfigError("netem cannot emulate a recorded link, nor outages; use the relay, specact proxy")
     command = f"tc qdisc add dev {device} root netem {options}"
     _tc(command)
@@ -125,7 +73,13 @@ def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
 
 
 def _tc(command: str) -> None:
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-    if done.returncode:
+    try:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise ConfigError(f"{command!r} failed ({said}); it needs root, and a device without another traffic shaper")
+    except OSError as error:
+        done, said = None, f"{error.strerror}; tc is of the package iproute2"
+    if done is None or done.returncode:
+        raise ConfigError(
+            f"{command!r} failed ({said}); it needs root, a kernel with sch_netem, and a device without another "
+            "traffic shaper; the relay, specact proxy, needs none of them"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -16,49 +16,43 @@ from specact.records import NotNegative, check_fields
 from specact.types import Floats
 
 PACKET_BYTES = 1500
-_ROUND_TRIP = "a number of milliseconds above 0 and at most 1e9"
-_DELIVERY = "a whole number of milliseconds from 0 to 1e9, none smaller than the one before, the last above 0"
 
 
-def read_series(path: Path, allowed: str, fits: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
-    """Reads a file with one number per line, float64 ``[n]``, n >= 1.
-
-    Args:
-        path: of the file.
-        allowed: description of a valid line, for the error.
-        fits: which numbers of a series are valid, bool ``[n]``.
+def read_series(path: Path) -> Floats:
+    """Reads a file with one number per line, float64 ``[n]``, n >= 1; NaN for a line that is no number.
 
     Raises:
-        ConfigError: if the file cannot be read or is empty, or for the first invalid line.
+        ConfigError: if the file cannot be read or is empty.
     """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"cannot read the recorded link {path}: {error.strerror}") from error
     if not lines:
-        raise ConfigError(f"the recorded link {path} is empty; it needs at least one line, each {allowed}")
-    values = np.array([_number(line) for line in lines])
-    bad = np.flatnonzero(~fits(values))
-    if len(bad):
-        line = lines[bad[0]][:40].decode(errors="replace")
-        raise ConfigError(f"{path}, line {bad[0] + 1}: {line!r} is not allowed; every line must be {allowed}")
-    return values
+        raise ConfigError(f"the recorded link {path} is empty; it needs at least one line, each a number")
+    return np.array([_number(line) for line in lines])
 
 
 def _number(line: bytes) -> float:
     try:
-        return float(line) if b"_" not in line else np.nan  # NaN is invalid in every series
+        return float(line) if b"_" not in line else np.nan
     except ValueError:
         return np.nan
 
 
-def _series(values: ArrayLike, what: str, allowed: str, fits: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
-    """The values as a read-only array, checked."""
-    found = np.array(values, dtype=np.float64)
-    if found.ndim != 1 or not len(found) or not fits(found).all():
-        raise ConfigError(f"{what} of a link must be a 1-D array, each value {allowed}")
-    found.setflags(write=False)
-    return found
+def _series(values: ArrayLike, allowed: str, fits: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
+    """The values as a read-only array, float64 ``[n]``.
+
+    Raises:
+        ConfigError: for an array of another shape, or the first value that is not allowed, by its line.
+    """
+    series = np.array(values, dtype=np.float64)
+    if series.ndim != 1 or not len(series):
+        raise ConfigError(f"a recording is a 1-D array, each value {allowed}")
+    if len(bad := np.flatnonzero(~fits(series))):
+        raise ConfigError(f"line {bad[0] + 1} of a recording must be {allowed}, got {series[bad[0]]}")
+    series.setflags(write=False)
+    return series
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +83,8 @@ class TraceLink:
     _ends_ns: NDArray[np.float64] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        rtts = _series(self.rtt_ms, "round trips", _ROUND_TRIP, _possible_round_trips)
+        allowed = "a number of milliseconds above 0 and at most 1e9"
+        rtts = _series(self.rtt_ms, allowed, lambda rtts: (rtts > 0.0) & (rtts <= 1e9))
         object.__setattr__(self, "rtt_ms", rtts)
         check_fields(self)
         # Whole nanoseconds, exact in float64 for 104 days, so that each time belongs to exactly one sample.
@@ -103,15 +98,6 @@ class TraceLink:
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
         return 0.0
-
-
-def read_round_trips(path: Path) -> Floats:
-    """Reads round trips [ms] from a file with one per line, see :func:`read_series`."""
-    return read_series(path, _ROUND_TRIP, _possible_round_trips)
-
-
-def _possible_round_trips(rtts: Floats) -> NDArray[np.bool_]:
-    return (rtts > 0.0) & (rtts <= 1e9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,15 +117,15 @@ class MahimahiLink:
     messages never share a packet, each uses its own opportunities.
     """
 
-    up: NDArray[np.int64]
-    down: NDArray[np.int64]
+    up: NDArray[Any]
+    down: NDArray[Any]
     way_ms: NotNegative = 0.0
     start_s: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         for name in ("up", "down"):
-            trace = _series(getattr(self, name), f"the {name} trace", _DELIVERY, _possible_deliveries)
-            object.__setattr__(self, name, trace.astype(np.int64))
+            allowed = "a whole number of milliseconds from 0 to 1e9, none smaller than the one before, the last above 0"
+            object.__setattr__(self, name, _series(getattr(self, name), allowed, _are_deliveries).astype(np.int64))
         check_fields(self)
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
@@ -160,12 +146,7 @@ class MahimahiLink:
         return ((laps + more) * period + int(trace[entry]) * 1_000_000 - now) / 1e9
 
 
-def read_deliveries(path: Path) -> NDArray[np.int64]:
-    """Reads the delivery opportunities [ms] of a mahimahi trace, see :func:`read_series`."""
-    return read_series(path, _DELIVERY, _possible_deliveries).astype(np.int64)
-
-
-def _possible_deliveries(moments: Floats) -> NDArray[np.bool_]:
+def _are_deliveries(moments: Floats) -> NDArray[np.bool_]:
     fits: NDArray[np.bool_] = (moments >= 0.0) & (moments <= 1e9) & (np.floor(moments) == moments)
     fits[1:] &= ~(moments[1:] < moments[:-1])
     fits[-1] &= moments[-1] > 0.0

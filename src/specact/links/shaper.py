@@ -26,6 +26,7 @@ from specact.types import Floats
 
 Address = tuple[socket.AddressFamily, Any]
 Ending = Literal["closed", "reset", "refused", "frozen"]
+Kind = Literal["opened"] | Ending
 Chunk = tuple[bytes | None, float]
 _CHUNK_BYTES, _MAX_IN_FLIGHT, _BACKLOG, _MAX_SAMPLES = 16 * 1024, 256, 1024, 10_000
 
@@ -41,7 +42,7 @@ class LinkEvent:
     """
 
     connection: int
-    kind: Literal["opened"] | Ending
+    kind: Kind
     up_bytes: int
     down_bytes: int
 
@@ -72,13 +73,21 @@ class Pacer:
         return self._due
 
 
+class _Connection:
+    """What is known of a connection: bytes passed down and up, how it is to end, and whether it has ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.passed = number, [0, 0]
+        self.requested: Ending = "closed"
+        self.ended = asyncio.Event()
+
+
 class Shaper:
     """Listens on a port and relays every connection to a target, with the delay and rate of a link model.
 
     Each connection has its own link, whose time 0 is the start of the shaper. The result of one ``recv`` (at most
-    16 KiB) counts as a message: it enters when the link is no longer busy with the ones ahead of it, and arrives
-    ``delay`` later, never earlier, in order. At most 256 messages per direction are in flight; beyond that the sender
-    has to wait, as with a full window. Connecting is not delayed.
+    16 KiB) counts as a message: it arrives ``delay`` after the link was no longer busy with those before it, in order.
+    At most 256 messages per direction are in flight; beyond that the sender has to wait, as with a full window.
 
     An event loop in a thread of its own relays. If other threads keep the interpreter busy, it wakes up to its switch
     interval (5 ms) late; then run ``specact proxy`` in a process of its own. :attr:`lateness` measures the accuracy.
@@ -270,18 +279,9 @@ class Shaper:
             self.up_bytes += len(chunk) * up
             self.down_bytes += len(chunk) * (not up)
 
-    def _notify(self, connection: _Connection, kind: Literal["opened"] | Ending) -> None:
+    def _notify(self, connection: _Connection, kind: Kind) -> None:
         down, up = connection.passed
         self._on_event(LinkEvent(connection.number, kind, up, down))
-
-
-class _Connection:
-    """What is known of a connection: bytes passed down and up, how it is to end, and whether it has ended."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.passed = number, [0, 0]
-        self.requested: Ending = "closed"
-        self.ended = asyncio.Event()
 
 
 class _PreciseSelector(selectors.DefaultSelector):
@@ -309,20 +309,23 @@ def resolve(host: str, port: int) -> Address:
 
 
 def _listener(at: Address) -> socket.socket:
-    """A listening socket. A probe finds a free port: Linux keeps the port over a shutdown only if bound by number."""
     family, (host, port, *rest) = at
     listener = socket.socket(family, socket.SOCK_STREAM)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            for side in (probe, listener):
-                side.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if port == 0:
-                probe.bind(at[1])
-                port = probe.getsockname()[1]
-            listener.bind((host, port, *rest))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port or _free_port(at), *rest))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
     listener.setblocking(False)
     return listener
+
+
+def _free_port(at: Address) -> int:
+    """A free port by number: Linux keeps a port over a shutdown only if it was bound by number."""
+    with socket.socket(at[0], socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(at[1])
+        port: int = probe.getsockname()[1]
+        return port
