@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from specact import SpeculativePolicy, calibrated_gate, load_bundle
-from specact.families.codes.bundle import Bundle
+from specact import SpeculativePolicy, calibrated_gate, load_pair
 from specact.gates import Always, Gate, Never
+from specact.pair import Pair
 
 INFERENCES, BLOCK = 2000, 50
 
@@ -43,7 +43,7 @@ def main() -> None:
         f"{'bundle':10} {'gate':10} {'step':11} {'calls':>6} {'act':>7} {'run':>7} {'ratio':>6} {'diff':>7} {'p10':>7}"
     )
     for name in sys.argv[1:] or ("ball", "swarm", "pusht", "kitchen"):
-        bundle = load_bundle(name)
+        bundle = load_pair(name)
         gates = {"never": Never(), "deviation": calibrated_gate(bundle, "deviation", 0.6), "always": Always()}
         for (gate, step), rows in measure(bundle, gates).items():
             act, run = np.array(rows).T
@@ -53,11 +53,11 @@ def main() -> None:
             )
 
 
-def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+def measure(bundle: Pair[Any], gates: dict[str, Gate]) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """(act, session.run) in ms of every inferring step, by gate and kind of step, on a random walk of observations."""
     rng = np.random.default_rng(0)
     sessions = []
-    for network in (bundle.draft, bundle.target):
+    for network in (bundle.parts.draft, bundle.parts.target):
         sessions.append(TimedSession(network._session))
         network._session = sessions[-1]
     robots = {name: SpeculativePolicy(bundle, gate) for name, gate in gates.items()}

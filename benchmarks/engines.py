@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from specact.families.codes.network import OnnxPolicy
-from specact.families.codes.spec import PolicySpec
+from specact.families.codes.policy import OnnxPolicy, PolicySpec
 from specact.lab.train.codes import LastPosition, example_inputs, export_policy
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.vqbet import Shapes, VQBeT

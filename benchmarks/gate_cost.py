@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from specact import load_bundle
-from specact.families.codes.verify import CodeDrafter
+from specact import load_pair
+from specact.families.codes.pair import CodeDrafter
 from specact.gates.settings import GateChoices
 from specact.rng import Role, stream
 
@@ -21,7 +21,7 @@ CALLS = 3000
 
 def main() -> None:
     for name in ("ball", "swarm", "pusht"):
-        bundle = load_bundle(name)
+        bundle = load_pair(name)
         rng, window = stream(0, Role.GATE), bundle.observation.zeros()
         drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
         gates = {gate: GateChoices().settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}

@@ -27,9 +27,8 @@ from typing import Any, cast
 import numpy as np
 from server import Robot
 
-from specact import load_bundle
-from specact.families.chunks.sources import load_policy
-from specact.families.codes.bundle import Bundle
+from specact import Pair, load_pair
+from specact.load import load_policy
 from specact.observation import ObservationSpec, Window
 
 OPENPI, FLASK, GRPC = "openpi", "flask", "grpc"
@@ -45,7 +44,7 @@ def main() -> None:
     parser.add_argument("--policy", default="", help="a chunk policy; the ball pair's network if not given")
     parser.add_argument("--openpi", type=Path, help="a checkout of openpi, whose server class is loaded from it")
     asked = parser.parse_args()
-    infer = chunks_of(asked.policy) if asked.policy else outputs_of(load_bundle("ball"))
+    infer = chunks_of(asked.policy) if asked.policy else outputs_of(load_pair("ball"))
     if asked.like == OPENPI:
         serve_as_openpi(asked.openpi, infer, asked.port)
     elif asked.like == FLASK:
@@ -109,9 +108,9 @@ def serve_as_lerobot(infer: Infer, spec: ObservationSpec, port: int) -> None:
     server.wait_for_termination()
 
 
-def outputs_of(pair: Bundle) -> Infer:
+def outputs_of(pair: Pair[Any]) -> Infer:
     """Nothing but ``session.run``."""
-    session = pair.target._session
+    session = pair.parts.target._session
 
     def infer(observation: dict[str, Any]) -> dict[str, Any]:
         logits, offsets = session.run(None, {name: value[None] for name, value in observation.items()})

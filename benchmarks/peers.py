@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -37,10 +36,9 @@ from others import FLASK, GRPC, GRPC_SERVICE, OPENPI, GrpcRobot, HttpRobot, json
 from pages import fill
 from server import Load, Robot, Workload, run_load, run_robots, workload_of
 
-from specact import SpeculativePolicy, connect, load_bundle
+from specact import Pair, SpeculativePolicy, connect, load_pair
 from specact.families.chunks.sources import load_policy
 from specact.families.chunks.wire import ChunkExchange
-from specact.families.codes.bundle import Bundle
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationSpec, Window
@@ -77,7 +75,7 @@ def main() -> None:
     parser.add_argument("--policy", default="", help="of the part peers, instead of all")
     asked = parser.parse_args()
     sys.path.insert(0, str(asked.openpi / "packages" / "openpi-client" / "src"))
-    pair = load_bundle("ball")
+    pair = load_pair("ball")
     found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if "peers" in asked.parts:
         try:
@@ -101,7 +99,7 @@ def main() -> None:
         fill(ROOT / "docs" / "speed.md", "peers", beside)
 
 
-def whole_requests(asked: argparse.Namespace, pair: Bundle, found: dict[str, Any]) -> None:
+def whole_requests(asked: argparse.Namespace, pair: Pair[Any], found: dict[str, Any]) -> None:
     """Distributions beside the network's outputs."""
     found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
     with serving("ball") as ours, other_server(asked.openpi) as (port, _):
@@ -254,10 +252,10 @@ def observations(spec: ObservationSpec, count: int) -> list[dict[str, np.ndarray
     ]
 
 
-def openpi_speech(pair: Bundle) -> Workload:
+def openpi_speech(pair: Pair[Any]) -> Workload:
     from openpi_client import msgpack_numpy
 
-    requests = [msgpack_numpy.packb(seen) for seen in observations(pair.spec.target, 64)]
+    requests = [msgpack_numpy.packb(seen) for seen in observations(pair.parts.spec.target, 64)]
     return Workload("/", None, requests, lambda reply: int(b"offsets" in reply))
 
 
@@ -295,18 +293,18 @@ def in_turn(sides: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
     return both[::-1] if turn % 2 else both
 
 
-def device(pair: Bundle, port: int, openpi_port: int, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
+def device(pair: Pair[Any], port: int, openpi_port: int, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
     """Wall and processor time [ms] of a step on the device, of all its threads: medians of each round."""
     from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
     theirs = WebsocketClientPolicy("127.0.0.1", openpi_port)
-    seen = observations(pair.spec.target, 64)
+    seen = observations(pair.parts.spec.target, 64)
     shapes = pair.observation.fields
     rng = np.random.default_rng(0)
     inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in shapes.items()} for _ in range(64)]
-    windows = [pair.spec.target.zeros()]
+    windows = [pair.parts.spec.target.zeros()]
     # Each control step is an inference; otherwise most steps would play what the last one gave.
-    eager = dataclasses.replace(pair, spec=msgspec.structs.replace(pair.spec, execute=1))
+    eager = pair.composed(spec=msgspec.structs.replace(pair.parts.spec, execute=1))
     with Client(Endpoint.parse(f"ws://127.0.0.1:{port}"), pair.exchange.contract) as client:
         client.connect(10.0)
         policy = SpeculativePolicy(eager, Always(), verifier=remote_verifier(client, pair, 1000.0))

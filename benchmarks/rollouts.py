@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from specact.families.load import AnyPair, load_pair
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
@@ -27,6 +27,8 @@ from specact.lab.evaluation.run import evaluate, write_shard
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
+from specact.load import load_pair
+from specact.pair import Pair
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi", "learned")
 ROUNDS, EPISODES = 5, 20
@@ -55,7 +57,7 @@ def main() -> None:
                 print(f"  {workers} processes: {steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} per second")
 
 
-def shard_of(pair: AnyPair, name: str) -> Shard:
+def shard_of(pair: Pair[Any], name: str) -> Shard:
     """The method's first shard, with its stored calibration, random gates at 0.6, and fixed accounted times."""
     method = load_method(name)
     gate = uncalibrated_gate(method, BUNDLE_DEFAULTS, pair)

@@ -38,15 +38,15 @@ import numpy as np
 from pages import fill
 from server import run_load, workload_of
 
-from specact import load_bundle
+from specact import load_pair
 from specact.errors import WireError
-from specact.families.load import load_exchange
 from specact.gates.settings import GateSettings
 from specact.lab.processes import ServerProcess
 from specact.lab.rollout.cluster import join
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
+from specact.load import load_exchange
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
@@ -116,7 +116,7 @@ def cluster() -> Iterator[str]:
 
 def work(on: str, rounds: int) -> dict[str, Any]:
     """Seconds for the same shards on one node and on both, and for work that is nothing, here and there."""
-    pair = load_bundle("ball")
+    pair = load_pair("ball")
     shards = [
         Shard.of(pair, "ball", HYBRID, GateSettings("always"), range(first, first + EPISODES), 0)
         for first in range(0, SHARDS * EPISODES, EPISODES)
@@ -148,7 +148,7 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
 
     from specact.server.ray_app import Arguments, application
 
-    speech = workload_of(load_bundle("ball").exchange.contract)
+    speech = workload_of(load_pair("ball").exchange.contract)
     crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     with ExitStack() as open_:

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from specact.errors import RemoteError
-from specact.families.codes.bundle import Bundle, load_bundle
 from specact.lab.processes import serving
+from specact.load import load_pair
+from specact.pair import Pair
 from specact.rng import StepAddress
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PATH, PROTOCOL, Hello, Reply, ask, encode, read_reply
@@ -134,11 +135,12 @@ def workload_of(contract: Contract, deadline_ms: float = 10_000.0) -> Workload:
     return Workload(PATH, encode(hello), requests, _batch)
 
 
-def run_beside(port: int, bundle: Bundle, neighbours: int) -> dict[str, Any]:
+def run_beside(port: int, bundle: Pair[Any], neighbours: int) -> dict[str, Any]:
     """The steps that one robot misses while neighbours flood the same server from another process."""
     context = multiprocessing.get_context("spawn")
     # Half a period less, so that no further request becomes due.
     ready, seconds = context.Event(), (STEPS - 0.5) / RATE_HZ
+    assert bundle.path is not None
     # It ends by itself some seconds later, should this process fail to kill it.
     flooding = context.Process(target=_flood, args=(port, bundle.path, neighbours, seconds + 10.0, ready))
     if neighbours:
@@ -156,7 +158,7 @@ def run_beside(port: int, bundle: Bundle, neighbours: int) -> dict[str, Any]:
 
 
 def _flood(port: int, path: Path, robots: int, seconds: float, ready: Event) -> None:
-    workload = workload_of(load_bundle(path).exchange.contract)
+    workload = workload_of(load_pair(path).exchange.contract)
     run_load(port, workload, robots, seconds, None, under_way=UNDER_WAY, started=ready.set)
 
 
@@ -278,7 +280,8 @@ def _batch(payload: bytes) -> int:
 
 def measure(bundle: str, robots: Sequence[int], rounds: int, seconds: float) -> dict[str, Any]:
     """A row of each number of robots, offered load and batch size in each round, and what neighbours do."""
-    pair = load_bundle(bundle)
+    pair = load_pair(bundle)
+    assert pair.path is not None
     workload, rows, beside = workload_of(pair.exchange.contract), [], []
     with ExitStack() as stack:
         limits = {size: ("--max-batch", str(size), "--max-queue", "1024") for size in BATCHES}

@@ -14,16 +14,16 @@ from specact.rng import StepAddress
 from specact.types import Outcome
 from specact.verification import LocalTarget
 
-bundle = specact.load_bundle("ball")
+bundle = specact.load_pair("ball")
 gate = specact.calibrated_gate(bundle, "deviation", rate=0.6)
-verifier = bundle.verifier(LocalTarget(bundle.target))
+verifier = bundle.verifier(LocalTarget(bundle.target()))
 rng = np.random.default_rng(0)
 
 # 1. The draft looks at the newest observations, and proposes a chunk of actions: one code for each codebook.
 history = ObservationHistory(bundle.observation)
 state = np.array([0.7, 0.1, -0.1, 0.2, 0.0, 0.0, 0.0, 0.0])  # ball, its velocity, tilt, tilt rate; each within [-1, 1]
 window = history.push({"state": state, "goal": np.array([-0.6, 0.1])})
-proposal = bundle.drafter.propose(window, rng)
+proposal = bundle.drafter().propose(window, rng)
 draft, codes = proposal.evidence.draft, proposal.evidence.codes
 print(f"draft:   codes {codes}, first action {bundle.units.to_environment(proposal.actions[0])}")
 
@@ -32,7 +32,7 @@ decision = gate.decide(proposal, rng)
 print(f"gate:    {'send' if decision.transmit else 'skip'} ({decision.reason}; threshold {decision.threshold:.3f})")
 
 # 3. The target's distribution p over the same codes: each code z is kept with probability min(1, p(z) / q(z)).
-target = bundle.target.answer(window, StepAddress(0, 0, 0, 0))
+target = bundle.target().answer(window, StepAddress(0, 0, 0, 0))
 kept = 1.0 - sampling.rejection_probability(target.probs, draft.probs, codes)
 print(f"target:  keeps the drafted codes with probability {np.round(kept, 3)}")
 

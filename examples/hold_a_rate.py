@@ -11,7 +11,7 @@ from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 
 RATE = 0.4
 EPISODES = 40
-bundle = specact.load_bundle("ball")
+bundle = specact.load_pair("ball")
 robot = SimulatedRobot(load_task(bundle.env))
 
 

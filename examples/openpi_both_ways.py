@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import specact
-from specact.families.chunks import ChunkPair, openpi_endpoint
+from specact.families.chunks import ChunkParts, openpi_endpoint
 from specact.gates import ActionDeviation, Always, Controller, Gate, Never, RateBudget
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -50,7 +50,7 @@ def draft(inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     return np.repeat(np.clip(1.2 * (goal - ball) - 1.2 * velocity, -1.0, 1.0)[:, None], 8, axis=1)
 
 
-def drive(gate: Gate, pair: ChunkPair, client: Client, robot: SimulatedRobot) -> None:
+def drive(gate: Gate, pair: specact.Pair[Any], client: Client, robot: SimulatedRobot) -> None:
     """The draft acts; what the gate sends is verified by the server's answer, if it comes within one second."""
     policy = specact.SpeculativePolicy(pair, gate, verifier=remote_verifier(client, pair, deadline_ms=1000.0))
     origins, successes = Counter[Origin](), 0
@@ -74,7 +74,7 @@ try:
     with specact.connect(f"openpi:{url}") as policy:
         target_spec = policy.spec
     assert draft.units is not None
-    pair = ChunkPair("chase", draft, draft.units, target_spec, None, execute=4, accept_within=0.2)
+    pair = ChunkParts("chase", draft, draft.units, target_spec, None, execute=4, accept_within=0.2).pair()
     robot = SimulatedRobot(load_task("ball-chase"))
     contract = pair.exchange.contract
     print("\ngate         sent" + "".join(f"{origin.name.lower():>10s}" for origin in SHOWN) + "  success")

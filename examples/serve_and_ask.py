@@ -40,7 +40,7 @@ assert server.stderr is not None
 url = next(word.rstrip(";") for line in server.stderr for word in line.split() if word.startswith("ws://"))
 
 # On the robot: a step waits 15 ms at most. Then the draft acts; after 6 misses in a row the robot stops.
-bundle, arm, ticks, acted = specact.load_bundle("ball"), Arm(), list[Tick](), list[str]()
+bundle, arm, ticks, acted = specact.load_pair("ball"), Arm(), list[Tick](), list[str]()
 stop_action = np.zeros(2, np.float32)
 fallback = Fallback("execute_draft", max_consecutive_misses=6, stop_action=tuple(stop_action))
 

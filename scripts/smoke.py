@@ -20,14 +20,14 @@ def device() -> None:
     for package in ("torch", "picows", "gymnasium", "mujoco", "scipy", "matplotlib", "pyarrow"):
         assert importlib.util.find_spec(package) is None, f"{package} is installed; the base install must not bring it"
     try:
-        specact.load_bundle("pusht")
+        specact.load_pair("pusht")
     except specact.errors.ConfigError as error:
         told = str(error)
         assert "unknown bundle 'pusht'" in told and f"Known: ball, {CHUNKS}" in told, told
         assert "pretrained/" in told and "scripts/make-pretrained" in told, told
     else:
         raise AssertionError(f"the wheel brings ball, {CHUNKS} and no other bundle")
-    bundle = specact.load_bundle("ball")
+    bundle = specact.load_pair("ball")
     rng = np.random.default_rng(0)
     transmitted = []
     for gate in (specact.gates.Never(), specact.gates.Always(), specact.gates.ActionDeviation(threshold=0.3)):
@@ -47,7 +47,7 @@ def device() -> None:
 def client(port: int) -> None:
     from specact.remote import Client, Endpoint, remote_verifier
 
-    bundle = specact.load_bundle("ball")
+    bundle = specact.load_pair("ball")
     for sampling in ("device", "server"):
         with Client(Endpoint("ws", "127.0.0.1", port), bundle.exchange.contract) as connection:
             connection.connect(10.0)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from specact.errors import WireError
+from specact.pair import Pair
 from specact.wire.arrays import Arrays
-from specact.wire.exchange import Exchange, Request
+from specact.wire.exchange import Exchange, Request, VerifyingExchange
 from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, request_of
 
 
@@ -26,3 +27,9 @@ def served(exchange: Exchange[Any], kind: str, requests: Sequence[Request]) -> l
         except WireError as error:
             replies.append(error)  # type: ignore[arg-type]
     return replies  # type: ignore[return-value]
+
+
+def verifying(pair: Pair[Any]) -> VerifyingExchange[Any]:
+    """The exchange of a family that can verify on the server."""
+    assert isinstance(pair.exchange, VerifyingExchange)
+    return pair.exchange

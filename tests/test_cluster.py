@@ -89,7 +89,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def shard(first: int, **changes: Any) -> Shard:
-    ball = specact.load_bundle("ball")
+    ball = specact.load_pair("ball")
     return replace(Shard.of(ball, "ball", HYBRID, GateSettings("always"), (first, first + 1), 3), **changes)
 
 
@@ -230,7 +230,7 @@ def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(
     from ray import serve
 
     assert cluster.head_node is not None
-    bundle, token, port = specact.load_bundle("ball"), "a token for everybody", free_port()
+    bundle, token, port = specact.load_pair("ball"), "a token for everybody", free_port()
     monkeypatch.setenv("SPECACT_TOKEN", token)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
@@ -260,7 +260,7 @@ def test_an_application_says_what_it_takes(words: dict[str, str], name: str, mon
         app({"target": "ball", "host": "127.0.0.1", **words})
 
 
-def same_actions(bundle: specact.Bundle, client: Client) -> None:
+def same_actions(bundle: specact.Pair[Any], client: Client) -> None:
     verifier = remote_verifier(client, bundle, 60_000.0)
     remote = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier, seed=3)
     local = specact.SpeculativePolicy(bundle, specact.gates.Always(), seed=3)

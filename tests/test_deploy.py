@@ -22,7 +22,7 @@ import pytest
 from tests.children import wait_for
 
 import specact.server
-from specact import SpeculativePolicy, load_bundle
+from specact import SpeculativePolicy, load_pair
 from specact.errors import RemoteError
 from specact.gates import Always
 from specact.lab.processes import ServerProcess
@@ -112,7 +112,7 @@ def caddy(folder: Path, servers: list[int]) -> Iterator[tuple[int, Path]]:
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="needs the program caddy")
 def test_caddy_terminates_tls_and_leaves_out_a_server_that_is_gone(tmp_path: Path) -> None:
-    bundle, words = load_bundle("ball"), ["serve", "--bundle", "ball", "--port", "0"]
+    bundle, words = load_pair("ball"), ["serve", "--bundle", "ball", "--port", "0"]
     both = [ServerProcess(words, {"SPECACT_TOKEN": TOKEN}) for _ in range(2)]
     with both[0] as one, both[1] as two, caddy(tmp_path, [one.port, two.port]) as (port, authority):
         trusted = tls_context(authority)

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from specact import load_bundle
+from specact import load_pair
 from specact.families.chunks.adapters import Inputs, chunk_policy
-from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Random
 from specact.observation import ObservationHistory
 from specact.pair import Drafter, Pair
@@ -32,15 +32,15 @@ def constant(inputs: Inputs) -> Chunk:
 
 UNITS = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
 # The annotations are what is tested here: mypy refuses a family that is no pair.
-CODES: Pair[CodeDistribution] = load_bundle("ball")
-CHUNKS: Pair[Chunk] = ChunkPair("constant", constant, UNITS, constant.spec, lambda: constant, execute=3)
+CODES: Pair[CodeDistribution] = load_pair("ball")
+CHUNKS: Pair[Chunk] = ChunkParts("constant", constant, UNITS, constant.spec, lambda: constant, execute=3).pair()
 ADDRESS = StepAddress(1, 2, 3, 4)
 
 
 def steps(pair: Pair[A]) -> Outcome:
     """One step by hand, from the parts that a pair offers; whatever the family, the parts fit together."""
-    drafter: Drafter = pair.drafter
-    target: TargetPolicy[A] = pair.target
+    drafter: Drafter = pair.drafter()
+    target: TargetPolicy[A] = pair.target()
     verifier: Verifier = pair.verifier(LocalTarget(target))
     exchange: Exchange[A] = pair.exchange
     window = ObservationHistory(pair.observation).push({name: np.zeros(shape) for name, shape in SHAPES.items()})

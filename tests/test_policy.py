@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from specact.bundle.manifest import Manifest
 from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.sampling import rejection_probability, sample_codes
-from specact.families.codes.spec import PolicySpec
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Verdict, executed_codes
-from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier, TargetSampler
+from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, executed_codes, take_target
+from specact.families.codes.policy import ActionTokenizer, PolicySpec
+from specact.families.codes.sampling import CodeDistribution, Verdict, rejection_probability, sample_codes
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.observation import Window, vectors
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.types import Decision, Miss, OffloadTimes, Origin, Proposal, StepRecord
@@ -33,6 +32,7 @@ SEEN = vectors(2, state=1)
 SPEC = PolicySpec(
     SEEN, SEEN, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop", temperature=1.0, rate_hz=10.0
 )  # fmt: skip
+UNWRITTEN = Manifest(format=2, name="test", env="", spec={}, fingerprints={"target": ""})
 ERROR_RATE = 1e-6
 LARGEST = 1.0 - 2.0**-53
 
@@ -66,12 +66,12 @@ class Keyed:
         return self.infer(window)
 
 
-def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Bundle:
+def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Pair[Any]:
     table = np.random.default_rng(9).uniform(-0.6, 0.6, size=(spec.codes**spec.codebooks, spec.chunk, spec.actions))
     scale = np.linspace(2.0, 3.0, spec.actions).astype(np.float32)
     tokenizer = ActionTokenizer(scale - 1.0, scale, table.astype(np.float32), "none", spec.codes)
     draft, target = cast(Any, Keyed(1, spec, clock, 0.002)), cast(Any, Keyed(2, spec, clock, 0.010))
-    return Bundle(Path(), cast(Any, None), spec, {}, tokenizer, draft, target)
+    return CodeParts(Path(), UNWRITTEN, spec, {}, tokenizer, draft, target).pair()
 
 
 def at(i: int) -> np.ndarray:
@@ -101,19 +101,19 @@ def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
     bundle = pair(structs.replace(SPEC, sequential=sequential))
     actions, records = play(SpeculativePolicy(bundle, Never(), seed=4, robot=2), episode=6)
     for i, (action, record) in enumerate(zip(actions, records, strict=True)):
-        draft = bundle.draft.infer(window(i))
+        draft = bundle.parts.draft.infer(window(i))
         codes = sample_codes(draft, stream(4, Role.DRAFT, robot=2, episode=6, step=i))
         assert executed_codes(record).tolist() == codes.tolist()
-        chunk = bundle.tokenizer.decode(codes, draft.offsets)
-        np.testing.assert_array_equal(action, bundle.tokenizer.to_environment(chunk[0]))
+        chunk = bundle.parts.tokenizer.decode(codes, draft.offsets)
+        np.testing.assert_array_equal(action, bundle.parts.tokenizer.to_environment(chunk[0]))
 
 
 def test_remote_target_executes_what_the_target_draws() -> None:
     bundle = pair()
-    verifier = TargetSampler(LocalTarget(bundle.target, VirtualClock()), bundle.tokenizer)
+    verifier = CodeVerifier(LocalTarget(bundle.target(), VirtualClock()), bundle.parts.tokenizer, take_target)
     _, records = play(SpeculativePolicy(bundle, Always(), verifier=verifier, seed=4, robot=2), episode=6)
     for i, record in enumerate(records):
-        codes = sample_codes(bundle.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
+        codes = sample_codes(bundle.parts.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
         assert executed_codes(record).tolist() == codes.tolist() and record.outcome is not None
         kept = codes == record.proposal.evidence.codes
         assert record.outcome.evidence.verdict.accepted.tolist() == kept.tolist()
@@ -127,7 +127,10 @@ def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
         SpeculativePolicy(pair(), Always(), seed=1),
         SpeculativePolicy(pair(), Random(0.5), seed=1),
         SpeculativePolicy(
-            pair(), Always(), verifier=TargetSampler(LocalTarget(pair().target), pair().tokenizer), seed=1
+            pair(),
+            Always(),
+            seed=1,
+            verifier=CodeVerifier(LocalTarget(pair().target()), pair().parts.tokenizer, take_target),
         ),
     ]
     drafted = [[record.proposal.evidence.codes.tolist() for record in play(method, 0)[1]] for method in methods]
@@ -202,7 +205,7 @@ def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
     gate: Gate, i: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = pair(SMALL)
-    draft, target = bundle.draft.infer(window(i)).probs[0], bundle.target.infer(window(i)).probs[0]
+    draft, target = bundle.parts.draft.infer(window(i)).probs[0], bundle.parts.target.infer(window(i)).probs[0]
     grid = {Role.DRAFT: [list(np.cumsum(draft))], Role.VERIFY: [ratios(target, draft), residual_steps(target, draft)]}
     monkeypatch.setattr(f"{__name__}.SPEC", SMALL)
     law = executed_law(SpeculativePolicy(bundle, gate, clock=VirtualClock()), grid, monkeypatch, i)
@@ -215,7 +218,7 @@ def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypa
     two = structs.replace(SPEC, codes=2, chunk=1, sequential=True)
     monkeypatch.setattr(f"{__name__}.SPEC", two)
     bundle = pair(two)
-    draft, target = bundle.draft.infer(window(0)), bundle.target.infer(window(0))
+    draft, target = bundle.parts.draft.infer(window(0)), bundle.parts.target.infer(window(0))
     q, p = draft.conditional, target.conditional
     assert q is not None and p is not None
     grid = {
@@ -239,23 +242,23 @@ def test_a_verified_step_gets_the_targets_offset_and_a_skipped_one_the_drafts() 
     _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=0), 0, steps=60)
     assert {record.decision.transmit for record in records} == {True, False}
     for i, record in enumerate(records):
-        policy = bundle.target if record.decision.transmit else bundle.draft
-        wanted = bundle.tokenizer.decode(executed_codes(record), policy.infer(window(i)).offsets)
+        policy = bundle.parts.target if record.decision.transmit else bundle.parts.draft
+        wanted = bundle.parts.tokenizer.decode(executed_codes(record), policy.infer(window(i)).offsets)
         np.testing.assert_array_equal(record.actions, wanted)
 
 
 @pytest.mark.parametrize("offset", ["draft", "stale"])
 def test_offset_ablations(offset: Any) -> None:
     bundle = pair()
-    verifier = SpeculativeVerifier(LocalTarget(bundle.target), bundle.tokenizer, offset=offset)
+    verifier = CodeVerifier(LocalTarget(bundle.target()), bundle.parts.tokenizer, offset=offset)
     _, records = play(SpeculativePolicy(bundle, Always(), seed=0, verifier=verifier), 0, steps=60)
     _, usual = play(SpeculativePolicy(bundle, Always(), seed=0), 0, steps=60)
     for i, (record, other) in enumerate(zip(records, usual, strict=True)):
         codes = executed_codes(record)
         assert codes.tolist() == executed_codes(other).tolist()  # an ablation of the offset alone
-        offsets = bundle.draft.infer(window(i)).offsets
+        offsets = bundle.parts.draft.infer(window(i)).offsets
         chosen = codes if offset == "draft" else record.proposal.evidence.codes
-        wanted = bundle.tokenizer.base(codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
+        wanted = bundle.parts.tokenizer.base(codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
         np.testing.assert_allclose(record.actions, wanted, atol=1e-6)
     # Some codes were replaced, or the ablations could not be told apart.
     assert any(not record.outcome.evidence.verdict.accepted.all() for record in records if record.outcome)
@@ -348,7 +351,7 @@ def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> No
     for i, (drafted, executed) in enumerate(gate.told):
         np.testing.assert_array_equal(drafted, records[i].proposal.actions[i % execute])
         np.testing.assert_array_equal(executed, records[i].actions[i % execute])
-        np.testing.assert_array_equal(actions[i], bundle.tokenizer.to_environment(executed))
+        np.testing.assert_array_equal(actions[i], bundle.parts.tokenizer.to_environment(executed))
 
 
 def test_inference_is_wanted_once_per_chunk_and_sees_every_observation() -> None:
@@ -370,11 +373,11 @@ def test_records_are_consistent() -> None:
     _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=1), episode=4, steps=60)
     for i, record in enumerate(records):
         assert record.address == StepAddress(1, 0, 4, i)
-        draft = bundle.draft.infer(window(i))
+        draft = bundle.parts.draft.infer(window(i))
         np.testing.assert_array_equal(record.proposal.window["state"], window(i)["state"])
         np.testing.assert_array_equal(record.proposal.evidence.draft.probs, draft.probs)
         np.testing.assert_array_equal(
-            record.proposal.actions, bundle.tokenizer.decode(record.proposal.evidence.codes, draft.offsets)
+            record.proposal.actions, bundle.parts.tokenizer.decode(record.proposal.evidence.codes, draft.offsets)
         )
         assert record.decision.threshold == 0.5
         if not record.decision.transmit:
@@ -383,7 +386,7 @@ def test_records_are_consistent() -> None:
             np.testing.assert_array_equal(record.actions, record.proposal.actions)
             continue
         assert record.outcome is not None
-        target, verified = bundle.target.infer(window(i)), record.outcome.evidence
+        target, verified = bundle.parts.target.infer(window(i)), record.outcome.evidence
         np.testing.assert_array_equal(verified.target.probs, target.probs)
         np.testing.assert_array_equal(verified.target.offsets, target.offsets)
         assert executed_codes(record).tolist() == verified.verdict.codes.tolist()
@@ -411,9 +414,9 @@ class Far:
     """A target behind a link of 12 ms whose own time is 10 ms; it answers, or misses, as it is told."""
 
     def __init__(
-        self, bundle: Bundle, clock: Clock, misses: Sequence[str | None] = (), *, connected: bool = True
+        self, bundle: Pair[Any], clock: Clock, misses: Sequence[str | None] = (), *, connected: bool = True
     ) -> None:
-        self._policy, self._clock, self._misses, self._connected = bundle.target, clock, list(misses), connected
+        self._policy, self._clock, self._misses, self._connected = bundle.parts.target, clock, list(misses), connected
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
         cause = self._misses.pop(0) if self._misses else None
@@ -436,7 +439,7 @@ class Far:
 def test_times_add_up() -> None:
     clock = VirtualClock(100.0)
     bundle = pair(clock=clock)
-    verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
+    verifier = CodeVerifier(Far(bundle, clock), bundle.parts.tokenizer)
     policy = SpeculativePolicy(bundle, Slow(clock), verifier=verifier, clock=clock)
     for i in range(6):
         before = clock.now()
@@ -468,10 +471,10 @@ def test_the_agents_clock_times_its_own_verifier() -> None:
 STILL = np.array([0.5, 0.25], np.float32)
 
 
-def missing(misses: Sequence[str | None], fallback: Fallback) -> tuple[SpeculativePolicy, Bundle]:
+def missing(misses: Sequence[str | None], fallback: Fallback) -> tuple[SpeculativePolicy, Pair[Any]]:
     clock = VirtualClock()
     bundle = pair(clock=clock)
-    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    verifier = CodeVerifier(Far(bundle, clock, misses), bundle.parts.tokenizer)
     return SpeculativePolicy(bundle, Always(), verifier=verifier, fallback=fallback, clock=clock), bundle
 
 
@@ -522,7 +525,7 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
             found = super().infer(window)
             return replace(found, offsets=found.offsets * (np.nan if window["state"][-1, 0] == 2.0 else 1.0))
 
-    broken = replace(pair(), draft=cast(Any, Broken(1)), local_target=cast(Any, Broken(2)))
+    broken = pair().composed(draft=cast(Any, Broken(1)), local_target=cast(Any, Broken(2)))
     policy = SpeculativePolicy(broken, gate)
     for i in (0, 1, 2, 3):
         if i == 2:
@@ -543,7 +546,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
                 found, offsets=np.full_like(found.offsets, value if 2 <= window["state"][-1, 0] < 5 else 0.1)
             )
 
-    bundle = replace(pair(structs.replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
+    bundle = pair(structs.replace(SPEC, overlap=overlap)).composed(local_target=cast(Any, Overflowing(2)))
     rule = Fallback(max_consecutive_misses=2, stop_action=tuple(STILL))
     policy = SpeculativePolicy(bundle, Always(), fallback=rule)
     actions, records = play(policy, 0, steps=8)
@@ -560,8 +563,8 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
 @pytest.mark.parametrize(("centre", "scale"), [(np.nan, 1.0), (0.0, np.inf), (np.inf, 1.0)])
 def test_units_that_are_not_finite_give_an_error_and_no_action(centre: float, scale: float) -> None:
     bundle = pair()
-    units = replace(bundle.tokenizer, centre=np.full(2, centre, np.float32), scale=np.full(2, scale, np.float32))
-    policy = SpeculativePolicy(replace(bundle, tokenizer=units), Never())
+    units = replace(bundle.parts.tokenizer, centre=np.full(2, centre, np.float32), scale=np.full(2, scale, np.float32))
+    policy = SpeculativePolicy(bundle.composed(tokenizer=units), Never())
     with pytest.raises(ObservationError, match="not finite"):
         policy.act(at(0))
 
@@ -573,7 +576,7 @@ def test_units_that_are_not_finite_give_an_error_and_no_action(centre: float, sc
 def test_the_record_says_where_every_action_comes_from(rule: Any) -> None:
     clock = VirtualClock()
     bundle = pair(clock=clock)
-    verifier = SpeculativeVerifier(Far(bundle, clock, [None, None, "deadline"] * 20), bundle.tokenizer)
+    verifier = CodeVerifier(Far(bundle, clock, [None, None, "deadline"] * 20), bundle.parts.tokenizer)
     fallback = Fallback(rule, stop_action=tuple(STILL))
     policy = SpeculativePolicy(bundle, Random(0.5), verifier=verifier, fallback=fallback, clock=clock)
     _, records = play(policy, 0, steps=60)
@@ -600,7 +603,7 @@ def late(misses: Sequence[str | None], for_s: float, tick: float) -> tuple[Specu
     """What 12 control steps, ``tick`` [s] apart, do in chunks of 3; a verdict takes 12 ms, a draft 2 ms."""
     clock = VirtualClock()
     bundle = pair(structs.replace(SPEC, execute=3), clock=clock)
-    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    verifier = CodeVerifier(Far(bundle, clock, misses), bundle.parts.tokenizer)
     policy = SpeculativePolicy(bundle, Always(), verifier=verifier, verdicts=LateVerdicts(for_s), clock=clock)
     actions = []
     for i in range(12):
@@ -646,7 +649,7 @@ def test_late_verdicts_that_never_serve_stop_the_robot(
 ) -> None:
     clock = VirtualClock()
     bundle = pair(structs.replace(SPEC, execute=3), clock=clock)
-    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    verifier = CodeVerifier(Far(bundle, clock, misses), bundle.parts.tokenizer)
     fallback = Fallback(rule, most, tuple(STILL))
     policy = SpeculativePolicy(
         bundle, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), fallback=fallback, clock=clock
@@ -675,7 +678,7 @@ def test_a_gate_learns_of_every_verdict_that_is_used_once_at_once_or_late(tick: 
     for verdicts in (LateVerdicts(math.inf), WAIT):
         clock, gate = VirtualClock(), Told()
         bundle = pair(structs.replace(SPEC, execute=3), clock=clock)
-        verifier = SpeculativeVerifier(Far(bundle, clock, [None, "overloaded"]), bundle.tokenizer)
+        verifier = CodeVerifier(Far(bundle, clock, [None, "overloaded"]), bundle.parts.tokenizer)
         policy = SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=verdicts, clock=clock)
         for i in range(12):
             policy.act(at(i))
@@ -687,7 +690,7 @@ def test_a_gate_learns_of_every_verdict_that_is_used_once_at_once_or_late(tick: 
 @pytest.mark.parametrize("cause", [None, "overloaded"])
 def test_what_was_played_before_a_late_verdict_is_the_drafts_in_the_record_too(cause: str | None) -> None:
     policy, actions = late([cause] * 4, math.inf, 0.015)
-    record, units = policy.record, pair().tokenizer
+    record, units = policy.record, pair().parts.tokenizer
     assert record is not None and record.miss == cause
     np.testing.assert_array_equal(actions[9:], [units.to_environment(action) for action in record.actions])
     np.testing.assert_array_equal(record.actions[:1], record.proposal.actions[:1])
@@ -710,7 +713,7 @@ def test_a_request_that_could_not_leave_is_not_charged(late_for_s: float | None)
     bundle = pair(clock=clock)
     policy = SpeculativePolicy(
         bundle, Always(), clock=clock,
-        verifier=SpeculativeVerifier(Far(bundle, clock, connected=False), bundle.tokenizer),
+        verifier=CodeVerifier(Far(bundle, clock, connected=False), bundle.parts.tokenizer),
         verdicts=LateVerdicts(late_for_s) if late_for_s else WAIT,
     )  # fmt: skip
     _, records = play(policy, 0, steps=3)
@@ -726,14 +729,16 @@ def test_a_request_that_could_not_leave_is_not_charged(late_for_s: float | None)
 def test_another_draft_replaces_the_bundles() -> None:
     other = Keyed(77)
     bundle = pair()
-    _, records = play(SpeculativePolicy(bundle, Never(), drafter=CodeDrafter(other, bundle.tokenizer)), 0, steps=3)
+    _, records = play(
+        SpeculativePolicy(bundle, Never(), drafter=CodeDrafter(other, bundle.parts.tokenizer)), 0, steps=3
+    )
     for i, record in enumerate(records):
         np.testing.assert_array_equal(record.proposal.evidence.draft.probs, other.infer(window(i)).probs)
 
 
 def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() -> None:
     with pytest.raises(
-        ConfigError, match=r"pair must be a bundle or another Pair, got 'ball'; load one: specact\.load_bundle"
+        ConfigError, match=r"pair must be a bundle or another Pair, got 'ball'; load one: specact\.load_pair"
     ):
         SpeculativePolicy(cast(Any, "ball"), Never())
     with pytest.raises(ConfigError, match=r"gate must be a Gate, got 'deviation'; make one: specact\.calibrated_gate"):
@@ -742,7 +747,7 @@ def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() 
 
 def test_settings_of_the_agent_are_checked() -> None:
     with pytest.raises(ConfigError, match="did you mean 'target'"):
-        SpeculativeVerifier(LocalTarget(pair().target), pair().tokenizer, offset=cast(Any, "targets"))
+        CodeVerifier(LocalTarget(pair().target()), pair().parts.tokenizer, offset=cast(Any, "targets"))
     for wrong in ({"seed": -1}, {"robot": -1}):
         with pytest.raises(ConfigError, match="must not be negative, got"):
             SpeculativePolicy(pair(), Never(), **cast(Any, wrong))

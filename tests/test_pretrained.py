@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specact import SpeculativePolicy, calibrated_gate, load_bundle
+from specact import SpeculativePolicy, calibrated_gate, load_pair
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import ConfigError
 from specact.families.tokens import load_tokens
@@ -57,24 +57,24 @@ LEARNED = [
 
 @pytest.mark.parametrize("name", BUNDLES)
 def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None:
-    bundle = load_bundle(PRETRAINED / name)
+    bundle = load_pair(PRETRAINED / name)
     assert bundle.name == name
     gate = calibrated_gate(bundle, "deviation", rate=0.6)
     assert isinstance(gate, ActionDeviation)
     assert gate.source == "executed"
-    stored = json.loads((bundle.path / "calibration" / "deviation-0.60.json").read_text())
+    stored = json.loads((bundle.parts.path / "calibration" / "deviation-0.60.json").read_text())
     assert dict(stored["settings"]["options"])["reading"] == bundle.recommended_gates.get("reading", "euclidean")
     assert stored["settings"]["max_skips"] == bundle.recommended_gates.get("max_skips")
-    assert max(bundle.manifest.parity.values()) < 2e-4
+    assert max(bundle.parts.manifest.parity.values()) < 2e-4
     trained_on = {"sampled"} if name.endswith("-sampled") else {"ground_truth"}
-    used = {bundle.manifest.recipe["policies"][p.removesuffix("@snapshot")]["offset_on"]
-            for p in bundle.manifest.policies.values()}  # fmt: skip
+    used = {bundle.parts.manifest.recipe["policies"][p.removesuffix("@snapshot")]["offset_on"]
+            for p in bundle.parts.manifest.policies.values()}  # fmt: skip
     assert used == trained_on
 
 
 @pytest.mark.parametrize("file", CALIBRATIONS, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
 def test_every_stored_calibration_fits_its_weights_and_holds_its_rate(file: Path) -> None:
-    calibration = read_calibration(file, load_bundle(file.parents[1]))
+    calibration = read_calibration(file, load_pair(file.parents[1]))
     assert calibration.held_out["rate"] == pytest.approx(calibration.rate, abs=0.03)
     assert file.name == file_name(calibration.settings.name, calibration.rate)
 
@@ -82,7 +82,7 @@ def test_every_stored_calibration_fits_its_weights_and_holds_its_rate(file: Path
 @pytest.mark.parametrize("file", CALIBRATIONS, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
 def test_every_stored_gate_is_the_one_that_an_evaluation_asks_for(file: Path) -> None:
     """Else it is calibrated anew in every run. A bundle's limit on skips holds for the deviation alone."""
-    bundle = load_bundle(file.parents[1])
+    bundle = load_pair(file.parents[1])
     stored = read_calibration(file, bundle).settings
     assert stored.without_threshold() == GateChoices().settings(stored.name, bundle)
     recommended = {"deviation": "max_skips", "learned": "learned_max_skips", "learned_action": "learned_max_skips"}
@@ -91,41 +91,43 @@ def test_every_stored_gate_is_the_one_that_an_evaluation_asks_for(file: Path) ->
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_gate_belongs_to_its_pair_and_knows_more_than_chance(name: str) -> None:
-    bundle = load_bundle(PRETRAINED / name)
+    bundle = load_pair(PRETRAINED / name)
     assert isinstance(calibrated_gate(bundle, "learned", rate=0.6), Learned)
-    stored = json.loads((bundle.path / "calibration" / "learned-0.60.json").read_text())
+    stored = json.loads((bundle.parts.path / "calibration" / "learned-0.60.json").read_text())
     assert stored["model"]["auroc"] > 0.8  # chance is 0.5; no deviation reaches 0.7 on any pair
 
 
 @pytest.mark.parametrize("name", [name for name in LEARNED if not name.startswith("kitchen")])
 def test_a_learned_gate_is_ready_for_a_smaller_budget(name: str) -> None:
-    assert isinstance(calibrated_gate(load_bundle(PRETRAINED / name), "learned", rate=0.4), Learned)
+    assert isinstance(calibrated_gate(load_pair(PRETRAINED / name), "learned", rate=0.4), Learned)
 
 
 @pytest.mark.parametrize("name", [name for name in LEARNED if name.endswith("-distilled")])
 def test_a_distilled_draft_shares_target_and_tokenizer_with_its_pair(name: str) -> None:
-    made, pair = load_bundle(PRETRAINED / name), load_bundle(PRETRAINED / name.removesuffix("-distilled"))
-    assert made.manifest.distilled["from"] == pair.fingerprint
+    made, pair = load_pair(PRETRAINED / name), load_pair(PRETRAINED / name.removesuffix("-distilled"))
+    assert made.parts.manifest.distilled["from"] == pair.fingerprint
     for part in ("target", "tokenizer"):
-        assert made.manifest.fingerprints[part] == pair.manifest.fingerprints[part]
-    assert made.manifest.fingerprints["draft"] != pair.manifest.fingerprints["draft"]
+        assert made.parts.manifest.fingerprints[part] == pair.parts.manifest.fingerprints[part]
+    assert made.parts.manifest.fingerprints["draft"] != pair.parts.manifest.fingerprints["draft"]
 
 
 @pytest.mark.parametrize(("name", "draft"), [("pusht-camera", {"image", "agent"}), ("pusht-camera-state", {"state"})])
 def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> None:
-    bundle = load_bundle(PRETRAINED / name)
-    assert set(bundle.spec.target.fields) == {"image", "agent"} and set(bundle.spec.draft.fields) == draft
-    assert bundle.spec.target["image"].window_shape == (2, 96, 96, 3)
+    bundle = load_pair(PRETRAINED / name)
+    assert set(bundle.parts.spec.target.fields) == {"image", "agent"} and set(bundle.parts.spec.draft.fields) == draft
+    assert bundle.parts.spec.target["image"].window_shape == (2, 96, 96, 3)
     recipe = load_recipe(PRETRAINED.parent / "recipes" / "pusht-camera.toml")
     # What was not given has no value in TOML; what has come since has its default.
     stored = json.loads(
-        json.dumps(bundle.manifest.recipe),
+        json.dumps(bundle.parts.manifest.recipe),
         object_hook=lambda table: {name: value for name, value in table.items() if value is not None},
     )
     assert build(CodesRecipe, stored, "recipe") == recipe
-    assert max(bundle.manifest.parity.values()) < 2e-4
+    assert max(bundle.parts.manifest.parity.values()) < 2e-4
     # One tokenizer for all PushT pairs, so their codes mean the same.
-    assert bundle.manifest.fingerprints["tokenizer"] == load_bundle("pusht").manifest.fingerprints["tokenizer"]
+    assert (
+        bundle.parts.manifest.fingerprints["tokenizer"] == load_pair("pusht").parts.manifest.fingerprints["tokenizer"]
+    )
     assert isinstance(calibrated_gate(bundle, "deviation", rate=0.6), ActionDeviation)
 
 
@@ -165,16 +167,16 @@ def test_the_list_of_bundles_is_that_of_the_folder() -> None:
     assert text == listing.page()
     for folder in PRESENT:
         assert f"| `{folder.name}` |" in text
-    assert listing.fingerprint(PRETRAINED / "ball") == load_bundle("ball").fingerprint
+    assert listing.fingerprint(PRETRAINED / "ball") == load_pair("ball").fingerprint
 
 
 @pytest.mark.parametrize("name", ABSENT)
 def test_who_wants_an_absent_bundle_is_told_how_to_make_it(name: str) -> None:
     if (PRETRAINED / name).is_dir():
-        assert load_bundle(name).fingerprint == ABSENT[name]["fingerprint"]
+        assert load_pair(name).fingerprint == ABSENT[name]["fingerprint"]
     else:
         with pytest.raises(ConfigError, match=rf"not in this checkout; make it with scripts/make-pretrained {name}$"):
-            load_bundle(name)
+            load_pair(name)
 
 
 def test_an_absent_bundle_comes_from_the_history(tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
     Over these 60, with true rates of .93 and .70, all of this together fails with a probability below 1e-3 for other
     seeds; for this seed the outcome is fixed up to the last bits of a float.
     """
-    bundle = load_bundle(PRETRAINED / "ball")
+    bundle = load_pair(PRETRAINED / "ball")
 
     def successes(method: str, gate: str) -> int:
         settings = GateChoices().settings(gate, bundle)
@@ -293,7 +295,7 @@ def test_acceptance_on_metaworld_looks_at_the_scene() -> None:
     .04 of the difference: for other episodes this fails with a probability of about 1e-4.
     """
     pytest.importorskip("metaworld")
-    bundle = load_bundle("metaworld")
+    bundle = load_pair("metaworld")
     policy, task, seen = SpeculativePolicy(bundle, Never(), seed=5), load_task("metaworld", bundle.observation), []
     robot = SimulatedRobot(task)
     for episode in range(10):
@@ -309,7 +311,7 @@ def test_acceptance_on_metaworld_looks_at_the_scene() -> None:
     robot.close()
 
     def accepted(windows: list[Window]) -> float:
-        pairs = zip(bundle.target.infer_batch(windows), bundle.draft.infer_batch(windows), strict=True)
+        pairs = zip(bundle.parts.target.infer_batch(windows), bundle.parts.draft.infer_batch(windows), strict=True)
         return float(np.mean([np.minimum(large.probs, small.probs).sum(-1).prod() for large, small in pairs]))
 
     def black(window: Window) -> Window:

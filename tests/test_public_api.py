@@ -32,8 +32,8 @@ ARRAYS = re.compile(r"NDArray|ArrayLike|\b(Chunk|Floats|Codes)\b")
 def test_all_is_what_we_meant() -> None:
     """A new public name is a promise: make it here too."""
     assert set(importlib.import_module("specact").__all__) == {
-        "Bundle", "RemotePolicy", "SpecactError", "SpeculativePolicy", "calibrated_gate", "chunk_policy", "connect",
-        "errors", "gates", "load_bundle", "load_pair", "sampling",
+        "Pair", "RemotePolicy", "SpecactError", "SpeculativePolicy", "calibrated_gate", "chunk_policy", "connect",
+        "errors", "gates", "load_pair", "sampling",
     }  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def drive(url: str) -> dict[str, object]:
 
 
 def pair(gate: Gate) -> specact.SpeculativePolicy:
-    bundle: specact.Bundle = specact.load_bundle("ball")
+    bundle: specact.Pair[Any] = specact.load_pair("ball")
     client = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.exchange.contract)
     verifier = remote_verifier(client, bundle, deadline_ms=30.0)
     return specact.SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=LateVerdicts(1.0))
@@ -188,7 +188,7 @@ def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
     assert not undocumented
 
 
-@pytest.mark.parametrize("kind", [specact.SpeculativePolicy, specact.Bundle, specact.gates.Gate])
+@pytest.mark.parametrize("kind", [specact.SpeculativePolicy, specact.Pair, specact.gates.Gate])
 def test_the_methods_of_the_public_classes_are_documented(kind: type) -> None:
     for name, value in vars(kind).items():
         if not name.startswith("_") and inspect.isfunction(value):

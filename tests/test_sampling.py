@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from tests.example_count import example_count
 
 from specact.families.codes.sampling import (
+    CodeDistribution,
+    Verdict,
     rejection_probability,
     residual,
     sample,
-    sample_code,
     sample_codes,
-    sample_residual,
     softmax,
     total_variation,
     verify,
     verify_codes,
 )
-from specact.families.codes.values import CodeDistribution, Verdict
 from specact.types import Codes, Floats
 
 EXACT = 1e-12
@@ -453,6 +452,10 @@ def test_never_draws_an_impossible_code(weights: list[float], scale: float, unif
         assert 0 <= code < len(row) and row[code] > 0.0
 
 
+def one(row: NDArray[Any], uniform: float) -> int:
+    return int(sample_codes(CodeDistribution(row[None], NO_OFFSETS), scripted([uniform]))[0])
+
+
 @example_count(200)
 @given(
     st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0 / 3.0, 1.0]), min_size=1, max_size=40).filter(any),
@@ -463,24 +466,12 @@ def test_one_code_is_drawn_as_a_row_of_a_batch_is(weights: list[float], uniform:
     row = np.array(weights)
     on_an_edge = min(float(np.cumsum(row)[edge % len(row)] / row.sum()), LARGEST)
     for value in (uniform, on_an_edge):
-        assert sample_code(row.tolist(), value) == sample(row, value)
-
-
-@example_count(200)
-@given(st.integers(0, 10**6), st.sampled_from(KINDS), st.floats(0.0, 1.0, exclude_max=True))
-def test_a_code_of_the_residual_is_drawn_without_its_scale(seed: int, kind: str, uniform: float) -> None:
-    p, q = rows(kind, 9, seed)
-    assert sample_residual(p.tolist(), q.tolist(), uniform) == sample(residual(p, q), uniform)
-
-
-def test_where_the_draft_is_no_distribution_the_residual_is_the_target() -> None:
-    p, nothing = [0.0, 0.25, 0.75], [math.nan] * 3
-    assert [sample_residual(p, nothing, uniform) for uniform in (0.0, 0.5)] == [1, 2]
+        assert one(row, value) == sample(row, value)
 
 
 def test_a_distribution_that_is_not_finite_gives_the_first_code() -> None:
     for row in (np.full(4, np.nan), np.array([0.5, np.nan, 0.5])):
-        assert sample_code(row.tolist(), 0.4) == sample(row, 0.4) == 0
+        assert one(row, 0.4) == sample(row, 0.4) == 0
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 42.0])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from msgspec import structs
 from tests.tiny import quiet
 
-from specact import Bundle, SpeculativePolicy, load_bundle
+from specact import Pair, SpeculativePolicy, load_pair
 from specact.errors import BundleError, ConfigError, RemoteError
-from specact.families.codes.network import OnnxPolicy
-from specact.families.codes.values import executed_codes
+from specact.families.codes.pair import executed_codes
+from specact.families.codes.policy import OnnxPolicy
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
@@ -45,14 +44,14 @@ MIXED: list[tuple[str, str]] = [("target", "other"), ("other", "draft@snapshot")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
     made = train(RECIPE, Path(), tmp_path_factory.mktemp("sequential") / "run", quiet)
-    return load_bundle(made.bundles[0])
+    return load_pair(made.bundles[0])
 
 
 @pytest.fixture(scope="module")
-def server(trained: Bundle) -> Iterator[ServerProcess]:
-    with serving(trained.path) as process:
+def server(trained: Pair[Any]) -> Iterator[ServerProcess]:
+    with serving(trained.parts.path) as process:
         yield process
 
 
@@ -69,9 +68,9 @@ def test_a_policy_without_two_codebooks_is_refused_before_it_is_trained() -> Non
         structs.replace(RECIPE, tokenizer=structs.replace(RECIPE.tokenizer, codebooks=3))
 
 
-def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
-    assert trained.spec.sequential and trained.manifest.spec["sequential"] is True
-    assert load_bundle("ball").spec.sequential is False
+def test_the_bundle_says_so_and_its_policies_are_such(trained: Pair[Any]) -> None:
+    assert trained.parts.spec.sequential and trained.parts.manifest.spec["sequential"] is True
+    assert load_pair("ball").parts.spec.sequential is False
     for record in play(trained, None, steps=5):
         draft = record.proposal.evidence.draft
         assert draft.conditional is not None and draft.conditional.shape == (4, 4)
@@ -80,17 +79,23 @@ def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Bundle, tiny_bundle: Path, role: str) -> None:
-    plain = load_bundle(tiny_bundle)
+def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Pair[Any], tiny_bundle: Path, role: str) -> None:
+    plain = load_pair(tiny_bundle)
     with pytest.raises(BundleError, match=rf"{role}\.onnx gives 3 outputs, .* \(sequential: False\) says 2"):
         OnnxPolicy(
-            trained.path / f"{role}.onnx", structs.replace(trained.spec, sequential=False), getattr(trained.spec, role)
+            trained.parts.path / f"{role}.onnx",
+            structs.replace(trained.parts.spec, sequential=False),
+            getattr(trained.parts.spec, role),
         )
     with pytest.raises(BundleError, match=rf"{role}\.onnx gives 2 outputs, .* \(sequential: True\) says 3"):
-        OnnxPolicy(plain.path / f"{role}.onnx", structs.replace(plain.spec, sequential=True), getattr(plain.spec, role))
+        OnnxPolicy(
+            plain.parts.path / f"{role}.onnx",
+            structs.replace(plain.parts.spec, sequential=True),
+            getattr(plain.parts.spec, role),
+        )
 
 
-def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[StepRecord]:
+def play(bundle: Pair[Any], verifier: Verifier | None, steps: int = 200) -> list[StepRecord]:
     rng = np.random.default_rng(3)
     policy = SpeculativePolicy(bundle, Always(), verifier=verifier, seed=5, robot=1)
     records = []
@@ -103,7 +108,7 @@ def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[St
 
 @pytest.mark.parametrize("sampling", ["device", "server"])
 def test_a_remote_pair_draws_what_a_local_one_draws(
-    trained: Bundle, server: ServerProcess, sampling: Literal["device", "server"]
+    trained: Pair[Any], server: ServerProcess, sampling: Literal["device", "server"]
 ) -> None:
     here = play(trained, None)
     with Client(Endpoint("ws", "127.0.0.1", server.port), trained.exchange.contract) as client:
@@ -117,9 +122,9 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
         np.testing.assert_array_equal(ours.actions, theirs.actions)
 
 
-def test_a_device_of_the_other_kind_is_refused_at_the_handshake(trained: Bundle, server: ServerProcess) -> None:
+def test_a_device_of_the_other_kind_is_refused_at_the_handshake(trained: Pair[Any], server: ServerProcess) -> None:
     # Only the manifest's word differs, as where one side has an export of before there were such heads.
-    plain = replace(trained, spec=structs.replace(trained.spec, sequential=False))
+    plain = trained.composed(spec=structs.replace(trained.parts.spec, sequential=False))
     refusal = pytest.raises(RemoteError, match="differ in sequential False / True; deploy the same bundle on both")
     with Client(Endpoint("ws", "127.0.0.1", server.port), plain.exchange.contract) as client, refusal:
         client.connect(1.0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
-from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.policy import ActionTokenizer
 from specact.units import ActionUnits
 
 RANGE = st.tuples(st.floats(-50, 50, width=32), st.floats(0.0625, 50, width=32))

@@ -20,7 +20,7 @@ from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
 from specact.bundle.bundle import HEAD, find_bundle
 from specact.errors import ConfigError
-from specact.families.codes.bundle import load_bundle
+from specact.families.codes.pair import load_codes
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.report.drawing import legend_below, style_of
@@ -138,7 +138,7 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
         )
 
     yield cell(f"{pair}/table", tuple(METHODS), size.table, **_imitation(pair, run))
-    lowest = GateChoices().settings("deviation", load_bundle(pair)).lowest_rate
+    lowest = GateChoices().settings("deviation", load_codes(pair).pair()).lowest_rate
 
     def at(rate: float) -> Any:
         limited = rate > lowest
@@ -171,7 +171,7 @@ def _exists(bundle: str) -> bool:
 
 def _imitation(pair: str, run: Run) -> dict[str, Any]:
     """Settings that measure the error on demonstrations, of a scripted expert or in the run's folder of data."""
-    files = load_bundle(pair).manifest.recipe["data"]
+    files = load_codes(pair).manifest.recipe["data"]
     if run.quick or (files and run.data is None):
         return {}
     return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}

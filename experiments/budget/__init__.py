@@ -25,8 +25,7 @@ from experiments.grid import DOCS, ROOT, Cell, Experiment, Found, Part, Picture,
 from experiments.tables import markdown
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.families.load import load_pair
+from specact.families.codes.pair import CodeParts, load_codes
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.budget import HEAD_DRAFT, TABLE, TARGET, measure_parts, measure_together
 from specact.lab.evaluation.evaluation import Evaluation
@@ -36,6 +35,7 @@ from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
+from specact.load import load_pair
 
 PAGE = DOCS / "budget.md"
 SIZES, NAMES = ("1/4", "1", "4", "16"), ("quarter", "one", "four", "sixteen")
@@ -153,7 +153,7 @@ def finish(draft: Draft, folder: Path, run: Run) -> dict[str, Any]:
     return {"machine": machine(), "parameters": {draft.task: {draft.about: counts}}, "rows": rows}
 
 
-def evaluations(draft: Draft, bundle: Bundle) -> Iterator[tuple[str, Evaluation]]:
+def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluation]]:
     """Every method at every rate, on other episodes than those of the calibrations."""
 
     def evaluation(methods: Sequence[str], rate: float) -> Evaluation:
@@ -166,7 +166,7 @@ def evaluations(draft: Draft, bundle: Bundle) -> Iterator[tuple[str, Evaluation]
         "ends",
         evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (draft.size == 1 and not draft.distilled)), 0.5),
     )
-    lowest = GateChoices().settings("deviation", bundle).lowest_rate
+    lowest = GateChoices().settings("deviation", bundle.pair()).lowest_rate
     for rate in (0.4,) if draft.seed == 0 else RATES:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
@@ -187,14 +187,14 @@ def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Ite
             yield {**about, "method": "target_on_device", "asked": 0.0, "seeds": seeds}
 
 
-def get_bundle(draft: Draft, run: Run) -> Bundle:
+def get_bundle(draft: Draft, run: Run) -> CodeParts:
     """Loads the draft's bundle, or trains it."""
     if draft.seed == 0:
-        return load_bundle(draft.task + "-distilled" * draft.distilled)
+        return load_codes(draft.task + "-distilled" * draft.distilled)
     folder, settings = draft.training(run), DRAFTS[draft.task]
     path = folder / "bundles" / draft.bundle
     if (path / "manifest.json").exists():
-        return load_bundle(path)
+        return load_codes(path)
     recipe = load_recipe(ROOT / "recipes" / f"{draft.task}.toml", CodesRecipe)
     if draft.distilled:
         plain = get_bundle(replace(draft, distilled=False), run)
@@ -202,14 +202,14 @@ def get_bundle(draft: Draft, run: Run) -> Bundle:
         of = recipe.policies[settings.of]
         roll = collector(200 if run.quick else LESSONS, run.pool, run.update, folder=folder / "frames")
         steps = 4 if run.quick else of.steps
-        distil(plain, DistilRecipe(steps=steps, batch=of.batch, seed=draft.seed), roll, folder, run.update)
+        distil(plain.pair(), DistilRecipe(steps=steps, batch=of.batch, seed=draft.seed), roll, folder, run.update)
         shutil.rmtree(folder / "frames", ignore_errors=True)
-        return load_bundle(path)
+        return load_codes(path)
     # The draft of the recipe's size first, for early results; more policies may be added to a training run later.
     sizes = range(len(settings.widths)) if draft.size != FIRST[0] else (draft.size,)
     recipe = with_drafts(recipe, draft.task, sizes, draft.seed)
     train(hardly(recipe) if run.quick else recipe, run.data or Path(), folder, run.update)
-    return load_bundle(path)
+    return load_codes(path)
 
 
 def with_drafts(recipe: CodesRecipe, task: str, sizes: Iterable[int], seed: int) -> CodesRecipe:
@@ -244,15 +244,15 @@ def hardly(recipe: CodesRecipe) -> CodesRecipe:
     )  # fmt: skip
 
 
-def with_head(bundle: Bundle, seed: int, run: Run, lessons: int = LESSONS, steps: int = HEAD_STEPS) -> Bundle:
+def with_head(bundle: CodeParts, seed: int, run: Run, lessons: int = LESSONS, steps: int = HEAD_STEPS) -> CodeParts:
     """The bundle with a learned gate's head."""
     if (bundle.path / HEAD).is_file():
         return bundle
     folder, few = bundle.path / "gate", run.quick
     roll = collector(200 if few else lessons, run.pool, run.update, folder=folder / "frames")
-    train_head(bundle, HeadRecipe(steps=2 if few else steps, seed=seed), roll, folder, run.update)
+    train_head(bundle.pair(), HeadRecipe(steps=2 if few else steps, seed=seed), roll, folder, run.update)
     shutil.rmtree(folder)
-    return load_bundle(bundle.path)
+    return load_codes(bundle.path)
 
 
 def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
@@ -269,8 +269,8 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     train(hardly(recipe), run.data or Path(), folder / "train", run.update)
     pairs = {}
     for size in sizes:
-        bundle = load_bundle(folder / "train" / "bundles" / f"{task}-{NAMES[size]}")
-        pairs[SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2)
+        bundle = load_codes(folder / "train" / "bundles" / f"{task}-{NAMES[size]}")
+        pairs[SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2).pair()
     parts = measure_together(pairs, rounds)
     target_ms = sorted(found["target"] for found in parts.values())[len(parts) // 2]
     measured = {size: found | {"target": target_ms} for size, found in parts.items()}
@@ -284,7 +284,7 @@ def targets(folder: Path, run: Run) -> dict[str, Any]:
     for name, draft in TARGETS.items():
         pair = load_pair(name, draft=draft)
         parts = measure_parts(pair, rounds)
-        drafts = isinstance(pair, Bundle) or draft
+        drafts = isinstance(pair.parts, CodeParts) or draft
         chunk_ms = 1e3 * pair.execute / pair.rate_hz
         found[name] = {
             "target_ms": parts["target"], "draft_ms": parts["draft"] if drafts else None, "chunk_ms": chunk_ms,

@@ -21,13 +21,11 @@ from matplotlib.figure import Figure
 
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
 from experiments.tables import interval_text, markdown
-from specact import SpeculativePolicy, calibrated_gate, load_bundle
+from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.clock import VirtualClock
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.sampling import rejection_probability
-from specact.families.codes.spec import CodePolicy
-from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
+from specact.families.codes.pair import CodeDrafter, CodeVerifier
+from specact.families.codes.policy import CodePolicy
+from specact.families.codes.sampling import CodeDistribution, rejection_probability
 from specact.gates import Random
 from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
@@ -108,10 +106,10 @@ class Slow:
 class Remote:
     """A target behind a link; the link can be replaced."""
 
-    def __init__(self, bundle: Bundle, clock: VirtualClock, robot: int) -> None:
+    def __init__(self, bundle: Pair[Any], clock: VirtualClock, robot: int) -> None:
         self.link = load_link("wifi-paper")
-        self._target, self._clock, self._rng = bundle.target, clock, stream(0, Role.LINK, robot=robot)
-        spec = bundle.spec
+        self._target, self._clock, self._rng = bundle.parts.target, clock, stream(0, Role.LINK, robot=robot)
+        spec = bundle.parts.spec
         self._sizes = spec.target.nbytes, 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
@@ -134,16 +132,16 @@ def live(life: Life, folder: Path, run: Run) -> dict[str, Any]:
 
 def inferences(life: Life, end: int) -> Rows:
     """One entry per inference: whether it was sent, would have been skipped, its acceptance, time, estimate, alarm."""
-    bundle, task, clock = load_bundle(life.env), load_task(life.env), VirtualClock()
-    draft, remote, rate = Slow(bundle.draft, clock), Remote(bundle, clock, life.robot), RateBudget(RATE)
+    bundle, task, clock = load_pair(life.env), load_task(life.env), VirtualClock()
+    draft, remote, rate = Slow(bundle.parts.draft, clock), Remote(bundle, clock, life.robot), RateBudget(RATE)
     gate: Any = calibrated_gate(bundle, "deviation", RATE)
     if life.held:
         inner = BUNDLE_DEFAULTS.settings("deviation", bundle).build(bundle)
         inner.audit_rate = AUDIT_RATE
         gate = Controller(inner, LatencyBudget(BUDGET_S) if life.drift == "link" else rate)
     policy = SpeculativePolicy(
-        bundle, gate, drafter=CodeDrafter(draft, bundle.tokenizer), robot=life.robot, clock=clock,
-        verifier=SpeculativeVerifier(remote, bundle.tokenizer),
+        bundle, gate, drafter=CodeDrafter(draft, bundle.parts.tokenizer), robot=life.robot, clock=clock,
+        verifier=CodeVerifier(remote, bundle.parts.tokenizer),
     )  # fmt: skip
     audits = AuditEstimator(DriftAlarm(level_of(bundle)))
     env, noise, sigma, episode = task.make(), stream(1, Role.DATA, robot=life.robot), 0.0, 0
@@ -167,17 +165,17 @@ def inferences(life: Life, end: int) -> Rows:
     return {name: np.array(column[:end], float) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
-def level_of(bundle: Bundle) -> float:
+def level_of(bundle: Pair[Any]) -> float:
     """The true skip ratio that the calibration promises."""
     calibration = find_calibration(bundle, "deviation", RATE)
     assert calibration is not None
     return expected_true_skip(calibration.model["rejections"], RATE)
 
 
-def drifted(life: Life, bundle: Bundle, draft: Slow, remote: Remote, rate: RateBudget) -> float:
+def drifted(life: Life, bundle: Pair[Any], draft: Slow, remote: Remote, rate: RateBudget) -> float:
     """Applies the drift; returns the standard deviation of the noise."""
-    if life.drift == "draft" and draft.policy is bundle.draft:
-        draft.policy = load_bundle(f"{life.env}-undertrained").draft
+    if life.drift == "draft" and draft.policy is bundle.parts.draft:
+        draft.policy = load_pair(f"{life.env}-undertrained").parts.draft
     elif life.drift == "set point":
         rate.rate = NEW_RATE
     elif life.drift == "link":
@@ -185,11 +183,11 @@ def drifted(life: Life, bundle: Bundle, draft: Slow, remote: Remote, rate: RateB
     return NOISE[life.env] if life.drift == "noise" else 0.0
 
 
-def row_of(record: StepRecord, bundle: Bundle, audits: AuditEstimator) -> tuple[Any, ...]:
+def row_of(record: StepRecord, bundle: Pair[Any], audits: AuditEstimator) -> tuple[Any, ...]:
     """One inference of :func:`inferences`."""
     proposal, decision = record.proposal, record.decision
     known = None if record.outcome is None else record.outcome.evidence.target
-    target = known or bundle.target.infer(proposal.window)
+    target = known or bundle.parts.target.infer(proposal.window)
     kept = np.prod(1.0 - rejection_probability(target.probs, proposal.evidence.draft.probs, proposal.evidence.codes))
     alarm, found = audits.take(record), audits.estimate()
     skips = not decision.transmit or decision.reason == "audit"
@@ -242,7 +240,7 @@ def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:
     Without drift: the first halves of all runs, concatenated. The steps keep their order, and so their
     autocorrelation. With drift: the first half of a run, then its second half repeatedly until the alarm is raised.
     """
-    level, rng = level_of(load_bundle(env)), np.random.default_rng(0)
+    level, rng = level_of(load_pair(env)), np.random.default_rng(0)
     held = {}
     for life in LIVES:
         if life.env == env and life.held and life.drift != "link":

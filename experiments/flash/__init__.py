@@ -37,16 +37,16 @@ from experiments.tables import (
     success_text,
 )
 from specact.errors import ConfigError
-from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FLASH, load_flash
 from specact.families.flash.check import Check
-from specact.families.flash.pair import FlashPair
+from specact.families.flash.pair import FlashParts
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import RoundRequest
-from specact.families.load import load_pair
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.load import load_pair, load_policy
 from specact.observation import Window
+from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 
 PAGE = DOCS / "flash.md"
@@ -95,14 +95,14 @@ def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
     return evaluated(Evaluation(str(bundle), None, methods, 200, seed=run.seed), folder / "run", run)
 
 
-def flow_pair(bundle: str) -> FlashPair:
+def flow_pair(bundle: str) -> Pair[Any]:
     """A flow policy with a block.
 
     Raises:
         ConfigError: if it is no flow policy, or has none.
     """
     pair = load_pair(bundle)
-    if not isinstance(pair, FlashPair) or pair.block is None or pair.path is None:
+    if not isinstance(pair.parts, FlashParts) or pair.parts.block is None or pair.path is None:
         raise ConfigError(f'{bundle} is no flow policy with a block; train one with a recipe of kind = "flash"')
     return pair
 
@@ -115,13 +115,13 @@ def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[s
     windows = [record.proposal.window for record in target_path(pair, pair.env, numbers, seed)]
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(windows), "episodes": episodes,
-        "seed": seed, "levels": list(pair.settings.levels), "within": pair.settings.within,
+        "seed": seed, "levels": list(pair.parts.settings.levels), "within": pair.parts.settings.within,
         "check": block.manifest.check, "acceptance": acceptance(pair, windows, seed),
         "costs": measure_costs(pair, windows, seed),
     }  # fmt: skip
 
 
-def measure_costs(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
+def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
     """The :func:`~experiments.measure.relative_costs` of each kind of round, in random order at each observation.
 
     Returns:
@@ -129,10 +129,12 @@ def measure_costs(pair: FlashPair, windows: list[Window], seed: int) -> dict[str
         not, with the full round behind it, ``given``, the check of a chunk that is there, ``given_failed``, and
         ``stale``, the check on another window's cache, and ``block``, the draft alone; relative to ``full_10``.
     """
-    target, order = pair.target, stream(seed, Role.GATE)
+    target, order = pair.target(), stream(seed, Role.GATE)
     never, always = Check(within=0.0, guarded=False), Check(within=1e9, guarded=False)
-    cache = pair.policy.networks.cache([pair.policy.spec.observation.select(windows[0])])
-    middle = pair.units.to_environment(np.zeros((pair.policy.spec.chunk, pair.policy.spec.actions), np.float32))
+    cache = pair.parts.policy.networks.cache([pair.parts.policy.spec.observation.select(windows[0])])
+    middle = pair.units.to_environment(
+        np.zeros((pair.parts.policy.spec.chunk, pair.parts.policy.spec.actions), np.float32)
+    )
     kinds = {f"full_{steps}": RoundRequest(True, steps=steps) for steps in (1, 2, 3, 5, 10)} | {
         "check": RoundRequest(False, check=always),
         "failed": RoundRequest(False, check=never),
@@ -140,7 +142,7 @@ def measure_costs(pair: FlashPair, windows: list[Window], seed: int) -> dict[str
         "given_failed": RoundRequest(False, middle, never),
         "stale": RoundRequest(False, check=always, stale=True, cache=cache),
     }
-    drafter = pair.drafter_of(ROUNDS["block"])
+    drafter = pair.composed(rounds=ROUNDS["block"]).drafter()
     seconds: dict[str, list[float]] = {name: [] for name in (*kinds, "block")}
     for number, window in enumerate(windows):
         for name in order.permutation(list(seconds)).tolist():
@@ -154,7 +156,7 @@ def measure_costs(pair: FlashPair, windows: list[Window], seed: int) -> dict[str
     return relative_costs(seconds, seconds["full_10"])
 
 
-def acceptance(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
+def acceptance(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
     """The mean accepted share of the executed actions of the block's drafts, with images and with blank ones.
 
     Drafts from blank images are blind, so a check that uses the images would accept fewer of their actions.
@@ -163,11 +165,11 @@ def acceptance(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, d
         For ``flash`` and ``flash_fitted``: ``seen``; for targets with cameras also ``blank``, and ``blind``, where
         the draft alone sees blank images.
     """
-    drafter, shares = pair.drafter_of(ROUNDS["block"]), {}
+    drafter, target, shares = pair.composed(rounds=ROUNDS["block"]).drafter(), pair.target(), {}
 
     def mean(request: RoundRequest, seen: list[Window], drafts: list[Any]) -> float:
         lengths = [
-            pair.target.answer(window, StepAddress(seed, 0, 1, number)).round(replace(request, drafted=draft)).accepted
+            target.answer(window, StepAddress(seed, 0, 1, number)).round(replace(request, drafted=draft)).accepted
             for number, (window, draft) in enumerate(zip(seen, drafts, strict=True))
         ]
         return float(np.mean(lengths)) / pair.execute
@@ -175,19 +177,19 @@ def acceptance(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, d
     blanked, none = [blank(window, pair) for window in windows], [None] * len(windows)
     for name in ("flash", "flash_fitted"):
         rounds: Any = METHODS[name].composition
-        within = pair.settings.within if rounds.within is None else rounds.within
-        request = RoundRequest(False, check=Check(rounds.levels or pair.settings.levels, within, guarded=False))
+        within = pair.parts.settings.within if rounds.within is None else rounds.within
+        request = RoundRequest(False, check=Check(rounds.levels or pair.parts.settings.levels, within, guarded=False))
         shares[name] = {"seen": mean(request, windows, none)}
-        if pair.policy.spec.observation.images:
+        if pair.parts.policy.spec.observation.images:
             drafts = [drafter.propose(window, stream(seed, Role.DRAFT)).actions for window in blanked]
             shares[name]["blank"] = mean(request, blanked, none)
             shares[name]["blind"] = mean(request, windows, [pair.units.to_environment(draft) for draft in drafts])
     return shares
 
 
-def blank(window: Window, pair: FlashPair) -> Window:
+def blank(window: Window, pair: Pair[Any]) -> Window:
     """The window with its images replaced by mid-grey."""
-    images = set(pair.policy.spec.observation.images)
+    images = set(pair.parts.policy.spec.observation.images)
     arrays = {name: np.full_like(array, 128) if name in images else array for name, array in window.arrays.items()}
     return Window(arrays, window.instruction)
 

@@ -39,15 +39,16 @@ from experiments.tables import (
     success_text,
 )
 from specact.errors import ConfigError
-from specact.families.flash.pair import FlashPair
+from specact.families.flash.pair import FlashParts
 from specact.families.flash.rounds import Rounds
 from specact.families.freqcache.cached import FreqCached, Reuse
-from specact.families.load import load_pair
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import composed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.load import load_pair
 from specact.observation import Window
+from specact.pair import Pair
 from specact.rng import Role, stream
 
 PAGE = DOCS / "freqcache.md"
@@ -102,16 +103,16 @@ def plan(run: Run) -> Iterator[Cell]:
         yield Cell("smaller", smaller)
 
 
-def flow_pair(bundle: str) -> FlashPair:
+def flow_pair(bundle: str) -> Pair[Any]:
     """A flow policy whose prefix can be refreshed.
 
     Raises:
         ConfigError: if it is no flow policy, or has no refresh.
     """
     pair = load_pair(bundle)
-    if not isinstance(pair, FlashPair):
+    if not isinstance(pair.parts, FlashParts):
         raise ConfigError(f"{bundle} is no flow policy, and only one has a prefix to reuse")
-    if pair.refresh is None:
+    if pair.parts.refresh is None:
         raise ConfigError(f"{pair.name} has no refresh; make one: specact export --refresh")
     return pair
 
@@ -130,15 +131,15 @@ def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
     return found
 
 
-def windows_of(pair: FlashPair, execute: int, episodes: int, seed: int) -> list[list[Window]]:
+def windows_of(pair: Pair[Any], execute: int, episodes: int, seed: int) -> list[list[Window]]:
     """The observations of each episode of the target's own rollouts."""
-    acting, paths = replace(pair, settings=replace(pair.settings, execute=execute)), dict[int, list[Window]]()
+    acting, paths = pair.composed(settings=replace(pair.parts.settings, execute=execute)), dict[int, list[Window]]()
     for record in target_path(acting, pair.env, EpisodeRange.FLOW_PATHS.episodes(episodes), seed):
         paths.setdefault(record.address.episode, []).append(record.proposal.window)
     return list(paths.values())
 
 
-def compare_variants(pair: FlashPair, paths: list[list[Window]], seed: int) -> dict[str, Any]:
+def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> dict[str, Any]:
     """Reuse, error and time of each variant on the same observations, timed in random order.
 
     Returns:
@@ -150,7 +151,7 @@ def compare_variants(pair: FlashPair, paths: list[list[Window]], seed: int) -> d
         geometric mean of the ratio to ``full_10``, with its interval: of a variant's whole inference, of its ``prefix``
         (frequencies and refresh), of full rounds of fewer steps, of ``encoder``, ``prefix`` and one step of ``expert``.
     """
-    policy, refresh, order = pair.policy, pair.refresh, stream(seed, Role.GATE)
+    policy, refresh, order = pair.parts.policy, pair.parts.refresh, stream(seed, Role.GATE)
     assert refresh is not None, "see flow_pair"
     cached = {name: FreqCached(policy.networks, refresh, reuse) for name, reuse in REUSE.items()}
     positions = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in refresh.cameras.values()])
@@ -238,14 +239,14 @@ def smaller(folder: Path, run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def costs_of_policies(pairs: Mapping[str, FlashPair], seed: int) -> dict[str, dict[str, float]]:
+def costs_of_policies(pairs: Mapping[str, Pair[Any]], seed: int) -> dict[str, dict[str, float]]:
     """Tokens of the prefix, and what encoder, prefix and ten steps take on the same observations, in turns."""
     spent: dict[str, list[float]] = {name: [] for name in pairs}
     tokens: dict[str, int] = {}
     for window in (window for path in windows_of(pairs[WHOLE], pairs[WHOLE].execute, 4, seed) for window in path):
         for name, pair in pairs.items():
-            seen, networks = [pair.policy.spec.observation.select(window)], pair.policy.networks
-            noise = pair.policy.noise(stream(seed, Role.GATE))[None]
+            seen, networks = [pair.parts.policy.spec.observation.select(window)], pair.parts.policy.networks
+            noise = pair.parts.policy.noise(stream(seed, Role.GATE))[None]
 
             def inference(networks: Any = networks, seen: Any = seen, noise: Any = noise) -> None:
                 cache = networks.cache(seen, networks.tokens(seen))

@@ -18,8 +18,8 @@ from experiments.grid import ROOT, Cell, Experiment, Found, Part, Picture, Resul
 from experiments.tables import interval_text, markdown, optional_text
 from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
-from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
-from specact.families.codes.bundle import load_bundle
+from specact.families.chunks import PairSettings
+from specact.families.codes.pair import load_codes
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation
@@ -27,6 +27,7 @@ from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.rollout.distillation import collector
 from specact.lab.statistics import holm
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
+from specact.load import load_pair, make_pair
 
 HERE = Path(__file__).parent
 RATE, BUNDLES, LESSONS = 0.4, ("ball", "swarm"), 50_000
@@ -103,11 +104,11 @@ def regression(pair: str, folder: Path, run: Run) -> Any:
     path = folder / "pair"
     if not (path / HEAD).is_file():
         without = shutil.ignore_patterns(HEAD, "calibration")
-        shutil.copytree(load_bundle(pair).path, path, ignore=without, dirs_exist_ok=True)
+        shutil.copytree(load_codes(pair).path, path, ignore=without, dirs_exist_ok=True)
         recipe = HeadRecipe(objective="rejection")
         recipe = replace(recipe, steps=20) if run.quick else recipe
         roll = collector(400 if run.quick else LESSONS, run.pool, run.update)
-        train_head(load_bundle(path), recipe, roll, path / "gate", run.update)
+        train_head(load_pair(path), recipe, roll, path / "gate", run.update)
         shutil.rmtree(path / "gate")
     return gates(pair, {"regression": "learned"}, GateChoices(), folder / "run", run, str(path))
 
@@ -142,7 +143,7 @@ def chunks(folder: Path, run: Run) -> Any:
     path = folder / "pair"
     if not path.exists():
         make_pair(path, "pusht#draft", "pusht-flow", PairSettings(execute=4, env="pusht"))
-    pair = load_chunk_pair(path)
+    pair = load_pair(path)
     if not (path / HEAD).is_file():
         recipe = replace(DISTANCE, steps=20) if run.quick else DISTANCE
         train_head(pair, recipe, collector(60 if run.quick else 3000, run.pool, run.update), path / "gate", run.update)

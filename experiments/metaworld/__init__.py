@@ -25,11 +25,12 @@ from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Resul
 from experiments.measure import paired
 from experiments.metaworld import device, tables
 from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.folder import PairSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
 from specact.lab.statistics import contrast, seeds_interval
+from specact.load import make_pair
 from specact.observation import Field
 
 KEPT = ("methods", "contrasts", "episodes", "seed", "rate")

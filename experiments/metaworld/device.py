@@ -22,10 +22,11 @@ import numpy as np
 
 from experiments.grid import Cell, Run
 from experiments.tables import interval_text, markdown
-from specact.families.chunks.folder import PairSettings, load_chunk_pair, make_pair
+from specact.families.chunks.folder import PairSettings
 from specact.files import file_stem
 from specact.lab.processes import linked, serving
 from specact.lab.statistics import contrast, holm, wilson
+from specact.load import load_pair, make_pair
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
 # asynchronous remote target [ms]. Late verdicts have that of specact run, the latter of the former two.
@@ -100,8 +101,8 @@ def measure(
     """A method at every share of a core."""
     name, shares, fewer = TARGETS[target]
     path = pair_of(name, run)
-    pair = load_chunk_pair(Path(path))
-    chunk = pair.target_spec.chunk
+    pair = load_pair(path)
+    chunk = pair.parts.target_spec.chunk
     stands = {"PAIR": path, "TARGET": target, "CHUNK": str(chunk), "OVERLAP": str(chunk - 1)}
     # As many actions of a chunk as in the pair: executing more of them is a different policy.
     for word, steps in (("ALONE", 10), ("FEWER", fewer)):

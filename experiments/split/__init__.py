@@ -19,13 +19,13 @@ from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, stu
 from experiments.split.simulated import PLACED, SIMULATED, simulated
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
 from experiments.tables import markdown
-from specact.families.codes.bundle import load_bundle
-from specact.families.codes.timing import measure_inference
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import PRECISIONS, pack, reply_bytes, unpack
 from specact.lab.evaluation.calibrate import calibrate_along
+from specact.lab.evaluation.cost import measure_inference
 from specact.lab.processes import serving
 from specact.lab.train.split import split_bundle
+from specact.load import load_pair
 from specact.placement.bandwidth import RecurrentForecast
 from specact.placement.planner import StageCosts
 from specact.placement.target import code_reader, measure_costs
@@ -91,13 +91,13 @@ def _forecast(name: str, run: Run) -> Path:
 
 def measure(folder: Path, run: Run) -> dict[str, Any]:
     """Times of the stages on this machine and on the server, and of the draft."""
-    staged, bundle = _stages(run), load_bundle(BUNDLE)
+    staged, bundle = _stages(run), load_pair(BUNDLE)
     windows = [window for _, window in target_windows(bundle, PROBES, run.seed)]
     with serving(staged.path) as server, staged_client(staged, server.port) as client:
         measure_costs(staged, client, windows[:3])  # to warm up both sides
         costs, _ = measure_costs(staged, client, windows)
     measured = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
-    measured["draft_s"] = measure_inference(bundle.draft, bundle.spec.draft)
+    measured["draft_s"] = measure_inference(bundle.parts.draft, bundle.parts.spec.draft)
     about = {"machine": platform.machine(), "seed": run.seed, "inferences": run.few(60), "period_s": PERIOD_S}
     return {**about, "costs": measured}
 
@@ -112,7 +112,7 @@ def learn(name: str, folder: Path, run: Run) -> dict[str, float]:
 
 def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
     """Every method on one link, with a device that is slower by a factor."""
-    bundle = load_bundle(BUNDLE)
+    bundle = load_pair(BUNDLE)
     seen = target_windows(bundle, run.few(60), run.seed)
     gate = calibrate_along(bundle, seen, RATE, run.seed)
     draft_s = factor * run.result("costs")["costs"]["draft_s"]
@@ -167,7 +167,7 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
         Per cut: ``bytes``, and for each precision the largest change of a ``probability`` and the share of most
         likely ``codes`` that change.
     """
-    bundle = load_bundle(BUNDLE)
+    bundle = load_pair(BUNDLE)
     windows = [window for _, window in target_windows(bundle, inferences, seed)]
     reader, rows = code_reader(bundle, staged), []
     exact = [reader(staged.network.run([window])).probs for window in windows]

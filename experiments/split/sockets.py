@@ -17,9 +17,8 @@ from experiments.measure import slowed
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of
 from experiments.split.simulated import PLACED, Oracle, chooser_of
 from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.spec import CodePolicy
-from specact.families.codes.verify import CodeDrafter
+from specact.families.codes.pair import CodeDrafter
+from specact.families.codes.policy import CodePolicy
 from specact.families.staged.stages import StagedFolder, StagedNetwork
 from specact.families.staged.wire import split_contract
 from specact.gates import Always
@@ -29,6 +28,7 @@ from specact.lab.processes import linked, serving
 from specact.lab.rollout.rollout import target_path
 from specact.links.link import load_link
 from specact.observation import Window
+from specact.pair import Pair
 from specact.placement.bandwidth import RecurrentForecast
 from specact.placement.planner import StageCosts
 from specact.placement.target import SplitTarget, reader_of
@@ -46,7 +46,7 @@ DEADLINE_MS, CONNECT_S = 5_000.0, 60.0
 Seen = tuple[int, Window]
 
 
-def target_windows(pair: Bundle, inferences: int, seed: int) -> list[Seen]:
+def target_windows(pair: Pair[Any], inferences: int, seed: int) -> list[Seen]:
     """The first observations in rollouts of the target."""
     path = target_path(pair, env_of(pair, None), count(), seed)
     return [(record.address.episode, record.proposal.window) for record in islice(path, inferences)]
@@ -79,7 +79,7 @@ class Device:
     """
 
     staged: StagedFolder
-    bundle: Bundle
+    bundle: Pair[Any]
     link: StudyLink
     forecast: Path
     costs: StageCosts
@@ -90,7 +90,7 @@ class Device:
 
     def measure(self, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Latency, cuts and misses of every inference, by method."""
-        with serving(self.staged.path) as placed, serving(self.bundle.path) as gated:
+        with serving(self.staged.path) as placed, serving(self.bundle.parts.path) as gated:
             return {
                 name: self._measure(name, gated.port if name in ("hybrid", "adahi", "late") else placed.port)
                 for name in methods
@@ -137,11 +137,11 @@ class Device:
 
     def _gated(self, method: str, verifier: Verifier, target: SplitTarget[Any] | None) -> dict[str, Any]:
         """A draft and a gated target."""
-        infer = slowed(self.bundle.draft.infer, lambda window: self.draft_s)
+        infer = slowed(self.bundle.parts.draft.infer, lambda window: self.draft_s)
         draft = SimpleNamespace(infer=infer, infer_batch=lambda windows: [*map(infer, windows)])
         policy = SpeculativePolicy(
             self.bundle, self.gate.build(self.bundle) if method.startswith("adahi") else Always(),
-            drafter=CodeDrafter(cast(CodePolicy, draft), self.bundle.tokenizer), verifier=verifier,
+            drafter=CodeDrafter(cast(CodePolicy, draft), self.bundle.parts.tokenizer), verifier=verifier,
             verdicts=LateVerdicts(np.inf) if method == "late" else WAIT, seed=self.seed,
         )  # fmt: skip
         latencies, period_s = [], 1.0 / self.bundle.rate_hz

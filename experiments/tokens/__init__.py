@@ -27,15 +27,14 @@ from experiments.tables import (
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.errors import ConfigError
-from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.chunks.sources import load_policy
-from specact.families.load import load_pair
-from specact.families.tokens.pair import TokenPair
+from specact.families.chunks.folder import PairSettings
+from specact.families.tokens.pair import TokenParts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.statistics import mean_interval, wilson
+from specact.load import load_pair, load_policy, make_pair
 
 PAGE = DOCS / "tokens.md"
 DRAFTED = ("draft_9", "draft_fixed")
@@ -129,13 +128,13 @@ def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
         ConfigError: if the policy is no token policy, or has no drafters.
     """
     pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
-    if not isinstance(pair, TokenPair):
+    if not isinstance(pair.parts, TokenParts):
         raise ConfigError(f"{bundle} is no token policy")
-    names = [name for name in GAIN if "draft" not in name or pair.draft is not None]
+    names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
-        "tokens": pair.policy.spec.chunk * pair.policy.spec.actions,
-        "strict": list(pair.drafters.settings.strict) if pair.drafters else [],
+        "tokens": pair.parts.policy.spec.chunk * pair.parts.policy.spec.actions,
+        "strict": list(pair.parts.drafters.settings.strict) if pair.parts.drafters else [],
         "decodings": measure_gain(pair, names, episodes, run.seed), "tolerances": list(TOLERANCES),
         "drafters": measure_drafters(pair, episodes, run.seed),
     }  # fmt: skip

@@ -14,11 +14,11 @@ from experiments.tokens.methods import METHODS
 from specact.families.tokens.acceptance import relaxed
 from specact.families.tokens.decoding import Decoding
 from specact.families.tokens.drafting import TokenDrafter
-from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.lab.statistics import mean_interval
 from specact.observation import Window
+from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 from specact.verification import LocalTarget
 
@@ -42,7 +42,7 @@ _COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensate
 Row = tuple[float, ...]
 
 
-def measure_gain(pair: TokenPair, names: Sequence[str], episodes: int, seed: int) -> dict[str, dict[str, float]]:
+def measure_gain(pair: Pair[Any], names: Sequence[str], episodes: int, seed: int) -> dict[str, dict[str, float]]:
     """Runs every decoding on each observation of the target's rollouts with greedy decoding, in random order.
 
     Their state is updated with the executed actions, which are the target's, so that all decode under the same
@@ -74,7 +74,7 @@ def measure_gain(pair: TokenPair, names: Sequence[str], episodes: int, seed: int
     return summaries
 
 
-def measure_drafters(pair: TokenPair, episodes: int, seed: int) -> dict[str, dict[str, list[float]]]:
+def measure_drafters(pair: Pair[Any], episodes: int, seed: int) -> dict[str, dict[str, list[float]]]:
     """Passes of the target with every drafter by itself at every tolerance, on the target's own rollouts.
 
     Returns:
@@ -88,7 +88,7 @@ def measure_drafters(pair: TokenPair, episodes: int, seed: int) -> dict[str, dic
     grid = {
         (name, bins): replace(decoding, bins=bins)
         for name, decoding in _DRAFTERS.items()
-        if decoding.proposes != "draft" or pair.draft is not None
+        if decoding.proposes != "draft" or pair.parts.draft is not None
         for bins in TOLERANCES
     }
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -105,12 +105,14 @@ def measure_drafters(pair: TokenPair, episodes: int, seed: int) -> dict[str, dic
 
 
 def decode_path(
-    pair: TokenPair, decodings: Mapping[Any, Decoding], episodes: int, seed: int
+    pair: Pair[Any], decodings: Mapping[Any, Decoding], episodes: int, seed: int
 ) -> dict[Any, list[np.ndarray]]:
     """Every decoding on each observation of the target's own rollouts: rows by episode."""
-    drafters = {name: pair.drafter_of(decoding) for name, decoding in decodings.items()}
+    drafters: dict[Any, Any] = {
+        name: pair.composed(decoding=decoding).drafter() for name, decoding in decodings.items()
+    }
     order, keys = stream(seed, Role.GATE), list(drafters)
-    spec, strict = pair.policy.spec, () if pair.drafters is None else pair.drafters.settings.strict
+    spec, strict = pair.parts.policy.spec, () if pair.parts.drafters is None else pair.parts.drafters.settings.strict
     # Tokens of dimensions that have a tolerance.
     free = relaxed(1, spec.chunk * spec.actions, spec.actions, strict).each > 0
     rows: dict[Any, dict[int, list[Row]]] = {key: defaultdict(list) for key in keys}
@@ -127,7 +129,7 @@ def decode_path(
 
 
 def _greedy_path(
-    pair: TokenPair, drafters: Sequence[TokenDrafter], episodes: int, seed: int
+    pair: Pair[Any], drafters: Sequence[TokenDrafter], episodes: int, seed: int
 ) -> Iterator[tuple[int, Window, np.ndarray]]:
     """Every inference of greedy decoding's rollouts, with its tokens; the drafters are told the executed actions."""
 
@@ -135,7 +137,7 @@ def _greedy_path(
         for drafter in drafters:
             drafter.on_action(action, pair.units.from_environment(action))
 
-    greedy, last = replace(pair, decoding=Decoding("")), -1
+    greedy, last = pair.composed(decoding=Decoding("")), -1
     for record in target_path(greedy, pair.env, EpisodeRange.TOKEN_PATHS.episodes(episodes), seed, update):
         if record.address.episode != last:
             last = record.address.episode
@@ -146,10 +148,10 @@ def _greedy_path(
 
 
 def _decode(
-    pair: TokenPair, drafter: TokenDrafter, window: Window, rng: np.random.Generator
+    pair: Pair[Any], drafter: TokenDrafter, window: Window, rng: np.random.Generator
 ) -> tuple[Decoded, float, float]:
     """The chunk, and the seconds that the proposal and the whole inference took."""
-    verifier = pair.verifier(LocalTarget(pair.target))
+    verifier = pair.verifier(LocalTarget(pair.target()))
     started = time.perf_counter()
     proposal = drafter.propose(window, rng)
     proposed = time.perf_counter()

@@ -3,10 +3,9 @@ from specact import gates as gates
 from specact.errors import SpecactError as SpecactError
 from specact.families.chunks.adapters import chunk_policy as chunk_policy
 from specact.families.codes import sampling as sampling
-from specact.families.codes.bundle import Bundle as Bundle
-from specact.families.codes.bundle import load_bundle as load_bundle
-from specact.families.load import load_pair as load_pair
 from specact.gates.calibration import calibrated_gate as calibrated_gate
+from specact.load import load_pair as load_pair
+from specact.pair import Pair as Pair
 from specact.policy import SpeculativePolicy as SpeculativePolicy
 from specact.remote_policy import RemotePolicy as RemotePolicy
 from specact.remote_policy import connect as connect

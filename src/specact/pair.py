@@ -1,11 +1,11 @@
-"""The interfaces of a policy pair: a draft, a target, and their shared specification."""
+"""A policy pair: a draft, a target, and their shared specification, as one value that a family fills."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,118 +54,71 @@ class FollowingDrafter(Drafter, Follower, Protocol):
     """A stateful :class:`Drafter`."""
 
 
-class Pair(Protocol[A]):
-    """Draft and target of one robot; A is the type of the target's answers."""
-
-    @property
-    def name(self) -> str:
-        """Name of the pair."""
-        ...
-
-    @property
-    def observation(self) -> ObservationSpec:
-        """Union of the observations that draft and target need; the device stores these."""
-        ...
-
-    @property
-    def units(self) -> ActionUnits:
-        """Normalisation of the actions that drafter, gate and verifier exchange."""
-        ...
-
-    @property
-    def execute(self) -> int:
-        """How many actions of a chunk are executed before the next inference."""
-        ...
-
-    @property
-    def overlap(self) -> Literal["drop", "average"]:
-        """How actions that several chunks predict for the same control step are combined."""
-        ...
-
-    @property
-    def rate_hz(self) -> float:
-        """Control rate [Hz]."""
-        ...
-
-    @property
-    def drafter(self) -> Drafter:
-        """Proposes chunks with the draft."""
-        ...
-
-    @property
-    def target(self) -> TargetPolicy[A]:
-        """The target in this process.
-
-        Raises:
-            BundleError: where it is only on a server.
-        """
-        ...
-
-    def verifier(self, target: Target[A]) -> Verifier:
-        """Verifies proposals with the answers of a local or remote target."""
-        ...
-
-    @property
-    def exchange(self) -> Exchange[A]:
-        """What crosses the wire between a device and a server of the target."""
-        ...
-
-
 @dataclass(frozen=True)
-class Named:
-    """Draft, target and decoding as the user named them: with them another process loads the same pair.
+class PairSource:
+    """What a user named; another process loads the same pair with it, see :func:`specact.load_pair`.
 
     Attributes:
-        draft, target, decoding: see :func:`~specact.families.load.load_pair`.
+        name_or_path: of the pair.
+        draft, target, decoding: where not the pair's own.
     """
 
+    name_or_path: str
     draft: str | None = None
     target: str | None = None
     decoding: str = ""
 
-    @classmethod
-    def of(cls, pair: LoadedPair[Any]) -> Named:
-        """Those that a pair was loaded with; none for a family that has no attribute ``named``.
-
-        Raises:
-            ConfigError: for a decoding of the user's own, which has no name.
-        """
-        found = getattr(pair, "named", None)
-        return found if isinstance(found, cls) else AS_STORED
-
     @property
-    def words(self) -> str:
-        """As options of a command, each after a space."""
-        return "".join(f" --{name} {value}" for name, value in vars(self).items() if value)
+    def cli_args(self) -> str:
+        """As arguments of a command."""
+        options = {"draft": self.draft, "target": self.target, "decoding": self.decoding}
+        return self.name_or_path + "".join(f" --{name} {value}" for name, value in options.items() if value)
 
 
-AS_STORED = Named()
+UNNAMED = PairSource("")
 
 
-class LoadedPair(Pair[A], Protocol[A]):
-    """A pair as :func:`~specact.families.load.load_pair` returns it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pair(Generic[A]):
+    """Draft and target of one robot; A is the type of the target's answers.
 
-    @property
-    def source(self) -> str:
-        """The name or path by which another process loads it."""
-        ...
+    Attributes:
+        name: of the pair.
+        observation: union of the observations that draft and target need; the device stores these.
+        units: of the actions that drafter, gate and verifier exchange.
+        execute: how many actions of a chunk are executed before the next inference.
+        rate_hz: control rate [Hz].
+        drafter: makes a drafter, a new one for each robot.
+        target: the target in this process; raises BundleError where it is only on a server.
+        verifier: makes a verifier, a new one for each robot, that asks a local or remote target.
+        exchange: what crosses the wire between a device and a server of the target.
+        overlap: how actions that several chunks predict for the same control step are combined.
+        env: name of the environment that it was made for; empty if unknown.
+        fingerprint: joint fingerprint of both policies; a calibration is valid for this fingerprint alone.
+        path: the folder that contains its calibrations, or None.
+        source: how another process loads it.
+        recommended_gates: settings of gates, see :class:`~specact.gates.settings.GateChoices`.
+        parts: the family's own dataclass, whose method ``pair`` made this pair.
+    """
 
-    @property
-    def env(self) -> str:
-        """Name of the environment that it was made for; empty if unknown."""
-        ...
+    name: str
+    observation: ObservationSpec
+    units: ActionUnits
+    execute: int
+    rate_hz: float
+    drafter: Callable[[], Drafter]
+    target: Callable[[], TargetPolicy[A]]
+    verifier: Callable[[Target[A]], Verifier]
+    exchange: Exchange[Any]
+    overlap: Literal["drop", "average"] = "drop"
+    env: str = ""
+    fingerprint: str = ""
+    path: Path | None = None
+    source: PairSource = UNNAMED
+    recommended_gates: Mapping[str, Any] = field(default_factory=dict)
+    parts: Any = None
 
-    @property
-    def fingerprint(self) -> str:
-        """Joint fingerprint of both policies; a calibration is valid for this fingerprint alone."""
-        ...
-
-    @property
-    def path(self) -> Path | None:
-        """The folder that contains its calibrations, or None."""
-        ...
-
-    @property
-    def recommended_gates(self) -> Mapping[str, Any]:
-        """Recommended gate settings, see :class:`~specact.gates.settings.GateChoices`."""
-        ...
+    def composed(self, **changes: Any) -> Pair[A]:
+        """The pair with other values of some fields of its :attr:`parts`."""
+        pair: Pair[A] = replace(self.parts, **changes).pair()
+        return pair

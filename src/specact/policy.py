@@ -72,7 +72,7 @@ class SpeculativePolicy:
     ) -> None:
         if isinstance(pair, str | Path) or not hasattr(pair, "drafter"):
             raise ConfigError(
-                f"pair must be a bundle or another Pair, got {pair!r}; load one: specact.load_bundle('ball')"
+                f"pair must be a bundle or another Pair, got {pair!r}; load one: specact.load_pair('ball')"
             )
         if not isinstance(gate, Gate):
             raise ConfigError(
@@ -84,11 +84,11 @@ class SpeculativePolicy:
         self.counts: Counter[str] = Counter()
         usual_age_s = pair.execute / pair.rate_hz + _INFERENCE_S
         self.safety = Safety(fallback, pair.units, self.clock, usual_age_s)
-        self._drafter = pair.drafter if drafter is None else drafter
+        self._drafter = pair.drafter() if drafter is None else drafter
         self._followers: list[Follower] = [gate]
         if isinstance(self._drafter, FollowingDrafter):
             self._followers.append(self._drafter)
-        self._verifier = pair.verifier(LocalTarget(pair.target, self.clock)) if verifier is None else verifier
+        self._verifier = pair.verifier(LocalTarget(pair.target(), self.clock)) if verifier is None else verifier
         self._verdicts, self._address, self._streams = verdicts, StepAddress(seed, robot, 0, 0), StepStreams()
         self._history, self._player = ObservationHistory(pair.observation), ChunkPlayer(pair.execute, pair.overlap)
         self.reset(episode=0)

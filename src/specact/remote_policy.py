@@ -199,7 +199,7 @@ def _served_spec(endpoint: Endpoint, robot: str, timeout: float) -> ChunkSpec:
     if welcome.family != FAMILY:
         raise ConfigError(
             f"{endpoint} serves {welcome.bundle}, a target of the family {welcome.family!r:.40}, whose answers only a "
-            f"pair on this device can use: specact.load_bundle({welcome.bundle!r}) and "
+            f"pair on this device can use: specact.load_pair({welcome.bundle!r}) and "
             "specact.remote.remote_verifier(client, bundle, deadline_ms)"
         )
     return spec_of(welcome.spec)

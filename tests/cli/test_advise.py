@@ -16,11 +16,10 @@ import pytest
 
 pytest.importorskip("mujoco")
 
-from specact import load_bundle
+from specact import load_pair
 from specact.cli import advise
 from specact.cli.advise import Advise, Device, composed_parts, runs_of, ways_of
 from specact.errors import ConfigError
-from specact.families.load import load_pair
 from specact.lab.evaluation.budget import measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
@@ -46,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answer(run: Path | None, budget_ms: float, **options: Any) -> dict[str, Any]:
     device = Device(budget_ms=budget_ms, runs=() if run is None else (run,), **options)
-    pair = load_bundle("ball")
+    pair = load_pair("ball")
     runs, left_out = runs_of(pair, device.runs)
     assert not left_out
     return advise.answer(device, pair, runs, {"": PARTS}, 12.0)
@@ -101,10 +100,10 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
     assert "draft, head_draft, target, hybrid, random, adahi, uncertainty, random_learned, learned:" in wanted
     assert "success of random, adahi, uncertainty:" in " ".join(answer(run, 0.5)["missing"])
     late = Device(budget_ms=0.5, link="lte")
-    told = advise.answer(late, load_bundle("ball"), [], {"": PARTS}, 51.0)["missing"]
+    told = advise.answer(late, load_pair("ball"), [], {"": PARTS}, 51.0)["missing"]
     assert any("longer than a control step" in text for text in told)
     headless = {part: ms for part, ms in PARTS.items() if "head" not in part and "learned" not in part}
-    told += advise.answer(Device(budget_ms=0.5), load_bundle(tiny_bundle), [], {"": headless}, 12.0)["missing"]
+    told += advise.answer(Device(budget_ms=0.5), load_pair(tiny_bundle), [], {"": headless}, 12.0)["missing"]
     assert any(text.startswith("a learned gate: specact calibrate") for text in told)
     commands = [
         shlex.split(found) for text in (*nothing["missing"], *told) for found in re.findall("specact [^;]+", text)
@@ -113,7 +112,7 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
 
 
 def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_path: Path) -> None:
-    pair = load_bundle("ball")
+    pair = load_pair("ball")
     for name, key, value in (
         ("other", "fingerprint", "0" * 12), ("stale", "offset", "draft"), ("elsewhere", "env", "pusht"),
         ("decoded", "decoding", "specvla"),
@@ -129,7 +128,7 @@ def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_pa
 
 def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole_round(tmp_path: Path) -> None:
     pair = load_pair("ball-chase-flow")
-    what = Evaluation(pair.source, None, ("full", "flash", "block"), 2, shard=2)
+    what = Evaluation(pair.source.name_or_path, None, ("full", "flash", "block"), 2, shard=2)
     evaluate(what, tmp_path / "run", lambda *told: None, Pool(1))
     runs, left_out = runs_of(pair, (tmp_path / "run",))
     assert len(runs) == 1 and not left_out
@@ -150,7 +149,12 @@ def test_runs_of_a_flow_policy_are_read_and_its_target_takes_the_time_of_a_whole
 
 def test_fewer_steps_of_a_flow_policy_on_the_device_are_advised(tmp_path: Path) -> None:
     pair = load_pair("ball-chase-flow")
-    evaluate(Evaluation(pair.source, None, ("full", "full_1"), 4, shard=4), tmp_path / "run", lambda *_: None, Pool(1))
+    evaluate(
+        Evaluation(pair.source.name_or_path, None, ("full", "full_1"), 4, shard=4),
+        tmp_path / "run",
+        lambda *_: None,
+        Pool(1),
+    )
     runs, _ = runs_of(pair, (tmp_path / "run",))
     decoded = {"full": {"target": 9.0, "ask": 0.1}, "full_1": {"target": 1.0, "ask": 0.1}}
     for budget_ms, wanted in ((0.5, "the target on a server"), (2.0, "the target on the device (full_1)")):
@@ -162,7 +166,7 @@ def test_fewer_steps_of_a_flow_policy_on_the_device_are_advised(tmp_path: Path) 
 
 def test_a_target_that_fits_and_fails_is_not_advised(run: Path) -> None:
     """The target of this run fits, and a tenth of the draft's successes are its own."""
-    pair = load_bundle("ball")
+    pair = load_pair("ball")
     runs, _ = runs_of(pair, (run,))
     ways = ways_of(runs, {"": PARTS})
     bad = {"0/" + str(k): k % 10 == 0 for k in range(40)}
@@ -178,7 +182,7 @@ def test_a_target_that_fits_and_fails_is_not_advised(run: Path) -> None:
 
 
 def test_two_endings_of_an_episode_are_refused(run: Path, tmp_path: Path) -> None:
-    other, pair = Path(shutil.copytree(run, tmp_path / "other")), load_bundle("ball")
+    other, pair = Path(shutil.copytree(run, tmp_path / "other")), load_pair("ball")
     assert ways_of(runs_of(pair, (run, other))[0], {"": PARTS}), "the same endings twice are none"
     (path,) = (other / "episodes" / "draft").glob("*.parquet")
     table = pq.read_table(path)
@@ -190,7 +194,7 @@ def test_two_endings_of_an_episode_are_refused(run: Path, tmp_path: Path) -> Non
 
 
 def test_the_same_episodes_twice_count_once(run: Path) -> None:
-    pair = load_bundle("ball")
+    pair = load_pair("ball")
     runs, _ = runs_of(pair, (run,))
     again = [*runs, replace(runs[0])]
     twice = advise.answer(Device(budget_ms=2.1), pair, again, {"": PARTS}, 12.0)

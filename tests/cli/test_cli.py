@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Typed, strictly
 
-from specact import __version__, load_bundle
+from specact import __version__, load_pair
 from specact.cli.eval import Comparison, Details, Times
 from specact.cli.main import VERBS
 from specact.cli.options import Parts
@@ -75,7 +75,7 @@ def test_eval_writes_the_documented_summary(typed: Typed, tiny_bundle: Path, tmp
     assert summary["methods"]["hybrid"]["transmission_rate"] == 1.0
     manifest = strictly((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["command"].startswith("specact eval ")
-    assert manifest["evaluation"]["fingerprint"] == load_bundle(tiny_bundle).fingerprint
+    assert manifest["evaluation"]["fingerprint"] == load_pair(tiny_bundle).fingerprint
     # The same command again has nothing left to do; other settings are refused.
     assert typed(*words).summary | {"seconds": 0} == summary | {"seconds": 0}
     typed(*words, "--rate", "0.5").refuses("--out")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Typed
 
-from specact import SpeculativePolicy, load_bundle
+from specact import SpeculativePolicy, load_pair
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError
 from specact.gates import Always
@@ -22,8 +22,8 @@ from specact.remote.target import remote_verifier
 def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, tiny_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "deployed"
     facts = typed("export", tiny_run, "--out", out, "--json").summary
-    bundle = load_bundle(out)
-    assert facts == {"path": str(out), "fingerprint": bundle.fingerprint, "parity": bundle.manifest.parity}
+    bundle = load_pair(out)
+    assert facts == {"path": str(out), "fingerprint": bundle.fingerprint, "parity": bundle.parts.manifest.parity}
     typed("export", tiny_run, "--out", out).refuses(str(out), "--out")
     typed("export", tiny_run, "--out", tmp_path / "x", "--bundle", "nope").refuses("'nope'", "tiny")
 
@@ -82,7 +82,7 @@ def test_a_bundle_is_named_once(typed: Typed, tiny_run: Path, tiny_bundle: Path,
 def test_a_device_acts_with_the_target_on_the_server(typed: Typed, tiny_bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "device"
     assert typed("export", tiny_bundle, "--device", "--out", out).status == 0
-    device = load_bundle(out)
+    device = load_pair(out)
     with pytest.raises(BundleError, match="without its target"):
         SpeculativePolicy(device, Always())
     with (
@@ -92,7 +92,7 @@ def test_a_device_acts_with_the_target_on_the_server(typed: Typed, tiny_bundle: 
         client.connect(10.0)
         actors = [
             SpeculativePolicy(device, Always(), verifier=remote_verifier(client, device, 5000.0, "device")),
-            SpeculativePolicy(load_bundle(tiny_bundle), Always()),
+            SpeculativePolicy(load_pair(tiny_bundle), Always()),
         ]
         for step in range(5):
             seen = {"state": np.full(8, 0.1 * step, np.float32), "goal": np.zeros(2, np.float32)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Ended, Life
 
-from specact import SpeculativePolicy, load_bundle
+from specact import SpeculativePolicy, load_pair
 from specact.cli.gating import audit_estimator, read_budget, true_skip_of, true_skip_text
 from specact.errors import ConfigError
 from specact.gates import Never
@@ -81,8 +81,8 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(life: Lif
 
 
 def test_a_budget_has_a_unit() -> None:
-    pair = load_bundle("ball")
-    spec, arrays = pair.spec, 4 * (8 + 2)
+    pair = load_pair("ball")
+    spec, arrays = pair.parts.spec, 4 * (8 + 2)
     arrays += spec.codebooks * spec.codes * (8 + 4 * spec.chunk * spec.actions)
     size = exchange_bytes(pair.exchange.contract)
     assert arrays < size < arrays + 500
@@ -96,8 +96,8 @@ def test_a_budget_has_a_unit() -> None:
 
 
 def test_audits_expect_what_the_calibration_says(bundle_copy: Path) -> None:
-    assert audit_estimator(load_bundle("ball"), "deviation", 0.6).alarm is not None
-    pair = load_bundle(bundle_copy)
+    assert audit_estimator(load_pair("ball"), "deviation", 0.6).alarm is not None
+    pair = load_pair(bundle_copy)
     settings = BUNDLE_DEFAULTS.settings("deviation", pair)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(bundle_copy / "calibration")
     audits = audit_estimator(pair, "deviation", 0.5)
@@ -180,8 +180,8 @@ def test_too_many_in_a_row_stop_the_robot(life: Life, ball: Words) -> None:
 
 
 def test_a_process_that_stood_still_does_not_play_on_from_an_old_chunk(life: Life, ball: Words) -> None:
-    pair = load_bundle("ball")
-    execute = pair.spec.execute
+    pair = load_pair("ball")
+    execute = pair.parts.spec.execute
     process = life.start(*ball, "--robot", "toy:Arm", "--gate", "never", "--seconds", "60", *STOP)
     try:
         # In the middle of a chunk.

@@ -12,13 +12,12 @@ import pytest
 from tests.lab.rollout import chunk_policies
 from tests.thirdparty import my_family
 
-from specact import load_bundle
+from specact import load_pair
 from specact.contracts import check_gate, check_pair, check_policy, check_robot, check_task
 from specact.errors import ContractError, MissingExtraError, SpecactError
 from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.load import load_pair
 from specact.gates import ActionDeviation, Gate
 from specact.gates.settings import GATES, GateChoices, load_gate
 from specact.lab.envs import TASKS, load_task
@@ -216,7 +215,7 @@ class StopsOnce(Arm):
 
 def test_a_robot_that_keeps_the_contract_passes() -> None:
     arm = Arm()
-    check_robot(arm, load_bundle("ball"), np.array([0.1, 0.0], np.float32))
+    check_robot(arm, load_pair("ball"), np.array([0.1, 0.0], np.float32))
     assert arm.stops == 2
 
 
@@ -230,7 +229,7 @@ def test_a_robot_without_stop_is_sent_the_stop_action() -> None:
         def act(self, action: Any) -> None:
             sent.append(action.tolist())
 
-    check_robot(Plain(), load_bundle("ball"), np.zeros(2, np.float32))
+    check_robot(Plain(), load_pair("ball"), np.zeros(2, np.float32))
     assert sent == 4 * [[0.0, 0.0]]
 
 
@@ -251,13 +250,13 @@ def test_a_robot_without_stop_is_sent_the_stop_action() -> None:
 )
 def test_a_fault_of_a_robot_is_found(robot: Any, sentence: str) -> None:
     with pytest.raises(ContractError) as raised:
-        check_robot(robot, load_bundle("ball"), np.array([0.1, 0.0], np.float32))
+        check_robot(robot, load_pair("ball"), np.array([0.1, 0.0], np.float32))
     assert sentence in str(raised.value)
 
 
 def test_the_action_to_try_has_to_fit() -> None:
     with pytest.raises(ContractError, match=r"ball has actions of 2 numbers, but the one to try has \(3,\)"):
-        check_robot(Arm(), load_bundle("ball"), np.zeros(3, np.float32))
+        check_robot(Arm(), load_pair("ball"), np.zeros(3, np.float32))
 
 
 # ---- gates ----------------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ def test_the_action_to_try_has_to_fit() -> None:
 def test_every_built_in_gate_keeps_the_contract(name: str) -> None:
     # Two of them read what a memory of token chunks proposes.
     recalls = name in ("verify_skip", "similarity")
-    pair = load_pair("relocate-tokens", decoding="heisd_no_switch") if recalls else load_bundle("ball")
+    pair = load_pair("relocate-tokens", decoding="heisd_no_switch") if recalls else load_pair("ball")
     check_gate(load_gate(name), pair, steps=20, **dict(GateChoices().settings(name, pair).options))
 
 
@@ -334,7 +333,7 @@ class Strict(ActionDeviation):
 )
 def test_a_fault_of_a_gate_is_found(gate: Any, sentence: str) -> None:
     with pytest.raises(ContractError) as raised:
-        check_gate(gate, load_bundle("ball"))
+        check_gate(gate, load_pair("ball"))
     assert sentence in str(raised.value)
 
 
@@ -459,11 +458,13 @@ def test_cameras_and_an_instruction_are_made_up_too() -> None:
 
 
 def test_every_built_in_family_keeps_the_contract() -> None:
-    check_pair(load_bundle("ball"))
+    check_pair(load_pair("ball"))
     units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
     small, large = chunk_policies.small, chunk_policies.large
     for within in (0.0, 0.4):
-        check_pair(ChunkPair("chunks", small, units, large.spec, lambda: large, execute=3, accept_within=within))
+        check_pair(
+            ChunkParts("chunks", small, units, large.spec, lambda: large, execute=3, accept_within=within).pair()
+        )
 
 
 def test_somebody_elses_family_keeps_the_contract() -> None:
@@ -473,7 +474,7 @@ def test_somebody_elses_family_keeps_the_contract() -> None:
 
 def with_parts(**parts: Any) -> Any:
     """The bounded trolley with other parts."""
-    return type("Changed", (my_family.BoundPair,), parts)()
+    return replace(my_family.pair, **parts)
 
 
 class Restless(my_family.Drafter):
@@ -482,9 +483,9 @@ class Restless(my_family.Drafter):
     calls = 0
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        self.calls += 1
+        Restless.calls += 1
         found = super().propose(window, rng)
-        return replace(found, actions=found.actions + np.float32(0.01 * self.calls))
+        return replace(found, actions=found.actions + np.float32(0.01 * Restless.calls))
 
 
 class Hasty(my_family.Drafter):
@@ -540,7 +541,7 @@ class Unnamed(my_family.BoundVerifier):
 
 
 def verified_by(kind: Any) -> Any:
-    return with_parts(verifier=lambda self, target: kind(target))
+    return with_parts(verifier=kind)
 
 
 @pytest.mark.parametrize(
@@ -551,9 +552,9 @@ def verified_by(kind: Any) -> Any:
         (with_parts(overlap="blend"), "overlap must be drop or average"),
         (with_parts(observation={"state": (4,)}), "observation must be an ObservationSpec"),
         (with_parts(observation=ObservationSpec({"state": Field((4,))})), "it lacks goal"),
-        (with_parts(drafter=Restless()), "must give the same proposal again"),
-        (with_parts(drafter=Hasty()), "a proposal must have actions float32 [n, 2], n at least 4; got float32 [3, 2]"),
-        (with_parts(drafter=Elsewhere()), "must carry the window"),
+        (with_parts(drafter=Restless), "must give the same proposal again"),
+        (with_parts(drafter=Hasty), "a proposal must have actions float32 [n, 2], n at least 4; got float32 [3, 2]"),
+        (with_parts(drafter=Elsewhere), "must carry the window"),
         (with_parts(exchange=Biased()), "a server's answer must give the outcome that the target"),
         (with_parts(exchange=Batched()), "must not depend on the other requests"),
         (with_parts(exchange=Terse()), "answer must give the arrays that the contract says"),
@@ -561,7 +562,7 @@ def verified_by(kind: Any) -> Any:
         (verified_by(Unkept), "kept must lie in [0, 1]"),
         (verified_by(Curt), "an outcome must have actions float32 [n, 2], n at least 4"),
         (verified_by(Unnamed), "uint8 [8]; got int64 [8]"),
-        (with_parts(target=None), "verification must work, it raised AttributeError"),
+        (with_parts(target=lambda: None), "verification must work, it raised AttributeError"),
     ],
 )
 def test_a_fault_of_a_pair_is_found(pair: Any, sentence: str) -> None:

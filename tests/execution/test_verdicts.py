@@ -10,9 +10,9 @@ import pytest
 from specact.clock import VirtualClock
 from specact.errors import ConfigError
 from specact.execution.verdicts import SKIPPED, WAIT, LateVerdict, LateVerdicts
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Drafted
-from specact.families.codes.verify import SpeculativeVerifier
+from specact.families.codes.pair import CodeVerifier
+from specact.families.codes.policy import ActionTokenizer
+from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Origin, Outcome, Proposal
@@ -124,7 +124,7 @@ def answer(offset: float) -> CodeDistribution:
 def test_a_finite_answer_that_overflows_in_decoding_is_an_invalid_miss(verdicts: Any, offset: float) -> None:
     clock, one = VirtualClock(), np.ones(1, np.float32)
     tokenizer = ActionTokenizer(one, one, np.zeros((4, 2, 1), np.float32), "none", 2)
-    verifier = SpeculativeVerifier(LocalTarget(Same(clock, offset), clock), tokenizer)
+    verifier = CodeVerifier(LocalTarget(Same(clock, offset), clock), tokenizer)
     proposal = Proposal(PROPOSAL.window, ACTIONS, Drafted(answer(0.0), np.zeros(2, np.int64)))
     found = verdicts.ask(verifier, proposal, HERE, 0.0).result()
     if verdicts.late:

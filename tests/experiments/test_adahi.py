@@ -12,8 +12,8 @@ from experiments.adahi.goals import Goal, efficiency, evidence, goals_of
 from experiments.grid import Run
 
 from specact.bundle.bundle import HEAD
-from specact.families.codes.bundle import load_bundle
 from specact.lab.evaluation.metrics import Table
+from specact.load import load_pair
 
 STEPS = 10
 
@@ -40,7 +40,7 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
     # Demonstrations that an expert makes can be had anywhere.
     assert found["ball/table"].mse and not found["pusht/table"].mse
     for evaluation in found.values():
-        if not (load_bundle(evaluation.bundle).path / HEAD).exists():
+        if not (load_pair(evaluation.bundle).parts.path / HEAD).exists():
             assert not any(method.needs_head for method in evaluation.methods)
 
 

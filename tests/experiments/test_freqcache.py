@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from experiments.freqcache import REUSE, compare_variants, flow_pair
 from tests.families.freqcache.test_cached import window
 
 from specact.errors import ConfigError
-from specact.families.flash.pair import FlashPair
+from specact.pair import Pair
 
 
 @pytest.fixture(scope="module")
-def pair() -> FlashPair:
+def pair() -> Pair[Any]:
     return flow_pair("metaworld-flow")
 
 
-def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: FlashPair) -> None:
+def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: Pair[Any]) -> None:
     still = compare_variants(pair, [[window(0)] * 3], 1)
     assert still["inferences"] == 2
     assert still["cameras"]["image.gripper"] == {"confident": 1.0, "moved": 0.0}
@@ -29,7 +31,7 @@ def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: FlashPair) ->
     assert changing["freqcache_frozen"]["distance"] > 0.01 > still["variants"]["freqcache_frozen"]["distance"]
 
 
-def test_an_inference_is_the_sum_of_its_parts(pair: FlashPair) -> None:
+def test_an_inference_is_the_sum_of_its_parts(pair: Pair[Any]) -> None:
     costs = compare_variants(pair, [[window(0)] * 2], 1)["costs"]
     parts = {name: costs[name]["ms"] for name in ("encoder", "prefix", "expert", "freqcache:prefix")}
     assert costs["full_3"]["ms"] == pytest.approx(parts["encoder"] + parts["prefix"] + 3 * parts["expert"])

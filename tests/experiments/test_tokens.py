@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +19,17 @@ from tests.lab.train.test_drafters import LENGTH, recipe_for, train_drafters, wr
 from tests.tiny import quiet
 
 from specact.errors import ConfigError
-from specact.families.load import load_pair
 from specact.families.tokens.decoding import DECODINGS
 from specact.families.tokens.drafter_bundle import DrafterBundle, DrafterSettings
-from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.retrieval import SkipRule
 from specact.gates.verify_skip import Similarity, VerifySkip
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, read_table
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import REASONS
+from specact.load import load_pair
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.types import Origin, StepRecord
 
@@ -142,7 +144,7 @@ def test_verification_goes_where_features_are_least_alike(out: Path) -> None:
 
 def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
-    assert isinstance(pair, TokenPair)
+    assert isinstance(pair.parts, TokenParts)
     found = measure_gain(pair, ("ar", "strict", "specvla", "strict_draft", "kerv"), 1, 0)
     assert len({one["inferences"] for one in found.values()}) == 1
     assert found["ar"]["passes"] == LENGTH and found["ar"]["relative"] == 1.0
@@ -154,7 +156,7 @@ def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) ->
 
 def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(folder: Path) -> None:
     pair = load_pair(str(folder), draft=str(folder))
-    assert isinstance(pair, TokenPair)
+    assert isinstance(pair.parts, TokenParts)
     found = measure_drafters(pair, 2, 0)
     decodings = measure_gain(pair, ("strict", "specvla_20", "last", "filter", "strict_bigram", "draft_9"), 2, 0)
     for name, drafter, bins in (
@@ -170,9 +172,9 @@ def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(f
         for low, mean, high in zip(*(last[f"passes{end}"] for end in ("_low", "", "_high")), strict=True)
     )
     assert found["random tokens"]["passes"][0] > found["random tokens"]["passes"][-1]
-    assert "the draft policy" not in measure_drafters(replace(pair, draft=None), 1, 0)
+    assert "the draft policy" not in measure_drafters(pair.composed(draft=None), 1, 0)
     with pytest.raises(ConfigError, match="needs drafters"):
-        measure_drafters(replace(pair, drafters=None), 1, 0)
+        measure_drafters(pair.composed(drafters=None), 1, 0)
 
 
 def test_a_section_has_what_was_measured(folder: Path, out: Path, tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_only_a_token_policy_can_be_decoded_otherwise(method: str, tmp_path: Pat
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def driven(pair: TokenPair, gate: VerifySkip, count: int = 30) -> list[StepRecord]:
+def driven(pair: Pair[Any], gate: VerifySkip, count: int = 30) -> list[StepRecord]:
     """A robot that stands still: the scene always looks as it did."""
     policy, records = SpeculativePolicy(pair, gate), []
     window = pair.observation.zeros()
@@ -213,8 +215,8 @@ def driven(pair: TokenPair, gate: VerifySkip, count: int = 30) -> list[StepRecor
 
 def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long(folder: Path) -> None:
     loaded = load_pair(str(folder))
-    assert isinstance(loaded, TokenPair) and loaded.drafters is not None
-    drafters, pair = loaded.drafters, replace(loaded, decoding=replace(DECODINGS["heisd"], switches=False))
+    assert isinstance(loaded.parts, TokenParts) and loaded.parts.drafters is not None
+    drafters, pair = loaded.parts.drafters, loaded.composed(decoding=replace(DECODINGS["heisd"], switches=False))
     for reach in (0, 1, 3):
         records = driven(pair, VerifySkip(0.01, reach=reach))
         sent = [record.decision.transmit for record in records]
@@ -227,11 +229,11 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
     def fitted(settings: DrafterSettings) -> DrafterBundle:
         return replace(drafters, spec=replace(drafters.spec, settings=settings))
 
-    calibrated = replace(pair, drafters=fitted(settings))
+    calibrated = pair.composed(drafters=fitted(settings))
     gate = VerifySkip.for_pair(calibrated, 0.0)
     assert (gate.threshold, gate.reach) == (0.5, 2)
     # Where the head drafts, nothing is skipped.
-    slow = replace(pair, decoding=DECODINGS["heisd"], drafters=fitted(replace(settings, fast=2.0)))
+    slow = pair.composed(decoding=DECODINGS["heisd"], drafters=fitted(replace(settings, fast=2.0)))
     assert all(record.decision.transmit for record in driven(slow, VerifySkip(0.01, reach=3), 5))
 
 

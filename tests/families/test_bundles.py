@@ -13,15 +13,15 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specact import load_bundle
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import MANIFEST, fingerprint_of
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.codes.pair import load_codes
 from specact.families.tokens.bundle import load_tokens
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
-    "ball": load_bundle, "ball-chase-flow": load_flow, "metaworld-draft": load_regression,
+    "ball": load_codes, "ball-chase-flow": load_flow, "metaworld-draft": load_regression,
     "kitchen-tokens": load_tokens,
 }  # fmt: skip
 FLOWS = [name for name in LOADERS if name != "ball"]

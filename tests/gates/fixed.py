@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.sampling import CodeDistribution
 from specact.observation import Window
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specact import load_bundle
+from specact import load_pair
 from specact.errors import ConfigError
-from specact.families.codes.values import CodeDistribution, Drafted, Verdict, executed_codes
-from specact.families.codes.verify import code_outcome
+from specact.families.codes.pair import executed_codes
+from specact.families.codes.sampling import CodeDistribution, Drafted, Verdict, code_outcome
 from specact.gates import Always, Gate, Never, Random
 from specact.gates.audit import AuditEstimator, DriftAlarm, RunningMean, expected_true_skip
 from specact.observation import Window
@@ -80,7 +80,7 @@ def test_a_gate_without_audits_draws_what_it_always_drew() -> None:
 
 
 def test_an_audited_step_is_a_verified_step_like_any_other() -> None:
-    bundle = load_bundle("ball")
+    bundle = load_pair("ball")
     shadowed, always = Never(), Always()
     shadowed.audit_rate = 0.5
     verified = 0
@@ -258,7 +258,7 @@ def test_the_expected_level_is_the_mean_over_the_lowest_scores(rate: float, want
 def test_a_level_close_to_what_is_measured() -> None:
     from specact.gates.calibration import find_calibration
 
-    calibration = find_calibration(load_bundle("ball"), "deviation", 0.6)
+    calibration = find_calibration(load_pair("ball"), "deviation", 0.6)
     assert calibration is not None
     # experiments/adahi/study.md: the true skip ratio of ADAHI on ball.
     assert expected_true_skip(calibration.model["rejections"], 0.6) == pytest.approx(0.39, abs=0.02)

@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specact import calibrated_gate, load_bundle
+from specact import calibrated_gate, load_pair
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import PARTS
+from specact.families.codes.pair import PARTS
 from specact.gates import ActionDeviation
 from specact.gates.calibration import (
     Calibration,
@@ -74,7 +74,7 @@ def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
 
 
 def test_a_rate_that_the_limit_on_skips_does_not_allow_is_refused(tiny_bundle: Path) -> None:
-    bundle = load_bundle(tiny_bundle)
+    bundle = load_pair(tiny_bundle)
     gate = GateSettings("deviation", max_skips=2)
     with pytest.raises(ConfigError, match=r"at most 2 skips in a row at least 0\.33 .* max_skips"):
         calibrate(bundle, gate, CalibrationRun(0.3))
@@ -92,7 +92,7 @@ def calibration(fingerprint: str, rate: float = 0.6) -> Calibration:
 
 
 def test_what_is_saved_is_read_again(bundle_copy: Path, tmp_path: Path) -> None:
-    bundle = load_bundle(bundle_copy)
+    bundle = load_pair(bundle_copy)
     made = calibration(bundle.fingerprint)
     path = made.save(tmp_path / "made" / "here")
     assert path.name == "deviation-0.60.json"
@@ -103,7 +103,7 @@ def test_what_is_saved_is_read_again(bundle_copy: Path, tmp_path: Path) -> None:
 
 
 def test_the_stored_calibration_becomes_a_gate(bundle_copy: Path) -> None:
-    bundle = load_bundle(bundle_copy)
+    bundle = load_pair(bundle_copy)
     assert find_calibration(bundle, "deviation", 0.6) is None
     calibration(bundle.fingerprint).save(bundle_copy / "calibration")
     gate = calibrated_gate(bundle, "deviation", 0.6)
@@ -121,7 +121,7 @@ def test_the_stored_calibration_becomes_a_gate(bundle_copy: Path) -> None:
 
 @pytest.mark.parametrize("part", ["draft", "target"])
 def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path, part: str) -> None:
-    calibration(load_bundle(bundle_copy).fingerprint).save(bundle_copy / "calibration")
+    calibration(load_pair(bundle_copy).fingerprint).save(bundle_copy / "calibration")
     file = bundle_copy / PARTS[part]
     model = onnx.load(file)
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
@@ -130,7 +130,7 @@ def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path, part: str)
     manifest = json.loads((bundle_copy / "manifest.json").read_text())
     manifest["fingerprints"][part] = fingerprint_of(file)
     (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
-    other = load_bundle(bundle_copy)
+    other = load_pair(bundle_copy)
     with pytest.raises(
         BundleError, match=r"was made for weights \w{16}, but the bundle .* calibrate again with: specact"
     ):
@@ -153,14 +153,14 @@ def test_a_damaged_calibration_is_a_sentence(tiny_bundle: Path, tmp_path: Path, 
     path = tmp_path / "deviation-0.60.json"
     path.write_bytes(content)
     with pytest.raises(BundleError, match=r"is not a calibration .*make it again with: specact calibrate"):
-        read_calibration(path, load_bundle(tiny_bundle))
+        read_calibration(path, load_pair(tiny_bundle))
 
 
 @pytest.mark.parametrize(
     "changes", [{"threshold": "x"}, {"threshold": 10**400}, {"threshold": None}, {"options": [["colour", 1]]}]
 )
 def test_a_calibration_with_values_of_other_types_is_a_sentence(bundle_copy: Path, changes: dict[str, Any]) -> None:
-    bundle = load_bundle(bundle_copy)
+    bundle = load_pair(bundle_copy)
     path = calibration(bundle.fingerprint).save(bundle_copy / "calibration")
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | {"settings": raw["settings"] | changes}))
@@ -186,7 +186,7 @@ def test_a_calibration_with_values_of_other_types_is_a_sentence(bundle_copy: Pat
 )
 def test_a_calibration_whose_name_cannot_be_checked_is_a_sentence(bundle_copy: Path, changes: dict[str, Any]) -> None:
     """Its gate and rate are compared with the file's name; they may be of any type."""
-    bundle = load_bundle(bundle_copy)
+    bundle = load_pair(bundle_copy)
     path = calibration(bundle.fingerprint).save(bundle_copy / "calibration")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(BundleError, match=r"deviation-0\.60\.json is not a calibration .*make it again"):
@@ -274,7 +274,7 @@ def test_options_of_a_gate_of_ones_own_are_its_calibrations_or_those_given(
     bundle_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
-    pair, given, bend = load_bundle(bundle_copy), ("worst=true",), "my_gate:Bend"
+    pair, given, bend = load_pair(bundle_copy), ("worst=true",), "my_gate:Bend"
     assert deciding_gate(pair, bend, 0.5, RateBudget(0.5), given).settings()["worst"] is True
     settings = GateChoices(gate_options=given).settings(bend, pair)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {}).save(bundle_copy / "calibration")

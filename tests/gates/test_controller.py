@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.families.codes.values import CodeDistribution, Drafted
+from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.gates import ActionDeviation, Gate, Never, Random
 from specact.gates import controller as controller_module
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget

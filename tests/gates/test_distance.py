@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,10 @@ from tests.tiny import quiet
 
 from specact.bundle.bundle import HEAD, find_bundle, give_head
 from specact.errors import BundleError, ConfigError, DataError
-from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
+from specact.families.chunks import PairSettings
 from specact.families.chunks.pair import chunk_distance
 from specact.families.distance import load_distance_head
 from specact.families.head import TRAINING, TrainedFor
-from specact.families.load import AnyPair, load_pair
 from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate, deciding_gate
 from specact.gates.settings import GateChoices, GateSettings
@@ -37,7 +37,9 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import demonstrated_lessons
+from specact.load import load_pair, make_pair
 from specact.observation import Window
+from specact.pair import Pair
 
 SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
 FEW = HeadRecipe(hidden=32, steps=300, batch=128, rounds=1)
@@ -49,12 +51,12 @@ def shown(episodes: int, seed: int) -> Episodes:
     return Episodes({"state": state}, np.zeros((len(state), 2), np.float32), 25 * np.arange(1, episodes + 1), 20.0)
 
 
-def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str, float]]:
+def taught(folder: Path, *, shuffled: bool = False) -> tuple[Pair[Any], dict[str, float]]:
     """The pair with a head, and the head's held-out metrics."""
     make_pair(folder, SMALL, LARGE, PairSettings(execute=2, env="ball"))
-    pair = load_chunk_pair(folder, draft=SMALL, target=LARGE)
+    pair = load_pair(folder, draft=SMALL, target=LARGE)
 
-    def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+    def along(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
         found = demonstrated_lessons(pair, shown(60, 0), 1500, folder / "gate", quiet)
         if not shuffled:
             return found
@@ -63,25 +65,25 @@ def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str
 
     metrics = train_head(pair, FEW, along, folder / "gate", quiet)
     shutil.rmtree(folder / "gate")
-    return load_chunk_pair(folder, draft=SMALL, target=LARGE), metrics
+    return load_pair(folder, draft=SMALL, target=LARGE), metrics
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
     return taught(tmp_path_factory.mktemp("learned") / "pair")[0]
 
 
-def correlation(pair: ChunkPair) -> float:
+def correlation(pair: Pair[Any]) -> float:
     """Of the gate's score with the true distance, where the head was not taught."""
     gate, rng = GateChoices().settings("learned", pair).build(pair), np.random.default_rng(0)
     judged = demonstrated_lessons(pair, shown(8, 1), 200, Path(), quiet)
     states, drafted = np.asarray(judged.observation["state"]), judged.outputs["drafted"]
-    drafts = [pair.drafter.propose(Window({"state": state}), rng) for state in states]
+    drafts = [pair.drafter().propose(Window({"state": state}), rng) for state in states]
     scores = [gate.score(replace(p, actions=d), rng) for p, d in zip(drafts, drafted, strict=True)]
     return float(stats.spearmanr(scores, judged.outputs["drafted_distance"]).statistic)
 
 
-def test_its_score_says_how_far_the_targets_actions_are(learned: ChunkPair) -> None:
+def test_its_score_says_how_far_the_targets_actions_are(learned: Pair[Any]) -> None:
     assert correlation(learned) > 0.9
 
 
@@ -92,7 +94,7 @@ def test_a_head_that_was_taught_another_truth_says_nothing(tmp_path: Path) -> No
     assert metrics["efficiency_0.4"] < 0.5
 
 
-def test_the_score_is_the_distance_itself(learned: ChunkPair) -> None:
+def test_the_score_is_the_distance_itself(learned: Pair[Any]) -> None:
     head, zeros = load_distance_head(learned), np.zeros((4, 2), np.float32)
     near, far = (head.estimate(Window({"state": np.full((1, 8), at, np.float32)}), zeros) for at in (0.05, 0.9))
     assert near < 0.15 < 0.35 < far < 0.55  # the target's actions are .025 and .45 away
@@ -100,9 +102,9 @@ def test_the_score_is_the_distance_itself(learned: ChunkPair) -> None:
     assert isinstance(gate, LearnedDistance) and gate.family == "chunks"
 
 
-def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_path: Path) -> None:
+def test_it_is_calibrated_and_kept_like_any_other_gate(learned: Pair[Any], tmp_path: Path) -> None:
     path = Path(shutil.copytree(learned.path or "", tmp_path / "pair"))
-    pair = load_chunk_pair(path, draft=SMALL, target=LARGE)
+    pair = load_pair(path, draft=SMALL, target=LARGE)
     with Pool(1) as pool:
         made = calibrate_offline(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
     assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
@@ -116,7 +118,7 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_p
         calibrated_gate(pair, "learned", 0.4)
 
 
-def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -> None:
+def test_a_head_of_another_pair_is_refused(learned: Pair[Any], tmp_path: Path) -> None:
     assert learned.path is not None
     other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
     with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*specact offline calibrate"):
@@ -130,7 +132,7 @@ def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -
         GateChoices().settings("learned", backwards).build(backwards)
     (tmp_path / "other" / HEAD).write_bytes(b"another")
     with pytest.raises(BundleError, match="but the manifest was written for"):
-        load_chunk_pair(tmp_path / "other", draft=SMALL, target=LARGE)
+        load_pair(tmp_path / "other", draft=SMALL, target=LARGE)
 
 
 def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> Non
     assert json.loads((path / "manifest.json").read_text())["head"]
 
 
-def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_cannot_be_for_is_refused(learned: Pair[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
         GateChoices().settings("learned_action", learned)
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")

@@ -12,9 +12,8 @@ from scipy import stats
 from tests.gates.fixed import Fixed
 
 from specact.errors import ConfigError
-from specact.families.codes.sampling import softmax
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Drafted
+from specact.families.codes.policy import ActionTokenizer
+from specact.families.codes.sampling import CodeDistribution, Drafted, softmax
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
 from specact.observation import Window
 from specact.types import Proposal

@@ -13,15 +13,12 @@ from msgspec import structs
 from tests.gates.fixed import Fixed
 from tests.tiny import KilledError, quiet
 
-from specact import load_bundle
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import TargetHead
-from specact.families.codes.sampling import sample_codes
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Drafted
+from specact.families.codes.policy import ActionTokenizer
+from specact.families.codes.sampling import CodeDistribution, Drafted, sample_codes
 from specact.families.head import TrainedFor
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
@@ -30,7 +27,9 @@ from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, train_head
+from specact.load import load_pair
 from specact.observation import Window
+from specact.pair import Pair
 from specact.types import Proposal
 
 G, K, CHUNK, A = 2, 5, 2, 3
@@ -78,17 +77,17 @@ def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) ->
 
 
 @pytest.fixture(scope="module")
-def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, dict[str, float]]:
+def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair[Any], dict[str, float]]:
     """The tiny bundle with a head, and the head's held-out metrics."""
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("taught") / "tiny"))
-    bundle = load_bundle(path)
+    bundle = load_pair(path)
     with Pool(1) as pool:
         roll = collector(2000, pool, quiet)
         metrics = train_head(bundle, FEW, roll, path / "gate", quiet)
     return bundle, metrics
 
 
-def test_a_taught_head_finds_most_of_what_the_oracle_would(taught: tuple[Bundle, dict[str, float]]) -> None:
+def test_a_taught_head_finds_most_of_what_the_oracle_would(taught: tuple[Pair[Any], dict[str, float]]) -> None:
     """Chance has efficiency 0 and the oracle 1; this tiny pair is easy."""
     _, metrics = taught
     assert metrics["efficiency_0.2"] > 0.5
@@ -99,27 +98,27 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     tiny_bundle: Path, tmp_path: Path
 ) -> None:
     """It never sees the target's distribution, only how likely drawn codes are rejected; chance has efficiency 0."""
-    bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
+    bundle = load_pair(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
     recipe = structs.replace(FEW, objective="rejection", rounds=1)
     with Pool(1) as pool:
         roll = collector(2000, pool, quiet)
-        metrics = train_head(bundle, recipe, roll, bundle.path / "gate", quiet)
+        metrics = train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
         data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4
     gate = GateChoices().settings("learned", bundle).build(bundle)
     for row in range(20):
         window = seen(data, row)
-        draft = bundle.draft.infer(window)
+        draft = bundle.parts.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
-        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.draft.inputs, TrainedFor.of(bundle), "").estimate(
-            window, draft
-        )
+        estimate = TargetHead(
+            bundle.parts.path / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), ""
+        ).estimate(window, draft)
         assert (estimate <= draft.probs + 1e-6).all()
         rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])
         assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)
 
 
-def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]]) -> None:
+def test_lessons_are_what_the_target_says(taught: tuple[Pair[Any], dict[str, float]]) -> None:
     bundle, _ = taught
     with Pool(1) as pool:
         data = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 0, pool, lambda done: None)
@@ -130,18 +129,18 @@ def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]
     for row in RNG(0).integers(len(data), size=20):
         window = seen(data, row)
         for policy, probs in (
-            (bundle.target, data.outputs["target_probs"]),
-            (bundle.draft, data.outputs["draft_probs"]),
+            (bundle.parts.target, data.outputs["target_probs"]),
+            (bundle.parts.draft, data.outputs["draft_probs"]),
         ):
             # Batches of another size may round differently.
             assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5
-        assert np.abs(bundle.target.infer(window).offsets - data.outputs["target_offsets"][row]).max() < 1e-2
+        assert np.abs(bundle.parts.target.infer(window).offsets - data.outputs["target_offsets"][row]).max() < 1e-2
     train, held_out = data.split(every=4)
     assert not set(train.episode) & set(held_out.episode)
     assert len(train) + len(held_out) == len(data)
 
 
-def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str, float]], specact_run: Any) -> None:
+def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Pair[Any], dict[str, float]], specact_run: Any) -> None:
     bundle, _ = taught
     for gate in ("learned", "learned_action"):
         made = specact_run(
@@ -156,8 +155,11 @@ def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str,
 
 
 def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
-    bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
-    recipe, before = structs.replace(FEW, steps=30, rates=(0.4,)), sorted(path.name for path in bundle.path.iterdir())
+    bundle = load_pair(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
+    recipe, before = (
+        structs.replace(FEW, steps=30, rates=(0.4,)),
+        sorted(path.name for path in bundle.parts.path.iterdir()),
+    )
     seen: list[str] = []
 
     def stop(stage: str, done: int, total: int) -> None:
@@ -168,61 +170,61 @@ def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: P
     with Pool(1) as pool:
         roll = collector(300, pool, quiet)
         with pytest.raises(KilledError):
-            train_head(bundle, recipe, roll, bundle.path / "gate", stop)
-        assert sorted(path.name for path in bundle.path.iterdir()) == sorted([*before, "gate"])
+            train_head(bundle, recipe, roll, bundle.parts.path / "gate", stop)
+        assert sorted(path.name for path in bundle.parts.path.iterdir()) == sorted([*before, "gate"])
         with pytest.raises(ConfigError, match="has no learned gate"):
-            GateChoices().settings("learned", load_bundle(bundle.path))
-        train_head(bundle, recipe, roll, bundle.path / "gate", quiet)
-    again = load_bundle(bundle.path)
+            GateChoices().settings("learned", load_pair(bundle.parts.path))
+        train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
+    again = load_pair(bundle.parts.path)
     assert again.fingerprint == bundle.fingerprint
-    assert fingerprint_of(again.path / HEAD) == again.manifest.head
+    assert fingerprint_of(again.parts.path / HEAD) == again.parts.manifest.head
 
 
 def test_a_head_that_the_manifest_does_not_name_is_refused(
-    taught: tuple[Bundle, dict[str, float]], tmp_path: Path
+    taught: tuple[Pair[Any], dict[str, float]], tmp_path: Path
 ) -> None:
     """Even where it says itself that it was made for this pair."""
-    copy = Path(shutil.copytree(taught[0].path, tmp_path / "copy"))
+    copy = Path(shutil.copytree(taught[0].parts.path, tmp_path / "copy"))
     model = onnx.load(copy / HEAD)
     model.doc_string += "x"
     onnx.save(model, copy / HEAD)
     with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the manifest was written for \w+: "):
-        load_bundle(copy)
+        load_pair(copy)
     file = copy / "manifest.json"
     manifest = json.loads(file.read_text())
     del manifest["head"]
     file.write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+"):
-        load_bundle(copy)
+        load_pair(copy)
     (copy / HEAD).unlink()
-    assert load_bundle(copy).fingerprint == taught[0].fingerprint
+    assert load_pair(copy).fingerprint == taught[0].fingerprint
 
 
 def test_without_a_head_it_says_how_to_get_one(tiny_bundle: Path) -> None:
     with pytest.raises(ConfigError, match=r"specact calibrate .* --gate learned"):
-        GateChoices().settings("learned", load_bundle(tiny_bundle))
+        GateChoices().settings("learned", load_pair(tiny_bundle))
 
 
-def test_a_head_of_another_pair_is_refused(taught: tuple[Bundle, dict[str, float]], tmp_path: Path) -> None:
+def test_a_head_of_another_pair_is_refused(taught: tuple[Pair[Any], dict[str, float]], tmp_path: Path) -> None:
     bundle, _ = taught
-    copy = Path(shutil.copytree(bundle.path, tmp_path / "other"))
+    copy = Path(shutil.copytree(bundle.parts.path, tmp_path / "other"))
     model = onnx.load(copy / HEAD)
     model.metadata_props[0].value = "0123456789abcdef"
     onnx.save(model, copy / HEAD)
     with pytest.raises(BundleError, match="trained for the pair 0123456789abcdef"):
-        TargetHead(copy / HEAD, bundle.spec, bundle.draft.inputs, TrainedFor.of(bundle), "")
+        TargetHead(copy / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")
 
 
-def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Bundle, dict[str, float]]) -> None:
+def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Pair[Any], dict[str, float]]) -> None:
     bundle, _ = taught
     options = (("on", "rejection"), ("weights", "0123456789abcdef"))
     with pytest.raises(BundleError, match="calibrated for 0123456789abcdef"):
         GateSettings("learned", threshold=0.5, options=options).build(bundle)
 
 
-def test_a_damaged_head_is_refused(taught: tuple[Bundle, dict[str, float]], tmp_path: Path) -> None:
+def test_a_damaged_head_is_refused(taught: tuple[Pair[Any], dict[str, float]], tmp_path: Path) -> None:
     bundle, _ = taught
     file = tmp_path / HEAD
-    file.write_bytes((bundle.path / HEAD).read_bytes()[:-100])
+    file.write_bytes((bundle.parts.path / HEAD).read_bytes()[:-100])
     with pytest.raises(BundleError, match="not a readable ONNX model"):
-        TargetHead(file, bundle.spec, bundle.draft.inputs, TrainedFor.of(bundle), "")
+        TargetHead(file, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")

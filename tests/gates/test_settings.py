@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from specact import calibrated_gate, load_bundle
+from specact import calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError
 from specact.gates import Gate
 from specact.gates.calibration import Calibration, find_calibration
@@ -41,7 +41,7 @@ def test_every_built_in_name_leads_to_a_gate() -> None:
 
 
 def test_a_gate_of_ones_own_is_made_with_threshold_and_limits() -> None:
-    ball = load_bundle("ball")
+    ball = load_pair("ball")
     settings = GateChoices(max_skips=3).settings(BEND, ball)
     assert settings == GateSettings(BEND, max_skips=3) and load_gate(BEND).calibrated
     gate = GateSettings(BEND, 0.25, 0.5, 3).build(ball)
@@ -70,7 +70,7 @@ def test_what_is_no_gate_is_refused(name: str, said: str) -> None:
 def test_a_gate_that_does_not_take_its_limits_is_told_what_it_has_to_take() -> None:
     own = f"{__name__}:Strict"
     with pytest.raises(ConfigError, match=r"cannot be created: TypeError.*takes threshold and \*\*limits"):
-        GateSettings(own).build(load_bundle("ball"))
+        GateSettings(own).build(load_pair("ball"))
 
 
 class Choosy(Gate):
@@ -91,7 +91,7 @@ CHOOSY = f"{__name__}:Choosy"
 
 
 def test_options_of_a_gate_of_ones_own_have_the_types_of_its_constructor() -> None:
-    ball = load_bundle("ball")
+    ball = load_pair("ball")
     given = ("window=5", "scale=2", "kind=b", "name=7")
     settings = GateChoices(gate_options=given).settings(CHOOSY, ball)
     assert settings.options == (("window", 5), ("scale", 2.0), ("kind", "b"), ("name", "7"))
@@ -118,11 +118,11 @@ def test_options_of_a_gate_of_ones_own_have_the_types_of_its_constructor() -> No
 )
 def test_options_that_a_gate_does_not_have_are_refused(gate: str, option: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        GateChoices(gate_options=(option,)).settings(gate, load_bundle("ball"))
+        GateChoices(gate_options=(option,)).settings(gate, load_pair("ball"))
 
 
 def test_options_of_built_in_gates_are_those_of_their_constructors() -> None:
-    ball = load_bundle("ball")
+    ball = load_pair("ball")
     words = ("alpha=0.25", "deviation.max_skips=7", "uncertainty.kind=entropy", "perturbations=3")
     deviation, uncertainty = (
         GateChoices(gate_options=words).settings(gate, ball) for gate in ("deviation", "uncertainty")
@@ -144,17 +144,17 @@ def test_a_gate_of_ones_own_is_a_method() -> None:
 
 
 def test_its_calibration_is_kept_in_the_bundle_without_a_colon(tmp_path: Path) -> None:
-    bundle = load_bundle(shutil.copytree(load_bundle("ball").path, tmp_path / "ball"))
+    bundle = load_pair(shutil.copytree(load_pair("ball").parts.path, tmp_path / "ball"))
     made = Calibration(bundle.fingerprint, 0.6, GateSettings(BEND, 0.25), {}, [], {}, {})
-    assert made.save(bundle.path / "calibration").name == "my_gate.Bend-0.60.json"
+    assert made.save(bundle.parts.path / "calibration").name == "my_gate.Bend-0.60.json"
     assert calibrated_gate(bundle, BEND, 0.6).threshold == 0.25
 
 
 @pytest.mark.parametrize("changed", [{"name": BEND}, {"name": "uncertainty"}])
 def test_a_calibration_cannot_name_another_gate_than_its_file(tmp_path: Path, changed: dict[str, Any]) -> None:
     """A bundle cannot run code: the gate that is imported is the one that the user asked for."""
-    bundle = load_bundle(shutil.copytree(load_bundle("ball").path, tmp_path / "ball"))
-    file = bundle.path / "calibration" / "deviation-0.60.json"
+    bundle = load_pair(shutil.copytree(load_pair("ball").parts.path, tmp_path / "ball"))
+    file = bundle.parts.path / "calibration" / "deviation-0.60.json"
     stored = json.loads(file.read_text())
     file.write_text(json.dumps(stored | {"settings": stored["settings"] | changed}))
     with pytest.raises(BundleError, match=f"is a calibration of the gate '{changed['name']}' at rate 0.6"):

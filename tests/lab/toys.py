@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.chunks.adapters import Inputs, chunk_policy
-from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk
 from specact.lab.envs.task import Task
 from specact.observation import Field
@@ -119,7 +119,7 @@ def seeing(inputs: Inputs, instruction: Sequence[str]) -> Chunk:
     return np.repeat(np.stack(actions)[:, None], 2, axis=1)
 
 
-pair = ChunkPair(
+pair = ChunkParts(
     "hand",
     blind,
     ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32)),
@@ -127,4 +127,4 @@ pair = ChunkPair(
     lambda: seeing,
     execute=2,
     fingerprint="hand",
-)
+).pair()

@@ -17,14 +17,11 @@ from specact.errors import ObservationError
 from specact.execution.strategy import Execution
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
-from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.folder import PairSettings
 from specact.families.chunks.policy import Inpainting
-from specact.families.chunks.sources import load_policy
-from specact.families.codes.sampling import sample_codes, verify
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.sampling import CodeDistribution, sample_codes, verify
 from specact.families.flash.rounds import load_rounds
 from specact.families.freqcache import frequency
-from specact.families.load import load_pair
 from specact.families.staged.wire import SplitExchange, kind_at, unpack
 from specact.families.tokens.decoding import load_decoding
 from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
@@ -42,6 +39,7 @@ from specact.lab.tised.optima import fastest_overlap, scan
 from specact.lab.tised.prediction import fit_response, predict_success
 from specact.lab.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.lab.train.split import split_bundle
+from specact.load import load_pair, load_policy, make_pair
 from specact.observation import ObservationHistory
 from specact.placement.bandwidth import Bandwidths, LastValue
 from specact.placement.choosers import RoboeccRule, SmallestTotal
@@ -87,7 +85,7 @@ def pair(source: str) -> Any:
         return found
     # Loading once for all systems saves time.
     parts = {"decoding": load_decoding(system)} if name.endswith("tokens") else {"rounds": load_rounds(system)}
-    return replace(found, **parts)
+    return found.composed(**parts)
 
 
 @cache
@@ -107,7 +105,7 @@ def policy(pair: Any, decides: Gate, *, seed: int) -> Any:
 
 def own_gate(pair: Any) -> Gate:
     """The gate that a decoding names."""
-    composition = getattr(pair, "decoding", None) or pair.rounds
+    composition = getattr(pair.parts, "decoding", None) or pair.parts.rounds
     return gate(pair, composition.gate, 0.5)
 
 
@@ -149,7 +147,7 @@ def simulate(env: str, pair: Any, observation: Any, seed: int, steps: int) -> It
 
 def with_grippers(flow: Any, *dimensions: int) -> Any:
     """A flow policy's pair, with dimensions of its actions taken as grippers by FLASH's guards."""
-    return replace(flow, settings=replace(flow.settings, grippers=dimensions))
+    return flow.composed(settings=replace(flow.parts.settings, grippers=dimensions))
 
 
 def frequencies(before: Any, now: Any, grid: tuple[int, int]) -> dict[str, Any]:
@@ -226,8 +224,8 @@ def remote(
     policy = SpeculativePolicy(
         pair,
         gate_of,
-        drafter=TimedDrafter(pair.drafter, clock, draft_s),
-        verifier=pair.verifier(Behind(pair.target, clock, took_s, deadline_s)),
+        drafter=TimedDrafter(pair.drafter(), clock, draft_s),
+        verifier=pair.verifier(Behind(pair.target(), clock, took_s, deadline_s)),
         verdicts=WAIT if late_for_s is None else LateVerdicts(late_for_s),
         fallback=Fallback(on_miss, stops_after, tuple(still), max_chunk_age_ms),
         seed=seed,

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
+from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError, RemoteError
 from specact.execution.verdicts import LateVerdicts
-from specact.families.codes.values import CodeDistribution, executed_codes
-from specact.families.codes.verify import TargetSampler
-from specact.families.flash.pair import FlashPair
+from specact.families.codes.pair import CodeVerifier, executed_codes, take_target
+from specact.families.codes.sampling import CodeDistribution
+from specact.families.flash.pair import FlashParts
 from specact.families.flash.verify import Round, RoundRequest
-from specact.families.load import load_pair
 from specact.families.staged.stages import StagedFolder
 from specact.families.staged.wire import PRECISIONS, Precision, split_contract
 from specact.gates import Always
@@ -37,8 +36,8 @@ PATIENT_MS = 20_000.0
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    return load_bundle("ball")
+def bundle() -> Pair[Any]:
+    return load_pair("ball")
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +67,9 @@ class Around:
         return next(self._cuts)
 
 
-def windows_of(bundle: Bundle, count: int) -> list[Window]:
+def windows_of(bundle: Pair[Any], count: int) -> list[Window]:
     rng = np.random.default_rng(count)
-    fields = bundle.spec.target.fields
+    fields = bundle.parts.spec.target.fields
     return [
         Window({name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields.items()})
         for _ in range(count)
@@ -84,23 +83,23 @@ def answers(target: SplitTarget[Any], windows: list[Window]) -> list[CodeDistrib
 
 
 def test_every_cut_gives_the_very_bits_of_the_local_target_in_float32(
-    bundle: Bundle, folder: StagedFolder, client: Client
+    bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
     windows = windows_of(bundle, 5)
     for cut in range(folder.spec.stages + 1):
         target = placed_target(bundle, folder, client, PATIENT_MS, cut=cut, precision="float32")
         for window, found in zip(windows, answers(target, windows), strict=True):
-            wanted = bundle.target.infer(window)
+            wanted = bundle.parts.target.infer(window)
             np.testing.assert_array_equal(found.probs, wanted.probs)
             np.testing.assert_array_equal(found.offsets, wanted.offsets)
         assert target.counts == {f"cut {cut}": 5, "switches": 0}
 
 
 def test_fewer_bits_change_answers_a_little_and_never_at_the_ends(
-    bundle: Bundle, folder: StagedFolder, client: Client
+    bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
     windows = windows_of(bundle, 20)
-    wanted = np.array([bundle.target.infer(window).offsets for window in windows])
+    wanted = np.array([bundle.parts.target.infer(window).offsets for window in windows])
     worst: dict[Precision, float] = {}
     for precision in PRECISIONS:
         errors = []
@@ -117,16 +116,18 @@ def test_fewer_bits_change_answers_a_little_and_never_at_the_ends(
 
 @pytest.mark.parametrize("method", ["adahi", "hybrid", "target"])
 def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
-    bundle: Bundle, folder: StagedFolder, client: Client, method: str
+    bundle: Pair[Any], folder: StagedFolder, client: Client, method: str
 ) -> None:
     def policy(target: Any) -> SpeculativePolicy:
         gate = calibrated_gate(bundle, "deviation", rate=0.6) if method == "adahi" else Always()
-        verifier = TargetSampler(target, bundle.tokenizer) if method == "target" else bundle.verifier(target)
+        verifier = (
+            CodeVerifier(target, bundle.parts.tokenizer, take_target) if method == "target" else bundle.verifier(target)
+        )
         return SpeculativePolicy(bundle, gate, verifier=verifier, seed=4)
 
     chooser = Around(range(folder.spec.stages + 1))
     placed = SplitTarget(folder, reader_of(bundle, folder), client, chooser, PATIENT_MS, precision="float32")
-    policies = [policy(placed), policy(LocalTarget(bundle.target))]
+    policies = [policy(placed), policy(LocalTarget(bundle.target()))]
     rng = np.random.default_rng(5)
     for _ in range(150):
         seen = {"state": rng.uniform(-1, 1, 8), "goal": rng.uniform(-1, 1, 2)}
@@ -141,7 +142,7 @@ def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
 
 
 def test_the_cut_of_an_inference_under_way_does_not_change(
-    bundle: Bundle, folder: StagedFolder, client: Client
+    bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
     fixed, (window, other) = StaticCut(2), windows_of(bundle, 2)
     target = SplitTarget(folder, reader_of(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
@@ -152,11 +153,11 @@ def test_the_cut_of_an_inference_under_way_does_not_change(
     following = target.submit(other, address.following).result()
     for found, seen in ((under_way, window), (following, other)):
         assert isinstance(found, Answer)
-        np.testing.assert_array_equal(found.value.probs, bundle.target.infer(seen).probs)
+        np.testing.assert_array_equal(found.value.probs, bundle.parts.target.infer(seen).probs)
     assert target.counts == {"cut 2": 1, "cut 5": 1, "switches": 1}
 
 
-def test_late_verdicts_come_from_split_targets_as_well(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
+def test_late_verdicts_come_from_split_targets_as_well(bundle: Pair[Any], folder: StagedFolder, client: Client) -> None:
     target = placed_target(bundle, folder, client, PATIENT_MS, cut=3)
     policy = SpeculativePolicy(bundle, Always(), verifier=bundle.verifier(target), verdicts=LateVerdicts(np.inf))
     for _ in range(50 * bundle.execute):
@@ -164,17 +165,17 @@ def test_late_verdicts_come_from_split_targets_as_well(bundle: Bundle, folder: S
     assert policy.counts["transmitted"] > 0 and target.counts["cut 3"] <= policy.counts["transmitted"]
 
 
-def test_costs_are_measured_on_both_sides(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
+def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolder, client: Client) -> None:
     costs, seen = measure_costs(folder, client, windows_of(bundle, 3))
     assert costs.stages == folder.spec.stages and len(seen) > 0
     assert costs.server_s.sum() > 0.0 and costs.device_s.sum() > 0.0
-    assert costs.loads[-1] == pytest.approx(1.0) and costs.observation_bytes == bundle.spec.target.nbytes
+    assert costs.loads[-1] == pytest.approx(1.0) and costs.observation_bytes == bundle.parts.spec.target.nbytes
     chosen = placed_target(bundle, folder, client, PATIENT_MS)
     answers(chosen, windows_of(bundle, 3))
     assert sum(chosen.counts.values()) - chosen.counts["switches"] == 3
 
 
-def test_a_device_with_other_stages_is_refused(bundle: Bundle, folder: StagedFolder, tmp_path: Path) -> None:
+def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: StagedFolder, tmp_path: Path) -> None:
     other = split_bundle("ball-sampled", tmp_path / "other")
     with pytest.raises(BundleError, match="split that one: specact split"):
         reader_of(bundle, split_bundle("swarm", tmp_path / "swarm"))
@@ -188,7 +189,7 @@ def test_a_device_with_other_stages_is_refused(bundle: Bundle, folder: StagedFol
 
 @pytest.mark.parametrize("lie", ["size", "precision", "finite", "outputs", "nothing"])
 def test_an_answer_of_another_shape_precision_or_cut_is_not_sent(
-    bundle: Bundle, folder: StagedFolder, lie: str
+    bundle: Pair[Any], folder: StagedFolder, lie: str
 ) -> None:
     told = {"STAGES": str(folder.path), "LIE": lie, "PYTHONPATH": ""}
     arguments = ["serve", "--policy", "tests.placement.lying:exchange", "--port", "0"]
@@ -199,14 +200,14 @@ def test_an_answer_of_another_shape_precision_or_cut_is_not_sent(
         assert isinstance(found, Miss) and found.cause == "refused"
 
 
-def test_a_missed_deadline_tells_that_the_link_carries_less(bundle: Bundle, folder: StagedFolder) -> None:
+def test_a_missed_deadline_tells_that_the_link_carries_less(bundle: Pair[Any], folder: StagedFolder) -> None:
     with serving(folder.path) as server, connected(server, folder) as client:
         target = placed_target(bundle, folder, client, 1e-3, cut=2)
         assert isinstance(target.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result(), Miss)
         assert target.last is not None and target.last.missed
 
 
-def test_refusals_say_what_is_allowed(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
+def test_refusals_say_what_is_allowed(bundle: Pair[Any], folder: StagedFolder, client: Client) -> None:
     window, address = windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)
     with pytest.raises(ConfigError, match="can be cut from 0 to 8, not at 9"):
         placed_target(bundle, folder, client, PATIENT_MS, cut=9)
@@ -228,7 +229,7 @@ def flow(tmp_path_factory: pytest.TempPathFactory) -> StagedFolder:
     return split_bundle("pusht-flow", tmp_path_factory.mktemp("split") / "flow")
 
 
-def flow_rounds(target: Any, pair: FlashPair, count: int = 8) -> list[Round]:
+def flow_rounds(target: Any, pair: Pair[Any], count: int = 8) -> list[Round]:
     rng = np.random.default_rng(3)
     rounds = []
     for number in range(count):
@@ -242,8 +243,8 @@ def flow_rounds(target: Any, pair: FlashPair, count: int = 8) -> list[Round]:
 def test_a_flow_draws_the_same_chunks_wherever_its_prefix_is_computed(flow: StagedFolder) -> None:
     """Full rounds and FLASH's checks; the device draws the chunks from the prefix's cache."""
     pair = load_pair("pusht-flow", decoding="flash")
-    assert isinstance(pair, FlashPair) and flow.spec.stages > 2
-    local = flow_rounds(LocalTarget(pair.target), pair)
+    assert isinstance(pair.parts, FlashParts) and flow.spec.stages > 2
+    local = flow_rounds(LocalTarget(pair.target()), pair)
     with serving(flow.path) as server, connected(server, flow) as client:
         by_cut = [
             flow_rounds(placed_target(pair, flow, client, PATIENT_MS, cut=cut, precision="float32"), pair)

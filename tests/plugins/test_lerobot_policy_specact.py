@@ -40,12 +40,12 @@ with warnings.catch_warnings():
 
 import specact
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError, SpecactError
-from specact.families.chunks.sources import load_policy
 from specact.lab.envs import load_task
 from specact.lab.envs.pusht import displacement, observe
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import ServerProcess, serving
 from specact.lab.rollout.rollout import episode_seed
+from specact.load import load_policy
 from specact.observation import ObservationHistory, vectors
 from specact.rng import Role, stream
 
@@ -188,7 +188,7 @@ def batch_of(observations: Sequence[dict[str, Any]], names: dict[str, str]) -> d
 
 def test_every_row_of_a_batch_is_a_robot_of_its_own() -> None:
     """With its own history, gate and random streams, from episode to episode; a larger batch has more of them."""
-    pair, rng = specact.load_bundle(BALL), np.random.default_rng(0)
+    pair, rng = specact.load_pair(BALL), np.random.default_rng(0)
     policy = SpecactPolicy(SpecactConfig(bundle=str(BALL), gate="random", rate=0.5, seed=4))
     alone = [specact.SpeculativePolicy(pair, specact.gates.Random(0.5), seed=4, robot=row) for row in range(3)]
     for episode, size in ((1, 2), (2, 3), (3, 1)):
@@ -512,7 +512,7 @@ def answered(url: str) -> int:
 
 def score_without_target(steps: int, verified: int) -> float:
     """Of ball's first episode, seed 1, with a target that answers so many inferences."""
-    pair, task = specact.load_bundle(BALL), load_task("ball")
+    pair, task = specact.load_pair(BALL), load_task("ball")
     robot, gates = SimulatedRobot(task), [specact.gates.Always(), specact.gates.Never()]
     robot.start(episode_seed(1, 0, task))
     policy = specact.SpeculativePolicy(pair, gates[0])

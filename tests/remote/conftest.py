@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,11 +20,11 @@ from websockets.http11 import Request as HttpRequest
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from specact import Bundle, SpeculativePolicy, load_bundle
+from specact import Pair, SpeculativePolicy, load_pair
 from specact.errors import RemoteError
 from specact.fallback import EXECUTE_DRAFT, Fallback
+from specact.families.codes.pair import executed_codes
 from specact.families.codes.sampling import verify
-from specact.families.codes.values import executed_codes
 from specact.gates import Always
 from specact.remote import Client, ClientSettings, Endpoint, remote_verifier
 from specact.rng import Role, StepAddress, stream
@@ -130,7 +129,7 @@ class Rogue:
         asks: all requests, whichever connection they came by.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Pair[Any]) -> None:
         self.bundle, self.contract = bundle, bundle.exchange.contract
         self.behave: Behave = honest
         self.greet: Callable[[Peer], None] = lambda peer: peer.say(self.welcome())
@@ -186,10 +185,10 @@ class Robot:
     """
 
     def __init__(
-        self, bundle: Bundle, client: Client, *, deadline_ms: float = PATIENT_MS, sampling: Any = "device",
+        self, bundle: Pair[Any], client: Client, *, deadline_ms: float = PATIENT_MS, sampling: Any = "device",
         fallback: Fallback = EXECUTE_DRAFT,
     ) -> None:  # fmt: skip
-        self.bundle = replace(bundle, spec=msgspec.structs.replace(bundle.spec, execute=1))
+        self.bundle = bundle.composed(spec=msgspec.structs.replace(bundle.parts.spec, execute=1))
         self.client, self.fallback = client, fallback
         verifier = remote_verifier(client, bundle, deadline_ms, sampling)
         self.policy = SpeculativePolicy(self.bundle, Always(), verifier=verifier, fallback=fallback, seed=5)
@@ -237,13 +236,13 @@ class Robot:
             proposal, number = record.proposal, record.address.step
             codes, chunk = proposal.evidence.codes, proposal.actions
             if record.outcome is not None:
-                target = self.bundle.target.infer(proposal.window)
+                target = self.bundle.parts.target.infer(proposal.window)
                 rng = stream(5, Role.VERIFY, robot=0, episode=record.address.episode, step=number)
                 codes = verify(target, proposal.evidence.draft, codes, rng).codes
-                chunk = self.bundle.tokenizer.decode(codes, target.offsets)
+                chunk = self.bundle.parts.tokenizer.decode(codes, target.offsets)
             assert np.array_equal(executed_codes(record), codes), f"step {number} has the answer to another step"
             if record.miss is None or self.fallback.on_miss == "execute_draft":
-                assert np.array_equal(action, self.bundle.tokenizer.to_environment(chunk[0])), f"step {number}"
+                assert np.array_equal(action, self.bundle.parts.tokenizer.to_environment(chunk[0])), f"step {number}"
 
 
 @contextmanager
@@ -277,17 +276,17 @@ def at(port: int) -> Endpoint:
     return Endpoint("ws", "127.0.0.1", port)
 
 
-def zeros(bundle: Bundle) -> Request:
-    return Request(bundle.spec.target.zeros(), StepAddress(0, 0, 0, 0))
+def zeros(bundle: Pair[Any]) -> Request:
+    return Request(bundle.parts.spec.target.zeros(), StepAddress(0, 0, 0, 0))
 
 
 @pytest.fixture(scope="session")
-def ball() -> Bundle:
-    return load_bundle("ball")
+def ball() -> Pair[Any]:
+    return load_pair("ball")
 
 
 @pytest.fixture
-def rogue(ball: Bundle) -> Iterator[tuple[Rogue, int]]:
+def rogue(ball: Pair[Any]) -> Iterator[tuple[Rogue, int]]:
     """A server that does as it is told, and its port."""
     made = Rogue(ball)
     with listening(made.serve) as port:

@@ -30,7 +30,7 @@ from tests.remote.conftest import (
     zeros,
 )
 
-from specact import Bundle
+from specact import Pair
 from specact.errors import ConfigError
 from specact.fallback import Fallback
 from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget, remote_verifier
@@ -76,7 +76,7 @@ INVALID: dict[str, tuple[str, Behave]] = {
 
 
 @pytest.mark.parametrize("case", INVALID)
-def test_what_is_no_valid_answer_is_a_miss(case: str, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_what_is_no_valid_answer_is_a_miss(case: str, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     (sampling, behave), (server, port) = INVALID[case], rogue
     with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
@@ -89,7 +89,7 @@ def test_what_is_no_valid_answer_is_a_miss(case: str, ball: Bundle, rogue: tuple
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_an_error_is_a_miss_of_its_kind(code: ErrorCode, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_an_error_is_a_miss_of_its_kind(code: ErrorCode, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
@@ -102,7 +102,7 @@ def test_an_error_is_a_miss_of_its_kind(code: ErrorCode, ball: Bundle, rogue: tu
 
 @pytest.mark.parametrize("stage", ["total_ms", "queue_ms", "target_ms"])
 def test_times_that_a_server_cannot_have_needed_spoil_no_record(
-    stage: str, ball: Bundle, rogue: tuple[Rogue, int]
+    stage: str, ball: Pair[Any], rogue: tuple[Rogue, int]
 ) -> None:
     server, port = rogue
     with Client(at(port), ball.exchange.contract) as client:
@@ -149,7 +149,7 @@ HARMLESS: dict[str, tuple[Behave, str]] = {
 
 
 @pytest.mark.parametrize("case", HARMLESS)
-def test_the_answer_is_found_among_others(case: str, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_the_answer_is_found_among_others(case: str, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     (behave, counted), (server, port) = HARMLESS[case], rogue
     with Client(at(port), ball.exchange.contract) as client:
         client.connect(10.0)
@@ -183,7 +183,7 @@ LOST: dict[str, Behave] = {
 
 @pytest.mark.parametrize("case", LOST)
 def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(
-    case: str, ball: Bundle, rogue: tuple[Rogue, int]
+    case: str, ball: Pair[Any], rogue: tuple[Rogue, int]
 ) -> None:
     server, port = rogue
     with Client(at(port), ball.exchange.contract) as client:
@@ -199,7 +199,7 @@ def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(
         assert len({ask.id for ask in server.asks}) == len(server.asks)
 
 
-def test_late_answers_are_dropped_by_id_and_counted(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_late_answers_are_dropped_by_id_and_counted(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
 
     def slow(rogue: Rogue, peer: Peer, ask: Ask) -> None:
@@ -219,7 +219,7 @@ def test_late_answers_are_dropped_by_id_and_counted(ball: Bundle, rogue: tuple[R
 
 
 def test_a_client_that_ignored_ids_would_be_found_out(
-    ball: Bundle, rogue: tuple[Rogue, int], monkeypatch: pytest.MonkeyPatch
+    ball: Pair[Any], rogue: tuple[Rogue, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, port = rogue
     newest = lambda payload: msgspec.structs.replace(read_reply(payload), id=server.asks[-1].id)  # noqa: E731
@@ -256,7 +256,7 @@ ENDINGS: dict[str, Behave] = {
 
 
 @pytest.mark.parametrize("case", ENDINGS)
-def test_after_a_lost_connection_nothing_is_sent_again(case: str, ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_after_a_lost_connection_nothing_is_sent_again(case: str, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     with Client(at(port), ball.exchange.contract, settings=QUICK) as client:
         client.connect(10.0)
@@ -269,7 +269,7 @@ def test_after_a_lost_connection_nothing_is_sent_again(case: str, ball: Bundle, 
         assert max(Counter(ask.address for ask in server.asks).values()) == 1
 
 
-def test_too_many_misses_stop_the_robot(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_too_many_misses_stop_the_robot(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     still = np.array([0.25, -0.5], np.float32)
     with Client(at(port), ball.exchange.contract) as client:
@@ -291,7 +291,7 @@ def test_too_many_misses_stop_the_robot(ball: Bundle, rogue: tuple[Rogue, int]) 
 # ---- connecting, and staying connected ------------------------------------------------------------------------------
 
 
-def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     with Client(at(rogue[1]), ball.exchange.contract) as client:
         client.connect(10.0)
         pending = client.request("infer", zeros(ball), PATIENT_MS)
@@ -300,7 +300,7 @@ def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, rogue: 
         assert not isinstance(pending.result(), Miss)
 
 
-def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without(ball: Bundle) -> None:
+def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without(ball: Pair[Any]) -> None:
     received: list[bytes] = []
 
     def serve(side: socket.socket) -> None:
@@ -319,7 +319,7 @@ def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without(ball: B
         assert "nothing received" in str(client.problem) and 1 <= len(received) <= 2
 
 
-def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at_once(ball: Bundle) -> None:
+def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at_once(ball: Pair[Any]) -> None:
     tried: dict[int, list[float]] = {}
 
     def hang_up(side: socket.socket) -> None:
@@ -349,7 +349,7 @@ GREETINGS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", GREETINGS)
 def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(
-    case: str, ball: Bundle, rogue: tuple[Rogue, int]
+    case: str, ball: Pair[Any], rogue: tuple[Rogue, int]
 ) -> None:
     (greeting, word), (server, port) = GREETINGS[case], rogue
     server.greet = lambda peer: peer.say(server.welcome(**greeting) if isinstance(greeting, dict) else greeting)
@@ -359,7 +359,7 @@ def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(
         assert Robot(ball, client).play(2).causes == {"disconnected": 2} and not server.asks
 
 
-def test_the_names_of_a_server_are_printable_and_short(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_the_names_of_a_server_are_printable_and_short(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     server.greet = lambda peer: peer.say(server.welcome(bundle="a\x1b[2J" + "b" * 999, version="\n"))
     with Client(at(port), ball.exchange.contract) as client:
@@ -376,7 +376,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_what_is_no_websocket_is_a_reason(case: str, ball: Bundle) -> None:
+def test_what_is_no_websocket_is_a_reason(case: str, ball: Pair[Any]) -> None:
     def answer(side: socket.socket) -> None:
         side.recv(65536)
         side.sendall(ANSWERS[case])
@@ -387,7 +387,7 @@ def test_what_is_no_websocket_is_a_reason(case: str, ball: Bundle) -> None:
         assert f"127.0.0.1:{port}" in refusal(client)
 
 
-def test_a_client_can_be_closed_during_a_step_which_is_a_miss(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_a_client_can_be_closed_during_a_step_which_is_a_miss(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     server.behave = silent
     client = Client(at(port), ball.exchange.contract)
@@ -402,7 +402,7 @@ def test_a_client_can_be_closed_during_a_step_which_is_a_miss(ball: Bundle, rogu
     assert [isinstance(result, Miss) for result in results] == [True, True] and not results[1].sent
 
 
-def test_requests_that_are_never_answered_cost_little_memory(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_requests_that_are_never_answered_cost_little_memory(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     server.behave = silent
     with Client(at(port), ball.exchange.contract) as client:
@@ -413,7 +413,7 @@ def test_requests_that_are_never_answered_cost_little_memory(ball: Bundle, rogue
         assert isinstance(pending[0].result(), Miss)
 
 
-def test_the_token_goes_into_the_head_and_is_not_shown(ball: Bundle, rogue: tuple[Rogue, int]) -> None:
+def test_the_token_goes_into_the_head_and_is_not_shown(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
     server, port = rogue
     endpoint = Endpoint("ws", "127.0.0.1", port, "open-sesame-0123456789")
     with Client(endpoint, ball.exchange.contract) as client:
@@ -449,7 +449,7 @@ def test_a_token_that_would_break_a_head_is_refused(token: str) -> None:
         Endpoint("ws", "a", 1, token)
 
 
-def test_settings_that_make_no_sense_are_refused(ball: Bundle) -> None:
+def test_settings_that_make_no_sense_are_refused(ball: Pair[Any]) -> None:
     for name in ("connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"):
         for value in (0.0, -1.0, float("inf"), float("nan")):
             with pytest.raises(ConfigError, match=name):

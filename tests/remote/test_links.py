@@ -10,7 +10,7 @@ import pytest
 from tests.children import wait_for
 from tests.remote.conftest import PATIENT_MS, Robot, at, driving
 
-from specact import Bundle
+from specact import Pair
 from specact.lab.processes import ServerProcess, serving
 from specact.links.link import load_link
 from specact.links.shaper import Shaper
@@ -29,7 +29,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def robots(ball: Bundle, port: int, settings: ClientSettings) -> Iterator[list[Robot]]:
+def robots(ball: Pair[Any], port: int, settings: ClientSettings) -> Iterator[list[Robot]]:
     """Two, one of which has the server sample."""
     with ExitStack() as stack:
         made = []
@@ -52,7 +52,7 @@ def missed(made: list[Robot], steps: int) -> None:
     wait_for(lambda: all(robot.causes.total() >= least for robot, least in zip(made, wanted, strict=True)))
 
 
-def test_a_server_is_killed_and_started_again(ball: Bundle) -> None:
+def test_a_server_is_killed_and_started_again(ball: Pair[Any]) -> None:
     with ExitStack() as servers:
         first = servers.enter_context(serving("ball", "--max-batch", "1"))
         with robots(ball, first.port, ClientSettings(longest_delay_s=0.5)) as made, driving(*made):
@@ -68,7 +68,7 @@ def test_a_server_is_killed_and_started_again(ball: Bundle) -> None:
 
 
 @pytest.mark.parametrize("fault", ["half open", "reset and refused", "black hole", "patient"])
-def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Bundle, server: ServerProcess) -> None:
+def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Pair[Any], server: ServerProcess) -> None:
     settings = ClientSettings(silence_s=60.0 if fault == "patient" else 1.0)
     with (
         Shaper(load_link("lan"), "127.0.0.1", server.port) as shaper,
@@ -93,7 +93,7 @@ def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Bundle, server
         assert robot.causes["deadline"] - earlier < robot.causes.total() - earlier
 
 
-def test_a_third_of_all_segments_is_lost(ball: Bundle, server: ServerProcess) -> None:
+def test_a_third_of_all_segments_is_lost(ball: Pair[Any], server: ServerProcess) -> None:
     with (
         Shaper(load_link("lan+loss=0.3+rto=400"), "127.0.0.1", server.port, seed=1) as shaper,
         robots(ball, shaper.port, ClientSettings()) as made,
@@ -107,7 +107,7 @@ def test_a_third_of_all_segments_is_lost(ball: Bundle, server: ServerProcess) ->
 
 
 def test_nothing_depends_on_the_wall_clock(
-    ball: Bundle, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    ball: Pair[Any], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> float:
         raise AssertionError("somebody asks for the time of day")
@@ -123,7 +123,7 @@ def test_nothing_depends_on_the_wall_clock(
         assert robot.client.counts["connections"] == 1
 
 
-def test_a_probe_measures_every_stage(ball: Bundle, server: ServerProcess) -> None:
+def test_a_probe_measures_every_stage(ball: Pair[Any], server: ServerProcess) -> None:
     with Client(at(server.port), ball.exchange.contract) as client:
         client.connect(60.0)
         measured = probe(client, 5, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import importlib
 import importlib.util
@@ -31,16 +30,16 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 import specact
-from specact import SpeculativePolicy
+from specact import Pair, SpeculativePolicy
 from specact.errors import BundleError, ConfigError, RemoteError
 from specact.families.chunks.adapters import chunk_policy
 from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.chunks.folder import PairSettings, load_chunk_pair, make_pair
+from specact.families.chunks.folder import PairSettings
 from specact.families.chunks.openpi import openpi_endpoint, openpi_source
-from specact.families.chunks.pair import ChunkPair
-from specact.families.chunks.sources import load_policy
+from specact.families.chunks.pair import ChunkParts
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
+from specact.load import load_pair, load_policy, make_pair
 from specact.observation import Field, Window
 from specact.remote.client import Client, ClientSettings
 from specact.remote.openpi import Key, OpenpiEndpoint
@@ -66,7 +65,7 @@ def chunk_server() -> Iterator[ServerProcess]:
         yield process
 
 
-def endpoint(pair: ChunkPair, port: int, more: str = "") -> OpenpiEndpoint:
+def endpoint(pair: Pair[Any], port: int, more: str = "") -> OpenpiEndpoint:
     return openpi_endpoint(f"openpi:ws://127.0.0.1:{port}{more}", None, None, pair.exchange.contract)
 
 
@@ -76,7 +75,7 @@ def endpoint(pair: ChunkPair, port: int, more: str = "") -> OpenpiEndpoint:
 def test_a_robot_does_what_it_does_with_a_local_target(flow: FlowBundle, chunk_server: ServerProcess) -> None:
     pair = flow_pair(flow)
     local = walk(SpeculativePolicy(pair, Always(), seed=3, robot=1), pair)
-    device = dataclasses.replace(pair, load_target=None)
+    device = pair.composed(load_target=None)
     with Client(endpoint(pair, chunk_server.port), pair.exchange.contract) as client:
         welcome = client.connect(10.0)
         assert (welcome.bundle, welcome.target) == (SERVED, flow.fingerprint)
@@ -98,7 +97,7 @@ def test_more_steps_than_pings_are_allowed(flow: FlowBundle, chunk_server: Serve
 
 def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: ServerProcess) -> None:
     pair = flow_pair(flow)
-    other = dataclasses.replace(pair, target_spec=msgspec.structs.replace(flow.spec, chunk=flow.spec.chunk + 1))
+    other = pair.composed(target_spec=msgspec.structs.replace(flow.spec, chunk=flow.spec.chunk + 1))
     with (
         Client(endpoint(other, chunk_server.port), other.exchange.contract) as client,
         pytest.raises(RemoteError, match="differ in action_horizon 16 / 17"),
@@ -108,7 +107,7 @@ def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: S
 
 def test_a_pair_of_codes_is_refused() -> None:
     with pytest.raises(ConfigError, match="family is 'codes'"):
-        openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_bundle("ball").exchange.contract)
+        openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_pair("ball").exchange.contract)
 
 
 ARM = """
@@ -226,8 +225,8 @@ def draft(seen: Any) -> Any:
     return np.zeros((len(seen["state"]), 3, 2))
 
 
-def foreign_pair(accept_within: float = 0.0) -> ChunkPair:
-    return ChunkPair("foreign", draft, RANGE, draft.spec, None, 1, accept_within)
+def foreign_pair(accept_within: float = 0.0) -> Pair[Any]:
+    return ChunkParts("foreign", draft, RANGE, draft.spec, None, 1, accept_within).pair()
 
 
 @contextmanager
@@ -587,13 +586,13 @@ def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle
         target = f"openpi:ws://127.0.0.1:{port}#{tmp_path / 'robot.toml'}"
         pair = make_pair(tmp_path / "pair", SERVED, target, PairSettings(execute=2, env="ball"))
         seen = {"pose": np.full((1, 2), 0.25, np.float32)}
-        answer = pair.target.answer(Window(seen), StepAddress(0, 0, 0, 0))
+        answer = pair.target().answer(Window(seen), StepAddress(0, 0, 0, 0))
         np.testing.assert_array_equal(answer, np.full((spec.chunk, spec.actions), 0.25))
         # Its address is not written down: who loads the pair says where the target is.
         assert "openpi:" not in (tmp_path / "pair" / "manifest.json").read_text()
-        again = load_chunk_pair(tmp_path / "pair")
+        again = load_pair(tmp_path / "pair")
         with pytest.raises(BundleError, match="only on its server"):
-            _ = again.target
+            again.target()
         there_too = openpi_endpoint(target, "x" * 16, None, again.exchange.contract)
         assert (there_too.port, there_too.token) == (port, "x" * 16)
 

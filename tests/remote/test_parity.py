@@ -14,13 +14,13 @@ from tests.children import wait_for
 from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
 
 import specact
-from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
+from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError
 from specact.execution.schedule import inpainting_of
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.chunks.pair import ChunkPair
-from specact.families.codes.verify import TargetSampler
+from specact.families.chunks.pair import ChunkParts
+from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
@@ -51,11 +51,11 @@ def flow_server() -> Iterator[ServerProcess]:
         yield process
 
 
-def flow_pair(flow: FlowBundle) -> ChunkPair:
+def flow_pair(flow: FlowBundle) -> Pair[Any]:
     """A hasty draft, the same flow in a single step, beside the target that the server has."""
     units = ActionUnits.of_range(flow.units.low, flow.units.high)
     target = flow.policy()
-    return ChunkPair("hasty", flow.policy(steps=1), units, flow.spec, lambda: target, 4, 0.3)
+    return ChunkParts("hasty", flow.policy(steps=1), units, flow.spec, lambda: target, 4, 0.3).pair()
 
 
 def walk(policy: SpeculativePolicy, pair: Any, steps: int = 200) -> tuple[list[StepRecord], np.ndarray]:
@@ -85,7 +85,7 @@ def assert_same(one: tuple[list[StepRecord], np.ndarray], other: tuple[list[Step
 
 @pytest.mark.parametrize("sampling", ["device", "server"])
 @pytest.mark.parametrize("gate", ["always", "deviation"])
-def test_codes(ball: Bundle, server: ServerProcess, sampling: Any, gate: str) -> None:
+def test_codes(ball: Pair[Any], server: ServerProcess, sampling: Any, gate: str) -> None:
     make: Callable[[], Gate] = Always if gate == "always" else lambda: calibrated_gate(ball, "deviation", 0.6)
     local = walk(SpeculativePolicy(ball, make(), seed=5, robot=1), ball)
     with Client(at(server.port), ball.exchange.contract) as client:
@@ -97,12 +97,12 @@ def test_codes(ball: Bundle, server: ServerProcess, sampling: Any, gate: str) ->
     assert_same(remote, local)
 
 
-def test_the_target_s_own_codes(ball: Bundle, server: ServerProcess) -> None:
-    here = TargetSampler(LocalTarget(ball.target), ball.tokenizer)
+def test_the_target_s_own_codes(ball: Pair[Any], server: ServerProcess) -> None:
+    here = CodeVerifier(LocalTarget(ball.target()), ball.parts.tokenizer, take_target)
     local = walk(SpeculativePolicy(ball, Always(), verifier=here, seed=2), ball)
     with Client(at(server.port), ball.exchange.contract) as client:
         client.connect(60.0)
-        there = TargetSampler(RemoteTarget(client, ball.exchange, PATIENT_MS), ball.tokenizer)
+        there = CodeVerifier(RemoteTarget(client, ball.exchange, PATIENT_MS), ball.parts.tokenizer, take_target)
         assert_same(walk(SpeculativePolicy(ball, Always(), verifier=there, seed=2), ball), local)
 
 
@@ -111,7 +111,7 @@ def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[],
     pair = flow_pair(flow)
     local = walk(SpeculativePolicy(pair, gate(), seed=3, robot=1), pair)
     # The device needs no target.
-    device = dataclasses.replace(pair, load_target=None)
+    device = pair.composed(load_target=None)
     endpoint = dataclasses.replace(at(flow_server.port), token=TOKEN)
     with Client(endpoint, device.exchange.contract) as client:
         client.connect(60.0)
@@ -121,7 +121,7 @@ def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[],
         assert_same(walk(SpeculativePolicy(device, gate(), verifier=verifier, seed=3, robot=1), pair), local)
 
 
-def test_a_reconnection_in_between_changes_nothing_and_another_target_is_not_listened_to(ball: Bundle) -> None:
+def test_a_reconnection_in_between_changes_nothing_and_another_target_is_not_listened_to(ball: Pair[Any]) -> None:
     local = walk(SpeculativePolicy(ball, Always(), seed=5), ball, 100)
     with (
         serving("ball", "--max-batch", "1") as first,
@@ -144,7 +144,7 @@ def all_here(client: Client) -> bool:
     return not client._outstanding
 
 
-def test_late_verdicts_replace_the_rest_of_their_chunks_and_wait_for_nobody(ball: Bundle) -> None:
+def test_late_verdicts_replace_the_rest_of_their_chunks_and_wait_for_nobody(ball: Pair[Any]) -> None:
     with serving("ball") as server, Client(at(server.port), ball.exchange.contract) as client:
         client.connect(60.0)
         verdicts = LateVerdicts(math.inf)
@@ -156,8 +156,8 @@ def test_late_verdicts_replace_the_rest_of_their_chunks_and_wait_for_nobody(ball
             before = policy.counts["in_time"]
             policy.act(seen)
             wait_for(lambda: all_here(client))
-            actions = [policy.act(seen) for _ in range(ball.spec.execute - 1)]
-            verified = [waiting.act(seen) for _ in range(ball.spec.execute)]
+            actions = [policy.act(seen) for _ in range(ball.parts.spec.execute - 1)]
+            verified = [waiting.act(seen) for _ in range(ball.parts.spec.execute)]
             if policy.counts["in_time"] > before:
                 np.testing.assert_array_equal(actions, verified[1:])
                 replaced += 1
@@ -166,19 +166,20 @@ def test_late_verdicts_replace_the_rest_of_their_chunks_and_wait_for_nobody(ball
     with Client(at(1), ball.exchange.contract) as client:
         verifier = remote_verifier(client, ball, PATIENT_MS)
         policy = SpeculativePolicy(ball, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), seed=3)
-        for _ in range(4 * ball.spec.execute):
+        for _ in range(4 * ball.parts.spec.execute):
             np.testing.assert_array_equal(policy.act(seen), drafting.act(seen))
         assert policy.counts["missed"] == 4
 
 
 def test_camera_frames_raw_or_as_jpeg() -> None:
     pytest.importorskip("PIL")
-    pair = load_bundle("pusht-camera")
+    pair = load_pair("pusht-camera")
+    assert pair.path is not None
     window = pair.observation.zeros()
     rng = np.random.default_rng(0)
-    for name in pair.spec.target.images:
+    for name in pair.parts.spec.target.images:
         window.arrays[name][:] = rng.integers(0, 200, window.arrays[name].shape[-1])
-    target = pair.target.infer(pair.spec.target.select(window))
+    target = pair.parts.target.infer(pair.parts.spec.target.select(window))
     with serving(Path(pair.path), "--max-batch", "1") as server:
         for quality, exact in ((None, True), (95, False)):
             with Client(at(server.port), pair.exchange.contract, jpeg_quality=quality) as client:
@@ -245,7 +246,7 @@ def test_a_policy_that_does_not_inpaint_and_one_that_goes_away() -> None:
     assert caught.value.cause == "disconnected"
 
 
-def test_over_tls_with_a_token(ball: Bundle, tmp_path: Path) -> None:
+def test_over_tls_with_a_token(ball: Pair[Any], tmp_path: Path) -> None:
     import shutil
     import ssl
     import subprocess

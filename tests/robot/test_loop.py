@@ -16,11 +16,9 @@ import pytest
 from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.spec import PolicySpec
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import CodeDrafter
+from specact.families.codes.pair import CodeDrafter, CodeParts
+from specact.families.codes.policy import ActionTokenizer, PolicySpec
+from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.interrupts import Interrupted
 from specact.observation import Window, vectors
@@ -102,8 +100,8 @@ TOKENIZER = ActionTokenizer(np.zeros(1, np.float32), np.ones(1, np.float32), TAB
 
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
     draft, target = cast(Any, Slow(clock, delays)), cast(Any, Slow(clock, [0.0]))
-    pair = Bundle(Path(), cast(Any, None), SPEC, {}, TOKENIZER, draft, target)
-    return SpeculativePolicy(pair, gate or Never(), clock=clock, **options)
+    pair = CodeParts(Path(), cast(Any, None), SPEC, {}, TOKENIZER, draft, target)
+    return SpeculativePolicy(pair.pair(), gate or Never(), clock=clock, **options)
 
 
 def drive(arm: Arm, policy: SpeculativePolicy, ticks: int, clock: VirtualClock) -> tuple[list[Tick], list[float]]:

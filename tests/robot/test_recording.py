@@ -164,7 +164,7 @@ class Later:
 
 def test_a_late_verdict_changes_what_is_known_of_its_inference(tmp_path: Path) -> None:
     def late(clock: VirtualClock) -> SpeculativePolicy:
-        verifier = Later(toys.pair.verifier(LocalTarget(toys.pair.target, clock)))
+        verifier = Later(toys.pair.verifier(LocalTarget(toys.pair.target(), clock)))
         return SpeculativePolicy(toys.pair, Always(), verifier=verifier, verdicts=LateVerdicts(np.inf), clock=clock)
 
     record(tmp_path / "run.mcap", 1, acting=late)

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from specact import Bundle, load_bundle
+from specact import Pair, load_pair
 from specact.errors import WireError
 from specact.lab.processes import ServerProcess
 from specact.observation import Window, vectors
@@ -236,8 +236,8 @@ class Process(ServerProcess, Listening):
 
 
 @pytest.fixture(scope="session")
-def ball() -> Bundle:
-    return load_bundle("ball")
+def ball() -> Pair[Any]:
+    return load_pair("ball")
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def doubling() -> Iterator[Here]:
 
 
 @pytest.fixture(scope="module")
-def served(ball: Bundle) -> Iterator[Here]:
+def served(ball: Pair[Any]) -> Iterator[Here]:
     """The target of ``ball``, one request per inference: answers are then exact."""
     with Here(ball.exchange, Limits(max_batch=1)) as server:
         yield server

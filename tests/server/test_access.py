@@ -13,7 +13,7 @@ import pytest
 from tests.children import wait_for
 from tests.server.conftest import Doubling, Here, Process, state
 
-from specact import Bundle
+from specact import Pair
 from specact.errors import ConfigError, WireError
 from specact.observation import Window
 from specact.server import Address, Limits, Service
@@ -223,10 +223,10 @@ def test_the_log_has_steps_where_asked_and_may_be_moved_away(tmp_path: Path) -> 
     assert (gone["requests"], gone["errors"]) == (2, 1) and gone["seconds"] >= 0.0
 
 
-def test_a_certificate_is_used_and_read_again(certify: Callable[[Path], None], tmp_path: Path, ball: Bundle) -> None:
+def test_a_certificate_is_used_and_read_again(certify: Callable[[Path], None], tmp_path: Path, ball: Pair[Any]) -> None:
     certify(tmp_path)
     files = ["--certificate", str(tmp_path / "cert.pem"), "--key", str(tmp_path / "key.pem")]
-    window = Window(ball.spec.target.zeros().arrays)
+    window = Window(ball.parts.spec.target.zeros().arrays)
     with Process(ball.exchange.contract, "--bundle", "ball", *files) as server:
         server.tls = first = ssl.create_default_context(cafile=tmp_path / "cert.pem")
         with server.robot() as robot:

@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.server.conftest import HERE, Doubling, Here, Process, Robot, state
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from specact import Bundle
+from specact import Pair
 from specact.errors import WireError
 from specact.server import Limits
 from specact.wire.arrays import Arrays, ArraySpec, Layout
@@ -279,7 +280,7 @@ def memory_kb(pid: int) -> int:
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
-def test_connections_and_bad_messages_that_come_and_go_cost_no_memory(ball: Bundle) -> None:
+def test_connections_and_bad_messages_that_come_and_go_cost_no_memory(ball: Pair[Any]) -> None:
     with Process(ball.exchange.contract, "--bundle", "ball") as server:
 
         def visit(count: int) -> None:

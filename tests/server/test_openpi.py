@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from specact.families.chunks.adapters import chunk_policy
 from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.wire import ChunkExchange
-from specact.families.load import load_exchange
+from specact.load import load_exchange
 from specact.observation import Field, Window
 from specact.rng import Role, stream
 from specact.server import Limits

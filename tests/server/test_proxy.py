@@ -44,7 +44,7 @@ def proxy(folder: Path, port: int, servers: list[int]) -> Iterator[None]:
 
 
 def test_a_robot_goes_on_at_another_server_with_the_bits_of_the_target(tmp_path: Path) -> None:
-    bundle, port = specact.load_bundle("ball"), free_port()
+    bundle, port = specact.load_pair("ball"), free_port()
     logs = [tmp_path / name for name in ("one", "two")]
     with (
         serving("ball", "--access-log", str(logs[0])) as one,

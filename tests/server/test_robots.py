@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.children import wait_for
+from tests.served import verifying
 from tests.server.conftest import HERE, PATIENCE, Doubling, Here, Process, state
 from websockets.exceptions import InvalidStatus
 
-from specact import Bundle
+from specact import Pair
 from specact.errors import WireError
 from specact.families.codes.sampling import verify
 from specact.observation import Window
@@ -22,16 +24,16 @@ from specact.wire.exchange import Request
 from specact.wire.messages import Failure, Reply, ask, encode
 
 
-def windows(ball: Bundle, count: int) -> list[Window]:
+def windows(ball: Pair[Any], count: int) -> list[Window]:
     rng = np.random.default_rng(0)
     return [
         Window({name: rng.normal(size=field.window_shape).astype(np.float32) for name, field in
-                ball.spec.target.fields.items()})
+                ball.parts.spec.target.fields.items()})
         for _ in range(count)
     ]  # fmt: skip
 
 
-def test_a_device_with_the_same_bundle_is_welcome_and_told_what_is_served(served: Here, ball: Bundle) -> None:
+def test_a_device_with_the_same_bundle_is_welcome_and_told_what_is_served(served: Here, ball: Pair[Any]) -> None:
     with served.connect() as robot:
         welcome = robot.hello()
     assert (welcome.bundle, welcome.family) == ("ball", "codes")
@@ -75,26 +77,26 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_infer_gives_the_target_and_verify_what_the_device_would_have_drawn_bit_for_bit(
-    served: Here, ball: Bundle
+    served: Here, ball: Pair[Any]
 ) -> None:
-    exchange = ball.exchange
+    exchange = verifying(ball)
     with served.robot() as robot:
         for step, window in enumerate(windows(ball, 20)):
-            address, target = StepAddress(7, 1, 3, step), ball.target.infer(window)
+            address, target = StepAddress(7, 1, 3, step), ball.parts.target.infer(window)
             answer = exchange.read(robot.ask(step, window, address=address))
             assert answer.probs.tobytes() == target.probs.tobytes()
             assert answer.offsets.tobytes() == target.offsets.tobytes()
-            proposal = ball.drafter.propose(window, np.random.default_rng(step))
+            proposal = ball.drafter().propose(window, np.random.default_rng(step))
             proposal = dataclasses.replace(proposal, window=window)
             arrays = robot.ask(step, window, "verify", arrays=exchange.request(proposal), address=address)
             drafted, rng = proposal.evidence, stream(7, Role.VERIFY, robot=1, episode=3, step=step)
             verdict = verify(target, drafted.draft, drafted.codes, rng)
             np.testing.assert_array_equal(arrays["codes"], verdict.codes)
             actions = exchange.outcome(arrays, OffloadTimes()).actions
-            assert actions.tobytes() == ball.tokenizer.decode(verdict.codes, target.offsets).tobytes()
+            assert actions.tobytes() == ball.parts.tokenizer.decode(verdict.codes, target.offsets).tobytes()
 
 
-def test_a_reply_depends_on_its_request_alone(served: Here, ball: Bundle) -> None:
+def test_a_reply_depends_on_its_request_alone(served: Here, ball: Pair[Any]) -> None:
     seen = windows(ball, 8)
     with served.robot() as robot, served.robot() as other:
         alone = [robot.ask(number, window)["probs"].tobytes() for number, window in enumerate(seen)]
@@ -276,10 +278,10 @@ def test_what_a_robot_reports_is_on_the_page(doubling: Here) -> None:
     assert (row["transmission_rate"], row["acceptance"], row["missed"]) == (0.5, 0.75, 1)
 
 
-def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Bundle) -> None:
+def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Pair[Any]) -> None:
     with Process(ball.exchange.contract, "--bundle", "ball") as server, server.robot() as robot:
         for number in range(4):
-            robot.send(number, ball.spec.target.zeros())
+            robot.send(number, ball.parts.spec.target.zeros())
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         answers: list[Reply | Failure] = []

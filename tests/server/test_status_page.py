@@ -14,8 +14,8 @@ from tests.browser import Browser
 from tests.children import wait_for
 from tests.server.conftest import Process
 
-from specact import Bundle, SpeculativePolicy, load_bundle
-from specact.families.codes.verify import SpeculativeVerifier
+from specact import Pair, SpeculativePolicy, load_pair
+from specact.families.codes.pair import CodeVerifier
 from specact.gates.baseline import Always
 from specact.remote import Client, Endpoint, RemoteTarget
 from specact.server import telemetry as server_telemetry
@@ -57,7 +57,7 @@ def url(server: Process) -> str:
 
 
 @pytest.fixture
-def serve(ball: Bundle) -> Iterator[Serve]:
+def serve(ball: Pair[Any]) -> Iterator[Serve]:
     """Starts servers; they end with the test."""
     with ExitStack() as running:
         yield lambda token="", port=0: running.enter_context(
@@ -68,11 +68,11 @@ def serve(ball: Bundle) -> Iterator[Serve]:
 @contextmanager
 def robot(server: Process, name: str) -> Iterator[Callable[[], object]]:
     """A robot that asks the server in every step; yields what makes it step."""
-    bundle = load_bundle("ball")
+    bundle = load_pair("ball")
     with Client(Endpoint("ws", "127.0.0.1", server.port), bundle.exchange.contract, name) as client:
         client.connect(20.0)
         target = RemoteTarget(client, bundle.exchange, deadline_ms=5000.0)
-        policy = SpeculativePolicy(bundle, Always(), verifier=SpeculativeVerifier(target, bundle.tokenizer))
+        policy = SpeculativePolicy(bundle, Always(), verifier=CodeVerifier(target, bundle.parts.tokenizer))
         client.report = policy.counts
         yield lambda: policy.act({"state": np.zeros(8, np.float32), "goal": np.zeros(2, np.float32)})
 

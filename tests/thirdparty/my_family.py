@@ -1,7 +1,7 @@
 """A family that is not specact's: the target gives actions and a bound, within which drafted actions are kept."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from specact.pair import Pair
 from specact.rng import StepAddress
 from specact.types import Chunk, Origin, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.verification import Answer, Target, TargetVerifier
+from specact.verification import Answer, TargetVerifier
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
 
@@ -91,20 +91,14 @@ class AdviceExchange:
         return [Expert().answer(request.window, request.address)._asdict() for request in requests]
 
 
-class BoundPair:
-    """See :class:`specact.pair.Pair`."""
-
-    name = "bounded-trolley"
-    observation, units = OBSERVATION, ActionUnits.of_range(-ONE, ONE)
-    execute, rate_hz = EXECUTE, 20.0
-    overlap: Literal["drop", "average"] = "drop"
-    drafter, target, exchange = Drafter(), Expert(), AdviceExchange()
-
-    def verifier(self, target: Target[Advice]) -> BoundVerifier:
-        return BoundVerifier(target)
+def make() -> Pair[Advice]:
+    return Pair(
+        name="bounded-trolley", observation=OBSERVATION, units=ActionUnits.of_range(-ONE, ONE), execute=EXECUTE,
+        rate_hz=20.0, drafter=Drafter, target=Expert, verifier=BoundVerifier, exchange=AdviceExchange(),
+    )  # fmt: skip
 
 
-pair: Pair[Advice] = BoundPair()
+pair = make()
 
 
 class Nearness(Gate):

@@ -12,13 +12,12 @@ import pytest
 from tests.wire.contracts import CODES, SPEC, of_chunks
 
 import specact.observation as observations
-from specact import load_bundle
 from specact.families.chunks import wire as chunks
 from specact.families.chunks.bundle import load_flow
-from specact.families.flash.pair import flash_pair
-from specact.families.load import load_pair
+from specact.families.flash.pair import load_flow_pair
 from specact.families.staged.stages import SplitSpec
 from specact.families.staged.wire import PRECISIONS, split_contract
+from specact.load import load_pair
 from specact.observation import Window, vectors
 from specact.remote import client, endpoint
 from specact.rng import Role, StepAddress, stream
@@ -82,7 +81,7 @@ def test_the_codes_and_the_version() -> None:
 
 
 TOKENS = load_pair("metaworld-tokens").exchange.contract
-FLOWS = flash_pair(load_flow("pusht-flow")).exchange.contract
+FLOWS = load_flow_pair(load_flow("pusht-flow")).exchange.contract
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_the_limits() -> None:
     }
     assert f"`max_message_bytes`: {HANDSHAKE_BYTES}," in DOCUMENT
     assert f"({client._MAX_UNSOLICITED} on a connection here)" in DOCUMENT
-    contract = load_bundle("ball").exchange.contract
+    contract = load_pair("ball").exchange.contract
     longest = max(
         max(contract.window.nbytes + kind.request.nbytes, kind.reply.nbytes) for kind in contract.kinds.values()
     )

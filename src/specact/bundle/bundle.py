@@ -235,7 +235,7 @@ def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise BundleError(f"{file} holds {name} with NaN or infinite numbers; export the bundle again")
-    return found
+    return {name: found[name] for name in wanted}
 
 
 def fits(found: Sequence[int], wanted: Shape) -> bool:

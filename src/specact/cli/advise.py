@@ -16,9 +16,9 @@ from specact.errors import ConfigError, SpecactError
 from specact.records import NotNegative, Positive
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
     from specact.lab.evaluation.budget import Way
     from specact.lab.report.runs import Run
+    from specact.pair import Pair
 
 # Methods that have to be evaluated for a recommendation, if the pair can run them.
 _METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
@@ -56,8 +56,8 @@ class Advise(Options):
     device: Flat[Device]
 
     def run(self) -> None:
-        from specact.families.load import load_pair
         from specact.lab.evaluation.budget import measure_parts
+        from specact.load import load_pair
 
         device = self.device
         pair = load_pair(self.pair, draft=device.draft, target=device.target)
@@ -72,7 +72,7 @@ class Advise(Options):
         _print(found)
 
 
-def composed_parts(pair: AnyPair, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+def composed_parts(pair: Pair[Any], runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """The parts of the pair as the methods of the runs compose it, timed here."""
     from specact.lab.evaluation.budget import measure_parts
     from specact.lab.rollout.families import decoded_by
@@ -86,7 +86,7 @@ def composed_parts(pair: AnyPair, runs: Sequence[Run]) -> dict[str, dict[str, fl
     }
 
 
-def answer(device: Device, pair: AnyPair, runs: Sequence[Run], here_ms: Parts, round_trip: float) -> dict[str, Any]:
+def answer(device: Device, pair: Pair[Any], runs: Sequence[Run], here_ms: Parts, round_trip: float) -> dict[str, Any]:
     """The recommendation, and all that it is made of, as plain values.
 
     Args:
@@ -149,7 +149,7 @@ def _row(way: Way, ways: Sequence[Way], verified_ms: Mapping[str, float]) -> dic
     }  # fmt: skip
 
 
-def runs_of(pair: AnyPair, folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+def runs_of(pair: Pair[Any], folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
     """The runs of this pair that measure success, and the reasons why the others are left out."""
     from specact.lab.report.runs import find_runs
 
@@ -214,7 +214,7 @@ def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
     return ways
 
 
-def round_trip_ms(pair: AnyPair, name: str) -> float:
+def round_trip_ms(pair: Pair[Any], name: str) -> float:
     """Mean round trip of the link model with the arrays of a request and its reply [ms]."""
     import numpy as np
 
@@ -225,14 +225,13 @@ def round_trip_ms(pair: AnyPair, name: str) -> float:
 
 
 def _missing(
-    device: Device, pair: AnyPair, ways: Sequence[Way], here_ms: Mapping[str, float], verified_ms: float
+    device: Device, pair: Pair[Any], ways: Sequence[Way], here_ms: Mapping[str, float], verified_ms: float
 ) -> Iterator[str]:
     """Missing measurements, each with the command that makes it."""
     from specact.families.head import has_fitting_head
     from specact.lab.evaluation.budget import ENOUGH
-    from specact.pair import Named
 
-    source = f"{pair.source}{Named.of(pair).words}"
+    source = pair.source.cli_args
     if pair.path is not None and not has_fitting_head(pair):
         yield f"a learned gate: specact calibrate {source} --gate learned, then evaluate it"
     if "target" not in here_ms:
@@ -257,15 +256,16 @@ def _missing(
         )
 
 
-def _possible(pair: AnyPair) -> list[str]:
+def _possible(pair: Pair[Any]) -> list[str]:
     """The methods that a recommendation for this pair compares."""
-    from specact.families.codes.bundle import Bundle
+    from specact.families.codes.pair import CodeParts
+    from specact.families.flash.pair import FlashParts
     from specact.families.head import has_fitting_head
-    from specact.families.target_pair import TargetPair
+    from specact.families.tokens.pair import TokenParts
     from specact.lab.rollout.families import decoded_by, depends_on_content
     from specact.lab.rollout.methods import METHODS
 
-    of_codes, has_head = isinstance(pair, Bundle), has_fitting_head(pair)
+    of_codes, has_head = isinstance(pair.parts, CodeParts), has_fitting_head(pair)
     possible = [
         name
         for name in _METHODS
@@ -273,17 +273,17 @@ def _possible(pair: AnyPair) -> list[str]:
         and (METHODS[name].verifier == "speculative" or not depends_on_content(pair))
         and (has_head or not METHODS[name].needs_head)
     ]
-    if not isinstance(pair, TargetPair):
+    if not isinstance(pair.parts, TokenParts | FlashParts):
         return possible
 
     def composes(name: str) -> bool:
         try:
-            return decoded_by(METHODS[name], pair).drafter is not None
+            return decoded_by(METHODS[name], pair).drafter() is not None
         except SpecactError:
             return False
 
     # Without a draft policy nothing acts where a gate does not ask.
-    return [*filter(composes, _DECODED), *(possible if pair.draft is not None else [])]
+    return [*filter(composes, _DECODED), *(possible if pair.parts.draft is not None else [])]
 
 
 def _print(found: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 from tyro.conf import Positional
@@ -20,10 +20,10 @@ from specact.gates.settings import CALIBRATED, LEARNED, GateChoices, gate_for, l
 from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
     from specact.gates.calibration import Calibration
     from specact.gates.settings import GateSettings
     from specact.lab.rollout.distillation import Collect
+    from specact.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class GateOptions(Options):
     json: bool = False  # print the calibration as JSON
     parts: Rare[Parts] = field(default_factory=Parts)
 
-    def load(self, pair: str) -> AnyPair:
+    def load(self, pair: str) -> Pair[Any]:
         """The pair, if its gate can be calibrated and stored: before anything is rolled out or trained.
 
         Raises:
@@ -60,7 +60,7 @@ class GateOptions(Options):
         return loaded
 
     def settings(
-        self, pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], rounds: int = 2
+        self, pair: Pair[Any], collect: Collect, update: Callable[[str, int, int], None], rounds: int = 2
     ) -> GateSettings:
         """The gate without its threshold; the head of a learned one is trained if it has to be."""
         from specact.bundle.bundle import HEAD
@@ -69,7 +69,7 @@ class GateOptions(Options):
             _train_head(pair, collect, update, self.seed, rounds)
         return GateChoices(gate_options=self.gate_options).settings(self.gate, pair)
 
-    def report(self, pair: AnyPair, made: Calibration) -> None:
+    def report(self, pair: Pair[Any], made: Calibration) -> None:
         """Stores a calibration, and prints it."""
         path = made.save(self._folder(pair))
         print_result(self.json, asdict(made), [*self._lines(made), f"written: {path}"])
@@ -95,7 +95,7 @@ class GateOptions(Options):
         if abs(rate - self.rate) > TOLERANCE:
             remark(f"this is more than {TOLERANCE} from the wanted rate; use more --episodes or --rounds", warn=True)
 
-    def _folder(self, pair: AnyPair) -> Path:
+    def _folder(self, pair: Pair[Any]) -> Path:
         return self.out or Path(pair.path or ".") / "calibration"
 
 
@@ -131,7 +131,7 @@ class Calibrate(Options):
         options.report(pair, made)
 
 
-def training_folder(pair: AnyPair) -> Path:
+def training_folder(pair: Pair[Any]) -> Path:
     """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
     from specact.families.head import TRAINING, TrainedFor
 
@@ -139,12 +139,12 @@ def training_folder(pair: AnyPair) -> Path:
 
 
 def _train_head(
-    pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int
+    pair: Pair[Any], collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int
 ) -> None:
-    from specact.families.codes.bundle import Bundle
+    from specact.families.codes.pair import CodeParts
     from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
-    recipe, folder = HeadRecipe() if isinstance(pair, Bundle) else DISTANCE, training_folder(pair)
+    recipe, folder = HeadRecipe() if isinstance(pair.parts, CodeParts) else DISTANCE, training_folder(pair)
     metrics = train_head(pair, structs.replace(recipe, seed=seed, rounds=rounds), collect, folder, update)
     shutil.rmtree(folder)
     with suppress(OSError):  # another head is being trained, or was stopped

@@ -19,8 +19,8 @@ from specact.files import write_whole
 from specact.records import Count, Seed
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
     from specact.lab.report.paths import TracedEpisode
+    from specact.pair import Pair
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
 # Of flow and token policies; the first two need no drafter that was trained for the target.
@@ -42,10 +42,10 @@ class Demo(Options):
     json: bool = False  # print the summary as JSON
 
     def run(self) -> None:
-        from specact.families.load import load_pair
         from specact.lab.evaluation.evaluation import Evaluation
         from specact.lab.evaluation.run import evaluate
         from specact.lab.rollout.pool import Pool
+        from specact.load import load_pair
 
         pair = load_pair(self.pair)
         methods, folder = _methods_of(pair), self.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -62,14 +62,14 @@ class Demo(Options):
         print_result(self.json, summary, lines)
 
 
-def _methods_of(pair: AnyPair) -> tuple[str, ...]:
-    from specact.families.flash.pair import FlashPair
-    from specact.families.tokens.pair import TokenPair
+def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
+    from specact.families.flash.pair import FlashParts
+    from specact.families.tokens.pair import TokenParts
 
-    if isinstance(pair, FlashPair):
-        return FLOW if pair.block is not None else FLOW[:2]
-    if isinstance(pair, TokenPair):
-        return TOKENS if pair.drafters is not None else TOKENS[:2]
+    if isinstance(pair.parts, FlashParts):
+        return FLOW if pair.parts.block is not None else FLOW[:2]
+    if isinstance(pair.parts, TokenParts):
+        return TOKENS if pair.parts.drafters is not None else TOKENS[:2]
     return METHODS
 
 
@@ -99,7 +99,7 @@ def _film(folder: Path) -> tuple[Path, str] | None:
     return path, shown.why
 
 
-def _picture(pair: AnyPair, summary: dict[str, Any], folder: Path, seed: int) -> tuple[Path, str] | None:
+def _picture(pair: Pair[Any], summary: dict[str, Any], folder: Path, seed: int) -> tuple[Path, str] | None:
     """Writes a picture of rollouts, and says which, if Matplotlib is installed and the environment can be drawn."""
     try:
         from specact.lab.report.paths import POINTS, choose, draw_paths, trace

@@ -27,10 +27,10 @@ class Distil(Options):
     json: bool = False  # print the result as JSON
 
     def run(self) -> None:
-        from specact.families.load import load_pair
         from specact.lab.rollout.distillation import collector
         from specact.lab.rollout.pool import Pool
         from specact.lab.train.distil import DistilRecipe, distil
+        from specact.load import load_pair
 
         check_folder(self.out)
         pair = load_pair(self.pair, target=self.target)

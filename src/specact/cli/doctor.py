@@ -17,7 +17,7 @@ from specact.extras import EXTRAS
 from specact.records import Count
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
+    from specact.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Doctor(Options):
     json: bool = False  # print the findings as JSON
 
     def run(self) -> None:
-        from specact.families.load import load_pair
+        from specact.load import load_pair
 
         pair = load_pair(self.pair, draft=self.draft)
         findings = _inspect(pair)
@@ -41,7 +41,7 @@ class Doctor(Options):
             findings["server"] = self._measure(pair, self.server)
         print_result(self.json, findings, _lines(findings))
 
-    def _measure(self, pair: AnyPair, server: str) -> dict[str, Any]:
+    def _measure(self, pair: Pair[Any], server: str) -> dict[str, Any]:
         """Latencies of a server and the link to it, as plain values."""
         from specact.families.chunks.openpi import target_endpoint
         from specact.remote.client import Client
@@ -63,15 +63,15 @@ class Doctor(Options):
         }  # fmt: skip
 
 
-def _inspect(pair: AnyPair) -> dict[str, Any]:
+def _inspect(pair: Pair[Any]) -> dict[str, Any]:
     """What this machine has, and how long the pair's networks take on it."""
     import onnxruntime
 
     from specact import __version__
-    from specact.families.codes.bundle import Bundle
-    from specact.families.codes.timing import measure_call, measure_inference
+    from specact.families.codes.pair import CodeParts
+    from specact.lab.evaluation.cost import measure_call, measure_inference
 
-    drafter, rng = pair.drafter, np.random.default_rng(0)
+    drafter, rng = pair.drafter(), np.random.default_rng(0)
     found = {
         "specact": __version__, "python": platform.python_version(), "machine": platform.machine(),
         "providers": onnxruntime.get_available_providers(),
@@ -80,8 +80,8 @@ def _inspect(pair: AnyPair) -> dict[str, Any]:
         "draft_ms": 1e3 * measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros()),
         "period_ms": 1e3 / pair.rate_hz,
     }  # fmt: skip
-    if isinstance(pair, Bundle) and pair.local_target is not None:
-        found["target_ms"] = 1e3 * measure_inference(pair.local_target, pair.spec.target)
+    if isinstance(pair.parts, CodeParts) and pair.parts.local_target is not None:
+        found["target_ms"] = 1e3 * measure_inference(pair.parts.local_target, pair.parts.spec.target)
     return found
 
 

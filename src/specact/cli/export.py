@@ -87,16 +87,16 @@ class Export(Options):
 def _load(path: Path, kind: Kind) -> Bundle[Any]:
     """The bundle, with everything in its folder checked."""
     from specact.families.chunks.bundle import load_flow, load_regression
-    from specact.families.codes.bundle import load_bundle
+    from specact.families.codes.pair import load_codes
     from specact.families.tokens.bundle import load_tokens
-    from specact.families.tokens.pair import token_pair
+    from specact.families.tokens.pair import load_token_pair
 
     if kind == "pair":
-        return load_bundle(path)
+        return load_codes(path)
     if kind == "flow":
         return load_flow(path)
     if kind == "regression":
         return load_regression(path)
     tokens = load_tokens(path)
-    token_pair(tokens)  # loads the drafters
+    load_token_pair(tokens)  # loads the drafters
     return tokens

@@ -7,18 +7,18 @@ from typing import Any
 
 from specact.cli.output import remark
 from specact.errors import ConfigError
-from specact.families.load import AnyPair
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
+from specact.pair import Pair
 from specact.types import StepRecord
 from specact.wire.messages import exchange_bytes
 
 _HELD = re.compile(r"([\d.]+)(ms|kbit|)")
 
 
-def read_budget(text: str, pair: AnyPair, inferences_hz: float) -> Budget:
+def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
     """A budget as text: a share of inferences, ``0.4``, their mean time, ``30ms``, or a share of the link, ``100kbit``.
 
     Args:
@@ -43,7 +43,7 @@ def read_budget(text: str, pair: AnyPair, inferences_hz: float) -> Budget:
     return RateBudget(amount)
 
 
-def audit_estimator(pair: AnyPair, gate: str, rate: float | None) -> AuditEstimator:
+def audit_estimator(pair: Pair[Any], gate: str, rate: float | None) -> AuditEstimator:
     """An estimator of the true skip ratio, with an alarm if the gate's calibration predicts that ratio.
 
     Args:

@@ -17,10 +17,10 @@ from specact.cli.output import command_line, progress_bars, table_of
 from specact.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
     from specact.gates.settings import GateSettings
     from specact.lab.data.distillation import DistillationData
     from specact.lab.data.episodes import Episodes
+    from specact.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Demonstrations(Options):
     recipe: Maybe[Path] = None  # of these demonstrations; the pair's own if not given
     env: Maybe[str] = None  # environment that the recipe names, if it is MODULE:TASK
 
-    def split(self, pair: AnyPair) -> tuple[Episodes, Episodes]:
+    def split(self, pair: Pair[Any]) -> tuple[Episodes, Episodes]:
         """Those that were trained on, and those that were held out.
 
         Raises:
@@ -56,17 +56,17 @@ class Demonstrations(Options):
         )  # fmt: skip
         return made.split(wanted.held_out, wanted.seed)
 
-    def _of_pair(self, pair: AnyPair) -> tuple[Episodes, Episodes]:
-        from specact.families.codes.bundle import Bundle
+    def _of_pair(self, pair: Pair[Any]) -> tuple[Episodes, Episodes]:
+        from specact.families.codes.pair import CodeParts
 
-        if not isinstance(pair, Bundle) or not pair.manifest.recipe:
+        if not isinstance(pair.parts, CodeParts) or not pair.parts.manifest.recipe:
             raise ConfigError(
                 f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the recipe "
                 "of the draft, and --data, the folder of its files"
             )
         from specact.lab.evaluation.imitation import demonstration_split
 
-        return demonstration_split(pair, self.data, self.env)
+        return demonstration_split(pair.parts, self.data, self.env)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Calibrate(Options):
         trained_on, held_out = self.demonstrations.split(pair)
         with progress_bars() as update, Pool(options.workers) as pool:
 
-            def collect(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+            def collect(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
                 from specact.lab.train.teacher import demonstrated_lessons
 
                 count = min(options.lessons, trained_on.steps)

@@ -16,7 +16,7 @@ from specact.records import check_fields
 if TYPE_CHECKING:
     import ssl
 
-    from specact.families.load import AnyPair
+    from specact.pair import Pair
 
 T = TypeVar("T")
 
@@ -67,9 +67,9 @@ class Parts(Options):
     # specvla, kerv or flash
     decoding: str = ""
 
-    def load(self, name: str) -> AnyPair:
-        """The pair of this name; errors as of :func:`~specact.families.load.load_pair`."""
-        from specact.families.load import load_pair
+    def load(self, name: str) -> Pair[Any]:
+        """The pair of this name; errors as of :func:`~specact.load.load_pair`."""
+        from specact.load import load_pair
 
         return load_pair(name, draft=self.draft, target=self.target, decoding=self.decoding)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from specact.cli.options import Flat, Options
 from specact.cli.output import print_result
-from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.folder import PairSettings
+from specact.load import make_pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,5 +29,5 @@ class Pair(Options):
     def run(self) -> None:
         made = make_pair(self.out, self.draft, self.target, self.settings)
         found = {"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute}
-        executed = f"{made.execute} of {made.target_spec.chunk} actions executed per chunk"
+        executed = f"{made.execute} of {made.parts.target_spec.chunk} actions executed per chunk"
         print_result(self.json, found, [f"{self.out}: draft {self.draft}, target {self.target}, {executed}"])

@@ -19,7 +19,7 @@ from specact.interrupts import Interrupts
 from specact.records import BelowOne, Positive, Share
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
+    from specact.pair import Pair
     from specact.placement.target import SplitTarget
     from specact.remote.client import Client
     from specact.robot.loop import Journal, Tick
@@ -127,7 +127,7 @@ class Run(Options):
         )  # fmt: skip
 
     def _verifier(
-        self, stack: ExitStack, pair: AnyPair, deadline_ms: float
+        self, stack: ExitStack, pair: Pair[Any], deadline_ms: float
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
         from specact.families.chunks.openpi import target_endpoint

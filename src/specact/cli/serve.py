@@ -43,7 +43,7 @@ class Serve(Options):
 
     def run(self) -> None:
         from specact.bundle.network import Compute
-        from specact.families.load import load_exchange
+        from specact.load import load_exchange
         from specact.server.serve import serve
         from specact.server.service import Service
 
@@ -72,7 +72,7 @@ def app(args: dict[str, Any]) -> Any:
     from functools import partial
 
     from specact.bundle.network import Compute
-    from specact.families.load import load_exchange
+    from specact.load import load_exchange
     from specact.server.ray_app import application, read_arguments
 
     settings = read_arguments(args)

@@ -171,10 +171,10 @@ def _subject(asked: Sweep) -> tuple[Subject, BundleVariants]:
     from specact.bundle.bundle import find_bundle
     from specact.bundle.manifest import read_manifest
     from specact.families.chunks.bundle import FlowBundle, load_flow
-    from specact.families.load import load_pair
     from specact.lab.envs import env_of
     from specact.lab.tised.levers import Subject, typical_windows
     from specact.lab.train.variants import BundleVariants
+    from specact.load import load_pair
 
     what, more = asked.what, asked.more
     alone = what.draft is None and not what.decoding and read_manifest(find_bundle(what.bundle)).kind == "flow"

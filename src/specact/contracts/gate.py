@@ -39,7 +39,7 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
 
     rng = np.random.default_rng(seed)
     windows = random_windows(pair.observation, steps, rng)
-    proposals = [pair.drafter.propose(window, rng) for window in windows]
+    proposals = [pair.drafter().propose(window, rng) for window in windows]
     checked = make_gate(0.0)
     first = _decisions(checked, proposals, seed)
     for decision in first:

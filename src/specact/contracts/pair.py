@@ -43,8 +43,8 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
     asked = [_crossed_to_server(pair.exchange.contract, *step) for step in zip(windows, addresses, strict=True)]
     answers = _check_answers(pair, asked, within)
     for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
-        here = _verify(pair, LocalTarget(pair.target), proposal, address)
-        again = _verify(pair, LocalTarget(pair.target), proposal, address)
+        here = _verify(pair, LocalTarget(pair.target()), proposal, address)
+        again = _verify(pair, LocalTarget(pair.target()), proposal, address)
         expect(
             np.array_equal(here.actions, again.actions),
             "the same proposal and address must give the same outcome again: draw from the address's own stream",
@@ -88,7 +88,7 @@ def _check_proposal(pair: Pair[Any], window: Window, address: StepAddress) -> Pr
     before = {name: value.copy() for name, value in window.arrays.items()}
 
     def draw() -> Proposal:
-        found = call("propose", pair.drafter.propose, window, stream(address.seed, Role.DRAFT, step=address.step))
+        found = call("propose", pair.drafter().propose, window, stream(address.seed, Role.DRAFT, step=address.step))
         expect(isinstance(found, Proposal), f"propose must give a Proposal, got {found!r:.60}")
         _check_chunk(found.actions, pair, "a proposal")
         expect(found.window is window, "a proposal must carry the window that it was made from")

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specact.bundle.manifest import fingerprint_of
 from specact.bundle.words import NetworkInputs
-from specact.families.chunks.pair import ChunkPair
-from specact.families.flash.pair import FlashPair
+from specact.families.chunks.pair import ChunkParts
+from specact.families.flash.pair import FlashParts
 from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
-from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.pair import TokenParts
 from specact.observation import ObservationSpec, Window
+from specact.pair import Pair
 from specact.types import Chunk
 
-# Pairs whose draft and target are compared by their actions.
-DistancePair = ChunkPair | TokenPair | FlashPair
+# Of pairs whose draft and target are compared by their actions.
+DistanceParts = ChunkParts | TokenParts | FlashParts
 
 
-def head_observation(pair: DistancePair) -> ObservationSpec | None:
+def head_observation(pair: Pair[Any]) -> ObservationSpec | None:
     """What a head sees: the draft's observations without camera frames, without a draft the target's; None if none."""
-    sees = pair.draft if isinstance(pair, ChunkPair) else pair.draft or pair.policy
-    return sees.spec.observation.vectors
+    seeing = pair.parts.draft or pair.parts.policy
+    vectors: ObservationSpec | None = seeing.spec.observation.vectors
+    return vectors
 
 
-def load_distance_head(pair: DistancePair) -> DistanceHead:
+def load_distance_head(pair: Pair[Any]) -> DistanceHead:
     """The pair's head. Robots of one process share its session, which is stateless.
 
     Raises:

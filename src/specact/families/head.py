@@ -10,13 +10,13 @@ from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import fingerprint_of
 from specact.bundle.network import Network, Shapes
 from specact.errors import BundleError, ConfigError
-from specact.pair import LoadedPair, Named
+from specact.pair import Pair
 
 # Folder of a pair's folder in which heads are trained.
 TRAINING = "gate"
 
 
-def head_file(pair: LoadedPair[Any]) -> Path:
+def head_file(pair: Pair[Any]) -> Path:
     """The file of the pair's head.
 
     Raises:
@@ -31,12 +31,12 @@ def head_file(pair: LoadedPair[Any]) -> Path:
     return file
 
 
-def calibrate_command(pair: LoadedPair[Any], gate: str = "learned") -> str:
+def calibrate_command(pair: Pair[Any], gate: str = "learned") -> str:
     """The command that calibrates a gate of a pair, with the draft, target and decoding that it was loaded with."""
-    return f"specact calibrate {pair.source}{Named.of(pair).words} --gate {gate}"
+    return f"specact calibrate {pair.source.cli_args} --gate {gate}"
 
 
-def head_fingerprint(pair: LoadedPair[Any]) -> str:
+def head_fingerprint(pair: Pair[Any]) -> str:
     """The fingerprint of the pair's head.
 
     Raises:
@@ -45,13 +45,13 @@ def head_fingerprint(pair: LoadedPair[Any]) -> str:
     return fingerprint_of(head_file(pair))
 
 
-def has_fitting_head(pair: LoadedPair[Any]) -> bool:
+def has_fitting_head(pair: Pair[Any]) -> bool:
     """Whether the pair has a head that was trained for it, as it was loaded."""
     file = None if pair.path is None else pair.path / HEAD
     return file is not None and file.is_file() and _trained_for(Network(file)) == TrainedFor.of(pair)
 
 
-def check_calibrated_head(pair: LoadedPair[Any], weights: str) -> None:
+def check_calibrated_head(pair: Pair[Any], weights: str) -> None:
     """Refuses a threshold that was calibrated for another head than the pair's.
 
     Raises:
@@ -79,9 +79,9 @@ class TrainedFor:
     decoding: str = ""
 
     @classmethod
-    def of(cls, pair: LoadedPair[Any]) -> TrainedFor:
+    def of(cls, pair: Pair[Any]) -> TrainedFor:
         """For a pair as it was loaded."""
-        return cls(pair.fingerprint, Named.of(pair).decoding)
+        return cls(pair.fingerprint, pair.source.decoding)
 
 
 def _trained_for(network: Network) -> TrainedFor:

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from specact.bundle.manifest import MAX_JSON_BYTES, read_part
 from specact.errors import BundleError, ConfigError
 from specact.families.head import calibrate_command
-from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
 from specact.gates.controller import Budget, Controller
 from specact.gates.gate import Gate
 from specact.gates.settings import GateChoices, GateSettings, check_options, load_gate
-from specact.pair import Named
+from specact.pair import Pair
 from specact.records import read_json
 
 
@@ -60,7 +59,7 @@ class Calibration:
         rounds: threshold and achieved rate of every round on states of the gated policy.
         model: fit of rejection over score, see :mod:`specact.lab.evaluation.rejection`.
         made_by: the settings of the run that made it.
-        decoding: of a token or flow policy, see :func:`~specact.families.load.load_pair`; the score depends on what is
+        decoding: of a token or flow policy, see :func:`~specact.load.load_pair`; the score depends on what is
             proposed, and so on the decoding. Empty for the default.
     """
 
@@ -85,7 +84,7 @@ def file_name(gate: str, rate: float, decoding: str = "") -> str:
     return f"{file_stem(gate)}-{rate:.2f}{decoding and '-'}{decoding}.json"
 
 
-def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
+def read_calibration(path: Path, bundle: Pair[Any]) -> Calibration:
     """Reads a calibration and refuses one made for other weights.
 
     Raises:
@@ -104,21 +103,21 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         )
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(
-            f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.source} has "
+            f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.source.cli_args} has "
             f"{bundle.fingerprint}; calibrate again with: {calibrate_command(bundle, calibration.settings.name)}"
         )
     return calibration
 
 
-def find_calibration(bundle: AnyPair, gate: str, rate: float) -> Calibration | None:
+def find_calibration(bundle: Pair[Any], gate: str, rate: float) -> Calibration | None:
     """The calibration stored in the bundle for this gate, rate and the decoding it was loaded with, or None."""
     if bundle.path is None:
         return None
-    path = bundle.path / "calibration" / file_name(gate, rate, Named.of(bundle).decoding)
+    path = bundle.path / "calibration" / file_name(gate, rate, bundle.source.decoding)
     return read_calibration(path, bundle) if path.is_file() else None
 
 
-def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
+def calibrated_gate(bundle: Pair[Any], gate: str, rate: float) -> Gate:
     """A gate with the threshold of the bundle's stored calibration for a transmission rate.
 
     Args:
@@ -134,7 +133,7 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
     if calibration is None:
         folder = None if bundle.path is None else bundle.path / "calibration"
         stored = sorted(path.stem for path in folder.glob("*.json")) if folder is not None else []
-        decoding = Named.of(bundle).decoding
+        decoding = bundle.source.decoding
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}"
             f"{f' under the decoding {decoding!r}' if decoding else ''}; it has {', '.join(stored) or 'none'}. "
@@ -152,7 +151,7 @@ def _damaged(path: Path, error: Exception) -> BundleError:
 
 
 def deciding_gate(
-    bundle: AnyPair, name: str, rate: float, budget: Budget | None, gate_options: tuple[str, ...] = ()
+    bundle: Pair[Any], name: str, rate: float, budget: Budget | None, gate_options: tuple[str, ...] = ()
 ) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 

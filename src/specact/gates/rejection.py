@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.codes.head import TargetHead, load_head
-from specact.families.codes.sampling import code_rejection, residual
-from specact.families.codes.spec import InfersCodes
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.policy import ActionTokenizer, InfersCodes
+from specact.families.codes.sampling import CodeDistribution, rejection_probability, residual
 from specact.families.head import check_calibrated_head
 from specact.gates.gate import Gate
 from specact.records import check_arguments
@@ -50,7 +48,7 @@ class RejectionGate(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        return cls(threshold, tokenizer=pair.tokenizer, **settings)
+        return cls(threshold, tokenizer=pair.parts.tokenizer, **settings)
 
     @abstractmethod
     def target(self, proposal: Proposal) -> CodeDistribution:
@@ -59,7 +57,7 @@ class RejectionGate(Gate):
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         target, codes = self.target(proposal), proposal.evidence.codes
         p, q = target.rows_given(codes), proposal.evidence.draft.rows_given(codes)
-        rejection = np.array(list(map(code_rejection, p.tolist(), q.tolist(), codes.tolist())))
+        rejection = rejection_probability(p, q, codes)
         if self.on == "rejection":
             return float(1.0 - math.prod((1.0 - rejection).tolist()))
         distribution = residual(p, q) * rejection[:, None]
@@ -106,7 +104,7 @@ class Oracle(RejectionGate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, *, target: InfersCodes | None = None, **settings: Any) -> Gate:
-        return super().for_pair(pair, threshold, target=pair.target if target is None else target, **settings)
+        return super().for_pair(pair, threshold, target=pair.parts.target if target is None else target, **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
         return self._target.infer(proposal.window)

@@ -13,12 +13,12 @@ import msgspec
 
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.chunks.wire import FAMILY as CHUNKS
-from specact.families.codes.spec import InfersCodes
+from specact.families.codes.policy import InfersCodes
 from specact.families.head import head_fingerprint
-from specact.families.load import AnyPair
 from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.uncertainty import Kind
+from specact.pair import Pair
 from specact.plugins import is_plugin, load_object
 from specact.records import PositiveShare, WholeNumber, check_fields, read_record
 
@@ -76,7 +76,7 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
     return kind
 
 
-def gate_for(name: str, pair: AnyPair) -> type[Gate]:
+def gate_for(name: str, pair: Pair[Any]) -> type[Gate]:
     """The class of a gate for a pair.
 
     Raises:
@@ -154,7 +154,7 @@ class GateChoices:
         defaults = read_record(dict(recommended), GateChoices, "the recommended gates")
         return replace(defaults, **{name: value for name, value in vars(self).items() if value is not None})
 
-    def settings(self, gate: str, pair: AnyPair) -> GateSettings:
+    def settings(self, gate: str, pair: Pair[Any]) -> GateSettings:
         """Settings of a gate without its threshold, with the pair's recommendations as defaults.
 
         Raises:
@@ -263,7 +263,7 @@ class GateSettings:
         """The settings as requested, before calibration."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
-    def build(self, pair: AnyPair, target: InfersCodes | None = None) -> Gate:
+    def build(self, pair: Pair[Any], target: InfersCodes | None = None) -> Gate:
         """A fresh gate for one robot.
 
         Args:

@@ -45,7 +45,7 @@ class VerifySkip(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
-        skip = _remembering(pair).drafters.settings.skip
+        skip = _remembering(pair).parts.drafters.settings.skip
         return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
@@ -88,12 +88,12 @@ def _remembering(pair: Any) -> Any:
     Raises:
         ConfigError: if it is no token policy with drafters, or its decoding retrieves nothing.
     """
-    if getattr(pair, "drafters", None) is None:
+    if getattr(pair.parts, "drafters", None) is None:
         raise ConfigError(
             f"{pair.name} has no drafters beside it, and so no memory whose features could be compared; choose a token "
             "policy with drafters, such as relocate-tokens, or a gate that looks at actions alone, such as deviation"
         )
-    if pair.decoding.proposes != "retrieval":
+    if pair.parts.decoding.proposes != "retrieval":
         raise ConfigError(
             f"{pair.name} is decoded without its memory, so that there are no features to compare; choose a decoding "
             "that retrieves, such as heisd_no_switch, or a gate that looks at actions alone, such as deviation"

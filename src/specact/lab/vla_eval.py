@@ -19,7 +19,6 @@ from vla_eval.model_servers.predict import PredictModelServer
 from vla_eval.model_servers.serve import run_server
 
 from specact.errors import ConfigError, ObservationError, SpecactError
-from specact.families.load import load_pair
 from specact.gates.calibration import calibrated_gate
 from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLE_DEFAULTS, load_gate
@@ -29,6 +28,7 @@ from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_ga
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
+from specact.load import load_pair
 from specact.observation import Field
 from specact.policy import SpeculativePolicy
 from specact.verification import LocalTarget
@@ -43,11 +43,11 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
     answer has ``inferred`` and ``transmitted``, each 0 or 1.
 
     Args:
-        bundle: a pair, see :func:`~specact.families.load.load_pair`.
+        bundle: a pair, see :func:`~specact.load.load_pair`.
         method: see :func:`~specact.lab.rollout.methods.load_method`.
         rate: transmission rate of the method's gate; a gate with a threshold needs the bundle's calibration for it.
         seed: of the random streams, where the benchmark's tasks do not say one.
-        draft, target, decoding: see :func:`~specact.families.load.load_pair`.
+        draft, target, decoding: see :func:`~specact.load.load_pair`.
 
     Raises:
         BundleError: if the pair cannot be used.
@@ -85,7 +85,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
             self._pair,
             self._gate(),
             drafter=self._family.drafter(None),
-            verifier=self._family.verifier(LocalTarget(self._pair.target)),
+            verifier=self._family.verifier(LocalTarget(self._pair.target())),
             seed=task.get("seed", self._seed),
         )
         policy.reset(episode_of(task))

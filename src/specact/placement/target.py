@@ -12,14 +12,14 @@ import numpy as np
 
 from specact.bundle.manifest import read_manifest
 from specact.errors import BundleError, ConfigError, RemoteError, WireError
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.network import distributions
-from specact.families.codes.values import CodeDistribution
-from specact.families.flash.pair import FlashPair
-from specact.families.load import AnyPair
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import distributions
+from specact.families.codes.sampling import CodeDistribution
+from specact.families.flash.pair import FlashParts
 from specact.families.staged.stages import Array, StagedFolder, split_fingerprint
 from specact.families.staged.wire import Precision, kind_at, reply_bytes, unpack
 from specact.observation import Window
+from specact.pair import Pair
 from specact.placement.bandwidth import Bandwidths, LastValue
 from specact.placement.choosers import Chooser, SmallestTotal, StaticCut
 from specact.placement.planner import StageCosts
@@ -152,29 +152,29 @@ class SplitTarget(Generic[A]):
         self.seen.add(crossed, network_s)
 
 
-def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
+def code_reader(pair: Pair[Any], folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
     """A function that converts the outputs of a split target of action codes to its answer.
 
     Raises:
         BundleError: if the stages are not those of the bundle's target.
     """
-    _check_stages(bundle, folder)
-    temperature = bundle.spec.temperature
+    _check_stages(pair, folder)
+    temperature = pair.parts.spec.temperature
     return lambda outputs: distributions(outputs, temperature)[0]
 
 
-def reader_of(pair: AnyPair, folder: StagedFolder) -> Reader[Any]:
+def reader_of(pair: Pair[Any], folder: StagedFolder) -> Reader[Any]:
     """A function that converts a split target's outputs to its answer: code distributions, or a flow's prefix cache.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.
         ConfigError: for a pair of another family.
     """
-    if isinstance(pair, FlashPair):
+    if isinstance(pair.parts, FlashParts):
         _check_stages(pair, folder)
-        target = pair.target
+        target = pair.parts.target()
         return lambda outputs, window, address: replace(target.answer(window, address), cache=outputs[0])
-    if isinstance(pair, Bundle):
+    if isinstance(pair.parts, CodeParts):
         read = code_reader(pair, folder)
         return lambda outputs, window, address: read(outputs)
     raise ConfigError(
@@ -182,7 +182,7 @@ def reader_of(pair: AnyPair, folder: StagedFolder) -> Reader[Any]:
     )
 
 
-def _check_stages(pair: Bundle | FlashPair, folder: StagedFolder) -> None:
+def _check_stages(pair: Pair[Any], folder: StagedFolder) -> None:
     assert pair.path is not None, "these families load folders"
     wanted = split_fingerprint(read_manifest(pair.path))
     if folder.spec.network != wanted:
@@ -193,7 +193,7 @@ def _check_stages(pair: Bundle | FlashPair, folder: StagedFolder) -> None:
 
 
 def placed_target(
-    pair: AnyPair, folder: StagedFolder, client: Client, deadline_ms: float, *,
+    pair: Pair[Any], folder: StagedFolder, client: Client, deadline_ms: float, *,
     cut: int | None = None, precision: Precision = "float16",
 ) -> SplitTarget[Any]:  # fmt: skip
     """A pair's target on device and server, at a fixed cut or at the one with the smallest predicted total.

@@ -91,7 +91,7 @@ def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any]) -> None:
         ConfigError: for a decoding that only a target in this process can do, or lacks a part.
         BundleError: if the draft needs a network that is only on the server.
     """
-    exchange.request(pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0)))
+    exchange.request(pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0)))
 
 
 def positive_deadline(deadline_ms: float) -> float:

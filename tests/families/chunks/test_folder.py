@@ -14,8 +14,8 @@ import pytest
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks import folder
-from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.load import load_exchange, load_pair
+from specact.families.chunks.folder import PairSettings
+from specact.load import load_exchange, load_pair, make_pair
 
 FLOW = "pusht-flow"
 MODULE = """
@@ -95,7 +95,7 @@ WRONG: list[Any] = [KeyError, None, "x", -1, True, [], {}, 10**400]
 def test_a_manifest_of_another_kind_of_value_is_refused(keys: tuple[str, ...], value: Any, made: Path) -> None:
     change(made, *keys, to=value)
     with pytest.raises((BundleError, ConfigError)):
-        _ = load_pair(made, draft="still_life:still", target="still_life:still").target
+        load_pair(made, draft="still_life:still", target="still_life:still").target()
 
 
 @pytest.mark.parametrize(

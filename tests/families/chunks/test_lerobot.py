@@ -34,15 +34,15 @@ import specact
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, integrate
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
-from specact.families.chunks.sources import LoadedPolicy, load_policy, try_out
+from specact.families.chunks.sources import LoadedPolicy, try_out
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.families.flash.check import Check, deviations, implied, noised
-from specact.families.flash.pair import FlashPair
+from specact.families.flash.pair import FlashParts
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import FlashTarget, RoundRequest
-from specact.families.load import load_pair
 from specact.gates.baseline import Always
 from specact.lab.processes import ServerProcess
+from specact.load import load_pair, load_policy
 from specact.observation import ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
@@ -405,10 +405,10 @@ def test_flash_rounds_with_a_trained_block(block: Path, taught: Path) -> None:
         return found
 
     pair = load_pair(block, target=source, decoding="flash")
-    assert isinstance(pair, FlashPair) and pair.execute == 3
+    assert isinstance(pair.parts, FlashParts) and pair.execute == 3
 
     def accepted(rounds: str, within: float) -> list[int]:
-        return [count for count, _ in played(replace(pair, rounds=replace(ROUNDS[rounds], within=within)))]
+        return [count for count, _ in played(pair.composed(rounds=replace(ROUNDS[rounds], within=within)))]
 
     assert accepted("flash", 0.0) == [0] * 8
     # The first round of an episode is full, and one after four that were checked.

@@ -21,12 +21,13 @@ from specact.fallback import Fallback
 from specact.families.chunks.adapters import FunctionPolicy, Inputs, chunk_policy
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy
-from specact.families.chunks.pair import ChunkPair, accepted_prefix, replaced_after_prefix
+from specact.families.chunks.pair import ChunkParts, accepted_prefix, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, Inpainting
 from specact.families.chunks.wire import ChunkExchange
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
 from specact.observation import Field, Observation, ObservationSpec, Window
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.types import Cause, Miss, OffloadTimes, Origin, StepRecord
@@ -66,7 +67,7 @@ def in_units(normalised: np.ndarray) -> Chunk:
     return np.asarray(UNITS.centre + UNITS.scale * normalised, np.float32)
 
 
-def made(**changes: Any) -> ChunkPair:
+def made(**changes: Any) -> Pair[Any]:
     parts: dict[str, Any] = {
         "name": "test",
         "draft": draft,
@@ -76,10 +77,10 @@ def made(**changes: Any) -> ChunkPair:
         "execute": EXECUTE,
         "accept_within": 0.12,
     }
-    return ChunkPair(**parts | changes)
+    return ChunkParts(**parts | changes).pair()
 
 
-def swapped(**changes: Any) -> ChunkPair:
+def swapped(**changes: Any) -> Pair[Any]:
     """The policy with the longer chunks as the target."""
     return made(draft=target, target_spec=draft.spec, load_target=lambda: draft, **changes)
 
@@ -315,7 +316,7 @@ def test_a_batch_at_the_server_answers_each_request_as_if_it_had_come_alone() ->
     together = served(exchange, "infer", requests)
     for window, address, answer in zip(seen, addresses, together, strict=True):
         assert isinstance(answer, dict)
-        np.testing.assert_array_equal(answer["chunk"], pair.target.answer(window, address))
+        np.testing.assert_array_equal(answer["chunk"], pair.target().answer(window, address))
     alone = [served(exchange, "infer", [request])[0] for request in requests]
     for one, other in zip(together, alone, strict=True):
         assert isinstance(one, dict) and isinstance(other, dict)
@@ -363,9 +364,9 @@ class Far:
 STILL = np.array([1.0, 20.0], np.float32)
 
 
-def missing(misses: Sequence[Cause | None], fallback: Fallback, pair: ChunkPair) -> SpeculativePolicy:
+def missing(misses: Sequence[Cause | None], fallback: Fallback, pair: Pair[Any]) -> SpeculativePolicy:
     clock = VirtualClock()
-    verifier = pair.verifier(Far(pair.target, clock, misses))
+    verifier = pair.verifier(Far(pair.target(), clock, misses))
     return SpeculativePolicy(pair, Always(), verifier=verifier, fallback=fallback, clock=clock)
 
 
@@ -402,7 +403,7 @@ def test_misses_in_a_row_stop_the_robot() -> None:
 @pytest.mark.parametrize("tick", [0.005, 0.007, 0.015, 0.1])
 def test_a_late_verdict_corrects_what_is_left_of_its_chunk(turned: bool, tick: float) -> None:
     pair, clock = (swapped if turned else made)(accept_within=0.0), VirtualClock()
-    verifier = pair.verifier(Far(pair.target, clock))
+    verifier = pair.verifier(Far(pair.target(), clock))
     policy = SpeculativePolicy(pair, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), clock=clock)
     played_before = min(EXECUTE, math.ceil(round(0.012 / tick, 6)))
     for i in range(12):
@@ -428,7 +429,7 @@ def test_a_late_verdict_corrects_what_is_left_of_its_chunk(turned: bool, tick: f
 
 def test_a_late_miss_leaves_the_drafts_chunk() -> None:
     pair, clock = made(accept_within=0.0), VirtualClock()
-    verifier = pair.verifier(Far(pair.target, clock, ["overloaded"] * 9))
+    verifier = pair.verifier(Far(pair.target(), clock, ["overloaded"] * 9))
     policy = SpeculativePolicy(pair, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), clock=clock)
     for i in range(3):
         policy.act(at(i))
@@ -522,7 +523,7 @@ def test_a_flow_that_overflows_is_refused_as_a_draft_and_missed_as_a_target(tiny
         return np.tile(units.centre, (len(inputs["state"]), 6, 1))
 
     small, large = (flow, still) if role == "draft" else (still, flow)
-    pair = ChunkPair("flow", small, units, large.spec, lambda: large, execute=2)
+    pair = ChunkParts("flow", small, units, large.spec, lambda: large, execute=2).pair()
     policy = SpeculativePolicy(pair, Always())
     near: Observation = {"state": np.zeros(8), "goal": np.zeros(2)}
     far: Observation = {"state": np.full(8, 2.0), "goal": np.zeros(2)}
@@ -608,7 +609,7 @@ def test_a_target_that_is_only_on_a_server_is_not_asked_for_here() -> None:
     with pytest.raises(BundleError, match="the target of test is only on its server; connect to it"):
         SpeculativePolicy(device, Always())
     clock = VirtualClock()
-    verifier = device.verifier(Far(made().target, clock))
+    verifier = device.verifier(Far(made().target(), clock))
     actions, _ = play(SpeculativePolicy(device, Always(), verifier=verifier, clock=clock), 6)
     np.testing.assert_array_equal(actions, play(SpeculativePolicy(made(), Always()), 6)[0])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.policy import ActionTokenizer
 
 
 def make(books: int, codes: int = 4, chunk: int = 3, actions: int = 2) -> tuple[ActionTokenizer, np.ndarray]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.served import served
+from tests.served import served, verifying
 
 from specact.bundle.bundle import find_bundle
 from specact.clock import VirtualClock
@@ -17,19 +17,19 @@ from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy
-from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.families.flash.check import Check
 from specact.families.flash.drafting import DraftedRound
-from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.pair import FlashParts, load_flow_pair
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import Round, RoundRequest
-from specact.families.load import load_pair
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import serving
+from specact.load import load_pair, load_policy
 from specact.observation import ObservationHistory, Window
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -64,16 +64,16 @@ SEEN = windows(40)
 
 
 @pytest.fixture(scope="module")
-def pair() -> FlashPair:
-    return flash_pair(load_flow(BUNDLE))
+def pair() -> Pair[Any]:
+    return load_flow_pair(load_flow(BUNDLE))
 
 
-def composed(pair: FlashPair, rounds: Rounds | str, **settings: Any) -> FlashPair:
+def composed(pair: Pair[Any], rounds: Rounds | str, **settings: Any) -> Pair[Any]:
     chosen = ROUNDS[rounds] if isinstance(rounds, str) else rounds
-    return replace(pair, rounds=chosen, settings=replace(pair.settings, **settings))
+    return pair.composed(rounds=chosen, settings=replace(pair.parts.settings, **settings))
 
 
-def played(pair: FlashPair, inferences: int = len(SEEN), **parts: Any) -> tuple[list[np.ndarray], list[StepRecord]]:
+def played(pair: Pair[Any], inferences: int = len(SEEN), **parts: Any) -> tuple[list[np.ndarray], list[StepRecord]]:
     """What the robot did between one inference and the next, and the records."""
     policy = SpeculativePolicy(pair, parts.pop("gate", Always()), **parts)
     actions, records = [], []
@@ -104,31 +104,31 @@ def same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 10])
-def test_full_rounds_are_the_flow_itself(pair: FlashPair, steps: int) -> None:
+def test_full_rounds_are_the_flow_itself(pair: Pair[Any], steps: int) -> None:
     found, records = played(composed(pair, replace(ROUNDS["full"], steps=steps)))
-    policy = FlowPolicy(pair.policy.networks, pair.policy.units, pair.policy.spec, steps=steps)
+    policy = FlowPolicy(pair.parts.policy.networks, pair.parts.policy.units, pair.parts.policy.spec, steps=steps)
     wanted = [chunk[: pair.execute] for chunk in own_answers(policy)]
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted), atol=1e-3)
     assert all((record.origins == Origin.REPLACED).all() for record in records)
 
 
-def test_delta_zero_executes_no_draft(pair: FlashPair) -> None:
+def test_delta_zero_executes_no_draft(pair: Pair[Any]) -> None:
     """Every check fails, and what is executed is the flow's own."""
     found, records = played(composed(pair, replace(ROUNDS["flash"], within=0.0)))
     same(found, played(composed(pair, "full"))[0])
     assert [round_of(record).checked for record in records] == [False] + [True] * (len(SEEN) - 1)
 
 
-def reference(pair: FlashPair, check: Check, period: int) -> list[tuple[bool, np.ndarray]]:
+def reference(pair: Pair[Any], check: Check, period: int) -> list[tuple[bool, np.ndarray]]:
     """The algorithm as it is in the paper, with loops and without this package's check: full or not, and actions."""
-    policy, networks, units = pair.policy, pair.policy.networks, pair.policy.units
-    assert pair.block is not None
+    policy, networks, units = pair.parts.policy, pair.parts.policy.networks, pair.parts.policy.units
+    assert pair.parts.block is not None
     found, since, due = list[tuple[bool, np.ndarray]](), 0, True
     for step, window in enumerate(SEEN):
         (rng,) = streams(Role.VERIFY, [StepAddress(0, 0, 0, step)])
         start = rng.standard_normal((policy.spec.chunk, policy.spec.actions), dtype=np.float32)
         cache, length = networks.cache([window]), 0
-        drafted = pair.block.chunks(networks.tokens([window]))[0]
+        drafted = pair.parts.block.chunks(networks.tokens([window]))[0]
         drafted = units.to_flow(units.to_environment(drafted))
         if not due and not 0 < period <= since:
             noise = rng.standard_normal(start.shape, dtype=np.float32)
@@ -155,7 +155,7 @@ def reference(pair: FlashPair, check: Check, period: int) -> list[tuple[bool, np
 @pytest.mark.parametrize(
     ("levels", "within", "period"), [((0.1, 0.05), 0.15, 4), ((0.8,), 0.2, 0), ((0.4, 1.0), 0.5, 2)]
 )
-def test_rounds_are_those_of_the_paper(pair: FlashPair, levels: tuple[float, ...], within: float, period: int) -> None:
+def test_rounds_are_those_of_the_paper(pair: Pair[Any], levels: tuple[float, ...], within: float, period: int) -> None:
     rounds = replace(ROUNDS["flash"], levels=levels, within=within)
     found, records = played(composed(pair, rounds, period=period))
     wanted = reference(pair, Check(levels, within), period)
@@ -166,7 +166,7 @@ def test_rounds_are_those_of_the_paper(pair: FlashPair, levels: tuple[float, ...
     assert 0.05 < np.mean([full for full, _ in wanted]) < 1.0
 
 
-def test_full_rounds_come_after_so_many_checked_ones(pair: FlashPair) -> None:
+def test_full_rounds_come_after_so_many_checked_ones(pair: Pair[Any]) -> None:
     accepting = replace(ROUNDS["flash"], within=100.0)
     for period, wanted in ((1, [True, False] * 6), (3, [True, False, False, False] * 3), (0, [True] + [False] * 11)):
         _, records = played(composed(pair, accepting, period=period), 12)
@@ -175,7 +175,7 @@ def test_full_rounds_come_after_so_many_checked_ones(pair: FlashPair) -> None:
     assert sum(round_of(record).full for record in records) == 1
 
 
-def test_a_gripper_that_moves_is_only_moved_in_a_full_round(pair: FlashPair) -> None:
+def test_a_gripper_that_moves_is_only_moved_in_a_full_round(pair: Pair[Any]) -> None:
     """The second dimension of this robot's actions plays the gripper."""
     accepting = composed(pair, replace(ROUNDS["flash"], within=100.0), grippers=(1,), period=0)
     found, records = played(accepting)
@@ -189,16 +189,16 @@ def test_a_gripper_that_moves_is_only_moved_in_a_full_round(pair: FlashPair) -> 
             assert held is not None and (closed == held).all()
         held = bool(closed[-1])
     assert failed > 0
-    unguarded = composed(accepting, replace(accepting.rounds, guarded=False))
+    unguarded = composed(accepting, replace(accepting.parts.rounds, guarded=False))
     assert sum(round_of(record).full for record in played(unguarded)[1]) == 1
 
 
-def test_after_a_gripper_s_change_the_next_round_is_full(pair: FlashPair) -> None:
+def test_after_a_gripper_s_change_the_next_round_is_full(pair: Pair[Any]) -> None:
     accepting = composed(pair, replace(ROUNDS["flash"], within=100.0), period=0)
     record = played(accepting, 2)[1][1]
     assert record.outcome is not None and not round_of(record).full
     for switches in (False, True):
-        drafter = accepting.drafter
+        drafter: Any = accepting.drafter()
         evidence = replace(round_of(record), switches=switches)
         told = replace(record, result=replace(record.outcome, evidence=evidence))
         drafter.on_inference(told)
@@ -218,12 +218,12 @@ class Counted(FlowNetworks):
         return super().velocity(chunks, times, cache)
 
 
-def test_a_failed_round_costs_its_check_and_a_full_one(pair: FlashPair) -> None:
-    networks = pair.policy.networks
+def test_a_failed_round_costs_its_check_and_a_full_one(pair: Pair[Any]) -> None:
+    networks = pair.parts.policy.networks
     assert isinstance(networks, FlowNetworks)
     counted = Counted(networks)
-    policy = FlowPolicy(counted, pair.policy.units, pair.policy.spec)
-    counting = composed(replace(pair, policy=policy), replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=3)
+    policy = FlowPolicy(counted, pair.parts.policy.units, pair.parts.policy.spec)
+    counting = composed(pair.composed(policy=policy), replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=3)
     _, records = played(counting)
     rounds = [round_of(record) for record in records]
     checks, full = sum(found.checked for found in rounds), sum(found.full for found in rounds)
@@ -232,10 +232,10 @@ def test_a_failed_round_costs_its_check_and_a_full_one(pair: FlashPair) -> None:
     assert any(found.checked and found.full for found in rounds) and checks < len(rounds)
 
 
-def test_a_stale_check_reads_the_cache_of_the_last_full_round(pair: FlashPair) -> None:
+def test_a_stale_check_reads_the_cache_of_the_last_full_round(pair: Pair[Any]) -> None:
     stale = composed(pair, replace(ROUNDS["flash_stale"], levels=(1.0,), within=100.0), period=0)
     _, records = played(stale, 5)
-    target = stale.target
+    target = stale.target()
     for number in range(1, 5):
         question = records[number].proposal.evidence.question
         assert question.cache is round_of(records[0]).cache
@@ -245,7 +245,7 @@ def test_a_stale_check_reads_the_cache_of_the_last_full_round(pair: FlashPair) -
         assert np.abs(again.deviation - fresh.deviation).max() > 1e-3
 
 
-def test_what_is_left_of_a_chunk_is_drafted(pair: FlashPair) -> None:
+def test_what_is_left_of_a_chunk_is_drafted(pair: Pair[Any]) -> None:
     accepting = composed(pair, replace(ROUNDS["flash_last"], within=100.0), period=2)
     found, records = played(accepting, 3)
     chunk = accepting.units.to_environment(records[0].actions)
@@ -256,10 +256,10 @@ def test_what_is_left_of_a_chunk_is_drafted(pair: FlashPair) -> None:
     np.testing.assert_allclose(found[2], np.repeat(chunk[-1:], count, 0), atol=1e-3)
 
 
-def test_skipped_steps_execute_the_draft(pair: FlashPair) -> None:
-    assert pair.block is not None
+def test_skipped_steps_execute_the_draft(pair: Pair[Any]) -> None:
+    assert pair.parts.block is not None
     found, records = played(composed(pair, "block"), gate=Never())
-    drafted = [pair.policy.to_environment(chunk) for chunk in _block(pair)]
+    drafted = [pair.parts.policy.to_environment(chunk) for chunk in _block(pair)]
     np.testing.assert_allclose(np.concatenate(found), np.concatenate([c[: pair.execute] for c in drafted]), atol=1e-3)
     assert all(record.outcome is None for record in records)
     _, records = played(composed(pair, "unchecked"), gate=Random(0.5), seed=1)
@@ -267,18 +267,18 @@ def test_skipped_steps_execute_the_draft(pair: FlashPair) -> None:
     assert 8 <= len(asked) <= 32 and all(round_of(record).full for record in asked)
 
 
-def _block(pair: FlashPair) -> list[np.ndarray]:
-    networks = pair.policy.networks
-    assert pair.block is not None
-    return [pair.block.chunks(networks.tokens([window]))[0] for window in SEEN]
+def _block(pair: Pair[Any]) -> list[np.ndarray]:
+    networks = pair.parts.policy.networks
+    assert pair.parts.block is not None
+    return [pair.parts.block.chunks(networks.tokens([window]))[0] for window in SEEN]
 
 
-def test_late_verdicts_that_are_there_at_once_change_nothing(pair: FlashPair) -> None:
+def test_late_verdicts_that_are_there_at_once_change_nothing(pair: Pair[Any]) -> None:
     flash = composed(pair, "flash_device", period=3)
     same(played(flash, verdicts=LateVerdicts(10.0))[0], played(flash)[0])
 
 
-def test_an_episode_begins_with_a_full_round(pair: FlashPair) -> None:
+def test_an_episode_begins_with_a_full_round(pair: Pair[Any]) -> None:
     policy = SpeculativePolicy(composed(pair, replace(ROUNDS["flash"], within=100.0), period=0), Always())
     for episode in range(2):
         policy.reset(episode)
@@ -291,14 +291,14 @@ def test_an_episode_begins_with_a_full_round(pair: FlashPair) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    dialect = flash_pair(load_flow(BUNDLE)).exchange.contract
+    dialect = load_flow_pair(load_flow(BUNDLE)).exchange.contract
     with serving(BUNDLE) as process, Client(Endpoint("ws", "127.0.0.1", process.port), dialect, "test") as client:
         client.connect(30.0)
         yield client
 
 
 @pytest.mark.parametrize("rounds", ["full_2", "flash", "flash_fitted", "flash_device", "flash_last"])
-def test_over_a_server_it_is_the_same(pair: FlashPair, server: Client, rounds: str) -> None:
+def test_over_a_server_it_is_the_same(pair: Pair[Any], server: Client, rounds: str) -> None:
     """Bit for bit: the question holds all that the server needs."""
     chosen = composed(pair, rounds)
     here, known = played(chosen, seed=5)
@@ -309,7 +309,7 @@ def test_over_a_server_it_is_the_same(pair: FlashPair, server: Client, rounds: s
         assert (told.accepted, told.checked, told.switches) == (kept.accepted, kept.checked, kept.switches)
 
 
-def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: FlashPair) -> None:
+def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: Pair[Any]) -> None:
     """A skipped step shows the target nothing: neither an episode's start nor a gripper's change is over."""
     skipped = played(pair, 1, gate=Never())[1][0]
     switching = played(composed(pair, replace(ROUNDS["flash"], within=1e6)), 2)[1][1]
@@ -321,7 +321,7 @@ def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: FlashP
         if record.outcome is not None:
             drafter.on_verified(record)
 
-    drafter, rng = composed(pair, "flash", period=0).drafter, np.random.default_rng(0)
+    drafter, rng = cast(Any, composed(pair, "flash", period=0).drafter()), np.random.default_rng(0)
     for known in ((), (replace(switching, result=switched),)):
         drafter.reset()
         for record in (*known, skipped):
@@ -331,15 +331,15 @@ def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: FlashP
     assert not drafter.propose(SEEN[0], rng).evidence.question.full
 
 
-def test_a_cache_cannot_leave_the_process(pair: FlashPair, server: Client) -> None:
+def test_a_cache_cannot_leave_the_process(pair: Pair[Any], server: Client) -> None:
     stale = composed(pair, "flash_stale")
     with pytest.raises(ConfigError, match="keeps no cache"):
         remote_verifier(server, stale, PATIENT_MS)
 
 
-def test_a_robot_that_only_wants_chunks_is_served_by_the_same(pair: FlashPair, server: Client) -> None:
+def test_a_robot_that_only_wants_chunks_is_served_by_the_same(pair: Pair[Any], server: Client) -> None:
     found = RemoteTarget(server, pair.exchange, PATIENT_MS).submit(SEEN[0], StepAddress(0, 0, 0, 0)).result()
-    np.testing.assert_array_equal(found.value, own_answers(pair.policy, 1)[0])  # type: ignore[union-attr]
+    np.testing.assert_array_equal(found.value, own_answers(pair.parts.policy, 1)[0])  # type: ignore[union-attr]
 
 
 class _Evidence:
@@ -347,16 +347,16 @@ class _Evidence:
         self.question = question
 
 
-def asked(pair: FlashPair, question: RoundRequest) -> dict[str, np.ndarray]:
-    return dict(pair.exchange.request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), _Evidence(question))))
+def asked(pair: Pair[Any], question: RoundRequest) -> dict[str, np.ndarray]:
+    return dict(verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), _Evidence(question))))
 
 
-def respond(pair: FlashPair, arrays: dict[str, np.ndarray]) -> Any:
+def respond(pair: Pair[Any], arrays: dict[str, np.ndarray]) -> Any:
     (found,) = served(pair.exchange, "verify", [Request(SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
     return found
 
 
-def test_what_a_gripper_holds_reaches_the_server(pair: FlashPair) -> None:
+def test_what_a_gripper_holds_reaches_the_server(pair: Pair[Any]) -> None:
     """The same draft is accepted where the gripper already is as the draft wants it, and not where it is not."""
     gripping, seen = composed(pair, "flash", grippers=(1,)), set[tuple[int, ...]]()
     for window in SEEN:
@@ -365,9 +365,9 @@ def test_what_a_gripper_holds_reaches_the_server(pair: FlashPair) -> None:
             question = RoundRequest(False, check=Check((0.05,), 100.0), held=np.array([held]))
             proposal = Proposal(window, np.zeros((1, 2), np.float32), _Evidence(question))
             address = StepAddress(0, 0, 0, 0)
-            asking = Request(window, address, dict(gripping.exchange.request(proposal)))
+            asking = Request(window, address, dict(verifying(gripping).request(proposal)))
             (found,) = served(gripping.exchange, "verify", [asking])
-            here = gripping.target.answer(window, address).round(question)
+            here = gripping.target().answer(window, address).round(question)
             assert not isinstance(found, WireError)
             assert found["how"].tolist() == [here.accepted, here.checked, here.switches]
             lengths.append(here.accepted)
@@ -375,9 +375,9 @@ def test_what_a_gripper_holds_reaches_the_server(pair: FlashPair) -> None:
     assert any(closed != opened for closed, opened in seen)
 
 
-def test_a_server_cannot_have_more_accepted_than_is_executed(pair: FlashPair) -> None:
+def test_a_server_cannot_have_more_accepted_than_is_executed(pair: Pair[Any]) -> None:
     reply: dict[str, np.ndarray] = {"chunk": np.zeros((16, 2), np.float32), "how": np.array([16, 1, 0], np.int16)}
-    outcome = pair.exchange.outcome(reply, OffloadTimes())
+    outcome = verifying(pair).outcome(reply, OffloadTimes())
     assert len(outcome.actions) == outcome.accepted == pair.execute < 16
 
 
@@ -390,14 +390,14 @@ def test_a_server_cannot_have_more_accepted_than_is_executed(pair: FlashPair) ->
         ({"how": [0, 1, 101]}, "1 to 100"),
     ],
 )
-def test_what_a_server_cannot_do_is_refused(pair: FlashPair, changes: dict[str, Any], said: str) -> None:
+def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], changes: dict[str, Any], said: str) -> None:
     arrays = asked(pair, RoundRequest(True))
     arrays |= {name: np.array(value, arrays[name].dtype) for name, value in changes.items()}
-    found = respond(replace(pair, block=None), arrays)
+    found = respond(pair.composed(block=None), arrays)
     assert isinstance(found, WireError) and said in str(found)
 
 
-def test_no_question_within_the_dialect_hurts_the_server(pair: FlashPair) -> None:
+def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> None:
     """300 questions of numbers that are allowed and make no sense; each is answered, or refused with a sentence."""
     rng = np.random.default_rng(0)
     answered = 0
@@ -414,16 +414,18 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: FlashPair) -> Non
     assert answered > 100
 
 
-def test_what_needs_a_block_or_a_draft_says_so(pair: FlashPair) -> None:
+def test_what_needs_a_block_or_a_draft_says_so(pair: Pair[Any]) -> None:
     with pytest.raises(ConfigError, match='kind = "flash"'):
-        _ = replace(pair, block=None, rounds=ROUNDS["flash"]).drafter
+        pair.composed(block=None, rounds=ROUNDS["flash"]).drafter()
     with pytest.raises(ConfigError, match="--draft"):
-        _ = composed(pair, "flash_policy").drafter
+        composed(pair, "flash_policy").drafter()
 
 
 def test_a_flow_policy_is_loaded_as_a_pair() -> None:
     found = load_pair(BUNDLE, decoding="flash")
-    assert isinstance(found, FlashPair) and found.rounds == ROUNDS["flash"] and found.block is not None
+    assert (
+        isinstance(found.parts, FlashParts) and found.parts.rounds == ROUNDS["flash"] and found.parts.block is not None
+    )
     other = load_pair(BUNDLE, draft=BUNDLE, decoding="flash_policy")
     assert other.fingerprint != found.fingerprint
     with pytest.raises(ConfigError, match="flahs"):
@@ -432,8 +434,8 @@ def test_a_flow_policy_is_loaded_as_a_pair() -> None:
 
 def test_without_a_block_the_whole_chunk_is_executed(tmp_path: Path) -> None:
     shutil.copytree(find_bundle(BUNDLE), tmp_path / "alone", ignore=shutil.ignore_patterns("flash"))
-    found = flash_pair(load_flow(tmp_path / "alone"))
-    assert found.execute == found.policy.spec.chunk and found.block is None
+    found = load_flow_pair(load_flow(tmp_path / "alone"))
+    assert found.execute == found.parts.policy.spec.chunk and found.parts.block is None
 
 
 def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
@@ -456,14 +458,14 @@ def lengths_of(records: list[StepRecord]) -> list[int]:
     return [round_of(record).accepted for record in records if round_of(record).checked]
 
 
-def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: FlashPair) -> None:
+def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: Pair[Any]) -> None:
     own = composed(pair, replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=0)
-    shuffled = replace(own, rounds=replace(own.rounds, shuffled=True))
-    verifier, address = shuffled.verifier(LocalTarget(shuffled.target, VirtualClock())), StepAddress(1, 0, 0, 0)
+    shuffled = own.composed(rounds=replace(own.parts.rounds, shuffled=True))
+    verifier, address = shuffled.verifier(LocalTarget(shuffled.target(), VirtualClock())), StepAddress(1, 0, 0, 0)
     asked, real, drawn = RoundRequest(False, check=Check((0.8, 0.4), 0.6), shuffled=True), [], []
     for number, window in enumerate(SEEN):
         address = address._replace(step=number)
-        real.append(own.target.answer(window, address).round(replace(asked, shuffled=False)))
+        real.append(own.target().answer(window, address).round(replace(asked, shuffled=False)))
         outcome = verifier.submit(Proposal(window, np.zeros((1, 2), np.float32), DraftedRound(asked)), address).result()
         assert isinstance(outcome, Outcome)
         found = outcome.evidence
@@ -471,24 +473,24 @@ def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: Fla
         # What is executed is drafted or the target's own, as the drawn verdict says, whatever this round's own was.
         assert found.checked and found.accepted in [one.accepted for one in real]
         np.testing.assert_array_equal(found.deviation, real[-1].deviation)
-        whole = own.target.answer(window, address).round(replace(asked, check=Check(within=1e9, guarded=False)))
-        full = own.target.answer(window, address).round(replace(asked, full=True))
+        whole = own.target().answer(window, address).round(replace(asked, check=Check(within=1e9, guarded=False)))
+        full = own.target().answer(window, address).round(replace(asked, full=True))
         np.testing.assert_array_equal(found.chunk, whole.chunk if found.accepted else full.chunk)
     lengths = {one.accepted for one in real}
     assert len(lengths) > 1 and [one.accepted for one in drawn] != [one.accepted for one in real]
 
 
-def test_what_is_accepted_always_or_never_cannot_be_shuffled(pair: FlashPair) -> None:
+def test_what_is_accepted_always_or_never_cannot_be_shuffled(pair: Pair[Any]) -> None:
     for within in (0.0, 1e9):
         own = composed(pair, replace(ROUNDS["flash"], within=within), period=0)
-        shuffled = replace(own, rounds=replace(own.rounds, shuffled=True))
+        shuffled = own.composed(rounds=replace(own.parts.rounds, shuffled=True))
         (actions, records), (others, other_records) = played(own, 6), played(shuffled, 6)
         for found, other in zip(actions, others, strict=True):
             np.testing.assert_array_equal(found, other)
         assert lengths_of(records) == lengths_of(other_records)
 
 
-def test_no_server_knows_other_rounds(pair: FlashPair) -> None:
+def test_no_server_knows_other_rounds(pair: Pair[Any]) -> None:
     asked = RoundRequest(False, shuffled=True)
     with pytest.raises(ConfigError, match="flash_shuffled"):
-        pair.exchange.request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), DraftedRound(asked)))
+        verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), DraftedRound(asked)))

@@ -6,18 +6,21 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.served import verifying
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.pair import load_flow_pair
 from specact.families.flash.rounds import ROUNDS
 from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
 from specact.families.freqcache.cached import FreqCached, Reuse, refreshed
 from specact.gates.baseline import Always
 from specact.observation import Window
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 
@@ -227,7 +230,7 @@ def test_another_network_is_refused(copied: FlowBundle) -> None:
         load_refresh(folder, copied)
 
 
-def played(pair: FlashPair, seeds: list[int], episode: int = 0) -> list[np.ndarray]:
+def played(pair: Pair[Any], seeds: list[int], episode: int = 0) -> list[np.ndarray]:
     policy = SpeculativePolicy(pair, Always())
     policy.reset(episode)
     actions = []
@@ -238,21 +241,21 @@ def played(pair: FlashPair, seeds: list[int], episode: int = 0) -> list[np.ndarr
     return actions
 
 
-def composed(how: Reuse) -> FlashPair:
-    return replace(flash_pair(FLOW), rounds=replace(ROUNDS["full"], reuse=how))
+def composed(how: Reuse) -> Pair[Any]:
+    return load_flow_pair(FLOW).composed(rounds=replace(ROUNDS["full"], reuse=how))
 
 
 def test_rounds_without_budget_are_full_ones_and_with_it_they_are_not() -> None:
     full = played(composed(Reuse(least=0.0, most=0.0)), [0, 1, 2])
-    np.testing.assert_allclose(full, played(replace(flash_pair(FLOW), rounds=ROUNDS["full"]), [0, 1, 2]), atol=1e-3)
-    frozen = played(replace(flash_pair(FLOW), rounds=ROUNDS["freqcache_frozen"]), [0, 1, 2])
-    execute = flash_pair(FLOW).execute
+    np.testing.assert_allclose(full, played(load_flow_pair(FLOW).composed(rounds=ROUNDS["full"]), [0, 1, 2]), atol=1e-3)
+    frozen = played(load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache_frozen"]), [0, 1, 2])
+    execute = load_flow_pair(FLOW).execute
     np.testing.assert_allclose(frozen[:execute], full[:execute], atol=1e-3)
     assert np.abs(np.array(frozen[execute:]) - full[execute:]).max() > 0.01
 
 
 def test_a_drafter_forgets_the_prefix_with_its_episode() -> None:
-    drafter = replace(flash_pair(FLOW), rounds=ROUNDS["freqcache_frozen"]).drafter
+    drafter: Any = load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache_frozen"]).drafter()
     parts = drafter.propose(window(0), np.random.default_rng(0)).evidence.question.parts
     parts.cache([window(0)])
     parts.cache([window(1)])
@@ -262,23 +265,23 @@ def test_a_drafter_forgets_the_prefix_with_its_episode() -> None:
 
 
 def test_two_robots_do_not_share_a_prefix() -> None:
-    pair = replace(flash_pair(FLOW), rounds=ROUNDS["freqcache_frozen"])
-    target, address = pair.target, StepAddress(0, 0, 0, 0)
+    pair = load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache_frozen"])
+    target, address = pair.target(), StepAddress(0, 0, 0, 0)
     rng = np.random.default_rng(0)
-    questions = [pair.drafter.propose(window(seed), rng).evidence.question for seed in (0, 1)]
+    questions = [pair.drafter().propose(window(seed), rng).evidence.question for seed in (0, 1)]
     for seed in (0, 1):
         found = target.answer(window(seed), address).round(questions[seed])
-        wanted = replace(pair, rounds=ROUNDS["full"]).drafter.propose(window(seed), rng).evidence.question
+        wanted = pair.composed(rounds=ROUNDS["full"]).drafter().propose(window(seed), rng).evidence.question
         np.testing.assert_array_equal(found.chunk, target.answer(window(seed), address).round(wanted).chunk)
 
 
 def test_a_server_keeps_no_prefix_of_a_robot() -> None:
-    pair = replace(flash_pair(FLOW), rounds=ROUNDS["freqcache"])
-    proposal = pair.drafter.propose(window(0), np.random.default_rng(0))
+    pair = load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache"])
+    proposal = pair.drafter().propose(window(0), np.random.default_rng(0))
     with pytest.raises(ConfigError, match="keeps no cache of a robot"):
-        pair.exchange.request(proposal)
+        verifying(pair).request(proposal)
 
 
 def test_a_target_without_a_refresh_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="specact export --refresh"):
-        _ = replace(flash_pair(FLOW), refresh=None, rounds=ROUNDS["freqcache"]).drafter
+        load_flow_pair(FLOW).composed(refresh=None, rounds=ROUNDS["freqcache"]).drafter()

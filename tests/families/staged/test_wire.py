@@ -13,10 +13,10 @@ from tests.served import served
 
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
-from specact.families.load import load_exchange
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import PRECISIONS, SplitExchange, kind_at, pack, reply_bytes, split_contract, unpack
 from specact.lab.train.split import split_bundle
+from specact.load import load_exchange
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.wire.arrays import Arrays

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
@@ -93,6 +93,6 @@ def test_settings_that_do_not_fit_the_target_are_refused(target: TokenBundle, tm
 @pytest.mark.parametrize("field", [None, Field((30,), history=0), Field((5, 6))], ids=["none", "newest", "matrix"])
 def test_a_path_needs_a_state_that_is_a_vector_with_a_history(target: TokenBundle, field: Field | None) -> None:
     others = {"goal": Field((7,))} if field is None else {"state": field}
-    spec: ChunkSpec = replace(target.spec, observation=ObservationSpec(others))
+    spec: ChunkSpec = structs.replace(target.spec, observation=ObservationSpec(others))
     with pytest.raises(ConfigError, match=r"path .* but the target sees no vector of that name with a history"):
         shipped(target).settings.check(spec)

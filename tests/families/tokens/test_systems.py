@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,20 +14,20 @@ from tests.families.tokens.dots import rngs
 from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
 from tests.tiny import quiet
 
-from specact.families.load import load_pair
 from specact.families.tokens.bins import to_actions
 from specact.families.tokens.decoding import DECODINGS, Decoding
-from specact.families.tokens.drafting import TokenDrafter
 from specact.families.tokens.kalman import Persistence
 from specact.families.tokens.network import causal
-from specact.families.tokens.pair import TokenPair, token_pair
+from specact.families.tokens.pair import TokenParts, load_token_pair
 from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded
 from specact.families.tokens.verify import DecodingRequest
 from specact.gates.baseline import Always
 from specact.lab.processes import serving
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
+from specact.load import load_pair
 from specact.observation import Window
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -40,24 +39,24 @@ CLEAR = 1e-3  # of the two largest logits: nearer ones may be ordered otherwise 
 
 
 @pytest.fixture(scope="module")
-def hand() -> TokenPair:
+def hand() -> Pair[Any]:
     """30 tokens for one action, drafters of every kind, three groups, no gripper."""
     return loaded("relocate-tokens")
 
 
 @pytest.fixture(scope="module")
-def arm() -> TokenPair:
+def arm() -> Pair[Any]:
     """16 tokens for four actions; the last dimension is a gripper."""
     return loaded("metaworld-tokens")
 
 
-def loaded(name: str) -> TokenPair:
+def loaded(name: str) -> Pair[Any]:
     found = load_pair(name)
-    assert isinstance(found, TokenPair)
+    assert isinstance(found.parts, TokenParts)
     return found
 
 
-def states(pair: TokenPair, count: int, seed: int = 0) -> list[Window]:
+def states(pair: Pair[Any], count: int, seed: int = 0) -> list[Window]:
     """A random walk of states."""
     rng, (name,) = np.random.default_rng(seed), pair.observation.fields
     shape = pair.observation[name].shape
@@ -65,7 +64,7 @@ def states(pair: TokenPair, count: int, seed: int = 0) -> list[Window]:
     return [Window({name: one.astype(np.float32)}) for one in walk]
 
 
-def played(pair: TokenPair, windows: list[Window], **parts: Any) -> list[StepRecord]:
+def played(pair: Pair[Any], windows: list[Window], **parts: Any) -> list[StepRecord]:
     policy, records = SpeculativePolicy(pair, Always(), **parts), []
     for window in windows:
         for _ in range(pair.execute):
@@ -82,7 +81,7 @@ def decoded(record: StepRecord) -> Decoded:
 
 
 @contextmanager
-def served(pair: TokenPair) -> Iterator[Client]:
+def served(pair: Pair[Any]) -> Iterator[Client]:
     """A client of a server process with the pair's target."""
     assert pair.path is not None
     with (
@@ -94,9 +93,9 @@ def served(pair: TokenPair) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("name", ["specvla_15", "specvla_device", "kerv", "heisd_fixed"])
-def test_over_a_server_a_system_decides_as_here(hand: TokenPair, name: str) -> None:
+def test_over_a_server_a_system_decides_as_here(hand: Pair[Any], name: str) -> None:
     """Tolerances, groups, tails and biases cross the wire, and what the drafter learns of them is the same."""
-    composed, windows = replace(hand, decoding=DECODINGS[name]), states(hand, 40)
+    composed, windows = hand.composed(decoding=DECODINGS[name]), states(hand, 40)
     here = played(composed, windows, seed=5)
     with served(hand) as client:
         there = played(composed, windows, seed=5, verifier=remote_verifier(client, composed, PATIENT_MS))
@@ -120,14 +119,14 @@ def test_ten_thousand_actions_over_a_link_are_greedy_decoding(tmp_path: Path) ->
     # Hardly trained: most drafts are rejected, which is where an error would show.
     train_drafters(structs.replace(recipe_for(target), steps=10, top=2, nodes=6), tmp_path / "run", quiet)
     (tmp_path / "run" / "bundles" / "drafted").rename(target.path / "drafters")
-    pair = token_pair(target)
+    pair = load_token_pair(target)
     rng, fields = np.random.default_rng(1), pair.observation.fields
     windows = [
         Window({name: rng.normal(0.0, 2.0, field.window_shape).astype(np.float32) for name, field in fields.items()})
         for _ in range(1700)
     ]
-    networks, length = pair.policy.networks, pair.policy.networks.length
-    greedy = pair.policy.decode(windows, rngs(len(windows)))[0]
+    networks, length = pair.parts.policy.networks, pair.parts.policy.networks.length
+    greedy = pair.parts.policy.decode(windows, rngs(len(windows)))[0]
     cache, prefix = networks.prefill(networks.tokens(windows))
     places = np.broadcast_to(np.arange(length - 1), (len(windows), length - 1))
     rest = networks.read(cache, greedy[:, :-1], places, causal(len(windows), length - 1))
@@ -136,7 +135,7 @@ def test_ten_thousand_actions_over_a_link_are_greedy_decoding(tmp_path: Path) ->
     compared = accepted = 0
     with served(pair) as client:
         for name in ("strict", "strict_last"):
-            composed = replace(pair, decoding=DECODINGS[name])
+            composed = pair.composed(decoding=DECODINGS[name])
             records = played(composed, windows, verifier=remote_verifier(client, composed, PATIENT_MS))
             for row in np.flatnonzero(clear):
                 np.testing.assert_array_equal(decoded(records[row]).tokens, greedy[row])
@@ -149,10 +148,10 @@ LEARNED = tuple(name for name, decoding in DECODINGS.items() if decoding.learned
 
 
 @pytest.mark.parametrize("name", [*LEARNED, "heisd_fixed", "heisd_verified", "specvla_uniform"])
-def test_a_gripper_is_strict_where_the_paper_does_not_say_otherwise(arm: TokenPair, name: str) -> None:
+def test_a_gripper_is_strict_where_the_paper_does_not_say_otherwise(arm: Pair[Any], name: str) -> None:
     """As composed: every system of the arm asks for equal tokens in the gripper's dimension, and only there."""
-    draft = arm.policy if DECODINGS[name].proposes == "draft" else None
-    drafter = replace(arm, decoding=DECODINGS[name], draft=draft).drafter
+    draft = arm.parts.policy if DECODINGS[name].proposes == "draft" else None
+    drafter = arm.composed(decoding=DECODINGS[name], draft=draft).drafter()
     each = question(drafter, arm.observation.zeros()).rule.each.reshape(-1, 4)
     if name == "specvla_uniform":
         assert (each > 0).all()
@@ -161,12 +160,12 @@ def test_a_gripper_is_strict_where_the_paper_does_not_say_otherwise(arm: TokenPa
     assert (each[:, :3] > 0).all() == (DECODINGS[name].bins > 0)
 
 
-def question(drafter: TokenDrafter, window: Window) -> DecodingRequest:
+def question(drafter: Any, window: Window) -> DecodingRequest:
     found: DecodingRequest = drafter.propose(window, rngs(1)[0]).evidence.question
     return found
 
 
-def moved(drafter: TokenDrafter, actions: np.ndarray) -> TokenDrafter:
+def moved(drafter: Any, actions: np.ndarray) -> Any:
     """After these executed actions."""
     drafter.reset()
     for action in actions.astype(np.float32):
@@ -175,12 +174,12 @@ def moved(drafter: TokenDrafter, actions: np.ndarray) -> TokenDrafter:
 
 
 @pytest.mark.parametrize(("name", "motion"), [("kerv", "velocity"), ("kerv_walk", "walk"), ("kerv_last", None)])
-def test_a_tail_is_the_prediction_of_its_own_filter(hand: TokenPair, name: str, motion: str | None) -> None:
+def test_a_tail_is_the_prediction_of_its_own_filter(hand: Pair[Any], name: str, motion: str | None) -> None:
     """From the last ten actions alone."""
-    assert hand.drafters is not None
-    filters = hand.drafters.settings.filters
+    assert hand.parts.drafters is not None
+    filters = hand.parts.drafters.settings.filters
     actions = np.linspace(-0.5, 0.4, 14)[:, None] * np.linspace(0.5, 1.5, 30)
-    drafter = replace(hand, decoding=DECODINGS[name]).drafter
+    drafter = hand.composed(decoding=DECODINGS[name]).drafter()
     window = states(hand, 1)[0]
     tail = question(moved(drafter, actions), window).tail
     model = Persistence() if motion is None else filters[motion]
@@ -188,7 +187,7 @@ def test_a_tail_is_the_prediction_of_its_own_filter(hand: TokenPair, name: str, 
     assert tail is not None
     np.testing.assert_allclose(to_actions(tail), wanted[0], atol=1.01 / 255.0)
     others = [
-        question(moved(replace(hand, decoding=DECODINGS[other]).drafter, actions), window).tail
+        question(moved(hand.composed(decoding=DECODINGS[other]).drafter(), actions), window).tail
         for other in {"kerv", "kerv_walk", "kerv_last"} - {name}
     ]
     assert name != "kerv" or not any(other is None or np.array_equal(other, tail) for other in others)
@@ -197,19 +196,21 @@ def test_a_tail_is_the_prediction_of_its_own_filter(hand: TokenPair, name: str, 
     np.testing.assert_array_equal(question(moved(drafter, earlier), window).tail, tail)
 
 
-def outcome_of(hand: TokenPair, bias: int) -> Decoded:
+def outcome_of(hand: Pair[Any], bias: int) -> Decoded:
     """A chunk whose second token was accepted with this bias."""
-    length = hand.policy.networks.length
+    length = hand.parts.policy.networks.length
     tokens, biases, sources = np.full(length, 128), np.zeros(length, np.int64), np.full(length, TARGET, np.uint8)
     biases[1], sources[1] = bias, DRAFT
-    return Decoded(tokens, sources, biases, (1,), (2,), length, np.zeros(hand.policy.networks.width, np.float32), True)
+    return Decoded(
+        tokens, sources, biases, (1,), (2,), length, np.zeros(hand.parts.policy.networks.width, np.float32), True
+    )
 
 
 @pytest.mark.parametrize(("name", "falls"), [("kerv", True), ("kerv_no_tail", True), ("kerv_printed", False)])
 def test_a_jump_of_the_variability_lowers_the_tolerance_of_the_repaired_rule(
-    hand: TokenPair, name: str, falls: bool
+    hand: Pair[Any], name: str, falls: bool
 ) -> None:
-    drafter, window, tolerances = replace(hand, decoding=DECODINGS[name]).drafter, states(hand, 1)[0], []
+    drafter, window, tolerances = cast(Any, hand.composed(decoding=DECODINGS[name]).drafter()), states(hand, 1)[0], []
     for bias in (2, 2, 2, 200):
         drafter.verified(outcome_of(hand, bias))
         tolerances.append(int(question(drafter, window).rule.each.max()))
@@ -217,22 +218,22 @@ def test_a_jump_of_the_variability_lowers_the_tolerance_of_the_repaired_rule(
     assert (tolerances[3] < tolerances[2]) == falls
 
 
-def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: TokenPair) -> None:
-    assert hand.drafters is not None
-    asked = replace(hand, decoding=DECODINGS["heisd_fixed"]).drafter.propose(states(hand, 1)[0], rngs(1)[0])
+def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: Pair[Any]) -> None:
+    assert hand.parts.drafters is not None
+    asked = hand.composed(decoding=DECODINGS["heisd_fixed"]).drafter().propose(states(hand, 1)[0], rngs(1)[0])
     found = asked.evidence.question
     assert len(found.candidates) == 5 and found.combined and asked.origin == Origin.RETRIEVED
-    nearest = hand.drafters.memory.nearest(asked.evidence.feature, 5).tokens
+    nearest = hand.parts.drafters.memory.nearest(asked.evidence.feature, 5).tokens
     np.testing.assert_array_equal(found.candidates, nearest)
-    alone = replace(hand, decoding=Decoding("", "retrieval", bins=9)).drafter.propose(states(hand, 1)[0], rngs(1)[0])
+    alone = hand.composed(decoding=Decoding("", "retrieval", bins=9)).drafter().propose(states(hand, 1)[0], rngs(1)[0])
     assert not alone.evidence.question.combined, "only groups are combined, not single tokens"
 
 
-def test_every_action_says_where_its_tokens_come_from(arm: TokenPair) -> None:
+def test_every_action_says_where_its_tokens_come_from(arm: Pair[Any]) -> None:
     """Compensated before accepted before replaced, action by action."""
     origins = set()
     audit = rollout_of(arm, load_method("kerv")).audit()
-    composed = replace(arm, decoding=DECODINGS["kerv"])
+    composed = arm.composed(decoding=DECODINGS["kerv"])
     policy = SpeculativePolicy(composed, Always(), seed=1)
     rng, fields = np.random.default_rng(0), arm.observation.fields
     for _ in range(12):
@@ -256,7 +257,7 @@ def test_every_action_says_where_its_tokens_come_from(arm: TokenPair) -> None:
         assert record.origins.tolist() == wanted
         origins |= set(wanted)
         # The error of a tail, by dimension, against what greedy decoding says of the same observation.
-        (greedy,) = arm.policy.decode([arm.policy.spec.observation.select(window)], rngs(1))[0]
+        (greedy,) = arm.parts.policy.decode([arm.parts.policy.spec.observation.select(window)], rngs(1))[0]
         error = np.abs(to_actions(found.tokens) - to_actions(greedy)).reshape(4, 4)
         told = audit.judge(record, None, greedy)[-1]
         for dimension in range(4):

@@ -11,15 +11,14 @@ import pytest
 from tests.families.tokens.dots import SIDE, TOLD, rngs, window, windows
 
 from specact.errors import BundleError, ConfigError, ObservationError, WireError
-from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.folder import PairSettings
 from specact.families.chunks.policy import Inpainting
-from specact.families.chunks.sources import load_policy
 from specact.families.codes.sampling import softmax
-from specact.families.load import load_exchange, load_pair
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
 from specact.families.tokens.policy import TokenPolicy
 from specact.lab.processes import serving
+from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window
 from specact.remote_policy import connect
 from specact.rng import StepAddress

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specact import load_bundle
+from specact import load_pair
 from specact.cli.offline import Demonstrations
 from specact.cli.tised import Sweep, What
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
+from specact.pair import Pair
 
 THIRD_PARTY = Path(__file__).parents[2] / "thirdparty"
 TROLLEY = "my_sim:TASK"
@@ -30,12 +31,12 @@ def beside_the_third_party(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> Bundle:
+def foreign(tmp_path: Path) -> Pair[Any]:
     """A bundle that names code which must not be imported."""
-    folder = Path(shutil.copytree(load_bundle("ball").path, tmp_path / "foreign"))
+    folder = Path(shutil.copytree(load_pair("ball").parts.path, tmp_path / "foreign"))
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"env": "antigravity_of_nobody:TASK"}))
-    return load_bundle(folder)
+    return load_pair(folder)
 
 
 def test_it_is_loaded_by_name() -> None:
@@ -60,7 +61,7 @@ def test_what_is_no_environment_is_one_sentence(name: str, said: str) -> None:
     assert said in str(raised.value)
 
 
-def test_a_bundle_cannot_have_code_imported(foreign: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_cannot_have_code_imported(foreign: Pair[Any], tmp_path: Path) -> None:
     told = r"made for the environment 'antigravity_of_nobody:TASK'.*name it yourself: --env antigravity_of_nobody:TASK"
     with pytest.raises(ConfigError, match=told):
         env_of(foreign, None)

@@ -10,7 +10,7 @@ from specact.lab.rollout.methods import load_method
 
 pytest.importorskip("mujoco")
 
-from specact import load_bundle
+from specact import load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.cameras import Cameras
@@ -85,7 +85,7 @@ def test_a_chunk_is_observed_within_only_where_a_history_needs_it(
 
 
 def test_rollouts_render_at_inferences_only(looks: list[float]) -> None:
-    bundle = load_bundle("metaworld")
+    bundle = load_pair("metaworld")
     assert bundle.execute > 1 and bundle.observation.history == 1
     outcomes, table = run_shard(Shard.of(bundle, "metaworld", load_method("draft"), GateSettings("never"), (0, 1), 0))
     assert len(looks) == len(table["episode"]) < sum(outcome.steps for outcome in outcomes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact import load_bundle
+from specact import load_pair
 from specact.lab.evaluation.budget import (
     Choice,
     Way,
@@ -193,7 +193,7 @@ def test_descriptions_name_how_chunks_are_decoded() -> None:
 
 
 def test_the_parts_of_real_pairs_are_timed(tiny_bundle: Path) -> None:
-    parts = measure_parts(load_bundle("ball"), rounds=5)
+    parts = measure_parts(load_pair("ball"), rounds=5)
     assert all(ms > 0.0 for ms in parts.values())
     costs = {
         name: device_cost(name, parts, 0.0)
@@ -202,5 +202,5 @@ def test_the_parts_of_real_pairs_are_timed(tiny_bundle: Path) -> None:
     }
     assert costs["target"] == 0.0 < costs["draft"] < costs["random"]
     assert device_cost("target", parts, 1.0) == parts["ask"]
-    without = measure_parts(load_bundle(tiny_bundle), rounds=5)
+    without = measure_parts(load_pair(tiny_bundle), rounds=5)
     assert parts.keys() - without.keys() == {"head_draft", "gate learned", "gate learned_action"}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
-from specact import load_bundle
+from specact import load_pair
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.rollout.pool import Pool
@@ -48,7 +48,7 @@ class ShiftingPool:
 class _Bundle:
     source = "nowhere"
     fingerprint = "0"
-    exchange = load_bundle("ball").exchange
+    exchange = load_pair("ball").exchange
     recommended_gates: ClassVar[dict[str, Any]] = {}
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specact.families.codes.values import CodeDistribution, Drafted
+from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.gates import Random
 from specact.lab.evaluation.chance import expected_rate, free_probability
 from specact.observation import Window

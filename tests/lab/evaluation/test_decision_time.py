@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specact import load_bundle
+from specact import load_pair
 from specact.clock import VirtualClock
-from specact.families.codes.verify import CodeDrafter
+from specact.families.codes.pair import CodeDrafter
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.cost import measure_decision
@@ -16,15 +16,15 @@ from specact.types import StepRecord
 
 @pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
 def test_every_gate_takes_time(name: str) -> None:
-    bundle = load_bundle("ball")
+    bundle = load_pair("ball")
     took = measure_decision(GateChoices().settings(name, bundle).build(bundle), bundle, repeats=5)
     assert 0.0 < took < 1.0
 
 
 def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:
-    bundle, clock = load_bundle("ball"), VirtualClock()
-    window = bundle.spec.observation.zeros()
-    drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
+    bundle, clock = load_pair("ball"), VirtualClock()
+    window = bundle.parts.spec.observation.zeros()
+    drafter = CodeDrafter(bundle.parts.draft, bundle.parts.tokenizer)
 
     def decisions(gate: ActionDeviation | TimedGate) -> list[tuple[bool, float, str]]:
         rng, found = np.random.default_rng(0), []
@@ -55,8 +55,8 @@ def test_a_gate_that_takes_time_hears_of_verifications() -> None:
         def on_verified(self, record: StepRecord) -> None:
             self.told += 1
 
-    bundle, clock, gate = load_bundle("ball"), VirtualClock(), Told(0.0)
+    bundle, clock, gate = load_pair("ball"), VirtualClock(), Told(0.0)
     policy = SpeculativePolicy(bundle, TimedGate(gate, clock, 0.003), clock=clock)
-    for _ in range(3 * bundle.spec.execute):
-        policy.act_on(bundle.spec.observation.zeros())
+    for _ in range(3 * bundle.parts.spec.execute):
+        policy.act_on(bundle.parts.spec.observation.zeros())
     assert gate.told == policy.counts["transmitted"] > 0

@@ -14,7 +14,7 @@ from specact.lab.rollout.methods import load_method
 pytest.importorskip("mujoco")
 
 
-from specact import Bundle, load_bundle
+from specact import Pair, load_pair
 from specact.errors import ConfigError
 from specact.families.codes.head import HeadDraft, load_head
 from specact.gates.settings import GateSettings
@@ -31,29 +31,29 @@ METHODS = ("draft", "head_draft", "head_random", "learned", "random_learned")
 
 
 @pytest.fixture(scope="module")
-def ball() -> Bundle:
-    return load_bundle("ball")
+def ball() -> Pair[Any]:
+    return load_pair("ball")
 
 
-def windows(bundle: Bundle) -> list[Window]:
+def windows(bundle: Pair[Any]) -> list[Window]:
     found = []
     env = load_task("ball").make()
     for seed in range(4):
         observation, _ = env.reset(seed=seed)
-        found.append(ObservationHistory(bundle.spec.observation).push(observation))
+        found.append(ObservationHistory(bundle.parts.spec.observation).push(observation))
     env.close()
     return found
 
 
-def test_it_proposes_what_the_head_expects_with_the_drafts_offsets(ball: Bundle) -> None:
+def test_it_proposes_what_the_head_expects_with_the_drafts_offsets(ball: Pair[Any]) -> None:
     head, seen = load_head(ball), windows(ball)
-    batch = HeadDraft(ball.draft, head).infer_batch(seen)
+    batch = HeadDraft(ball.parts.draft, head).infer_batch(seen)
     for window, found in zip(seen, batch, strict=True):
-        draft = ball.draft.infer(window)
+        draft = ball.parts.draft.infer(window)
         np.testing.assert_allclose(found.probs, head.estimate(window, draft), atol=1e-5)
         np.testing.assert_allclose(found.probs.sum(axis=-1), 1.0, atol=1e-12)
         np.testing.assert_allclose(found.offsets, draft.offsets, atol=1e-5)
-        np.testing.assert_allclose(found.probs, HeadDraft(ball.draft, head).infer(window).probs, atol=1e-5)
+        np.testing.assert_allclose(found.probs, HeadDraft(ball.parts.draft, head).infer(window).probs, atol=1e-5)
         assert np.abs(found.probs - draft.probs).max() > 0.01, "draft and head agree so well that nothing is tested"
 
 
@@ -67,7 +67,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return folder, evaluate(what, folder, quiet, Pool(1))
 
 
-def test_what_is_rejected_is_judged_by_the_heads_distribution(ball: Bundle, made: tuple[Path, dict[str, Any]]) -> None:
+def test_what_is_rejected_is_judged_by_the_heads_distribution(
+    ball: Pair[Any], made: tuple[Path, dict[str, Any]]
+) -> None:
     """With p^ in the place of q the acceptance rule is exact for the target: the log says p against p^."""
     gate = GateSettings("random", threshold=0.5, options=(("force_first", True),))
     shard = Shard.of(ball, "ball", load_method("head_random"), gate, (0, 1), 3)
@@ -76,7 +78,7 @@ def test_what_is_rejected_is_judged_by_the_heads_distribution(ball: Bundle, made
     head = load_head(ball)
     for row in range(len(table["step"])):
         window = Window({name: table[OBSERVATION + name][row] for name in ("state", "goal")})
-        estimate, target = head.estimate(window, ball.draft.infer(window)), table["target_probs"][row]
+        estimate, target = head.estimate(window, ball.parts.draft.infer(window)), table["target_probs"][row]
         np.testing.assert_allclose(table["draft_probs"][row], estimate, atol=1e-4)
         for k in range(2):
             code = table[f"drafted_{k}"][row]
@@ -86,7 +88,7 @@ def test_what_is_rejected_is_judged_by_the_heads_distribution(ball: Bundle, made
             assert all(table[f"executed_{k}"][row] == table[f"drafted_{k}"][row] for k in range(2))
 
 
-def test_without_a_transmission_it_succeeds_where_the_draft_does_not(ball: Bundle) -> None:
+def test_without_a_transmission_it_succeeds_where_the_draft_does_not(ball: Pair[Any]) -> None:
     """True rates of about .97 and .66: over 60 episodes 51 and 52 are missed with probabilities below 1e-4 and 1e-3."""
 
     def successes(method: str) -> int:
@@ -110,8 +112,8 @@ def test_its_time_is_that_of_draft_and_head(made: tuple[Path, dict[str, Any]]) -
     assert methods["head_draft"]["transmission_rate"] == 0.0
 
 
-def test_the_head_is_part_of_what_a_method_costs(ball: Bundle, made: tuple[Path, dict[str, Any]]) -> None:
-    head = ball.manifest.parameters["head"]
+def test_the_head_is_part_of_what_a_method_costs(ball: Pair[Any], made: tuple[Path, dict[str, Any]]) -> None:
+    head = ball.parts.manifest.parameters["head"]
     costs = {name: made[1]["methods"][name]["cost"] for name in METHODS}
     for name in METHODS:
         used = name not in ("draft", "random_learned")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.tiny import quiet
 
-from specact import Bundle, load_bundle
+from specact import Pair, load_pair
 from specact.errors import ConfigError, DataError
-from specact.families.load import AnyPair, load_pair
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
@@ -21,11 +21,12 @@ from specact.lab.evaluation.offline import calibrate_offline, evaluate_offline
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
+from specact.pair import PairSource
 
 
 @pytest.fixture(scope="module")
-def ball() -> Bundle:
-    return load_bundle("ball")
+def ball() -> Pair[Any]:
+    return load_pair("ball")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def shown() -> Episodes:
 
 
 def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_on(
-    ball: Bundle, shown: Episodes, tmp_path: Path
+    ball: Pair[Any], shown: Episodes, tmp_path: Path
 ) -> None:
     methods = ("draft", "target", "random", "adahi")
     with Pool(1) as pool:
@@ -49,25 +50,25 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
     assert abs(rows["random"]["transmission_rate"] - rows["adahi"]["transmission_rate"]) < 0.25
     # The draft's error, by the definition: its actions along those six, whatever was calibrated.
     judged = shown.select(np.array([1, 2, 4, 5, 7, 8]))
-    alone = run_open_loop(OpenLoopJob("ball", judged, load_method("draft"), GateSettings("never"), 0))
+    alone = run_open_loop(OpenLoopJob(PairSource("ball"), judged, load_method("draft"), GateSettings("never"), 0))
     assert rows["draft"]["error"]["mean"] == pytest.approx(alone.error.mean(), abs=1e-12)
     contrasts = [row["error"] for row in found["contrasts"]]
     assert [row["p_holm"] for row in contrasts] == holm([row["p"] for row in contrasts]) and contrasts
 
 
-def test_a_calibration_is_checked_on_other_demonstrations(ball: Bundle, shown: Episodes) -> None:
+def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown: Episodes) -> None:
     wanted = BUNDLE_DEFAULTS.settings("deviation", ball)
     with Pool(1) as pool:
         made = calibrate_offline(ball, wanted, 0.5, shown, pool, quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
     assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0
     checked = run_open_loop(
-        OpenLoopJob("ball", shown.select(np.arange(1, 9, 2)), load_method("hybrid"), made.settings, 0)
+        OpenLoopJob(PairSource("ball"), shown.select(np.arange(1, 9, 2)), load_method("hybrid"), made.settings, 0)
     )
     assert made.held_out["rate"] == checked.steps["transmitted"].mean()
 
 
-def made_up(pair: AnyPair, episodes: int, steps: int) -> Episodes:
+def made_up(pair: Pair[Any], episodes: int, steps: int) -> Episodes:
     """Random walks within the range of the policy's actions, which it has not seen."""
     rng = np.random.default_rng(0)
     seen = {
@@ -101,7 +102,7 @@ def test_unchecked_drafts_make_as_many_full_rounds_as_checked_ones(tmp_path: Pat
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_written(
-    ball: Bundle, shown: Episodes, tmp_path: Path
+    ball: Pair[Any], shown: Episodes, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     with Pool(1) as pool:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specact.families.codes.bundle import load_bundle
 from specact.gates import Never
 from specact.lab.report.paths import FAILED, SUCCEEDED, choose, draw_paths, trace
+from specact.load import load_pair
 from specact.policy import SpeculativePolicy
 
 
@@ -40,6 +40,6 @@ def test_few_episodes_are_all_shown() -> None:
 
 
 def test_it_is_drawn(tmp_path: Path) -> None:
-    episode = trace(SpeculativePolicy(load_bundle("ball"), Never(), seed=0), "ball", 0, 0)
+    episode = trace(SpeculativePolicy(load_pair("ball"), Never(), seed=0), "ball", 0, 0)
     draw_paths({"draft": [episode, episode]}, "ball", "The first one, twice", tmp_path / "rollouts.png")
     assert (tmp_path / "rollouts.png").read_bytes().startswith(b"\x89PNG")

@@ -1,12 +1,13 @@
 """The pair that ships with the package, in a world whose commands are kept."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specact import Bundle, load_bundle
+from specact import Pair, load_pair
 from specact.lab.envs.ball import BallEnv
 
 
@@ -33,7 +34,7 @@ class Instant:
 
 
 @pytest.fixture(scope="session")
-def ball() -> Bundle:
+def ball() -> Pair[Any]:
     if not (Path(__file__).parents[3] / "pretrained/ball/manifest.json").is_file():
         pytest.skip("pretrained/ball is missing; CONTRIBUTING.md says how to make it")
-    return load_bundle("ball")
+    return load_pair("ball")

@@ -4,25 +4,25 @@ import dataclasses
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specact.lab.rollout.methods import load_method
+from specact.pair import Pair
 
 pytest.importorskip("mujoco")
 
 from tests.lab.rollout import chunk_policies
 
 from specact.clock import VirtualClock
-from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.chunks.pair import ChunkPair
-from specact.families.load import load_pair
+from specact.families.chunks.folder import PairSettings
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
-from specact.pair import Named
+from specact.load import load_pair, make_pair
 from specact.policy import SpeculativePolicy
 
 SMALL, LARGE = (f"{chunk_policies.__name__}:{name}" for name in ("small", "large"))
@@ -37,18 +37,20 @@ GATES = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
     folder = tmp_path_factory.mktemp("chunks") / "pair"
     return make_pair(folder, SMALL, LARGE, PairSettings(execute=4, accept_within=0.4, env="ball"))
 
 
-def shard(pair: ChunkPair, method: str, episodes: tuple[int, ...]) -> Shard:
+def shard(pair: Pair[Any], method: str, episodes: tuple[int, ...]) -> Shard:
     made = Shard.of(pair, "ball", load_method(method), GATES[method], episodes, SEED)
-    return replace(made, named=Named(SMALL, LARGE), link="wifi-paper", draft_s=0.002, target_s=0.011)
+    return replace(
+        made, source=replace(pair.source, draft=SMALL, target=LARGE), link="wifi-paper", draft_s=0.002, target_s=0.011
+    )
 
 
 @pytest.mark.parametrize("method", GATES)
-def test_robots_in_a_batch_do_what_each_does_alone(pair: ChunkPair, method: str) -> None:
+def test_robots_in_a_batch_do_what_each_does_alone(pair: Pair[Any], method: str) -> None:
     outcomes, table = run_shard(shard(pair, method, (0, 1, 2)))
     assert len(set(table["episode"].tolist())) == 3
     for episode in range(3):
@@ -60,7 +62,7 @@ def test_robots_in_a_batch_do_what_each_does_alone(pair: ChunkPair, method: str)
 
 
 @pytest.mark.parametrize("method", ["draft", "hybrid", "random"])
-def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: ChunkPair, method: str) -> None:
+def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: Pair[Any], method: str) -> None:
     """The lock step asks both policies beforehand, the robot its own parts; the streams are the same."""
     outcomes, table = run_shard(shard(pair, method, (0, 1)))
     task = load_task("ball")
@@ -83,7 +85,7 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: ChunkPair, method: s
         assert table["transmitted"][table["episode"] == episode].tolist() == transmitted
 
 
-def test_real_time_asks_a_server_that_was_told_of_the_target(pair: ChunkPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_time_asks_a_server_that_was_told_of_the_target(pair: Pair[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder names neither policy. The world waits for the answers, so episodes are those of virtual time."""
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])

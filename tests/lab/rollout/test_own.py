@@ -11,20 +11,21 @@ from tests.thirdparty import my_family, my_sim
 
 from specact.clock import VirtualClock
 from specact.errors import ConfigError
-from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk
-from specact.families.load import load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
+from specact.load import load_pair
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 from specact.types import Origin, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.verification import Answer, Target, TargetVerifier
+from specact.verification import Answer, TargetVerifier
 
 SOURCE, TASK = f"{my_family.__name__}:pair", f"{my_sim.__name__}:TASK"
 SEED = 3
@@ -113,19 +114,13 @@ class Trusting(TargetVerifier[Chunk]):
         return Outcome(proposal.actions, origins, count, count, answer.times, kept=1.0)
 
 
-class TrustingPair(ChunkPair):
-    """A pair of chunk policies with another rule of acceptance."""
-
-    def verifier(self, target: Target[Chunk]) -> Trusting:  # type: ignore[override]
-        return Trusting(target)
-
-
-def tls_context() -> TrustingPair:
+def tls_context() -> Pair[Chunk]:
     units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
     small, large = chunk_policies.small, chunk_policies.large
-    return TrustingPair("tls_context", small, units, large.spec, lambda: large, execute=4)
+    made = ChunkParts("tls_context", small, units, large.spec, lambda: large, execute=4).pair()
+    return replace(made, verifier=Trusting)
 
 
-def test_the_acceptance_rule_of_a_subclass_is_its_own() -> None:
+def test_an_acceptance_rule_of_ones_own_counts() -> None:
     _, table = run_shard(shard("hybrid", (0,), f"{__name__}:tls_context", "ball"))
     assert set(table["origin"].tolist()) == {Origin.ACCEPTED} and not table["distance"].any()

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tests.tiny import KilledError, quiet
 
-from specact import load_bundle
+from specact import load_pair
 from specact.errors import ConfigError
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.sampling import CodeDistribution
 from specact.gates.calibration import read_calibration
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
@@ -188,7 +188,7 @@ def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pyte
 
 def shard_of(bundle: Path, method: str, gate: str, episodes: tuple[int, ...], **changes: Any) -> Shard:
     settings: dict[str, Any] = {"link": "wifi-paper", "draft_s": 0.002, "target_s": 0.011}
-    made = Shard.of(load_bundle(bundle), "ball", load_method(method), GateSettings(gate), episodes, 7)
+    made = Shard.of(load_pair(bundle), "ball", load_method(method), GateSettings(gate), episodes, 7)
     return replace(made, **settings | changes)
 
 
@@ -205,12 +205,15 @@ def test_logged_quantities_are_those_of_the_distributions(
 
     monkeypatch.setattr(CodeAudit, "add", spy)
     _, table = run_shard(shard_of(tiny_bundle, method, gate, (0, 1)))
-    bundle = load_bundle(tiny_bundle)
+    bundle = load_pair(tiny_bundle)
     assert len(rows) == len(table["step"]) > 20
     for i, (record, _, _) in enumerate(rows):
         assert (table["episode"][i], table["step"][i]) == (record.address.episode, record.address.step)
         # Asked again, one window at a time.
-        q, p = bundle.draft.infer(record.proposal.window).probs, bundle.target.infer(record.proposal.window).probs
+        q, p = (
+            bundle.parts.draft.infer(record.proposal.window).probs,
+            bundle.parts.target.infer(record.proposal.window).probs,
+        )
         kept = 1.0
         for k, code in enumerate(record.proposal.evidence.codes):
             rejection = max(0.0, 1.0 - p[k, code] / q[k, code])
@@ -302,7 +305,7 @@ def test_what_runs_on_a_slower_device_takes_longer(tiny_bundle: Path, tmp_path: 
 
 
 def test_a_method_costs_the_networks_that_it_evaluates(made: Made, tiny_bundle: Path) -> None:
-    sizes = load_bundle(tiny_bundle).manifest.parameters
+    sizes = load_pair(tiny_bundle).parts.manifest.parameters
     nothing = {f"{part}_parameters": 0 for part in ("draft", "head", "target")} | {
         f"{part}_ms": 0.0 for part in ("draft", "gate", "head", "target")
     }
@@ -460,7 +463,7 @@ def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) 
     with the clustering within episodes (a design effect of about 2) 0.04 together, and 0.2 is five of them. The bundle
     is trained on the spot, so that every processor has one of its own. `test_calibrate.py` looks more closely.
     """
-    bundle = load_bundle(tiny_bundle)
+    bundle = load_pair(tiny_bundle)
     counts: list[int] = []
     run = CalibrationRun(0.4, episodes=10, rounds=3, seed=1)
     found = calibrate(bundle, "deviation", run, env="ball", advance=counts.append)
@@ -481,7 +484,7 @@ def test_max_skips_bounds_the_runs_of_skips(tiny_bundle: Path) -> None:
 
 
 def test_what_was_calibrated_in_the_run_folder_is_used_again(made: Made, tiny_bundle: Path) -> None:
-    bundle = load_bundle(tiny_bundle)
+    bundle = load_pair(tiny_bundle)
     for gate in ("deviation", "oracle"):
         kept = read_calibration(made.folder / "calibration" / f"{gate}-0.60.json", bundle)
         assert kept.settings.threshold == made.summary["calibration"][gate]["threshold"]
@@ -493,7 +496,7 @@ def test_a_calibration_made_later_does_not_change_a_run_under_way(
     """Else half of a method's shards run with one threshold and half with another."""
     what, folder = evaluation(bundle_copy, methods=("adahi",)), tmp_path / "run"
     summary = evaluate(what, folder, quiet, Pool(1))
-    bundle = load_bundle(bundle_copy)
+    bundle = load_pair(bundle_copy)
     stored = read_calibration(folder / "calibration" / "deviation-0.60.json", bundle)
     changed = dataclasses.replace(stored, settings=dataclasses.replace(stored.settings, threshold=1e9))
     changed.save(bundle_copy / "calibration")

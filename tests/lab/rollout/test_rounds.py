@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from specact.bundle.bundle import find_bundle
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import load_flow
-from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.pair import load_flow_pair
 from specact.families.flash.rounds import ROUNDS
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
@@ -21,6 +22,7 @@ from specact.lab.tised.drivers import RoundsDriver
 from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import measure_settings
 from specact.observation import ObservationSpec
+from specact.pair import Pair
 
 BUNDLE = "ball-chase-flow"
 FULL_S, CHECK_S, FAILED_S = 0.16, 0.04, 0.2
@@ -30,34 +32,34 @@ def world(sees: ObservationSpec) -> MovingWorld:
     return MovingWorld(load_task("ball-chase", sees), pace=0.0)
 
 
-def ran(pair: FlashPair, *round_s: float, start: int = 3) -> Episode:
+def ran(pair: Pair[Any], *round_s: float, start: int = 3) -> Episode:
     takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).duration_s(round_s)
     return run_rounds(world(pair.observation), pair, takes, start=start, seed=0, episode=1)
 
 
 @pytest.fixture(scope="module")
-def pair() -> FlashPair:
-    return flash_pair(load_flow(BUNDLE))
+def pair() -> Pair[Any]:
+    return load_flow_pair(load_flow(BUNDLE))
 
 
-def test_a_round_takes_the_time_of_its_kind(pair: FlashPair) -> None:
-    accepting = replace(pair, rounds=replace(ROUNDS["flash"], within=1e9))
+def test_a_round_takes_the_time_of_its_kind(pair: Pair[Any]) -> None:
+    accepting = pair.composed(rounds=replace(ROUNDS["flash"], within=1e9))
     # One full round and four that are checked, again and again.
-    found = ran(replace(accepting, settings=replace(pair.settings, period=4)), FULL_S, CHECK_S, FAILED_S)
+    found = ran(accepting.composed(settings=replace(pair.parts.settings, period=4)), FULL_S, CHECK_S, FAILED_S)
     full = -(-found.chunks // 5)
     spent = full * FULL_S + (found.chunks - full) * CHECK_S
     assert found.inference_s * found.chunks == pytest.approx(spent, abs=FULL_S)
-    refusing = ran(replace(pair, rounds=replace(ROUNDS["flash"], within=0.0)), FULL_S, CHECK_S, FAILED_S)
+    refusing = ran(pair.composed(rounds=replace(ROUNDS["flash"], within=0.0)), FULL_S, CHECK_S, FAILED_S)
     assert refusing.inference_s == pytest.approx(FAILED_S, rel=0.1)
     assert found.stall_s < refusing.stall_s
 
 
-def test_full_rounds_that_take_no_time_do_as_the_flow_does(pair: FlashPair) -> None:
-    policy = pair.policy
+def test_full_rounds_that_take_no_time_do_as_the_flow_does(pair: Pair[Any]) -> None:
+    policy = pair.parts.policy
     flow = run_episode(
         world(policy.spec.observation), policy, Execution("synchronous", pair.execute), 0.0, start=3, seed=0, episode=1
     )
-    found = ran(replace(pair, rounds=ROUNDS["full"]), 0.0, 0.0, 0.0)
+    found = ran(pair.composed(rounds=ROUNDS["full"]), 0.0, 0.0, 0.0)
     # Other noise, and otherwise the same.
     assert found.success and flow.success and abs(found.task_s - flow.task_s) < 2.0
 
@@ -75,7 +77,7 @@ def test_the_lever_accepts_more_the_stronger_it_is() -> None:
     assert settings[0].strength == 0.0
     none, weakest = (setting.driver for setting in settings[:2])
     assert isinstance(none, RoundsDriver) and isinstance(weakest, RoundsDriver)
-    assert none.load().rounds == ROUNDS["full"] and weakest.load().rounds.within == settings[1].strength
+    assert none.load().parts.rounds == ROUNDS["full"] and weakest.load().parts.rounds.within == settings[1].strength
     times = measure_settings(settings[:2])
     assert [len(of_kinds) for of_kinds in times.values()] == [1, 3]
     with pytest.raises(ConfigError, match="a distance"):

@@ -11,7 +11,6 @@ from tests.lab import toys
 
 from specact.contracts import check_task
 from specact.errors import ConfigError
-from specact.families.load import load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.data.fit import check_fit
 from specact.lab.envs import load_task
@@ -19,6 +18,7 @@ from specact.lab.envs.task import Task
 from specact.lab.evaluation.metrics import method_metrics
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Outcome, Shard, episode_seed, run_shard
+from specact.load import load_pair
 from specact.observation import Field
 
 SUITE, PAIR = f"{toys.__name__}:SUITE", f"{toys.__name__}:pair"

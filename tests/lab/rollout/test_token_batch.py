@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tests.lab.train.test_drafters import write_target
 
-from specact.families.load import load_pair
 from specact.families.tokens.network import Array, TokenNetworks
-from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.verify import Prefilled, TokenTarget
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
@@ -19,26 +18,28 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import Table
 from specact.lab.rollout.token_batch import SharedClock, TokenBatch
+from specact.load import load_pair
 from specact.observation import Window
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 
 EPISODES = (3, 4, 5, 6)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TokenPair:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
     found = load_pair(write_target(tmp_path_factory.mktemp("batch") / "small").path)
-    assert isinstance(found, TokenPair)
+    assert isinstance(found.parts, TokenParts)
     return found
 
 
-def rolled(pair: TokenPair, method: str, gate: GateSettings, episodes: Sequence[int] = EPISODES) -> Table:
+def rolled(pair: Pair[Any], method: str, gate: GateSettings, episodes: Sequence[int] = EPISODES) -> Table:
     return run_shard(Shard.of(pair, "ball", load_method(method), gate, episodes, 2))[1]
 
 
 @pytest.mark.parametrize("method", ["ar", "strict_last"])
 def test_one_batch_answers_what_the_gates_want_verified_at_a_control_step(
-    pair: TokenPair, method: str, monkeypatch: pytest.MonkeyPatch
+    pair: Pair[Any], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
 
@@ -55,7 +56,7 @@ def test_one_batch_answers_what_the_gates_want_verified_at_a_control_step(
     assert (table["passes"] > 0).tolist() == table["transmitted"].tolist()
 
 
-def test_the_time_of_a_batch_is_divided_by_its_windows(pair: TokenPair) -> None:
+def test_the_time_of_a_batch_is_divided_by_its_windows(pair: Pair[Any]) -> None:
     table = rolled(pair, "ar", GateSettings("always"))
     for step in np.unique(table["step"]):
         shares = table["target_s"][table["step"] == step]
@@ -63,10 +64,10 @@ def test_the_time_of_a_batch_is_divided_by_its_windows(pair: TokenPair) -> None:
     assert (table["finish_s"] >= 0.0).all()
 
 
-def test_a_robot_asks_before_it_acts(pair: TokenPair) -> None:
+def test_a_robot_asks_before_it_acts(pair: Pair[Any]) -> None:
     """Two robots of one batch act as one robot of its own."""
     windows = [pair.observation.zeros() for _ in range(2)]
-    batch, clocks = TokenBatch(pair.target, pair.units), [SharedClock() for _ in windows]
+    batch, clocks = TokenBatch(pair.parts.target(), pair.units), [SharedClock() for _ in windows]
     policies = [SpeculativePolicy(pair, Always(), verifier=batch.verifier(clock), clock=clock) for clock in clocks]
     for policy, window in zip(policies, windows, strict=True):
         policy.ask(window)
@@ -76,7 +77,7 @@ def test_a_robot_asks_before_it_acts(pair: TokenPair) -> None:
     assert all(policy.record is not None and policy.record.times.finish >= 0.0 for policy in policies)
 
 
-def test_what_is_not_finite_misses_alone(pair: TokenPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_finite_misses_alone(pair: Pair[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def first_is_nan(self: TokenNetworks, windows: Sequence[Window]) -> Array:
         found = tokens(self, windows)
         found[0] = np.nan
@@ -84,7 +85,7 @@ def test_what_is_not_finite_misses_alone(pair: TokenPair, monkeypatch: pytest.Mo
 
     tokens = TokenNetworks.tokens
     monkeypatch.setattr(TokenNetworks, "tokens", first_is_nan)
-    batch = TokenBatch(pair.target, pair.units)
+    batch = TokenBatch(pair.parts.target(), pair.units)
     policies = [SpeculativePolicy(pair, Always(), verifier=batch.verifier(SharedClock())) for _ in range(3)]
     for policy in policies:
         policy.ask(pair.observation.zeros())

@@ -11,11 +11,9 @@ import pytest
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import load_flow
-from specact.families.codes.bundle import load_bundle
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import Round
 from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
-from specact.families.load import load_pair
 from specact.lab.rollout.folder import JsonLines
 from specact.lab.rollout.pool import Pool
 from specact.lab.tised.drivers import PairDriver, PolicyDriver, RoundsDriver, SplitDriver
@@ -25,23 +23,24 @@ from specact.lab.tised.sweep import Sweep, Trial, measure_settings, run_sweep, r
 from specact.lab.train.variants import BundleVariants
 from specact.links.link import load_link
 from specact.links.model import round_trip
+from specact.load import load_pair
 from specact.observation import Window
 from specact.types import Decision
 
-BALL = load_bundle("ball")
+BALL = load_pair("ball")
 TARGET_MS, DELAY = 8.0, "loopback+delay=30"
-SYNCHRONOUS = Execution("synchronous", BALL.spec.execute)
+SYNCHRONOUS = Execution("synchronous", BALL.parts.spec.execute)
 
 
 def window(seed: int) -> Window:
-    rng, zeros = np.random.default_rng(seed), BALL.spec.target.zeros()
+    rng, zeros = np.random.default_rng(seed), BALL.parts.spec.target.zeros()
     return Window({name: rng.normal(0, 0.3, array.shape).astype(array.dtype) for name, array in zeros.arrays.items()})
 
 
 @pytest.fixture(scope="module")
 def cuts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Setting, ...]:
     variants = BundleVariants(BALL, tmp_path_factory.mktemp("variants"), lambda: ())
-    settings = settings_of("split", Subject(BALL, BALL.spec.execute, variants))
+    settings = settings_of("split", Subject(BALL, BALL.parts.spec.execute, variants))
     variants.make()
     return tuple(settings)
 
@@ -90,7 +89,7 @@ def test_an_inference_takes_what_both_sides_and_the_link_take(cuts: tuple[Settin
 
 
 def test_a_cut_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    subject = Subject(BALL, BALL.spec.execute, BundleVariants(BALL, tmp_path, lambda: ()))
+    subject = Subject(BALL, BALL.parts.spec.execute, BundleVariants(BALL, tmp_path, lambda: ()))
     with pytest.raises(ConfigError, match="can be cut from 0 to"):
         settings_of("split", subject, (99.0,))
     assert not list(tmp_path.iterdir()), "nothing is written"

@@ -12,7 +12,6 @@ import pytest
 from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError, DataError
-from specact.families.codes.bundle import load_bundle
 from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.rollout.folder import JsonLines
@@ -23,8 +22,9 @@ from specact.lab.tised.drivers import PairDriver
 from specact.lab.tised.levers import Setting, Subject, settings_of
 from specact.lab.tised.records import CALIBRATIONS, EPISODES, read_calibrations, read_sweeps, sweep_folder
 from specact.lab.tised.sweep import Sweep, Trial, gate_of, run_sweep, run_trial
+from specact.load import load_pair
 
-BALL = load_bundle("ball")
+BALL = load_pair("ball")
 
 
 class NoVariants:
@@ -47,7 +47,7 @@ class NoVariants:
         raise AssertionError("not wanted here")
 
 
-SUBJECT = Subject(BALL, BALL.spec.execute, NoVariants())
+SUBJECT = Subject(BALL, BALL.parts.spec.execute, NoVariants())
 
 
 def settings(*levers: str) -> tuple[Setting, ...]:

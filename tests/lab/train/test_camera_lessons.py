@@ -12,7 +12,6 @@ from tests.lab.train.dots import demonstrations
 from tests.lab.train.test_encoder import RECIPE, SEEING, SMALL
 from tests.tiny import quiet
 
-from specact import load_bundle
 from specact.families.codes.head import load_head
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import FrameWindows, join
@@ -23,6 +22,7 @@ from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encod
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import demonstrated_lessons
 from specact.lab.train.train import train
+from specact.load import load_pair
 from specact.observation import Window
 
 TASK = "tests.lab.train.dots:TASK"
@@ -55,7 +55,7 @@ def roll(pool: Pool, folder: Path) -> Collect:
 
 
 def test_frames_are_on_disk_and_each_window_is_the_one_that_the_draft_saw(made: Path, tmp_path: Path) -> None:
-    bundle = load_bundle(made / "dots")
+    bundle = load_pair(made / "dots")
     with Pool(1) as pool:
         data = collect(bundle, [GateSettings("always")], 100, 0, pool, quiet, 0, TASK, tmp_path)
         more = collect(bundle, [GateSettings("always")], 100, 1, pool, quiet, 0, TASK, tmp_path)
@@ -68,34 +68,34 @@ def test_frames_are_on_disk_and_each_window_is_the_one_that_the_draft_saw(made: 
             frames = np.asarray(windows[np.array([row])])[0]
             assert frames.shape == (2, 32, 32, 3)
             assert np.array_equal(frames, np.asarray(joined[np.array([first + row])])[0])
-            found = bundle.draft.infer(Window({"image": frames})).probs
+            found = bundle.parts.draft.infer(Window({"image": frames})).probs
             assert np.abs(found - part.outputs["draft_probs"][row]).max() < 1e-5
     train_part, held_out = both.split(every=4)
     assert len(train_part) + len(held_out) == len(both) > len(held_out) > 0
 
 
 def test_the_head_looks_with_the_drafts_encoder(made: Path, tmp_path: Path) -> None:
-    bundle = load_bundle(made / "dots")
+    bundle = load_pair(made / "dots")
     with Pool(1) as pool:
-        metrics = train_head(bundle, FEW, roll(pool, tmp_path / "frames"), bundle.path / "gate", quiet)
+        metrics = train_head(bundle, FEW, roll(pool, tmp_path / "frames"), bundle.parts.path / "gate", quiet)
     assert np.isfinite(metrics["loss"])
-    taught = load_bundle(made / "dots")
+    taught = load_pair(made / "dots")
     head, gate = load_head(taught), GateChoices().settings("learned", taught).build(taught)
     frames = demonstrations().frames("image")
     windows = [Window({"image": frames[np.array(rows)]}) for rows in ((0, 0), (50, 50))]
-    drafts = taught.draft.infer_batch(windows)
+    drafts = taught.parts.draft.infer_batch(windows)
     one, other = (head.estimate(window, drafts[0]) for window in windows)
     assert np.abs(one - other).max() > 1e-4  # the same proposal, another frame
     rng = np.random.default_rng(0)
-    assert 0.0 <= gate.score(taught.drafter.propose(windows[0], rng), rng) <= 1.0
+    assert 0.0 <= gate.score(taught.drafter().propose(windows[0], rng), rng) <= 1.0
 
 
 def test_features_are_those_of_the_drafts_encoder(made: Path, tmp_path: Path) -> None:
-    bundle = load_bundle(made / "dots")
+    bundle = load_pair(made / "dots")
     data = demonstrated_lessons(bundle, demonstrations(), 30, tmp_path, quiet)
-    features = np.asarray(encoded(data, draft_encoders(bundle)).observation["image"])
+    features = np.asarray(encoded(data, draft_encoders(bundle.parts)).observation["image"])
     assert features.shape == (30, 2, 16)
-    model = draft_encoders(bundle)["image"]
+    model = draft_encoders(bundle.parts)["image"]
     with torch.no_grad():
         wanted = model(torch.from_numpy(np.asarray(data.observation["image"])[3]))
     assert np.allclose(features[3], wanted.numpy(), atol=1e-5)
@@ -103,13 +103,13 @@ def test_features_are_those_of_the_drafts_encoder(made: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["dots", "along"])
 def test_a_distilled_draft_keeps_an_encoder_that_was_trained_before_it(made: Path, tmp_path: Path, name: str) -> None:
-    bundle = load_bundle(made / name)
+    bundle = load_pair(made / name)
     recipe = DistilRecipe(rates=(0.5,), rounds=1, steps=10, batch=16)
     with Pool(1) as pool:
-        path = distil(bundle, recipe, roll(pool, tmp_path / "frames"), tmp_path / "run", quiet)
-    distilled = load_bundle(path)
-    kept, new = (draft_encoders(pair)["image"].state_dict() for pair in (bundle, distilled))
+        path = distil(bundle.parts, recipe, roll(pool, tmp_path / "frames"), tmp_path / "run", quiet)
+    distilled = load_pair(path)
+    kept, new = (draft_encoders(pair.parts)["image"].state_dict() for pair in (bundle, distilled))
     same = all(torch.equal(kept[key], new[key]) for key in kept)
     assert same == (name == "dots")
     assert distilled.name == f"{name}-distilled"
-    assert distilled.manifest.distilled["held_out"]["cross_entropy"] > 0.0
+    assert distilled.parts.manifest.distilled["held_out"]["cross_entropy"] > 0.0

@@ -4,17 +4,17 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 from tests.tiny import quiet
 
-from specact import load_bundle
+from specact import load_pair
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import ConfigError
-from specact.families.codes.bundle import PARTS, Bundle
-from specact.families.load import AnyPair
+from specact.families.codes.pair import PARTS
 from specact.files import write_json
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData
@@ -23,55 +23,56 @@ from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.observation import Window
+from specact.pair import Pair
 
 FEW = DistilRecipe(rates=(0.0, 0.5), steps=600, batch=128)
 
 
-def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Bundle:
+def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Pair[Any]:
     with Pool(1) as pool:
 
-        def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+        def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
-        return load_bundle(distil(load_bundle(bundle), recipe, roll, out, quiet))
+        return load_pair(distil(load_pair(bundle).parts, recipe, roll, out, quiet))
 
 
 @pytest.fixture(scope="module")
-def distilled(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Path]:
+def distilled(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair[Any], Path]:
     out = tmp_path_factory.mktemp("distilled")
     return teach(tiny_bundle, out), out
 
 
-def rejection(bundle: Bundle, states: DistillationData) -> float:
+def rejection(bundle: Pair[Any], states: DistillationData) -> float:
     """Mean total variation of draft and target over states and codebooks."""
     windows = [
         Window({name: np.asarray(values)[row] for name, values in states.observation.items()})
         for row in range(len(states))
     ]
-    draft, target = (policy.infer_batch(windows) for policy in (bundle.draft, bundle.target))
+    draft, target = (policy.infer_batch(windows) for policy in (bundle.parts.draft, bundle.parts.target))
     return float(np.mean([0.5 * np.abs(q.probs - p.probs).sum(-1) for q, p in zip(draft, target, strict=True)]))
 
 
 def test_it_is_closer_to_the_target_where_the_gated_policy_goes(
-    tiny_bundle: Path, distilled: tuple[Bundle, Path]
+    tiny_bundle: Path, distilled: tuple[Pair[Any], Path]
 ) -> None:
     """On the states of either pair, none of which it was taught on."""
-    original, made = load_bundle(tiny_bundle), distilled[0]
+    original, made = load_pair(tiny_bundle), distilled[0]
     for pair in (original, made):
         with Pool(1) as pool:
             states = collect(pair, [GateSettings("random", threshold=0.5)], 500, 7, pool, lambda done: None)
         assert rejection(made, states) < 0.7 * rejection(original, states)
 
 
-def test_only_the_draft_is_new(tiny_bundle: Path, distilled: tuple[Bundle, Path]) -> None:
-    original, made = load_bundle(tiny_bundle), distilled[0]
+def test_only_the_draft_is_new(tiny_bundle: Path, distilled: tuple[Pair[Any], Path]) -> None:
+    original, made = load_pair(tiny_bundle), distilled[0]
     for part in ("target", "tokenizer"):
-        assert fingerprint_of(made.path / PARTS[part]) == fingerprint_of(original.path / PARTS[part])
+        assert fingerprint_of(made.parts.path / PARTS[part]) == fingerprint_of(original.parts.path / PARTS[part])
     assert made.name == "tiny-distilled"
-    assert made.spec == original.spec
-    assert made.manifest.distilled["from"] == original.fingerprint
+    assert made.parts.spec == original.parts.spec
+    assert made.parts.manifest.distilled["from"] == original.fingerprint
     assert made.fingerprint != original.fingerprint
-    assert not (made.path / "calibration").exists()  # the old thresholds are not for this draft
+    assert not (made.parts.path / "calibration").exists()  # the old thresholds are not for this draft
 
 
 def test_it_holds_its_folder(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: P
 
     with Pool(1) as pool:
 
-        def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+        def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
         told = 0
@@ -102,9 +103,9 @@ def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: P
                 raise StoppedError
 
         with pytest.raises(StoppedError):
-            distil(load_bundle(tiny_bundle), recipe, roll, tmp_path / "stopped", stop)
+            distil(load_pair(tiny_bundle).parts, recipe, roll, tmp_path / "stopped", stop)
     again = teach(tiny_bundle, tmp_path / "stopped", recipe)
-    assert fingerprint_of(again.path / PARTS["draft"]) == fingerprint_of(whole.path / PARTS["draft"])
+    assert fingerprint_of(again.parts.path / PARTS["draft"]) == fingerprint_of(whole.parts.path / PARTS["draft"])
 
 
 def test_a_bundle_that_does_not_say_how_its_draft_was_made_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:

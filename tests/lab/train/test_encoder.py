@@ -13,7 +13,6 @@ from tests.lab.train.dots import demonstrations, dots
 from tests.tiny import quiet
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import load_bundle
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.sources import Source
 from specact.lab.train import checkpoint
@@ -36,6 +35,7 @@ from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, T
 from specact.lab.train.tokenizer import tokenizer_stage
 from specact.lab.train.train import train
 from specact.lab.train.vqbet import VQBeT
+from specact.load import load_pair
 from specact.observation import Window
 
 SMALL = EncoderRecipe(
@@ -183,10 +183,10 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     seen, _ = checkpoint.read(tmp_path / "run" / "sees.safetensors")
     inside = [name for name in shared if ".encoder." in name]
     assert inside and all(torch.equal(shared[name], seen[name]) for name in inside)
-    bundle = load_bundle(trained.bundles[0])
-    assert tuple(bundle.spec.target.fields) == ("image",) and tuple(bundle.spec.draft.fields) == ("place",)
+    bundle = load_pair(trained.bundles[0])
+    assert tuple(bundle.parts.spec.target.fields) == ("image",) and tuple(bundle.parts.spec.draft.fields) == ("place",)
     # The target's graph begins with the encoder as it was trained.
-    model = rebuild(bundle, "target", 2)
+    model = rebuild(bundle.parts, "target", 2)
     frames = dots(2)["image"]
     with torch.no_grad():
         features = model.get_submodule("embed_image.encoder")(torch.from_numpy(frames))
@@ -197,7 +197,7 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
         {name[8:]: value.half().float() for name, value in weights.items() if name.startswith("encoder.")}
     )
     torch.testing.assert_close(encoder(torch.from_numpy(frames)).detach(), features)
-    answer = bundle.target.infer(Window({"image": frames}))
+    answer = bundle.parts.target.infer(Window({"image": frames}))
     np.testing.assert_allclose(answer.probs, logits[0].softmax(-1).numpy(), atol=1e-4)
     files = {path: path.read_bytes() for path in sorted(trained.bundles[0].glob("*.onnx"))}
     again = train(recipe, tmp_path, tmp_path / "run", quiet)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
-from specact import load_bundle
-from specact.families.codes.network import OnnxPolicy
+from specact import load_pair
+from specact.families.codes.policy import OnnxPolicy
 from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.train import checkpoint, export
@@ -51,7 +51,7 @@ def some_windows(model: VQBeT, count: int) -> tuple[list[Window], dict[str, torc
 def test_onnx_runtime_answers_like_pytorch(
     tiny_bundle: Path, networks: dict[str, VQBeT], role: str, count: int
 ) -> None:
-    bundle, model = load_bundle(tiny_bundle), networks[role]
+    bundle, model = load_pair(tiny_bundle), networks[role]
     windows, seen = some_windows(model, count)
     with torch.no_grad():
         logits, offsets = LastPosition(model)(seen)
@@ -61,15 +61,15 @@ def test_onnx_runtime_answers_like_pytorch(
         np.testing.assert_allclose(answer.probs, row.double().softmax(-1).numpy(), atol=PARITY)
         np.testing.assert_allclose(answer.probs.sum(-1), 1.0, rtol=1e-12)
         np.testing.assert_allclose(answer.offsets, offset.numpy(), atol=PARITY)
-    assert bundle.manifest.parity[role] < PARITY
-    assert bundle.manifest.parameters[role] == sum(p.numel() for p in model.parameters())
+    assert bundle.parts.manifest.parity[role] < PARITY
+    assert bundle.parts.manifest.parameters[role] == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_window_is_answered_alike_alone_and_in_a_batch(
     tiny_bundle: Path, networks: dict[str, VQBeT], role: str
 ) -> None:
-    policy: OnnxPolicy = getattr(load_bundle(tiny_bundle), role)
+    policy: OnnxPolicy = getattr(load_pair(tiny_bundle), role)
     windows, _ = some_windows(networks[role], 16)
     for window, row in zip(windows, policy.infer_batch(windows), strict=True):
         alone = policy.infer(window)

@@ -16,12 +16,12 @@ from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.lab.train.flash import prefix_weights
 from specact.lab.train.flash_check import KINDS, LEVELS, fit_check, measure_check
 from specact.lab.train.recipe import FlashRecipe
 from specact.lab.train.train import train
+from specact.load import load_policy
 from specact.observation import Window, vectors
 
 RECIPE = FlashRecipe(

@@ -19,13 +19,11 @@ from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowPolicy, FlowUnits
-from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings
 from specact.families.flash.check import Check
-from specact.families.flash.pair import FlashPair
+from specact.families.flash.pair import FlashParts
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import FlashTarget, RoundRequest
-from specact.families.load import load_exchange, load_pair
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
@@ -33,8 +31,9 @@ from specact.lab.processes import serving
 from specact.lab.train.flash_check import measure_check
 from specact.lab.train.recipe import FlashRecipe, load_recipe
 from specact.lab.train.train import train
+from specact.load import load_exchange, load_pair, load_policy
 from specact.observation import Window
-from specact.pair import Named
+from specact.pair import Pair, PairSource
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -141,13 +140,13 @@ def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Pa
     np.testing.assert_array_equal(measured[0].error, measured[1].error)
 
 
-def loaded(block: Path, target: str | None, rounds: str) -> FlashPair:
+def loaded(block: Path, target: str | None, rounds: str) -> Pair[Any]:
     pair = load_pair(block, target=target, decoding=rounds)
-    assert isinstance(pair, FlashPair)
+    assert isinstance(pair.parts, FlashParts)
     return pair
 
 
-def played(pair: FlashPair, **parts: Any) -> list[tuple[np.ndarray, int]]:
+def played(pair: Pair[Any], **parts: Any) -> list[tuple[np.ndarray, int]]:
     policy, found = SpeculativePolicy(pair, Always(), **parts), []
     for window in windows(pair, 12):
         done = [policy.act_on(window)]
@@ -160,10 +159,10 @@ def played(pair: FlashPair, **parts: Any) -> list[tuple[np.ndarray, int]]:
 
 def test_rounds_and_the_bounds_of_delta(block: Path) -> None:
     pair = loaded(block, "my_flow:padded", "flash")
-    assert pair.rounds == ROUNDS["flash"] and pair.block is not None
-    assert Named.of(pair) == Named(None, "my_flow:padded", "flash")
+    assert pair.parts.rounds == ROUNDS["flash"] and pair.parts.block is not None
+    assert pair.source == PairSource(str(pair.path), None, "my_flow:padded", "flash")
     for within, accepted in ((0.0, {0}), (1e6, {0, 3})):
-        found = played(replace(pair, rounds=replace(ROUNDS["flash"], within=within)))
+        found = played(pair.composed(rounds=replace(ROUNDS["flash"], within=within)))
         assert {count for _, count in found} == accepted
 
 
@@ -193,9 +192,9 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
     assert pair.fingerprint == load_pair(block, target="my_flow:padded").fingerprint
     for rounds in ("flash_device", "block"):
         with pytest.raises(BundleError, match=r"small drafts for is not here; name it with --target"):
-            _ = replace(pair, rounds=ROUNDS[rounds]).drafter
+            _ = pair.composed(rounds=ROUNDS[rounds]).drafter
     with pytest.raises(BundleError, match=r"small drafts for is not here"):
-        _ = pair.target
+        pair.target()
     with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
         load_exchange(str(block))
     with pytest.raises(ConfigError, match=r"--target is for FLASH's block and for a pair of chunk policies"):

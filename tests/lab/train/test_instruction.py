@@ -16,12 +16,10 @@ from msgspec import structs
 from tests.lab.train.told import TASK, WAYS
 from tests.tiny import quiet
 
-from specact import load_bundle
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.codes.head import TargetHead, load_head
-from specact.families.codes.network import OnnxPolicy
-from specact.families.codes.spec import CodePolicy
+from specact.families.codes.pair import PARTS
+from specact.families.codes.policy import CodePolicy, OnnxPolicy
 from specact.families.head import TrainedFor
 from specact.gates import Always, Never
 from specact.lab.data.generate import generate
@@ -39,7 +37,9 @@ from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, T
 from specact.lab.train.teacher import demonstrated_lessons
 from specact.lab.train.train import train
 from specact.lab.train.variants import BundleVariants, prune_history
+from specact.load import load_pair
 from specact.observation import Window
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -75,13 +75,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(run: Path) -> Bundle:
-    return load_bundle(run / "bundles" / "told")
+def pair(run: Path) -> Pair[Any]:
+    return load_pair(run / "bundles" / "told")
 
 
 @pytest.fixture
-def copy(pair: Bundle, tmp_path: Path) -> Path:
-    shutil.copytree(pair.path, tmp_path / "told")
+def copy(pair: Pair[Any], tmp_path: Path) -> Path:
+    shutil.copytree(pair.parts.path, tmp_path / "told")
     return tmp_path / "told"
 
 
@@ -95,14 +95,14 @@ def windows(told: str | None, number: int = 8) -> list[Window]:
     return made
 
 
-def way(pair: Bundle, policy: CodePolicy, seen: Sequence[Window]) -> np.ndarray:
+def way(pair: Pair[Any], policy: CodePolicy, seen: Sequence[Window]) -> np.ndarray:
     """Mean of the likeliest actions."""
     said = policy.infer_batch(seen)
-    return np.array([pair.tokenizer.decode(one.probs.argmax(-1), one.offsets).mean() for one in said])
+    return np.array([pair.parts.tokenizer.decode(one.probs.argmax(-1), one.offsets).mean() for one in said])
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-def test_it_goes_where_it_is_told_and_the_wrong_way_when_told_wrongly(pair: Bundle, role: str) -> None:
+def test_it_goes_where_it_is_told_and_the_wrong_way_when_told_wrongly(pair: Pair[Any], role: str) -> None:
     policy: OnnxPolicy = getattr(pair, role)
     assert (way(pair, policy, windows(LEFT)) < -0.3).all()
     assert (way(pair, policy, windows(RIGHT)) > 0.3).all()
@@ -112,21 +112,21 @@ def test_it_goes_where_it_is_told_and_the_wrong_way_when_told_wrongly(pair: Bund
     )
 
 
-def test_words_that_it_does_not_know_say_nothing(pair: Bundle) -> None:
-    told = [pair.target.infer_batch(windows(text)) for text in ("fly to the moon", "crawl to the sun", LEFT)]
+def test_words_that_it_does_not_know_say_nothing(pair: Pair[Any]) -> None:
+    told = [pair.parts.target.infer_batch(windows(text)) for text in ("fly to the moon", "crawl to the sun", LEFT)]
     for one, other, known in zip(*told, strict=True):
         assert np.isfinite(one.probs).all() and np.array_equal(one.probs, other.probs)
         assert not np.allclose(one.probs, known.probs)
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-def test_the_exported_network_is_the_trained_one(pair: Bundle, role: Any) -> None:
+def test_the_exported_network_is_the_trained_one(pair: Pair[Any], role: Any) -> None:
     """Rebuilt from the file, in PyTorch, on words as numbers."""
     seen = [*windows(LEFT), *windows(RIGHT), *windows("go to sleep")]
     policy: OnnxPolicy = getattr(pair, role)
     inputs = policy.inputs.stack(seen)
     assert inputs["instruction"].shape == (24, 4) and inputs["instruction"].dtype == np.int64
-    model = rebuild(pair, role, policy.observation.history)
+    model = rebuild(pair.parts, role, policy.observation.history)
     torch_inputs = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in inputs.items()}
     logits, offsets = (part.detach().numpy() for part in LastPosition(model)(torch_inputs))
     for row, said in enumerate(policy.infer_batch(seen)):
@@ -141,23 +141,23 @@ def test_a_manifest_without_words_is_refused(copy: Path) -> None:
     assert manifest.pop("words") == {"vocabulary": ["go", "left", "right", "the", "to"], "length": 4}
     file.write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match="must say which words it knows"):
-        load_bundle(copy)
+        load_pair(copy)
     # More words than the network was made for.
     file.write_text(json.dumps(manifest | {"words": {"vocabulary": ["go", "left"], "length": 5}}))
     with pytest.raises(BundleError, match="they do not match"):
-        load_bundle(copy)
+        load_pair(copy)
 
 
-def test_served_it_answers_as_it_does_here(pair: Bundle, tmp_path: Path) -> None:
+def test_served_it_answers_as_it_does_here(pair: Pair[Any], tmp_path: Path) -> None:
     """The text crosses the wire; the device's copy has no target."""
     device = tmp_path / "device"
-    shutil.copytree(pair.path, device)
+    shutil.copytree(pair.parts.path, device)
     (device / PARTS["target"]).unlink()
     manifest = json.loads((device / "manifest.json").read_text())
     (device / "manifest.json").write_text(json.dumps(manifest | {"left_out": ["target"]}))
-    without = load_bundle(device)
+    without = load_pair(device)
     with (
-        serving(pair.path) as server,
+        serving(pair.parts.path) as server,
         Client(Endpoint("ws", "127.0.0.1", server.port), without.exchange.contract, "raw") as client,
     ):
         client.connect(30.0)
@@ -176,7 +176,7 @@ def test_served_it_answers_as_it_does_here(pair: Bundle, tmp_path: Path) -> None
     assert heard == {LEFT, RIGHT}
 
 
-def test_a_robot_that_is_told_nothing_is_refused_with_a_sentence(pair: Bundle) -> None:
+def test_a_robot_that_is_told_nothing_is_refused_with_a_sentence(pair: Pair[Any]) -> None:
     seen, _ = TASK.make(render_mode=None).reset(seed=0)
     policy = SpeculativePolicy(pair, Never(), seed=0)
     policy.reset(0)
@@ -184,33 +184,37 @@ def test_a_robot_that_is_told_nothing_is_refused_with_a_sentence(pair: Bundle) -
         policy.act({name: value for name, value in seen.items() if name != "instruction"})
 
 
-def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Bundle, tmp_path: Path) -> None:
-    pruned = prune_history(pair, 1, tmp_path / "draft.onnx", role="draft")
-    shorter = pair.draft.observation.shortened(1)
+def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Pair[Any], tmp_path: Path) -> None:
+    pruned = prune_history(pair.parts, 1, tmp_path / "draft.onnx", role="draft")
+    shorter = pair.parts.draft.observation.shortened(1)
     assert shorter.instruction
-    policy = OnnxPolicy(pruned, pair.spec, shorter, words=pair.words)
+    policy = OnnxPolicy(pruned, pair.parts.spec, shorter, words=pair.parts.words)
     assert (way(pair, policy, windows(LEFT)) < way(pair, policy, windows(RIGHT)) - 0.5).all()
     variants = BundleVariants(pair, tmp_path, lambda: windows(LEFT))
     file = variants.quantised(tiers("int8_static")[0].name)["target"]
     variants.make()
-    rounded = OnnxPolicy(file, pair.spec, pair.spec.target, words=pair.words)
+    rounded = OnnxPolicy(file, pair.parts.spec, pair.parts.spec.target, words=pair.parts.words)
     assert (way(pair, rounded, windows(LEFT)) < way(pair, rounded, windows(RIGHT)) - 0.5).all()
-    assert typical_inputs(pair, windows(LEFT, 1))["target"][0]["instruction"].shape == (1, 4)
+    assert typical_inputs(pair.parts, windows(LEFT, 1))["target"][0]["instruction"].shape == (1, 4)
 
 
 def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Path) -> None:
-    pair = load_bundle(copy)
+    pair = load_pair(copy)
     few = HeadRecipe(hidden=16, steps=60, batch=32, rounds=2, rates=(0.5,))
     with Pool(1) as pool:
         collect = collector(300, pool, quiet, ENV, tmp_path / "frames")
         assert np.isfinite(train_head(pair, few, collect, copy / "gate", quiet)["loss"])
-        made = distil(pair, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet)
-    taught, distilled = load_bundle(copy), load_bundle(made)
-    head, drafts = load_head(taught), taught.draft.infer_batch(windows(LEFT))
+        made = distil(
+            pair.parts, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet
+        )
+    taught, distilled = load_pair(copy), load_pair(made)
+    head, drafts = load_head(taught), taught.parts.draft.infer_batch(windows(LEFT))
     one, other = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))
     assert np.abs(one - other).max() > 0.01
-    assert distilled.words == pair.words
-    assert (way(distilled, distilled.draft, windows(LEFT)) < way(distilled, distilled.draft, windows(RIGHT))).all()
+    assert distilled.parts.words == pair.parts.words
+    assert (
+        way(distilled, distilled.parts.draft, windows(LEFT)) < way(distilled, distilled.parts.draft, windows(RIGHT))
+    ).all()
 
 
 def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) -> None:
@@ -220,14 +224,14 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
         manifest[part]["draft"] = manifest[part]["target"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
     shutil.copyfile(copy / PARTS["target"], copy / PARTS["draft"])
-    pair = load_bundle(copy)
+    pair = load_pair(copy)
     data, looks = (
         demonstrated_lessons(pair, generate(TASK, 6, 1, 0.0).episodes, 20, tmp_path, quiet),
-        draft_encoders(pair),
+        draft_encoders(pair.parts),
     )
     features = encoded(data, looks)
     assert np.asarray(features.observation["image.front"]).shape == (20, 1, 4 * 32)
-    network = TargetHeadNetwork(pair.spec, HeadRecipe(hidden=16), features, looks, pair.words).eval()
+    network = TargetHeadNetwork(pair.parts.spec, HeadRecipe(hidden=16), features, looks, pair.parts.words).eval()
     with torch.no_grad():
         found, frames = (
             network({name: torch.from_numpy(np.asarray(values)) for name, values in part.observation.items()},
@@ -237,21 +241,21 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
     torch.testing.assert_close(found, frames)
     export_head(network, TrainedFor.of(pair), copy / "head.onnx")
     head, (seen, *_) = (
-        TargetHead(copy / "head.onnx", pair.spec, pair.draft.inputs, TrainedFor.of(pair), ""),
+        TargetHead(copy / "head.onnx", pair.parts.spec, pair.parts.draft.inputs, TrainedFor.of(pair), ""),
         windows(LEFT),
     )
-    draft = pair.draft.infer(seen)
+    draft = pair.parts.draft.infer(seen)
     for camera in ("image.front", "image.top"):
         blank = Window({**seen.arrays, camera: np.zeros_like(seen[camera])}, LEFT)
         assert np.abs(head.estimate(seen, draft) - head.estimate(blank, draft)).max() > 1e-6
 
 
-def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Bundle, tmp_path: Path) -> None:
+def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any], tmp_path: Path) -> None:
     shown = generate(TASK, 6, seed=1, noise=0.0).episodes
     data = demonstrated_lessons(pair, shown, 20, tmp_path, quiet)
     told = np.asarray(data.observation["instruction"])
-    assert pair.words is not None and shown.instructions is not None
-    assert np.array_equal(told, pair.words.numbers([shown.instructions[episode] for episode in data.episode]))
+    assert pair.parts.words is not None and shown.instructions is not None
+    assert np.array_equal(told, pair.parts.words.numbers([shown.instructions[episode] for episode in data.episode]))
     # What the target says is what it says to that instruction.
     first = demonstrated_lessons(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).outputs[
         "target_probs"

@@ -16,7 +16,7 @@ from msgspec import structs
 from tests.lab import cameras
 from tests.tiny import KilledError, quiet
 
-from specact import SpeculativePolicy, load_bundle
+from specact import SpeculativePolicy, load_pair
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.bundle import load_flow
 from specact.gates import Always
@@ -112,13 +112,13 @@ def made(data: Path) -> Path:
 
 
 def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
-    bundle = load_bundle(made / "bundles" / "mine")
+    bundle = load_pair(made / "bundles" / "mine")
     state, hand, image = Field((3,), "float32", 3), Field((1,), "float32", 1), Field((16, 16, 3), "uint8", 2)
-    assert bundle.spec.draft == ObservationSpec({"hand": hand})
+    assert bundle.parts.spec.draft == ObservationSpec({"hand": hand})
     seen = {"state": state, "image.front": image, "goal.place": replace(hand, history=0)}
-    assert bundle.spec.target == ObservationSpec(seen)
-    assert (bundle.env, bundle.spec.rate_hz) == ("", 10.0)
-    recorded = bundle.manifest.recipe["observations"]["image.front"]
+    assert bundle.parts.spec.target == ObservationSpec(seen)
+    assert (bundle.env, bundle.parts.spec.rate_hz) == ("", 10.0)
+    recorded = bundle.parts.manifest.recipe["observations"]["image.front"]
     assert recorded == {"key": "observation.images.front", "size": [16, 16], "crop": [0, 8, 32, 32], "history": None}
     policy = SpeculativePolicy(bundle, Always())
     for step in range(3):
@@ -129,12 +129,12 @@ def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
 
 def test_the_exported_target_answers_for_every_input(made: Path) -> None:
     """A change of any of them changes the answer; only the observations that it sees count."""
-    bundle = load_bundle(made / "bundles" / "mine")
-    window = bundle.spec.target.zeros()
-    before = bundle.target.infer(window).offsets
+    bundle = load_pair(made / "bundles" / "mine")
+    window = bundle.parts.spec.target.zeros()
+    before = bundle.parts.target.infer(window).offsets
     for name, values in window.arrays.items():
         changed = dict(window.arrays) | {name: values + values.dtype.type(3)}
-        assert not np.array_equal(bundle.target.infer(replace(window, arrays=changed)).offsets, before), name
+        assert not np.array_equal(bundle.parts.target.infer(replace(window, arrays=changed)).offsets, before), name
 
 
 def test_no_decoded_frames_are_left_when_a_run_is_finished(made: Path) -> None:
@@ -257,11 +257,11 @@ def test_numbers_of_any_shape_are_standardised_one_by_one() -> None:
 
 def test_what_cannot_be_rebuilt_from_its_export_is_refused(made: Path, tmp_path: Path) -> None:
     """A history that differs between observations cannot be cut, and an image encoder's weights are not all named."""
-    bundle = load_bundle(made / "bundles" / "mine")
+    bundle = load_pair(made / "bundles" / "mine")
     with pytest.raises(ConfigError, match="differ in history"):
-        prune_history(bundle, 2, tmp_path / "2.onnx")
+        prune_history(bundle.parts, 2, tmp_path / "2.onnx")
     with pytest.raises(ConfigError, match=r"cannot be rebuilt: the exported network does not name '"):
-        rebuild(bundle, "target", 3)
+        rebuild(bundle.parts, "target", 3)
 
 
 def test_what_data_info_shows_of_a_recipe(data: Path, specact_run: Run) -> None:
@@ -300,7 +300,7 @@ def test_the_pusht_images_are_read_from_disk_in_the_terms_of_a_recipe(tmp_path: 
 def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
     from specact.lab.data.distillation import DistillationData
 
-    bundle = load_bundle(made / "bundles" / "mine")
+    bundle = load_pair(made / "bundles" / "mine")
     rng = np.random.default_rng(0)
     data = DistillationData(
         episode=np.zeros(4, np.int64),
@@ -311,7 +311,7 @@ def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
             "target_offsets": np.zeros((4, 2, 4, 2, 2), np.float16),
         },
     )
-    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), data, {})
+    head = TargetHeadNetwork(bundle.parts.spec, HeadRecipe(hidden=8), data, {})
     seen = {"hand": torch.from_numpy(np.asarray(data.observation["hand"]))}
     found = head(seen, torch.from_numpy(data.outputs["draft_probs"]))
     assert found.shape == (4, 2, 4) and torch.allclose(found.sum(-1), torch.ones(4, 2))

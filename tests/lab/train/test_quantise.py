@@ -4,18 +4,19 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
-from specact import load_bundle
+from specact import load_pair
 from specact.bundle.network import open_session
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import NETWORKS, FlowBundle, load_flow
-from specact.families.codes.bundle import PARTS, Bundle
-from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.pair import PARTS
+from specact.families.codes.policy import OnnxPolicy
 from specact.lab.train.quantise import (
     GROUPS,
     Feeds,
@@ -27,14 +28,15 @@ from specact.lab.train.quantise import (
     typical_inputs,
 )
 from specact.observation import Window
+from specact.pair import Pair
 
 SHELF = Path(__file__).parents[3] / "pretrained"
 TIERS = {tier.name: tier for kind in ("int8_dynamic", "int8_static") for tier in tiers(kind)}
 Inputs = dict[str, list[Feeds]]
 
 
-def windows(bundle: Bundle | FlowBundle, count: int, spread: float = 0.4) -> list[Window]:
-    seen = bundle.observation if isinstance(bundle, Bundle) else bundle.spec.observation
+def windows(bundle: Pair[Any] | FlowBundle, count: int, spread: float = 0.4) -> list[Window]:
+    seen = bundle.observation if isinstance(bundle, Pair) else bundle.spec.observation
     rng, fields = np.random.default_rng(0), seen.fields
 
     def normal(shape: tuple[int, ...]) -> np.ndarray:
@@ -44,9 +46,9 @@ def windows(bundle: Bundle | FlowBundle, count: int, spread: float = 0.4) -> lis
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Bundle, Inputs]:
-    bundle = load_bundle(SHELF / "pusht")
-    return bundle, typical_inputs(bundle, windows(bundle, 16))
+def pair() -> tuple[Pair[Any], Inputs]:
+    bundle = load_pair(SHELF / "pusht")
+    return bundle, typical_inputs(bundle.parts, windows(bundle, 16))
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +67,9 @@ def run(model: onnx.ModelProto | Path, feeds: Feeds) -> np.ndarray:
 
 
 def test_folding_changes_the_form_and_not_the_answer(
-    pair: tuple[Bundle, Inputs], flow: tuple[FlowBundle, Inputs]
+    pair: tuple[Pair[Any], Inputs], flow: tuple[FlowBundle, Inputs]
 ) -> None:
-    files = {role: pair[0].path / PARTS[role] for role in ("draft", "target")}
+    files = {role: pair[0].parts.path / PARTS[role] for role in ("draft", "target")}
     files |= {part: flow[0].path / NETWORKS[part] for part in ("encoder", "prefix", "expert")}
     for part, file in files.items():
         feeds, model = (pair[1] | flow[1])[part][0], folded(file)
@@ -104,9 +106,9 @@ def test_tiers_go_from_mild_to_strong() -> None:
 
 @pytest.mark.parametrize("name", TIERS)
 def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
-    bundle, tier = load_bundle(tiny_bundle), TIERS[name]
+    bundle, tier = load_pair(tiny_bundle), TIERS[name]
     groups = Counter(layer_groups(folded(tiny_bundle / "target.onnx")).values())
-    inputs = typical_inputs(bundle, windows(bundle, 3))["target"]
+    inputs = typical_inputs(bundle.parts, windows(bundle, 3))["target"]
     out = quantise(tiny_bundle / "target.onnx", tmp_path / "new" / "q.onnx", tier, inputs)
     kinds = Counter(node.op_type for node in onnx.load(out).graph.node)
     wanted = Counter(dict.fromkeys(("int8_dynamic", "int8_static", "int4"), 0))
@@ -121,17 +123,20 @@ def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tm
     assert len(static) == wanted["int8_static"]
     assert [path.name for path in out.parent.iterdir()] == ["q.onnx"]
     window = windows(bundle, 1)[0]
-    answer, original = OnnxPolicy(out, bundle.spec, bundle.spec.target).infer(window), bundle.target.infer(window)
+    answer, original = (
+        OnnxPolicy(out, bundle.parts.spec, bundle.parts.spec.target).infer(window),
+        bundle.parts.target.infer(window),
+    )
     assert not np.array_equal(answer.offsets, original.offsets)
     np.testing.assert_allclose(answer.probs, original.probs, atol=0.1)
 
 
 @pytest.mark.parametrize("name", [name for name in TIERS if name.startswith("int8") and name.endswith("rest")])
 def test_no_product_of_a_tier_saturates_on_any_processor(
-    pair: tuple[Bundle, Inputs], tmp_path: Path, name: str
+    pair: tuple[Pair[Any], Inputs], tmp_path: Path, name: str
 ) -> None:
     """ONNX Runtime multiplies unsigned activations with signed weights in 16 bits where there is no VNNI."""
-    out = quantise(pair[0].path / "target.onnx", tmp_path / "q.onnx", TIERS[name], pair[1]["target"])
+    out = quantise(pair[0].parts.path / "target.onnx", tmp_path / "q.onnx", TIERS[name], pair[1]["target"])
     kinds = {tensor.data_type for tensor in onnx.load(out).graph.initializer if len(tensor.dims) == 2}
     assert onnx.TensorProto.UINT8 in kinds and onnx.TensorProto.INT8 not in kinds
 
@@ -147,9 +152,9 @@ def error_of(original: Path, variant: Path, inputs: Sequence[Feeds]) -> float:
     return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
 
 
-def test_fewer_bits_are_smaller_and_further_away(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
+def test_fewer_bits_are_smaller_and_further_away(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
     bundle, inputs = pair
-    original = bundle.path / "target.onnx"
+    original = bundle.parts.path / "target.onnx"
     variants = [quantise(original, tmp_path / tier.name, tier) for tier in tiers()]
     sizes = [variant.stat().st_size for variant in variants]
     errors = [error_of(original, variant, inputs["target"]) for variant in variants]
@@ -176,10 +181,10 @@ def test_a_quantised_flow_still_flows(flow: tuple[FlowBundle, Inputs], tmp_path:
     assert 0.0 < away < 0.05
 
 
-def test_static_scales_fit_the_inputs_they_were_made_on(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
+def test_static_scales_fit_the_inputs_they_were_made_on(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
     bundle, inputs = pair
-    original, tier = bundle.path / "target.onnx", tiers("int8_static")[3]
-    quiet = typical_inputs(bundle, windows(bundle, 16, spread=0.01))["target"]
+    original, tier = bundle.parts.path / "target.onnx", tiers("int8_static")[3]
+    quiet = typical_inputs(bundle.parts, windows(bundle, 16, spread=0.01))["target"]
     errors = []
     for given in (inputs["target"], quiet):
         variant = quantise(original, tmp_path / "q.onnx", tier, given)
@@ -187,18 +192,21 @@ def test_static_scales_fit_the_inputs_they_were_made_on(pair: tuple[Bundle, Inpu
     assert errors[0] < 0.08 < 0.3 < errors[1]
 
 
-def test_static_scales_need_inputs(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
+def test_static_scales_need_inputs(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"tier 'int8_static-heads' needs typical inputs .* scales of activations; pass some"
     ):
-        quantise(pair[0].path / "target.onnx", tmp_path / "q.onnx", tiers("int8_static")[0])
+        quantise(pair[0].parts.path / "target.onnx", tmp_path / "q.onnx", tiers("int8_static")[0])
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_quantised_stays_exactly_as_it_was(tiny_bundle: Path, tmp_path: Path) -> None:
-    bundle = load_bundle(tiny_bundle)
+    bundle = load_pair(tiny_bundle)
     out = quantise(tiny_bundle / "target.onnx", tmp_path / "q.onnx", Tier("none", {}))
     for window in windows(bundle, 3):
-        ours, theirs = OnnxPolicy(out, bundle.spec, bundle.spec.target).infer(window), bundle.target.infer(window)
+        ours, theirs = (
+            OnnxPolicy(out, bundle.parts.spec, bundle.parts.spec.target).infer(window),
+            bundle.parts.target.infer(window),
+        )
         np.testing.assert_allclose(ours.probs, theirs.probs, atol=1e-6)
         np.testing.assert_allclose(ours.offsets, theirs.offsets, atol=1e-6)

@@ -11,12 +11,11 @@ from msgspec import structs
 from specact.bundle.manifest import read_manifest
 from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.bundle import load_flow, load_regression
-from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.chunks.sources import load_policy
-from specact.families.load import load_exchange, load_pair
+from specact.families.chunks.folder import PairSettings
 from specact.lab.train import checkpoint
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
+from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.wire.exchange import Request

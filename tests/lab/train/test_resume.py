@@ -21,7 +21,7 @@ from msgspec import structs
 from tests.children import wait_for
 from tests.tiny import KilledError, kill_at, quiet
 
-from specact import load_bundle
+from specact import load_pair
 from specact.bundle.bundle import HEAD, give_head
 from specact.errors import ConfigError, SpecactError
 from specact.lab.train import loop
@@ -310,13 +310,13 @@ def test_a_head_stays_in_a_bundle_whose_policies_did_not_change(
     give_head(bundle, head, 9)
     train_every(recipe, Path(), out, quiet)
     assert (bundle / HEAD).read_bytes() == head.read_bytes()
-    load_bundle(bundle)  # it checks the head's fingerprint
+    load_pair(bundle)  # it checks the head's fingerprint
     for file in (out / "draft.safetensors", out / "recipe.json"):
         file.unlink()
     shorter = structs.replace(recipe.policies["draft"], steps=5)
     train_every(structs.replace(recipe, policies={**recipe.policies, "draft": shorter}), Path(), out, quiet)
     assert not (bundle / HEAD).exists(), "it was trained for another draft"
-    load_bundle(bundle)
+    load_pair(bundle)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(

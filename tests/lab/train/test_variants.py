@@ -16,9 +16,8 @@ import torch
 
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
-from specact.families.chunks.codes import CodeChunks
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.pair import CodeParts, load_codes
+from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.files import write_json
 from specact.lab.tised.drivers import PolicyDriver
 from specact.lab.tised.levers import Subject, settings_of, typical_windows
@@ -26,18 +25,19 @@ from specact.lab.train.export import PARITY
 from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import Role, rebuild
 from specact.lab.train.variants import BundleVariants, prune_history
+from specact.load import load_pair
 from specact.observation import ObservationHistory, ObservationSpec, Window
 
 PUSHT = Path(__file__).parents[3] / "pretrained" / "pusht"
 
 
 @pytest.fixture(scope="module")
-def pusht() -> Bundle:
-    return load_bundle(PUSHT)
+def pusht() -> CodeParts:
+    return load_codes(PUSHT)
 
 
-def some_windows(bundle: Bundle, count: int = 8) -> list[Window]:
-    rng, fields = np.random.default_rng(0), bundle.observation.fields
+def some_windows(bundle: CodeParts, count: int = 8) -> list[Window]:
+    rng, fields = np.random.default_rng(0), bundle.spec.observation.fields
     return [
         Window(
             {name: 0.4 * rng.standard_normal(field.window_shape, dtype=np.float32) for name, field in fields.items()}
@@ -46,19 +46,19 @@ def some_windows(bundle: Bundle, count: int = 8) -> list[Window]:
     ]
 
 
-def shorter_spec(bundle: Bundle, role: Role, window: int) -> ObservationSpec:
+def shorter_spec(bundle: CodeParts, role: Role, window: int) -> ObservationSpec:
     whole = getattr(bundle.spec, role)
     return ObservationSpec({name: replace(field, history=window) for name, field in whole.fields.items()})
 
 
 @pytest.fixture(scope="module")
-def pruned(pusht: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def pruned(pusht: CodeParts, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The draft with more and less history; the target would only take longer to export."""
     folder = tmp_path_factory.mktemp("pruned")
     return {k: prune_history(pusht, k, folder / f"{k}.onnx", "draft") for k in (5, 3, 1)}
 
 
-def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: Bundle) -> None:
+def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: CodeParts) -> None:
     """Up to rounding: another version of PyTorch may export the same network as other operators."""
     for window in some_windows(bundle):
         ours, theirs = variant.infer(window), original.infer(window)
@@ -66,7 +66,7 @@ def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: Bundle) -> No
         np.testing.assert_allclose(ours.offsets, theirs.offsets, rtol=1e-4, atol=1e-5)
 
 
-def test_all_of_the_history_is_the_original(pusht: Bundle, pruned: dict[int, Path], tmp_path: Path) -> None:
+def test_all_of_the_history_is_the_original(pusht: CodeParts, pruned: dict[int, Path], tmp_path: Path) -> None:
     assert_same(OnnxPolicy(pruned[5], pusht.spec, pusht.spec.draft), pusht.draft, pusht)
     whole = prune_history(pusht, 5, tmp_path / "5.onnx")
     assert_same(OnnxPolicy(whole, pusht.spec, pusht.spec.target), pusht.target, pusht)
@@ -74,7 +74,7 @@ def test_all_of_the_history_is_the_original(pusht: Bundle, pruned: dict[int, Pat
 
 def test_a_goal_stays_where_it_was(tiny_bundle: Path) -> None:
     """Ahead of the window, whatever its length; the exported original in PyTorch again, without another export."""
-    bundle = load_bundle(tiny_bundle)
+    bundle = load_codes(tiny_bundle)
     model = rebuild(bundle, "target", 2)
     shorter = rebuild(bundle, "target", 1)
     assert torch.equal(shorter.positions, model.positions[:2])
@@ -87,7 +87,7 @@ def test_a_goal_stays_where_it_was(tiny_bundle: Path) -> None:
 
 
 def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(
-    pusht: Bundle, pruned: dict[int, Path]
+    pusht: CodeParts, pruned: dict[int, Path]
 ) -> None:
     """Position k - 1 of the whole network, which never sees what comes later; read at the end it would be another."""
     whole = rebuild(pusht, "draft", 5)
@@ -121,7 +121,7 @@ def test_less_history_is_less_work(pruned: dict[int, Path]) -> None:
     assert [before - after for before, after in itertools.pairwise(counted)] == [2 * blocks] * 2
 
 
-def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, Path]) -> None:
+def test_it_is_driven_with_a_window_of_its_own(pusht: CodeParts, pruned: dict[int, Path]) -> None:
     seen_by = shorter_spec(pusht, "draft", 3)
     policy = CodeChunks(OnnxPolicy(pruned[3], pusht.spec, seen_by), pusht.tokenizer, pusht.spec, seen_by)
     window = ObservationHistory(seen_by)
@@ -129,7 +129,7 @@ def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, 
         assert policy.infer(window.push(seen["state"][0]), np.random.default_rng(0)).shape == (4, 2)
 
 
-def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: CodeParts, tmp_path: Path) -> None:
     for k in (0, 6):
         with pytest.raises(ConfigError, match=f"'pusht' supports 1 to 5 observations, got {k}"):
             prune_history(pusht, k, tmp_path / "k.onnx")
@@ -138,11 +138,11 @@ def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_pat
     del manifest["policies"]
     write_json(copy / "manifest.json", manifest)
     with pytest.raises(ConfigError, match="does not say how its target was made"):
-        prune_history(load_bundle(copy), 1, tmp_path / "k.onnx")
+        prune_history(load_codes(copy), 1, tmp_path / "k.onnx")
 
 
-BALL = load_bundle("ball")
-TARGET = PolicyDriver(str(BALL.path), Execution("synchronous", BALL.spec.execute), "target")
+BALL = load_pair("ball")
+TARGET = PolicyDriver(str(BALL.path), Execution("synchronous", BALL.parts.spec.execute), "target")
 
 
 def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
 
     def windows() -> Sequence[Window]:
         asked.append(1)
-        return typical_windows(TARGET, "ball", BALL.spec.execute, count=20)
+        return typical_windows(TARGET, "ball", BALL.parts.spec.execute, count=20)
 
     variants = BundleVariants(BALL, tmp_path, windows)
-    subject = Subject(BALL, BALL.spec.execute, variants)
+    subject = Subject(BALL, BALL.parts.spec.execute, variants)
     dynamic = settings_of("quantisation", subject, (1.0,))
     assert not list(tmp_path.iterdir()), "nothing is written before all settings are checked"
     variants.make()
@@ -166,17 +166,17 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
     settings_of("static_quantisation", subject, (1.0, 2.0))
     variants.make()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.onnx")} == files
-    seen, rng = typical_windows(TARGET, "ball", BALL.spec.execute, count=1)[0], np.random.default_rng
+    seen, rng = typical_windows(TARGET, "ball", BALL.parts.spec.execute, count=1)[0], np.random.default_rng
     original, *others = [setting.driver for setting in (*static, dynamic[1])]
     assert isinstance(original, PolicyDriver) and not original.files
     for driver in others:
         assert isinstance(driver, PolicyDriver) and driver.files
         chunk = driver.build().infer(seen, rng(0))
-        assert chunk.shape == (BALL.spec.chunk, BALL.spec.actions) and np.isfinite(chunk).all()
+        assert chunk.shape == (BALL.parts.spec.chunk, BALL.parts.spec.actions) and np.isfinite(chunk).all()
 
 
 def test_typical_windows_are_those_of_an_episode() -> None:
-    windows = typical_windows(TARGET, "ball", BALL.spec.execute, count=30)
+    windows = typical_windows(TARGET, "ball", BALL.parts.spec.execute, count=30)
     states = np.stack([window["state"][-1] for window in windows])
     assert len(states) == 30
     # A ball that rolls: no two are alike, and one after the other they are near.
@@ -184,17 +184,17 @@ def test_typical_windows_are_those_of_an_episode() -> None:
     steps = np.linalg.norm(np.diff(states[:5, :2], axis=0), axis=1)
     assert (steps > 0.0).all() and (steps < 0.5).all()
     assert [window["state"].tobytes() for window in windows] == [
-        window["state"].tobytes() for window in typical_windows(TARGET, "ball", BALL.spec.execute, count=30)
+        window["state"].tobytes() for window in typical_windows(TARGET, "ball", BALL.parts.spec.execute, count=30)
     ]
 
 
 def test_a_window_that_is_cut_is_made_of_the_pair_it_is_named_after(tmp_path: Path) -> None:
-    pusht = load_bundle(Path(__file__).parents[3] / "pretrained" / "pusht")
+    pusht = load_pair(PUSHT)
     variants = BundleVariants(pusht, tmp_path, list)
-    settings = settings_of("window", Subject(pusht, pusht.spec.execute, variants), (2.0,))
+    settings = settings_of("window", Subject(pusht, pusht.execute, variants), (2.0,))
     variants.make()
     drivers = [setting.driver for setting in settings]
     assert [driver.window for driver in drivers if isinstance(driver, PolicyDriver)] == [None, 2]
     assert isinstance(drivers[1], PolicyDriver) and drivers[1].build().spec.observation.history == 2
     with pytest.raises(ConfigError, match="1 to 5 observations"):
-        settings_of("window", Subject(pusht, pusht.spec.execute, variants), (6.0,))
+        settings_of("window", Subject(pusht, pusht.execute, variants), (6.0,))

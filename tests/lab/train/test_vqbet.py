@@ -12,8 +12,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from specact.bundle.words import Words
-from specact.families.codes.network import OnnxPolicy
-from specact.families.codes.spec import PolicySpec
+from specact.families.codes.policy import OnnxPolicy, PolicySpec
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.train.codes import (

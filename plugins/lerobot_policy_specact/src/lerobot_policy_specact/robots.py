@@ -23,14 +23,14 @@ from specact.execution.strategy import Execution
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
 from specact.families.chunks.openpi import PREFIX, openpi_endpoint
-from specact.families.chunks.pair import ChunkPair
-from specact.families.chunks.sources import load_policy, try_out
-from specact.families.load import load_pair
+from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.sources import try_out
 from specact.gates.calibration import deciding_gate
 from specact.gates.controller import RateBudget
 from specact.gates.settings import load_gate
+from specact.load import load_pair, load_policy
 from specact.observation import ObservationSpec
-from specact.pair import LoadedPair
+from specact.pair import Pair
 from specact.plugins import make_object
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
@@ -248,7 +248,9 @@ def _maker(config: SpecactConfig, stack: ExitStack) -> Callable[[int], Robot]:
             )
         most = min(small.policy.spec.chunk, remote.spec.chunk)
         execute = most if config.n_action_steps is None else config.n_action_steps
-        pair = ChunkPair(small.name, small.policy, small.units, remote.spec, None, execute, config.accept_within)
+        pair = ChunkParts(
+            small.name, small.policy, small.units, remote.spec, None, execute, config.accept_within
+        ).pair()
         return _with_draft(config, fallback, pair, row, remote.client)
 
     return of_two
@@ -262,9 +264,7 @@ def _refuse(config: SpecactConfig, what: str, names: Sequence[str]) -> None:
             raise ConfigError(f"--policy.{name} is not for {what}; leave it out")
 
 
-def _with_draft(
-    config: SpecactConfig, fallback: Fallback, pair: LoadedPair[Any], row: int, client: Client | None
-) -> Robot:
+def _with_draft(config: SpecactConfig, fallback: Fallback, pair: Pair[Any], row: int, client: Client | None) -> Robot:
     """A robot with a draft and a gate; without a client the target runs here."""
     late = config.execution == "late"
     if not late and config.execution != "synchronous":
@@ -306,7 +306,7 @@ def _patience_ms(config: SpecactConfig) -> float:
     return _PATIENCE_MS if config.deadline_ms is None else config.deadline_ms
 
 
-def _client(config: SpecactConfig, stack: ExitStack, pair: LoadedPair[Any], row: int) -> Client | None:
+def _client(config: SpecactConfig, stack: ExitStack, pair: Pair[Any], row: int) -> Client | None:
     """A connection to the server of a pair's target, or None where there is none."""
     server, token = config.server, os.environ.get("SPECACT_TOKEN") or None
     if server is None:

@@ -5,10 +5,8 @@ from specact.families.chunks.bundle import FlowBundle as FlowBundle
 from specact.families.chunks.bundle import load_flow as load_flow
 from specact.families.chunks.flow import FlowPolicy as FlowPolicy
 from specact.families.chunks.folder import PairSettings as PairSettings
-from specact.families.chunks.folder import load_chunk_pair as load_chunk_pair
-from specact.families.chunks.folder import make_pair as make_pair
 from specact.families.chunks.openpi import openpi_endpoint as openpi_endpoint
-from specact.families.chunks.pair import ChunkPair as ChunkPair
+from specact.families.chunks.pair import ChunkParts as ChunkParts
 from specact.families.chunks.pair import ChunkVerifier as ChunkVerifier
 from specact.families.chunks.policy import Chunk as Chunk
 from specact.families.chunks.policy import ChunkPolicy as ChunkPolicy
@@ -16,4 +14,3 @@ from specact.families.chunks.policy import ChunkSpec as ChunkSpec
 from specact.families.chunks.policy import Inpainting as Inpainting
 from specact.families.chunks.pytorch import torch_policy as torch_policy
 from specact.families.chunks.sources import LoadedPolicy as LoadedPolicy
-from specact.families.chunks.sources import load_policy as load_policy

@@ -21,18 +21,19 @@ from specact.bundle.manifest import FORMAT, MANIFEST, Manifest
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.pair import ChunkPair
-from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
+from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.families.chunks.sources import LoadedPolicy, kind_of_source, try_out
 from specact.families.chunks.wire import ChunkExchange
 from specact.files import check_folder, check_name, write_json
-from specact.pair import Named
+from specact.pair import Pair, PairSource
 from specact.records import NotNegative, Positive, Record, Size, check_fields, read_record
 from specact.units import ActionUnits
 
 # Folder of a pair's draft, within the pair's.
 DRAFT = "draft"
 _PARTS = ("draft", "target")
+Load = Callable[..., LoadedPolicy]
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,17 @@ class PairSettings:
     target_steps: int = 10
 
 
-_DEFAULTS = PairSettings()
+DEFAULTS = PairSettings()
 
 
-def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFAULTS) -> ChunkPair:
+def write_pair(out: Path, draft: str, target: str, settings: PairSettings, load: Load) -> Pair[Chunk]:
     """Writes a pair's folder. A draft that is a bundle is copied into it; the target stays where it is.
 
     Args:
         out: the folder; must not exist.
-        draft, target: as :func:`~specact.families.chunks.sources.load_policy` takes them.
+        draft, target: as ``load`` takes them.
         settings: how they work together.
+        load: see :func:`specact.load.load_policy`.
 
     Raises:
         ConfigError: if the folder exists, the policies do not fit together, or neither says the range of its actions.
@@ -77,10 +79,10 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
         raise ConfigError(f"{out} already exists; choose another folder")
     check_name("a pair", out.name)
     check_folder(out)
-    small, large = load_policy(draft, steps=settings.draft_steps), load_policy(target, steps=settings.target_steps)
+    small, large = load(draft, steps=settings.draft_steps), load(target, steps=settings.target_steps)
     for part, source, loaded in (("draft", draft, small), ("target", target, large)):
         field = f"{part}_steps"
-        if getattr(settings, field) != getattr(_DEFAULTS, field) and not isinstance(loaded.policy, FlowPolicy):
+        if getattr(settings, field) != getattr(DEFAULTS, field) and not isinstance(loaded.policy, FlowPolicy):
             raise ConfigError(f"{field} is for a flow policy, and {source} is none; leave it out")
         try_out(loaded)
     units = _joint_units(small.units, large.units)
@@ -92,7 +94,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
     most = min(small.policy.spec.chunk, large.policy.spec.chunk)
     count = most if settings.execute is None else settings.execute
     within, overlap = settings.accept_within, settings.overlap
-    ChunkPair(out.name, small.policy, units, large.policy.spec, None, count, within, overlap)
+    ChunkParts(out.name, small.policy, units, large.policy.spec, None, count, within)
     manifest = {
         "format": FORMAT,
         "kind": "chunks",
@@ -121,7 +123,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFA
         raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another place") from error
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)  # has been renamed if all went well
-    return load_chunk_pair(out, draft=draft, target=target)
+    return load_chunk_pair(out, load, PairSource(str(out), draft, target))
 
 
 def _joint_units(draft: ActionUnits | None, target: ActionUnits | None) -> ActionUnits | None:
@@ -132,19 +134,14 @@ def _joint_units(draft: ActionUnits | None, target: ActionUnits | None) -> Actio
     return ActionUnits.of_range(low, np.maximum(draft.centre + draft.scale, target.centre + target.scale))
 
 
-def load_chunk_pair(
-    path: Path,
-    *,
-    draft: str | None = None,
-    target: str | None = None,
-    compute: Compute = CPU,
-) -> ChunkPair:
+def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute = CPU) -> Pair[Chunk]:
     """Loads a pair's folder; its target is loaded on first use.
 
     Args:
         path: the folder.
-        draft, target: sources that replace those of the manifest, or are missing there.
-        compute: where its networks run.
+        load: see :func:`specact.load.load_policy`.
+        named: draft and target that replace those of the manifest, or are missing there.
+        compute: where their networks run.
 
     Raises:
         BundleError: if it cannot be read, or a policy does not have the fingerprint that the pair was made with.
@@ -152,21 +149,21 @@ def load_chunk_pair(
     """
     bundle, units = _read(path)
     manifest, spec, copied = bundle.manifest, bundle.spec, path / DRAFT
-    source = draft or (str(copied) if copied.is_dir() else manifest.sources["draft"])
+    source = named.draft or (str(copied) if copied.is_dir() else manifest.sources["draft"])
     if source is None:
         raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
-    small = _load_source(source, manifest, "draft", compute)
-    target_source = target or manifest.sources["target"]
+    small = _load_source(source, load, manifest, "draft", compute)
+    target_source = named.target or manifest.sources["target"]
     load_target: Callable[[], ChunkPolicy] | None = None
     if target_source is not None:
-        load_target = partial(_load_target, target_source, manifest, compute)
-    return ChunkPair(
+        load_target = partial(_load_target, target_source, load, manifest, compute)
+    return ChunkParts(
         manifest.name, small.policy, units, spec.target, load_target, spec.execute, spec.accept_within, spec.overlap,
-        manifest.env, bundle.fingerprint, path, Named(draft, target),
-    )  # fmt: skip
+        env=manifest.env, fingerprint=bundle.fingerprint, path=path, source=named,
+    ).pair()  # fmt: skip
 
 
-def load_chunk_target(path: Path, *, target: str | None = None, compute: Compute = CPU) -> ChunkExchange:
+def load_chunk_target(path: Path, load: Load, target: str | None = None, compute: Compute = CPU) -> ChunkExchange:
     """Loads the target of a pair's folder, for a server, which needs no draft; arguments as above.
 
     Raises:
@@ -177,7 +174,7 @@ def load_chunk_target(path: Path, *, target: str | None = None, compute: Compute
     source = target or bundle.manifest.sources["target"]
     if source is None:
         raise ConfigError(f"the target of {path} is no bundle; name it again with --target MODULE:NAME or FILE.toml")
-    policy = _load_target(source, bundle.manifest, compute)
+    policy = _load_target(source, load, bundle.manifest, compute)
     return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy)
 
 
@@ -221,8 +218,8 @@ def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
     return bundle, units
 
 
-def _load_source(source: str, manifest: Manifest, part: str, compute: Compute) -> LoadedPolicy:
-    found, wanted = load_policy(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
+def _load_source(source: str, load: Load, manifest: Manifest, part: str, compute: Compute) -> LoadedPolicy:
+    found, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
     if found.fingerprint != wanted:
         raise BundleError(
             f"{source} has fingerprint {found.fingerprint!r}, but the pair was made with {wanted!r}; make it again "
@@ -231,8 +228,8 @@ def _load_source(source: str, manifest: Manifest, part: str, compute: Compute) -
     return found
 
 
-def _load_target(source: str, manifest: Manifest, compute: Compute) -> ChunkPolicy:
-    return _load_source(source, manifest, "target", compute).policy
+def _load_target(source: str, load: Load, manifest: Manifest, compute: Compute) -> ChunkPolicy:
+    return _load_source(source, load, manifest, "target", compute).policy
 
 
 def _stored_source(source: str) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
 from specact.families.chunks.wire import ChunkExchange
 from specact.observation import ObservationSpec, Window
-from specact.pair import AS_STORED, Named
+from specact.pair import UNNAMED, Pair, PairSource
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Origin, Outcome, Proposal
 from specact.units import ActionUnits
@@ -25,8 +25,8 @@ from specact.verification import Answer, Target, TargetVerifier
 
 
 @dataclass(frozen=True)
-class ChunkPair:
-    """A chunk policy as the draft, and any other as the target; see :class:`~specact.pair.Pair`.
+class ChunkParts:
+    """A chunk policy as the draft, and any other as the target.
 
     Attributes:
         name: of the pair.
@@ -37,11 +37,7 @@ class ChunkPair:
         execute: how many actions of a chunk are executed before the next inference.
         accept_within: the drafted actions are executed up to the first one that is further from the target's
             [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
-        overlap: see :class:`~specact.pair.Pair`.
-        env: name of its task, or empty.
-        fingerprint: joint fingerprint of both policies, for calibrations.
-        path: its folder, or None.
-        named: draft and target as named by the user when it was loaded, where not those from the manifest.
+        overlap, env, fingerprint, path, source: see :class:`~specact.pair.Pair`.
 
     Raises:
         ConfigError: for incompatible policies, or a number out of range.
@@ -58,16 +54,12 @@ class ChunkPair:
     env: str = ""
     fingerprint: str = ""
     path: Path | None = None
-    named: Named = AS_STORED
+    source: PairSource = UNNAMED
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec
-        _ = self.observation
-        if draft.actions != target.actions or draft.rate_hz != target.rate_hz:
-            raise ConfigError(
-                f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
-                f"{target.rate_hz:g} Hz; they must be those of one robot"
-            )
+        check_one_robot(draft, target)
+        _ = draft.observation.union(target.observation)
         if {self.units.centre.shape, self.units.scale.shape} != {(draft.actions,)}:
             raise ConfigError(f"the range of the actions must be that of {draft.actions} actions")
         most = min(draft.chunk, target.chunk)
@@ -76,33 +68,8 @@ class ChunkPair:
         if not self.accept_within >= 0.0:
             raise ConfigError(f"accept_within must be at least 0, got {self.accept_within}")
 
-    @property
-    def recommended_gates(self) -> dict[str, Any]:
-        """Empty: there are no recommendations."""
-        return {}
-
-    @property
-    def observation(self) -> ObservationSpec:
-        """See :class:`~specact.pair.Pair`."""
-        return self.draft.spec.observation.union(self.target_spec.observation)
-
-    @property
-    def rate_hz(self) -> float:
-        """See :class:`~specact.pair.Pair`."""
-        return self.draft.spec.rate_hz
-
-    @property
-    def drafter(self) -> ChunkDrafter:
-        """See :class:`~specact.pair.Pair`."""
-        return ChunkDrafter(self.draft, self.draft.spec.observation, self.units)
-
-    @property
-    def target(self) -> ChunkAnswers:
-        """See :class:`~specact.pair.Pair`."""
-        return ChunkAnswers(self.target_policy)
-
     @cached_property
-    def target_policy(self) -> ChunkPolicy:
+    def target(self) -> ChunkPolicy:
         """The target as a chunk policy.
 
         Raises:
@@ -114,19 +81,31 @@ class ChunkPair:
             )
         return self.load_target()
 
-    def verifier(self, target: Target[Chunk]) -> ChunkVerifier:
-        """See :class:`~specact.pair.Pair`."""
-        return ChunkVerifier(target, self.units, self.execute, self.accept_within)
+    def pair(self) -> Pair[Chunk]:
+        """As a pair."""
+        seen = self.draft.spec.observation
+        return Pair(
+            name=self.name, observation=seen.union(self.target_spec.observation), units=self.units,
+            execute=self.execute, rate_hz=self.draft.spec.rate_hz, overlap=self.overlap, env=self.env,
+            fingerprint=self.fingerprint, path=self.path, source=self.source, parts=self,
+            drafter=lambda: ChunkDrafter(self.draft, seen, self.units),
+            target=lambda: ChunkAnswers(self.target),
+            verifier=lambda target: ChunkVerifier(target, self.units, self.execute, self.accept_within),
+            exchange=ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target),
+        )  # fmt: skip
 
-    @cached_property
-    def exchange(self) -> ChunkExchange:
-        """See :class:`~specact.pair.Pair`."""
-        return ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target_policy)
 
-    @property
-    def source(self) -> str:
-        """See :class:`~specact.pair.LoadedPair`; :attr:`named` belongs to it."""
-        return str(self.path)
+def check_one_robot(draft: ChunkSpec, target: ChunkSpec) -> None:
+    """Refuses policies of different robots.
+
+    Raises:
+        ConfigError: for different numbers of actions, or control rates.
+    """
+    if (draft.actions, draft.rate_hz) != (target.actions, target.rate_hz):
+        raise ConfigError(
+            f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
+            f"{target.rate_hz:g} Hz; they must be those of one robot"
+        )
 
 
 class ChunkDrafter:
@@ -169,7 +148,7 @@ class ChunkVerifier(TargetVerifier[Chunk]):
     Args:
         target: local or remote.
         units: of the proposed actions.
-        execute, accept_within: see :class:`ChunkPair`.
+        execute, accept_within: see :class:`ChunkParts`.
     """
 
     def __init__(self, target: Target[Chunk], units: ActionUnits, execute: int, accept_within: float = 0.0) -> None:

@@ -71,6 +71,16 @@ class Inpainting:
             raise ConfigError(f"weights of inpainting must lie in [0, 1], got {self.weights.tolist()}")
 
 
+def refuse_inpainting(inpainting: Inpainting | None) -> None:
+    """For policies that do not support it.
+
+    Raises:
+        ConfigError: for an inpainting.
+    """
+    if inpainting is not None:
+        raise ConfigError("this policy cannot inpaint; choose another execution for it, or a flow policy")
+
+
 class InfersChunks(Protocol):
     """Maps an observation window to a chunk of actions."""
 

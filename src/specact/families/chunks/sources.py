@@ -9,16 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from specact.bundle.bundle import find_bundle
-from specact.bundle.manifest import read_manifest
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.adapters import onnx_policy
-from specact.families.chunks.bundle import load_flow, load_regression
-from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.families.codes.bundle import load_bundle
-from specact.families.tokens.bundle import load_tokens
 from specact.observation import Window
 from specact.plugins import is_plugin, load_object, make_object
 from specact.units import ActionUnits
@@ -59,19 +53,18 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
     return "code" if is_plugin(source) and not Path(source).exists() else "folder"
 
 
-def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
-    """Loads a chunk policy from any kind of source.
+def load_source(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
+    """Loads a chunk policy that is no bundle.
 
     Args:
-        source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
-            ``BUNDLE#target``, one policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
+        source: a ``.toml`` file that describes an ONNX file, see
             :func:`~specact.families.chunks.adapters.onnx_policy`; ``lerobot:PATH@HZ``, a folder that LeRobot's
             ``save_pretrained`` wrote, and the policy's control rate; ``openpi:ws://HOST:PORT#FILE.toml``, a server of
             openpi's protocol, see :func:`~specact.families.chunks.openpi.openpi_source`, with the token in the variable
-            SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a
-            class of one, that is made without arguments.
+            SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of
+            one, that is made without arguments.
         steps: Euler steps of a flow policy.
-        compute: where its networks run.
+        compute: where its network runs.
 
     Raises:
         ConfigError: if the source does not exist, or is none of these.
@@ -87,34 +80,9 @@ def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
         server = openpi_source(source, os.environ.get("SPECACT_TOKEN") or None)
         return LoadedPolicy(server.name, openpi_policy(server), server.units, server.fingerprint)
     if kind == "description":
-        found = onnx_policy(Path(source), compute=compute)
-        return LoadedPolicy(Path(source).stem, found, found.units, found.fingerprint)
-    if kind == "part":
-        name, _, part = source.rpartition("#")
-        pair = load_bundle(name, compute=compute)
-        own = pair.draft if part == "draft" else pair.target
-        codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
-        units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
-        return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest.fingerprints[part], pair.env)
-    if kind == "code":
-        return _plugin(source)
-    path = find_bundle(source)
-    held = read_manifest(path).kind
-    if held == "pair":
-        raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
-    if held == "regression":
-        regression = load_regression(path, compute=compute)
-        return LoadedPolicy(
-            regression.name, regression.policy, regression.policy.units, regression.fingerprint, regression.env
-        )
-    if held == "tokens":
-        tokens = load_tokens(path, compute=compute)
-        units = ActionUnits.of_range(tokens.units.low, tokens.units.high)
-        return LoadedPolicy(tokens.name, tokens.policy(), units, tokens.fingerprint, tokens.env)
-    flow = load_flow(path, compute=compute)
-    return LoadedPolicy(
-        flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint, flow.env
-    )
+        policy = onnx_policy(Path(source), compute=compute)
+        return LoadedPolicy(Path(source).stem, policy, policy.units, policy.fingerprint)
+    return _plugin(source)
 
 
 def _lerobot(source: str, steps: int) -> LoadedPolicy:

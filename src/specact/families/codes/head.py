@@ -5,34 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from specact.bundle.manifest import fingerprint_of
 from specact.bundle.words import NetworkInputs
-from specact.families.codes.spec import CodePolicy, PolicySpec
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.policy import CodePolicy, PolicySpec
+from specact.families.codes.sampling import CodeDistribution
 from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
 from specact.observation import Window
+from specact.pair import Pair
 from specact.types import Floats
 
-if TYPE_CHECKING:
-    from specact.families.codes.bundle import Bundle
 
-
-def load_head(bundle: Bundle) -> TargetHead:
-    """The bundle's target head. Robots of one process share its session, which is stateless.
+def load_head(pair: Pair[Any]) -> TargetHead:
+    """The target head of a pair of action codes. Robots of one process share its session, which is stateless.
 
     Raises:
-        ConfigError: if the bundle has none.
-        BundleError: if it does not fit the bundle.
+        ConfigError: if the pair has none.
+        BundleError: if it does not fit the pair.
     """
-    file = head_file(bundle)
-    command = calibrate_command(bundle)
-    return _load_head(
-        file, bundle.spec, bundle.draft.inputs, TrainedFor(bundle.fingerprint), command, fingerprint_of(file)
-    )
+    file, parts = head_file(pair), pair.parts
+    command = calibrate_command(pair)
+    return _load_head(file, parts.spec, parts.draft.inputs, TrainedFor.of(pair), command, fingerprint_of(file))
 
 
 @cache
@@ -78,7 +74,7 @@ class TargetHead:
 
 
 class HeadDraft:
-    """A :class:`~specact.families.codes.spec.CodePolicy` that drafts from the head's estimate of the target.
+    """A :class:`~specact.families.codes.policy.CodePolicy` that drafts from the head's estimate of the target.
 
     Codes are sampled from ``p^`` instead of ``q``, with the draft's offsets. It shows what the head contributes without
     a gate. Verified with ``p^`` in place of ``q``, the codes follow the target's distribution exactly.

@@ -12,13 +12,73 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specact.families.codes.values import CodeDistribution, Verdict
-from specact.types import Codes, Floats
+from specact.types import Chunk, Codes, Floats, OffloadTimes, Origin, Outcome, all_from, value
 
 # Probabilities ``[K]`` of one codebook; for so few, a list is several times faster than an array.
 Row = list[float]
 _MAX_UNIFORM = 1.0 - 2.0**-52
+
+
+@value
+class CodeDistribution:
+    """A policy's output: a distribution over action codes, and an offset for each code.
+
+    Attributes:
+        probs: ``[G, K]``, every row a distribution over the K codes of one of G codebooks. With a sequential
+            secondary head row 1 is the marginal over the primary codes.
+        offsets: float32 ``[G, K, n, A]``, in normalised action units; the offsets of the chosen codes are summed.
+        conditional: ``[K, K]``, row i the distribution of the secondary code given primary code i, or None if the
+            codebooks are independent.
+    """
+
+    probs: Floats
+    offsets: NDArray[np.float32]
+    conditional: Floats | None = None
+
+    def rows_given(self, codes: Codes) -> Floats:
+        """The rows ``[G, K]`` that verification compares: a sequential secondary's is the one given the first code."""
+        if self.conditional is None:
+            return self.probs
+        return np.stack([self.probs[0], self.conditional[codes[0]]])
+
+
+@value
+class Verdict:
+    """The outcome of verifying one step's codes.
+
+    Attributes:
+        codes: final codes, ``[G]``.
+        accepted: whether each codebook kept the draft's code, bool ``[G]``.
+        rejection: ``r_k(z_k) = 1 - min(1, p_k(z_k) / q_k(z_k))`` of each drafted code, ``[G]``, in [0, 1].
+    """
+
+    codes: Codes
+    accepted: NDArray[np.bool_]
+    rejection: Floats
+
+    @property
+    def rejected_any(self) -> float:
+        """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
+        rejections: list[float] = self.rejection.tolist()
+        return 1.0 - math.prod([1.0 - rejection for rejection in rejections])
+
+
+@value
+class Drafted:
+    """Evidence of a proposal: the draft's distribution, and the codes sampled from it, ``[G]``."""
+
+    draft: CodeDistribution
+    codes: Codes
+
+
+@value
+class Verified:
+    """Evidence of an outcome: the verdict, and the target's distribution, None if the server verified."""
+
+    verdict: Verdict
+    target: CodeDistribution | None
 
 
 def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
@@ -36,12 +96,9 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
 
 
 def residual(target_probs: Floats, draft_probs: Floats) -> Floats:
-    """``norm(max(p - q, 0))``: the distribution that replaces a rejected code.
+    """``norm(max(p - q, 0))``: the distribution that replaces a rejected code, ``[..., K]``.
 
     For ``p == q`` no code can be rejected and the residual is undefined; ``p`` is returned.
-
-    Args:
-        target_probs, draft_probs: ``[..., K]``.
     """
     excess = np.maximum(np.subtract(target_probs, draft_probs), 0.0)
     mass = np.add.reduce(excess, axis=-1, keepdims=True)
@@ -65,28 +122,18 @@ def rejection_probability(target_probs: Floats, draft_probs: Floats, codes: Code
         ``[..., G]`` in [0, 1]. A code with ``q = 0``, which is never sampled from q, is accepted if ``p > 0``.
     """
     codes = np.asarray(codes)
-    p, q = _probs_of(target_probs, codes), _probs_of(draft_probs, codes)
+    p, q = (
+        np.take_along_axis(np.asarray(probs), codes[..., None], -1)[..., 0] for probs in (target_probs, draft_probs)
+    )
     kept = np.divide(p, q, out=(p > 0.0).astype(np.float64), where=q > 0.0)
     return np.asarray(1.0 - np.minimum(kept, 1.0))
-
-
-def code_rejection(target_probs: Row, draft_probs: Row, code: int) -> float:
-    """:func:`rejection_probability` of one codebook."""
-    wanted, offered = target_probs[code], draft_probs[code]
-    return 1.0 - min(1.0, wanted / offered if offered > 0.0 else float(wanted > 0.0))
-
-
-def _probs_of(probs: Floats, codes: Codes) -> Floats:
-    """The probability of each code, ``[..., G]`` (several times faster than ``take_along_axis`` on one step)."""
-    rows = np.asarray(probs).reshape(-1, np.shape(probs)[-1])
-    return np.asarray(rows[np.arange(len(rows)), codes.ravel()].reshape(codes.shape))
 
 
 def sample(probs: Floats, uniforms: Floats | float) -> Codes:
     """Inverse-CDF sampling: the code whose interval of the cumulative distribution holds the uniform.
 
     Args:
-        probs: ``[..., K]``.
+        probs: ``[..., K]``; rows need not sum to 1.
         uniforms: ``[...]`` in [0, 1).
 
     Returns:
@@ -98,27 +145,13 @@ def sample(probs: Floats, uniforms: Floats | float) -> Codes:
     return np.asarray((cumulative <= height).sum(axis=-1))
 
 
-def sample_code(probs: Row, uniform: float) -> int:
-    """:func:`sample` of one codebook."""
-    cumulative = list(accumulate(probs))
-    height = min(uniform, _MAX_UNIFORM) * cumulative[-1]
-    # Probabilities that are not finite yield code 0; the action is refused later.
-    return 0 if math.isnan(height) else bisect_right(cumulative, height)
-
-
-def sample_residual(target_probs: Row, draft_probs: Row, uniform: float) -> int:
-    """Samples a code from the unnormalised :func:`residual` of one codebook."""
-    excess = [p - q if p > q else 0.0 for p, q in zip(target_probs, draft_probs, strict=True)]
-    return sample_code(excess if sum(excess) > 0.0 else target_probs, uniform)
-
-
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
     """Samples one code per codebook, ``[G]``; a sequential secondary is sampled given the primary."""
     rows = distribution.probs.tolist()
     uniforms = rng.random(len(rows)).tolist()
-    codes = list(map(sample_code, rows, uniforms))
+    codes = list(map(_sample, rows, uniforms))
     if distribution.conditional is not None:
-        codes[1] = sample_code(distribution.conditional[codes[0]].tolist(), uniforms[1])
+        codes[1] = _sample(distribution.conditional[codes[0]].tolist(), uniforms[1])
     return np.array(codes)
 
 
@@ -139,7 +172,7 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
     """
     drafted = _checked(target_probs, draft_probs, codes)
     test, redraw = rng.random((2, len(drafted))).tolist()
-    return _verdict(map(_verify_code, target_probs.tolist(), draft_probs.tolist(), drafted, test, redraw))
+    return _verdict(map(_verify, target_probs.tolist(), draft_probs.tolist(), drafted, test, redraw))
 
 
 def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
@@ -159,19 +192,36 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
     first, second = _checked(target.probs, draft.probs, codes)
     test, redraw = rng.random((2, 2)).tolist()
     p, q = target.conditional[first].tolist(), draft.conditional[first].tolist()
-    primary = _verify_code(target.probs[0].tolist(), draft.probs[0].tolist(), first, test[0], redraw[0])
-    secondary = _verify_code(p, q, second, test[1], redraw[1])
+    primary = _verify(target.probs[0].tolist(), draft.probs[0].tolist(), first, test[0], redraw[0])
+    secondary = _verify(p, q, second, test[1], redraw[1])
     if not primary[1]:
-        secondary = sample_code(target.conditional[primary[0]].tolist(), redraw[1]), False, secondary[2]
+        secondary = _sample(target.conditional[primary[0]].tolist(), redraw[1]), False, secondary[2]
     return _verdict([primary, secondary])
 
 
-def _verify_code(p: Row, q: Row, code: int, test: float, redraw: float) -> tuple[int, bool, float]:
-    """Final code, whether the drafted one was accepted, and ``r(z)``."""
-    rejection = code_rejection(p, q, code)
+def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
+    """A verdict as an outcome; its origin is ACCEPTED if every code was accepted, else REPLACED."""
+    accepted = verdict.accepted.tolist()
+    origins = all_from(Origin.ACCEPTED if all(accepted) else Origin.REPLACED, len(actions))
+    evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any
+    return Outcome(actions, origins, len(accepted), sum(accepted), times, evidence, kept_all)
+
+
+def _sample(probs: Row, uniform: float) -> int:
+    """:func:`sample` of one codebook."""
+    cumulative = list(accumulate(probs))
+    height = min(uniform, _MAX_UNIFORM) * cumulative[-1]
+    # Probabilities that are not finite yield code 0; the action is refused later.
+    return 0 if math.isnan(height) else bisect_right(cumulative, height)
+
+
+def _verify(p: Row, q: Row, code: int, test: float, redraw: float) -> tuple[int, bool, float]:
+    """Final code of one codebook, whether the drafted one was accepted, and ``r(z)``."""
+    rejection = 1.0 - min(1.0, p[code] / q[code] if q[code] > 0.0 else float(p[code] > 0.0))
     if test >= rejection:
         return code, True, rejection
-    return sample_residual(p, q, redraw), False, rejection
+    excess = [wanted - offered if wanted > offered else 0.0 for wanted, offered in zip(p, q, strict=True)]
+    return _sample(excess if sum(excess) > 0.0 else p, redraw), False, rejection
 
 
 def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:

@@ -8,11 +8,8 @@ from functools import cache
 import numpy as np
 
 from specact.errors import WireError
-from specact.families.codes.sampling import verify
-from specact.families.codes.spec import CodePolicy, PolicySpec
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Drafted, Verdict
-from specact.families.codes.verify import code_outcome
+from specact.families.codes.policy import ActionTokenizer, CodePolicy, PolicySpec
+from specact.families.codes.sampling import CodeDistribution, Drafted, Verdict, code_outcome, verify
 from specact.rng import Role, StepStreams
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout

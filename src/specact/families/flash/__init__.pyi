@@ -3,7 +3,7 @@ from specact.families.flash.bundle import FlashBundle as FlashBundle
 from specact.families.flash.bundle import FlashSettings as FlashSettings
 from specact.families.flash.bundle import load_flash as load_flash
 from specact.families.flash.check import Check as Check
-from specact.families.flash.pair import FlashPair as FlashPair
+from specact.families.flash.pair import FlashParts as FlashParts
 from specact.families.flash.pair import flash_pair as flash_pair
 from specact.families.flash.rounds import ROUNDS as ROUNDS
 from specact.families.flash.rounds import Rounds as Rounds

@@ -12,7 +12,7 @@ from specact.families.tokens.network import Cache as Cache
 from specact.families.tokens.network import Reading as Reading
 from specact.families.tokens.network import TokenNetworks as TokenNetworks
 from specact.families.tokens.network import causal as causal
-from specact.families.tokens.pair import TokenPair as TokenPair
+from specact.families.tokens.pair import TokenParts as TokenParts
 from specact.families.tokens.policy import TokenPolicy as TokenPolicy
 from specact.families.tokens.speculative import Decoded as Decoded
 from specact.families.tokens.speculative import decode as decode

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from specact.errors import ConfigError, DataError
-from specact.families.load import AnyPair
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.info import not_finite
 from specact.lab.envs.task import Task
 from specact.observation import Field
+from specact.pair import Pair
 
 _RATE_TOLERANCE = 1e-3  # relative, for rates that were rounded to float32
 
@@ -90,7 +91,7 @@ def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
     return replace(episodes.only(*kept), rate_hz=task.rate_hz)
 
 
-def check_fit(bundle: AnyPair, task: Task) -> None:
+def check_fit(bundle: Pair[Any], task: Task) -> None:
     """Checks that a pair's observations and actions are the task's; it may use a subset of them.
 
     Raises:

@@ -8,21 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
+from specact.families.codes.pair import CodeParts
 from specact.families.flash.rounds import ROUNDS
 from specact.families.head import has_fitting_head
-from specact.families.load import AnyPair
 from specact.families.tokens.decoding import DECODINGS
 from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.evaluation.cost import verification
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
+from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 from specact.wire import messages
 from specact.wire.exchange import Request
@@ -220,7 +221,7 @@ def device_cost(method: str, parts: Mapping[str, float], rate: float, *, on_devi
     return asking + decision + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
 
 
-def measure_parts(pair: AnyPair, rounds: int = 400, gates: Sequence[str] = ()) -> dict[str, float]:
+def measure_parts(pair: Pair[Any], rounds: int = 400, gates: Sequence[str] = ()) -> dict[str, float]:
     """Median milliseconds of a pair's parts on one core of this machine, called alternately.
 
     ONNX Runtime, one thread, batch 1, observations of zeros.
@@ -239,7 +240,7 @@ def measure_parts(pair: AnyPair, rounds: int = 400, gates: Sequence[str] = ()) -
 
 
 def measure_together(
-    pairs: Mapping[str, AnyPair], rounds: int = 400, gates: Sequence[str] = ()
+    pairs: Mapping[str, Pair[Any]], rounds: int = 400, gates: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
     """The parts of several pairs, as :func:`measure_parts`, all called alternately: the machine's other work hits all.
 
@@ -260,13 +261,13 @@ def measure_together(
     return found
 
 
-def _parts(pair: AnyPair, gates: Sequence[str]) -> dict[str, Callable[[], object]]:
+def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], object]]:
     """The parts to time."""
-    window, rng, drafter = pair.observation.zeros(), stream(0, Role.GATE), pair.drafter
+    window, rng, drafter = pair.observation.zeros(), stream(0, Role.GATE), pair.drafter()
     proposal = drafter.propose(window, rng)
     calls: dict[str, Callable[[], object]]
-    if isinstance(pair, Bundle):
-        draft, target = pair.draft, pair.local_target
+    if isinstance(pair.parts, CodeParts):
+        draft, target = pair.parts.draft, pair.parts.local_target
         calls = {"draft": lambda: draft.infer(window)}
         if target is not None:
             calls["target"] = lambda: target.infer(window)
@@ -276,10 +277,10 @@ def _parts(pair: AnyPair, gates: Sequence[str]) -> dict[str, Callable[[], object
             calls["target"] = verification(pair)
     calls["ask"] = _asking(pair)
     has_head = has_fitting_head(pair)
-    if isinstance(pair, Bundle) and has_head:
-        proposer = HeadDraft(pair.draft, load_head(pair))
+    if isinstance(pair.parts, CodeParts) and has_head:
+        proposer = HeadDraft(pair.parts.draft, load_head(pair))
         calls[HEAD_DRAFT] = lambda: proposer.infer(window)
-    of_codes = isinstance(pair, Bundle)
+    of_codes = isinstance(pair.parts, CodeParts)
     learned = (LEARNED if of_codes else LEARNED[:1]) if has_head else ()
     for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
         gate = GateChoices().settings(name, pair).build(pair)
@@ -289,7 +290,7 @@ def _parts(pair: AnyPair, gates: Sequence[str]) -> dict[str, Callable[[], object
     return calls
 
 
-def _asking(pair: AnyPair) -> Callable[[], object]:
+def _asking(pair: Pair[Any]) -> Callable[[], object]:
     """What asking the server takes on the device, besides the link."""
     contract = pair.exchange.contract
     kind = contract.kinds[contract.step_kind]

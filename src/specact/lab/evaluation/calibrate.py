@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.families.load import AnyPair
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of
@@ -23,7 +22,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.steps import REASONS, free_steps
 from specact.observation import Window
-from specact.pair import Named
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.ranges import COUNT, SEED, check_ranges
 from specact.types import StepRecord
@@ -56,7 +55,7 @@ class CalibrationRun:
 
 
 def calibrate(
-    bundle: AnyPair,
+    bundle: Pair[Any],
     gate: str | GateSettings,
     run: CalibrationRun,
     *,
@@ -85,7 +84,7 @@ def calibrate(
     """
     settings = GateChoices().settings(gate, bundle) if isinstance(gate, str) else gate
     world, finished = env or env_of(bundle, None), 0
-    decoding = method.decoding or Named.of(bundle).decoding
+    decoding = method.decoding or bundle.source.decoding
 
     def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
         nonlocal finished
@@ -106,7 +105,7 @@ def calibrate(
     return found.calibration(bundle, run.rate, run.episodes, {"env": world, **dataclasses.asdict(run)}, decoding)
 
 
-def calibrate_along(pair: AnyPair, path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:
+def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:
     """The deviation gate with its threshold for a rate along these observations, each with its episode's number."""
 
     def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
@@ -159,7 +158,7 @@ class Found:
     checked: dict[str, np.ndarray]
 
     def calibration(
-        self, pair: AnyPair, rate: float, episodes: int, made_by: dict[str, Any], decoding: str
+        self, pair: Pair[Any], rate: float, episodes: int, made_by: dict[str, Any], decoding: str
     ) -> Calibration:
         """For a pair under a decoding and a rate, checked on so many held-out episodes."""
         sent, free = self.checked["transmitted"], free_steps(self.checked)

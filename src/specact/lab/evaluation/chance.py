@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from specact.families.flash.rounds import Rounds
-from specact.families.load import AnyPair
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.rollout.methods import Method
+from specact.pair import Pair
 
 # Default inferences per episode: so many that the first one is negligible.
 _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 
-def uncalibrated_gate(method: Method, gates: GateChoices, bundle: AnyPair) -> GateSettings:
+def uncalibrated_gate(method: Method, gates: GateChoices, bundle: Pair[Any]) -> GateSettings:
     """A method's gate without its threshold; a random baseline has the forced first step and the limit of its rival.
 
     Raises:

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from specact.bundle.manifest import MANIFEST, read_manifest
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
-from specact.families.codes.timing import measure_call, measure_inference
-from specact.families.distance import DistancePair, load_distance_head
-from specact.families.load import AnyPair
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import CodePolicy
+from specact.families.distance import DistanceParts, load_distance_head
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.families import decoded_by
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.rollout import Shard
+from specact.observation import ObservationSpec, Window
+from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 from specact.verification import LocalTarget
 
@@ -59,7 +60,7 @@ class Timing:
         return (self.target_on_device_ms if method.on_device else self.target_ms) / 1e3
 
 
-def measure(evaluation: Evaluation, pair: AnyPair) -> Timing:
+def measure(evaluation: Evaluation, pair: Pair[Any]) -> Timing:
     """The times of an evaluation: those that its settings give, and measured ones for the others."""
     methods = evaluation.resolved
     draft_ms, head_ms, target_ms = evaluation.draft_ms, evaluation.head_ms, evaluation.target_ms
@@ -86,33 +87,48 @@ def measure(evaluation: Evaluation, pair: AnyPair) -> Timing:
     )
 
 
-def measure_head(pair: AnyPair) -> float:
+def measure_inference(policy: CodePolicy, observation: ObservationSpec, repeats: int = 200) -> float:
+    """Median seconds of one inference at batch 1, on an observation of zeros, after a warm-up."""
+    return measure_call(policy.infer, observation.zeros(), repeats)
+
+
+def measure_call(infer: Callable[[Window], object], window: Window, repeats: int = 200) -> float:
+    """Median seconds of one call, after a warm-up."""
+    times = []
+    for _ in range(repeats + 10):
+        start = time.perf_counter()
+        infer(window)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[10:]))
+
+
+def measure_head(pair: Pair[Any]) -> float:
     """Median seconds of one inference of the learned gate's head on this machine."""
-    if isinstance(pair, Bundle):
-        both = measure_inference(HeadDraft(pair.draft, load_head(pair)), pair.spec.draft)
-        return max(0.0, both - measure_inference(pair.draft, pair.spec.draft))
-    assert isinstance(pair, DistancePair), "the method's gate has checked it"
+    if isinstance(pair.parts, CodeParts):
+        both = measure_inference(HeadDraft(pair.parts.draft, load_head(pair)), pair.parts.spec.draft)
+        return max(0.0, both - measure_inference(pair.parts.draft, pair.parts.spec.draft))
+    assert isinstance(pair.parts, DistanceParts), "the method's gate has checked it"
     head, drafted = load_distance_head(pair), np.zeros((pair.execute, len(pair.units.centre)), np.float32)
     return measure_call(lambda window: head.estimate(window, drafted), pair.observation.zeros())
 
 
-def measure_proposal(pair: AnyPair) -> float:
+def measure_proposal(pair: Pair[Any]) -> float:
     """Median seconds of one inference of the draft on this machine."""
-    if isinstance(pair, Bundle):
-        return measure_inference(pair.draft, pair.spec.draft)
-    drafter, rng = pair.drafter, np.random.default_rng(0)
+    if isinstance(pair.parts, CodeParts):
+        return measure_inference(pair.parts.draft, pair.parts.spec.draft)
+    drafter, rng = pair.drafter(), np.random.default_rng(0)
     return measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros())
 
 
-def measure_answer(pair: AnyPair) -> float:
+def measure_answer(pair: Pair[Any]) -> float:
     """Median seconds of one inference of the target on this machine."""
-    if isinstance(pair, Bundle):
-        return measure_inference(pair.target, pair.spec.target)
+    if isinstance(pair.parts, CodeParts):
+        return measure_inference(pair.parts.target, pair.parts.spec.target)
     verify = verification(pair)
     return measure_call(lambda _: verify(), pair.observation.zeros())
 
 
-def verification(pair: AnyPair) -> Callable[[], object]:
+def verification(pair: Pair[Any]) -> Callable[[], object]:
     """The verification of one proposal by the target in this process, on an observation of zeros.
 
     The targets of some families only prepare when they answer, and compute when the proposal is judged.
@@ -120,8 +136,8 @@ def verification(pair: AnyPair) -> Callable[[], object]:
     Raises:
         BundleError: if the pair's target is only on a server.
     """
-    proposal = pair.drafter.propose(pair.observation.zeros(), np.random.default_rng(0))
-    verifier, address = pair.verifier(LocalTarget(pair.target)), StepAddress(0, 0, 0, 0)
+    proposal = pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0))
+    verifier, address = pair.verifier(LocalTarget(pair.target())), StepAddress(0, 0, 0, 0)
     return lambda: verifier.submit(proposal, address).result()
 
 
@@ -137,7 +153,7 @@ def read_timing(manifest: dict[str, Any]) -> Timing:
     return Timing(**manifest["timing"])
 
 
-def method_cost(method: Method, bundle: AnyPair, timing: Timing) -> dict[str, float]:
+def method_cost(method: Method, bundle: Pair[Any], timing: Timing) -> dict[str, float]:
     """Size and time of the networks that a method evaluates; 0 for those that it does not.
 
     Returns:
@@ -149,7 +165,7 @@ def method_cost(method: Method, bundle: AnyPair, timing: Timing) -> dict[str, fl
     known = (
         {} if bundle.path is None or not (bundle.path / MANIFEST).exists() else read_manifest(bundle.path).parameters
     )
-    parts = ["draft", "target"] if isinstance(bundle, Bundle) else []
+    parts = ["draft", "target"] if isinstance(bundle.parts, CodeParts) else []
     parts += ["head"] if method.uses_head else []
     sizes = {f"{part}_parameters": known.get(part, 0) if used[part] else 0 for part in parts}
     return {
@@ -162,7 +178,7 @@ def method_cost(method: Method, bundle: AnyPair, timing: Timing) -> dict[str, fl
     }
 
 
-def measure_decision(gate: Gate, bundle: AnyPair, repeats: int = 200) -> float:
+def measure_decision(gate: Gate, bundle: Pair[Any], repeats: int = 200) -> float:
     """Median seconds of one decision, a learned gate's head included, on an observation of zeros, after a warm-up.
 
     Args:
@@ -171,7 +187,7 @@ def measure_decision(gate: Gate, bundle: AnyPair, repeats: int = 200) -> float:
         repeats: number of timed decisions.
     """
     rng, window = stream(0, Role.GATE), bundle.observation.zeros()
-    drafter = bundle.drafter
+    drafter = bundle.drafter()
     gate.reset()
     times = []
     for _ in range(repeats + 10):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import get_args
 
 from specact.errors import ConfigError, unknown_name
-from specact.families.codes.verify import Offset
-from specact.families.load import check_decoding
+from specact.families.codes.pair import Offset
 from specact.gates.settings import BUNDLE_DEFAULTS, ORACLES, GateChoices
 from specact.lab.rollout.methods import Method, load_method
 from specact.links.link import load_link
-from specact.pair import Named
+from specact.load import check_decoding
+from specact.pair import PairSource
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
 
@@ -81,9 +81,9 @@ class Evaluation:
         return tuple(map(load_method, self.methods))
 
     @property
-    def named(self) -> Named:
-        """Draft, target and decoding of the pair."""
-        return Named(self.draft, self.target, self.decoding)
+    def source(self) -> PairSource:
+        """How the pair is loaded."""
+        return PairSource(self.bundle, self.draft, self.target, self.decoding)
 
     def __post_init__(self) -> None:
         names = [method.name for method in self.resolved]

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from specact.errors import BundleError, ConfigError, RenderError, SpecactError
-from specact.families.load import AnyPair, load_pair
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -31,6 +30,8 @@ from specact.lab.evaluation.run import read_gates
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.rollout import Shard, control_step, simulated
+from specact.load import load_pair
+from specact.pair import Pair
 
 RATE_HZ = 10.0  # frames of simulated time shown per second
 MOST_FRAMES = 120
@@ -113,7 +114,7 @@ def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Seq
     return film
 
 
-def _pair(evaluation: dict[str, Any]) -> AnyPair:
+def _pair(evaluation: dict[str, Any]) -> Pair[Any]:
     """The evaluated pair."""
     return load_pair(evaluation["bundle"], **{part: evaluation[part] for part in ("draft", "target", "decoding")})
 
@@ -219,7 +220,7 @@ def _stride(request: _FilmRequest, rate_hz: float) -> int:
     return max(1, round(rate_hz / RATE_HZ), math.ceil(request.longest / MOST_FRAMES))
 
 
-def _shard(request: _FilmRequest, method: Method, pair: AnyPair) -> Shard:
+def _shard(request: _FilmRequest, method: Method, pair: Pair[Any]) -> Shard:
     evaluation, timing = request.manifest["evaluation"], read_timing(request.manifest)
     gate = read_gates(request.folder)[method.name]
     shard = Shard.of(pair, evaluation["env"], method, gate, (request.episode,), evaluation["seed"])

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
-from specact.families.load import load_named
+from specact.families.codes.pair import CodeParts
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
@@ -24,14 +23,15 @@ from specact.lab.rollout.methods import Method
 from specact.lab.rollout.rollout import Robot, run_together
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
+from specact.load import load_pair
 from specact.observation import Observation
-from specact.pair import AS_STORED, Named
+from specact.pair import PairSource
 from specact.policy import SpeculativePolicy
 from specact.records import read_record
 from specact.verification import LocalTarget
 
 
-def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
+def demonstration_files(bundle: CodeParts, data: Path | None) -> list[Path]:
     """The files that the pair was trained on; none where its demonstrations come from a scripted expert.
 
     Args:
@@ -54,12 +54,12 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
     return files
 
 
-def held_out_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> Episodes:
+def held_out_demonstrations(bundle: CodeParts, data: Path | None, env: str | None = None) -> Episodes:
     """The pair's held-out demonstrations; arguments as of :func:`demonstration_split`."""
     return demonstration_split(bundle, data, env)[1]
 
 
-def demonstration_split(bundle: Bundle, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
+def demonstration_split(bundle: CodeParts, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
     """The demonstrations that the pair was trained on, and the held-out ones, rebuilt from its manifest.
 
     Args:
@@ -90,21 +90,19 @@ class OpenLoopJob:
     """The open-loop evaluation of one method: a job for a worker process.
 
     Attributes:
-        bundle: name or path of the pair.
+        source: how the pair is loaded.
         episodes: the demonstrations.
         method: how the pair drafts and verifies.
         gate: its calibrated gate.
         seed: random seed.
-        named: draft, target and decoding of the pair.
         first: number of the first episode; part of the random streams' addresses.
     """
 
-    bundle: str
+    source: PairSource
     episodes: Episodes
     method: Method
     gate: GateSettings
     seed: int
-    named: Named = AS_STORED
     first: int = 0
 
 
@@ -130,9 +128,9 @@ def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
     Chunks are executed as on the robot.
     """
     method, episodes = job.method, job.episodes
-    pair = decoded_by(method, load_named(job.bundle, job.named))
+    pair = decoded_by(method, load_pair(job.source))
     family = rollout_of(pair, method)
-    verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
+    verifier, drafter = family.verifier(LocalTarget(pair.target())), family.drafter(None)
     policy = SpeculativePolicy(pair, job.gate.build(pair), drafter=drafter, verifier=verifier, seed=job.seed)
     normalised, raw, audit = [], [], family.audit()
     # Unused frames are not read: that would cost time, and they may be missing.

@@ -13,28 +13,28 @@ import onnxruntime
 
 from specact import __version__
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.codes.pair import CodeParts
 from specact.families.head import head_fingerprint
-from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.lab.evaluation.cost import measure
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.families import depends_on_content
 from specact.lab.rollout.methods import Method
+from specact.pair import Pair
 
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
 _ALONE = "every time is measured, with draft and target in one process and no link; the simulated world waits"
 _ACCOUNTED = "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper"
 
 
-def claim(out: Path, evaluation: Evaluation, bundle: AnyPair, env: str, command: str) -> dict[str, Any]:
+def claim(out: Path, evaluation: Evaluation, bundle: Pair[Any], env: str, command: str) -> dict[str, Any]:
     """Creates the run folder's manifest, or reads the one of the same run to resume it.
 
     Raises:
         ConfigError: if the folder holds another run or a damaged manifest, or a method needs a head that is not there.
     """
     weights = {"fingerprint": bundle.fingerprint}
-    if isinstance(bundle, Bundle) and any(method.proposes == "head" for method in evaluation.resolved):
+    if isinstance(bundle.parts, CodeParts) and any(method.proposes == "head" for method in evaluation.resolved):
         # The bundle's fingerprint does not cover the head. Learned gates name it in their calibrations.
         weights["head"] = head_fingerprint(bundle)
     methods: dict[str, Any] = {"methods": [method.name for method in evaluation.resolved]}

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError, DataError
-from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings, load_gate
@@ -29,14 +28,14 @@ from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
-from specact.pair import Named
+from specact.pair import Pair
 
 Progress = Callable[[str, int, int], None]
 ROUNDS = 2
 
 
 def calibrate_offline(
-    pair: AnyPair,
+    pair: Pair[Any],
     gate: GateSettings,
     rate: float,
     demonstrations: Episodes,
@@ -81,11 +80,11 @@ def calibrate_offline(
 
     search = find_threshold(gate, rate, rounds, roll)
     provenance = {"along": "demonstrations", "episodes": len(demonstrations), "rounds": rounds, "seed": seed}
-    return search.calibration(pair, rate, len(parts[1]), provenance, Named.of(pair).decoding)
+    return search.calibration(pair, rate, len(parts[1]), provenance, pair.source.decoding)
 
 
 def evaluate_offline(
-    pair: AnyPair,
+    pair: Pair[Any],
     methods: Sequence[str | Method],
     demonstrations: Episodes,
     rate: float,
@@ -173,7 +172,7 @@ def evaluate_offline(
 
 def _gate(
     method: Method,
-    pair: AnyPair,
+    pair: Pair[Any],
     rate: float,
     gates: GateChoices,
     calibration_set: Episodes,
@@ -192,14 +191,11 @@ def _gate(
 
 
 def _run(
-    pair: AnyPair, method: Method, gate: GateSettings, demonstrations: Episodes, pool: Pool, seed: int
+    pair: Pair[Any], method: Method, gate: GateSettings, demonstrations: Episodes, pool: Pool, seed: int
 ) -> OpenLoopResult:
     """Splits the demonstrations among the workers; results do not depend on their number."""
     parts = np.array_split(np.arange(len(demonstrations)), min(pool.workers, len(demonstrations)))
-    jobs = [
-        OpenLoopJob(pair.source, demonstrations.select(part), method, gate, seed, Named.of(pair), int(part[0]))
-        for part in parts
-    ]
+    jobs = [OpenLoopJob(pair.source, demonstrations.select(part), method, gate, seed, int(part[0])) for part in parts]
     by_first = {job.first: result for job, result in pool.each(run_open_loop, jobs)}
     results = [by_first[first] for first in sorted(by_first)]
     steps = {name: np.concatenate([result.steps[name] for result in results]) for name in results[0].steps}

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specact.errors import ConfigError, DataError
-from specact.families.codes.bundle import Bundle
-from specact.families.load import AnyPair, load_named
+from specact.families.codes.pair import CodeParts
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
@@ -36,7 +35,8 @@ from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
-from specact.pair import Named
+from specact.load import load_pair
+from specact.pair import Pair, PairSource
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,7 +66,7 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 
 
 def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = load_named(evaluation.bundle, evaluation.named)
+    bundle = load_pair(evaluation.source)
     env = evaluation.env or env_of(bundle, None)
     task = load_task(env)
     ran = evaluation.resolved
@@ -78,9 +78,9 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     check_fit(bundle, task)
     if evaluation.mse:
         env_of(bundle, evaluation.env)
-        if not isinstance(bundle, Bundle):
+        if not isinstance(bundle.parts, CodeParts):
             raise ConfigError(f"nobody knows what {bundle.name!r} was trained on; leave out --mse")
-        demonstration_files(bundle, None if evaluation.data is None else Path(evaluation.data))
+        demonstration_files(bundle.parts, None if evaluation.data is None else Path(evaluation.data))
     manifest = claim(out, evaluation, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}
@@ -107,8 +107,8 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
                 method, settings, evaluation, env, manifest, bundle, out, runner, progress
             )
         imitation_errors = {}
-        if evaluation.mse and isinstance(bundle, Bundle):
-            imitation_errors = _imitation_errors(evaluation, bundle, gates, out, pool, progress)
+        if evaluation.mse and isinstance(bundle.parts, CodeParts):
+            imitation_errors = _imitation_errors(evaluation, bundle.parts, gates, out, pool, progress)
     timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
     methods = {
         method.name: {
@@ -150,7 +150,7 @@ def finished(evaluation: Evaluation, out: Path) -> bool:
     """
     if not (out / "summary.json").exists():
         return False
-    bundle = load_named(evaluation.bundle, evaluation.named)
+    bundle = load_pair(evaluation.source)
     claim(out, evaluation, bundle, evaluation.env or bundle.env, "")
     return True
 
@@ -183,7 +183,7 @@ def _run_method(
     evaluation: Evaluation,
     env: str,
     manifest: dict[str, Any],
-    bundle: AnyPair,
+    bundle: Pair[Any],
     out: Path,
     runner: Pool | RealTime,
     progress: Progress,
@@ -220,10 +220,10 @@ def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) 
 
 
 def _calibration(
-    bundle: AnyPair, env: str, method: Method, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
+    bundle: Pair[Any], env: str, method: Method, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
     """The run folder's calibration; else the bundle's or a new one, stored there so that the run can resume."""
-    gate, decoding = method.gate, method.decoding or Named.of(bundle).decoding
+    gate, decoding = method.gate, method.decoding or bundle.source.decoding
     path = out / "calibration" / calibration_file(gate, evaluation.rate, decoding)
     if path.exists():
         return read_calibration(path, bundle)
@@ -249,7 +249,7 @@ def _calibration(
 
 
 def _imitation_errors(
-    evaluation: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
+    evaluation: Evaluation, bundle: CodeParts, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Every method's error on held-out demonstrations; resumes from ``imitation.json``."""
     path = out / "imitation.json"
@@ -262,7 +262,7 @@ def _imitation_errors(
         if evaluation.demonstrations is not None:
             demonstrations = demonstrations.select(np.arange(min(evaluation.demonstrations, len(demonstrations))))
         jobs = [
-            OpenLoopJob(str(bundle.path), demonstrations, method, gates[method.name], evaluation.seed)
+            OpenLoopJob(PairSource(str(bundle.path)), demonstrations, method, gates[method.name], evaluation.seed)
             for method in missing
         ]
         progress("along demonstrations", len(errors), len(evaluation.methods))

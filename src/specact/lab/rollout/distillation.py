@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
-from specact.families.load import AnyPair
+from specact.families.codes.pair import CodeParts
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.data.frames import as_frames, copied
@@ -21,8 +20,9 @@ from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.steps import OBSERVATION
+from specact.pair import Pair
 
-Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
+Collect = Callable[[Pair[Any], Sequence[GateSettings], int], DistillationData]
 
 # Every round has its own million of episodes.
 _ROUND = 1_000_000
@@ -32,7 +32,7 @@ _OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted
 
 
 def collect(
-    pair: AnyPair,
+    pair: Pair[Any],
     gates: Sequence[GateSettings],
     wanted: int,
     number: int,
@@ -59,7 +59,7 @@ def collect(
     Raises:
         ConfigError: for a pair that cannot be distilled, or if there is no disk space for camera frames.
     """
-    if isinstance(pair, Bundle) and pair.spec.sequential:
+    if isinstance(pair.parts, CodeParts) and pair.parts.spec.sequential:
         raise ConfigError(
             f"the bundle {pair.name!r} has a sequential secondary head; gates and drafts can be trained only for "
             "independent codebooks"
@@ -105,7 +105,7 @@ def collector(
     if wanted < 1:
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
 
-    def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+    def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
         stage = f"lessons {number + 1}"
         return collect(pair, gates, wanted, number, pool, lambda done: progress(stage, done, wanted), 0, env, folder)
 

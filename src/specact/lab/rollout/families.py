@@ -9,35 +9,31 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, chunk_distance, replaced_after_prefix
+from specact.families.chunks.pair import ChunkDrafter, ChunkParts, ChunkVerifier, chunk_distance, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.spec import InfersCodes
-from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
-from specact.families.distance import DistancePair, head_observation
-from specact.families.flash.pair import FlashPair
-from specact.families.flash.rounds import Rounds
+from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, Offset, Rule, take_target
+from specact.families.codes.policy import InfersCodes
+from specact.families.codes.sampling import verify
+from specact.families.distance import head_observation
+from specact.families.flash.pair import FlashParts
+from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import Round
-from specact.families.load import AnyPair
 from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import Decoding
+from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.network import Tokens
-from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.speculative import TAIL, Decoded
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, observation_columns
 from specact.lab.rollout.timed import Prepared
 from specact.lab.rollout.token_batch import SharedClock, TokenBatch
 from specact.observation import Window
-from specact.pair import Drafter
+from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, streams
 from specact.types import Miss, Proposal, StepRecord
 from specact.verification import LocalTarget, Target, Verifier
 
-VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
-    "speculative": SpeculativeVerifier,
-    "target": TargetSampler,
-}
+RULES: dict[str, Rule] = {"speculative": verify, "target": take_target}
 
 
 class FamilyRollout(Protocol):
@@ -77,75 +73,82 @@ class MeasuredRollout(FamilyRollout, Protocol):
         ...
 
 
-def decoded_by(method: Method, pair: AnyPair) -> AnyPair:
+def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
     """The pair as a method decodes it, or as it was loaded where the method does not say.
 
     Raises:
         ConfigError: for a decoding that the family does not have.
     """
     if isinstance(method.composition, Decoding):
-        if not isinstance(pair, TokenPair):
+        if not isinstance(pair.parts, TokenParts):
             raise ConfigError(
                 f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}; choose a "
                 "bundle of kind tokens, such as metaworld-tokens, or another method"
             )
-        return replace(pair, decoding=method.composition)
+        return _composed(pair, method, decoding=method.composition)
     if isinstance(method.composition, Rounds):
-        if not isinstance(pair, FlashPair):
+        if not isinstance(pair.parts, FlashParts):
             raise ConfigError(
                 f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a "
                 "bundle of kind flow, such as pusht-flow, or another method"
             )
-        return replace(pair, rounds=method.composition)
+        return _composed(pair, method, rounds=method.composition)
     return pair
 
 
-def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> FamilyRollout:
+def _composed(pair: Pair[Any], method: Method, **composition: Any) -> Pair[Any]:
+    """The pair in a method's composition; its name finds calibrations, that of a family's default is empty."""
+    default = method.composition in (DECODINGS["ar"], ROUNDS["full"])
+    return pair.composed(source=replace(pair.source, decoding="" if default else method.name), **composition)
+
+
+def rollout_of(pair: Pair[Any], method: Method, offset: Offset = "target") -> FamilyRollout:
     """The family-specific part of a rollout; families of the user's own use the members of :class:`~specact.pair.Pair`.
 
     Args:
         pair: decoded as :func:`decoded_by` says.
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
-        offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
+        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
     """
     pair = decoded_by(method, pair)
-    if isinstance(pair, Bundle):
+    if isinstance(pair.parts, CodeParts):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
         raise ConfigError(
             f"{pair.name} is no pair of action codes: it has no head that proposes, no codes and no offsets; choose "
             f"among {_choices(pair)}"
         )
-    if isinstance(pair, TokenPair) and method.verifier == "speculative":
+    if isinstance(pair.parts, TokenParts) and method.verifier == "speculative":
         return _TokensRollout(pair)
-    if isinstance(pair, FlashPair) and method.verifier == "speculative":
+    if isinstance(pair.parts, FlashParts) and method.verifier == "speculative":
         return _FlashRollout(pair)
-    if isinstance(pair, ChunkPair):
+    if isinstance(pair.parts, ChunkParts):
         return _ChunksRollout(pair, method)
     if method.verifier == "target" or method.needs_head:
-        without = "" if isinstance(pair, TokenPair | FlashPair) else " and no learned gate"
+        without = "" if isinstance(pair.parts, TokenParts | FlashParts) else " and no learned gate"
         raise ConfigError(f"{pair.name} has one way to verify{without}; choose among {_choices(pair)}")
     return _OwnRollout(pair)
 
 
-def _choices(pair: AnyPair) -> str:
+def _choices(pair: Pair[Any]) -> str:
     """The methods that a pair other than one of action codes has."""
-    target = "target, target_on_device, " if isinstance(pair, ChunkPair) else ""
-    learned = "random_learned, learned, " if isinstance(pair, ChunkPair | TokenPair | FlashPair) else ""
+    target = "target, target_on_device, " if isinstance(pair.parts, ChunkParts) else ""
+    learned = "random_learned, learned, " if isinstance(pair.parts, ChunkParts | TokenParts | FlashParts) else ""
     return f"draft, {target}hybrid, random, {learned}adahi and gates of your own"
 
 
-def depends_on_content(pair: AnyPair) -> bool:
+def depends_on_content(pair: Pair[Any]) -> bool:
     """Whether the target's time depends on the draft, so that times have to be measured and not accounted."""
-    return isinstance(pair, TokenPair | FlashPair)
+    return isinstance(pair.parts, TokenParts | FlashParts)
 
 
 class _CodesRollout:
-    def __init__(self, pair: Bundle, method: Method, offset: Offset) -> None:
-        self._pair, self._method, self._offset = pair, method, offset
+    def __init__(self, pair: Pair[Any], method: Method, offset: Offset) -> None:
+        self._method, self._offset = method, offset
+        self._pair: CodeParts = pair.parts
         self._proposer = method.proposer(pair)
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -156,7 +159,7 @@ class _CodesRollout:
         return CodeDrafter(policy, self._pair.tokenizer)
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        return VERIFIERS[self._method.verifier](target, self._pair.tokenizer, offset=self._offset)
+        return CodeVerifier(target, self._pair.tokenizer, RULES[self._method.verifier], offset=self._offset)
 
     def audit(self, *, learning: bool = False) -> Audit:
         return CodeAudit(self._pair.tokenizer, self.lessons if learning else None)
@@ -166,12 +169,13 @@ class _CodesRollout:
 
 
 class _ChunksRollout:
-    def __init__(self, pair: ChunkPair, method: Method) -> None:
+    def __init__(self, pair: Pair[Any], method: Method) -> None:
         self._pair = pair
-        self._tolerance = pair.accept_within if method.verifier == "speculative" else 0.0
+        self._parts: ChunkParts = pair.parts
+        self._tolerance = self._parts.accept_within if method.verifier == "speculative" else 0.0
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        draft, target = self._pair.draft, self._pair.target_policy
+        draft, target = self._parts.draft, self._parts.target
         return self._batch(draft, Role.DRAFT, windows, addresses), self._batch(target, Role.VERIFY, windows, addresses)
 
     def _batch(
@@ -182,9 +186,9 @@ class _ChunksRollout:
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
         return (
-            self._pair.drafter
+            self._pair.drafter()
             if prepared is None
-            else ChunkDrafter(prepared, self._pair.draft.spec.observation, self._pair.units)
+            else ChunkDrafter(prepared, self._parts.draft.spec.observation, self._pair.units)
         )
 
     def verifier(self, target: Target[Any]) -> Verifier:
@@ -200,13 +204,14 @@ class _ChunksRollout:
 class _TokensRollout:
     """The target reads and decodes when it is queried, so that its time is measured."""
 
-    def __init__(self, pair: TokenPair) -> None:
+    def __init__(self, pair: Pair[Any]) -> None:
         self._pair = pair
-        self._batch = TokenBatch(pair.target, pair.units)
+        self._parts: TokenParts = pair.parts
+        self._batch = TokenBatch(self._parts.target(), pair.units)
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         """For the audit: the tokens of greedy decoding ``[B, T]``; those that the method decoded greedily are kept."""
-        known, policy = self._batch.greedy, self._pair.policy
+        known, policy = self._batch.greedy, self._parts.policy
         missing = [row for row, address in enumerate(addresses) if address not in known]
         if missing:
             seen = [policy.spec.observation.select(windows[row]) for row in missing]
@@ -216,7 +221,7 @@ class _TokensRollout:
         return [None] * len(windows), [known[address] for address in addresses]
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter
+        return self._pair.drafter()
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
@@ -228,7 +233,7 @@ class _TokensRollout:
         return _TokenAudit(self._pair, self.lessons if learning else None)
 
     def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        spec = self._pair.policy.spec
+        spec = self._parts.policy.spec
         wanted = [to_actions(tokens).reshape(spec.chunk, spec.actions) for tokens in targets]
         return distance_lessons(self._pair, proposals, wanted)
 
@@ -236,23 +241,24 @@ class _TokensRollout:
 class _FlashRollout:
     """The target checks or denoises when it is queried, so that its time is measured."""
 
-    def __init__(self, pair: FlashPair) -> None:
+    def __init__(self, pair: Pair[Any]) -> None:
         self._pair = pair
+        self._parts: FlashParts = pair.parts
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         """For the audit: the chunks of full rounds, ``[B, H, A]``."""
-        policy = self._pair.policy
+        policy = self._parts.policy
         seen = [policy.spec.observation.select(window) for window in windows]
         return [None] * len(windows), policy.infer_batch(seen, streams(Role.VERIFY, addresses))
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter
+        return self._pair.drafter()
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
 
     def measured_verifier(self, clock: SharedClock) -> Verifier:
-        return self._pair.verifier(LocalTarget(self._pair.target, clock))
+        return self._pair.verifier(LocalTarget(self._pair.target(), clock))
 
     def audit(self, *, learning: bool = False) -> Audit:
         return _FlashAudit(self._pair, self.lessons if learning else None)
@@ -264,15 +270,15 @@ class _FlashRollout:
 class _OwnRollout:
     """Uses only the members of :class:`~specact.pair.Pair`, one robot after the other."""
 
-    def __init__(self, pair: AnyPair) -> None:
-        self._pair, self._target = pair, pair.target
+    def __init__(self, pair: Pair[Any]) -> None:
+        self._pair, self._target = pair, pair.target()
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         # The drafter infers when it proposes.
         return [None] * len(windows), [self._target.answer(*step) for step in zip(windows, addresses, strict=True)]
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter
+        return self._pair.drafter()
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
@@ -287,7 +293,7 @@ class _OwnRollout:
         )
 
 
-def distance_lessons(pair: DistancePair, proposals: Sequence[Proposal], targets: Sequence[Chunk]) -> Table:
+def distance_lessons(pair: Pair[Any], proposals: Sequence[Proposal], targets: Sequence[Chunk]) -> Table:
     """The training columns where actions are compared.
 
     They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, root mean
@@ -315,7 +321,7 @@ class _OwnAudit(Audit):
     the verified ones, 0 where the step was verified. Both are 0 where the target's answer is a miss.
     """
 
-    def __init__(self, pair: AnyPair, lessons: Lessons | None) -> None:
+    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
         super().__init__(lessons)
         self._execute, self._target = pair.execute, Prepared[Any]()
         self._verifier = pair.verifier(LocalTarget(self._target))
@@ -343,7 +349,7 @@ class _ChunkAudit(Audit):
     was verified.
     """
 
-    def __init__(self, pair: ChunkPair, lessons: Lessons | None) -> None:
+    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
         super().__init__(lessons)
         self._pair = pair
 
@@ -352,7 +358,7 @@ class _ChunkAudit(Audit):
         count = self._pair.execute
         wanted = self._pair.units.from_environment(target)[:count]
         drafted = record.proposal.actions[:count]
-        verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.accept_within)
+        verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.parts.accept_within)
         return chunk_distance(drafted, wanted), accepted, _change(record, verified)
 
     def columns(self, *values: Sequence[Any]) -> Table:
@@ -372,13 +378,13 @@ class _TokenAudit(Audit):
     units), NaN without a tail. For steps that were not verified, all but the first four are 0.
     """
 
-    def __init__(self, pair: TokenPair, lessons: Lessons | None) -> None:
+    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
         super().__init__(lessons)
         self._pair = pair
 
     def judge(self, record: StepRecord, draft: None, target: Tokens) -> tuple[Any, ...]:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
-        spec = self._pair.policy.spec
+        spec = self._pair.parts.policy.spec
         wanted = to_actions(target).reshape(spec.chunk, spec.actions)
         errors_rms = [chunk_distance(actions, wanted) for actions in (record.actions, record.proposal.actions)]
         count = spec.actions
@@ -419,7 +425,7 @@ class _FlashAudit(Audit):
     check; ``reused``, the reused share of the cameras' tokens.
     """
 
-    def __init__(self, pair: FlashPair, lessons: Lessons | None) -> None:
+    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
         super().__init__(lessons)
         self._pair = pair
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from specact.errors import unknown_name
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
-from specact.families.codes.spec import CodePolicy
+from specact.families.codes.policy import CodePolicy
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
+from specact.pair import Pair
 from specact.plugins import is_plugin
 
 # A method that a run is compared with; of several names the first one that ran.
@@ -69,14 +69,15 @@ class Method:
         """Whether it, or its rival, needs a target head."""
         return self.uses_head or self.limits_of in LEARNED
 
-    def proposer(self, bundle: Bundle) -> CodePolicy:
-        """The policy that proposes codes.
+    def proposer(self, pair: Pair[Any]) -> CodePolicy:
+        """The policy of a pair of action codes that proposes codes.
 
         Raises:
-            ConfigError: if it is a head, and the bundle has none.
-            BundleError: if the head does not fit the bundle.
+            ConfigError: if it is a head, and the pair has none.
+            BundleError: if the head does not fit the pair.
         """
-        return HeadDraft(bundle.draft, load_head(bundle)) if self.proposes == "head" else bundle.draft
+        draft: CodePolicy = pair.parts.draft
+        return HeadDraft(draft, load_head(pair)) if self.proposes == "head" else draft
 
     def rivals_among(self, names: tuple[str, ...]) -> list[str]:
         """Those of its rivals that ran, given the names of all that did."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.families.flash.pair import FlashPair
 from specact.families.flash.verify import Round
-from specact.families.load import AnyPair
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
@@ -18,6 +16,7 @@ from specact.lab.rollout.history import ObservationSampler, WorldClock
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.timed import TimedDrafter, TimedRounds
 from specact.links.model import Link
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.types import Decision
@@ -48,7 +47,7 @@ class Pairing:
 
 def run_pair(
     world: MovingWorld,
-    pair: AnyPair,
+    pair: Pair[Any],
     pairing: Pairing,
     *,
     start: int,
@@ -77,12 +76,12 @@ def run_pair(
     sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
     route = Route.of(pairing.link, pair.exchange.contract, stream(seed, Role.LINK, episode=episode))
-    remote = SimulatedTarget(pair.target, route, clock, pairing.target_s)
+    remote = SimulatedTarget(pair.target(), route, clock, pairing.target_s)
     gate = pairing.gate.build(pair)
     policy = SpeculativePolicy(
         pair,
         gate,
-        drafter=TimedDrafter(pair.drafter, clock, pairing.draft_s),
+        drafter=TimedDrafter(pair.drafter(), clock, pairing.draft_s),
         verifier=(pairing.verifier or pair.verifier)(remote),
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
         seed=seed,
@@ -94,7 +93,7 @@ def run_pair(
 
 def run_rounds(
     world: MovingWorld,
-    pair: FlashPair,
+    pair: Pair[Any],
     duration_s: Callable[[Round, float], float],
     *,
     start: int,
@@ -111,7 +110,7 @@ def run_rounds(
     world.reset(start)
     sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
-    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target, clock)), clock, duration_s)
+    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target(), clock)), clock, duration_s)
     policy = SpeculativePolicy(pair, Always(), verifier=verifier, seed=seed, clock=clock)
     return _run(world, sampler, metrics, policy, episode, "transmitted", None)
 

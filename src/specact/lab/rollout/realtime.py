@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
 
-from specact.families.load import AnyPair
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import linked, serving
@@ -14,7 +14,7 @@ from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
-from specact.pair import Named
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -35,16 +35,16 @@ class RealTime:
         seed: of the link's randomness.
     """
 
-    def __init__(self, pair: AnyPair, link: str, deadline_ms: float, seed: int) -> None:
+    def __init__(self, pair: Pair[Any], link: str, deadline_ms: float, seed: int) -> None:
         self._pair, self._link, self._deadline_ms = pair, link, deadline_ms
         self._seed = seed
         self._open = ExitStack()
 
     def __enter__(self) -> RealTime:
         with self._open:
-            target = Named.of(self._pair).target
+            target = self._pair.source.target
             named = () if target is None else ("--target", target)
-            server = self._open.enter_context(serving(self._pair.source, *named))
+            server = self._open.enter_context(serving(self._pair.source.name_or_path, *named))
             # A separate process, because threads of this one would be delayed by its own work.
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             endpoint = Endpoint("ws", "127.0.0.1", relay.port)
@@ -92,9 +92,9 @@ class RealTime:
         latencies_s = time_by_episode(table)
         return [Outcome(*end[:4], latencies_s[end[0]], end[4]) for end in results], table
 
-    def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
+    def _verifier(self, method: Method, pair: Pair[Any], family: FamilyRollout) -> Verifier:
         if method.on_device:
-            return family.verifier(LocalTarget(pair.target))
+            return family.verifier(LocalTarget(pair.target()))
         exchange = pair.exchange
         if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
             check_requests(pair, exchange)

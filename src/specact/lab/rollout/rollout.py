@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from specact.clock import VirtualClock
 from specact.errors import BundleError
-from specact.families.codes.verify import Offset
-from specact.families.load import AnyPair, load_named
+from specact.families.codes.pair import Offset
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -27,8 +26,9 @@ from specact.lab.rollout.steps import STAGES, Audit, Table
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.lab.rollout.token_batch import SharedClock
 from specact.links.link import load_link
+from specact.load import load_pair
 from specact.observation import ObservationSpec
-from specact.pair import Named
+from specact.pair import Pair, PairSource
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
@@ -44,8 +44,7 @@ class Shard:
     not depend on the number of processes.
 
     Attributes:
-        bundle: name or path.
-        named: draft, target and decoding of the pair.
+        source: how the pair is loaded.
         fingerprint: of the bundle; a process with other cached weights of that name reloads it, and rejects others.
         env: the environment's name.
         method: how the pair drafts and verifies.
@@ -54,14 +53,13 @@ class Shard:
         seed: random seed.
         link: name of a link preset.
         draft_s, target_s: accounted time of a proposal, and of the target's inference [s].
-        offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
+        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
         gate_s: accounted time of a decision [s].
         learning: whether the step table also has the training columns, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
     """
 
-    bundle: str
-    named: Named
+    source: PairSource
     fingerprint: str
     env: str
     method: Method
@@ -77,11 +75,10 @@ class Shard:
 
     @classmethod
     def of(
-        cls, pair: AnyPair, env: str, method: Method, gate: GateSettings, episodes: Iterable[int], seed: int
+        cls, pair: Pair[Any], env: str, method: Method, gate: GateSettings, episodes: Iterable[int], seed: int
     ) -> Shard:
         """Of a pair as it was loaded; without a link and with no accounted times."""
-        named, episodes = Named.of(pair), tuple(episodes)
-        return cls(pair.source, named, pair.fingerprint, env, method, gate, episodes, seed)
+        return cls(pair.source, pair.fingerprint, env, method, gate, tuple(episodes), seed)
 
 
 class EpisodeRange(IntEnum):
@@ -190,7 +187,7 @@ def run_together(robots: Sequence[Robot], family: FamilyRollout, audit: Audit) -
         robots = [robot for robot in robots if not robot.world.done]
 
 
-def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
+def simulated(shard: Shard, pair: Pair[Any], family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
     """A robot in virtual time at the start of an episode."""
     method, clock = shard.method, VirtualClock()
     draft, remote = prepared = Prepared[Any](), Prepared[Any]()
@@ -233,7 +230,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
         The outcomes, and the step table: one array per column, one row per inference.
     """
     method = shard.method
-    pair = decoded_by(method, _pair(shard.bundle, shard.fingerprint, shard.named))
+    pair = decoded_by(method, _pair(shard.source, shard.fingerprint))
     family = rollout_of(pair, method, shard.offset)
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
@@ -257,7 +254,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     return outcomes, table
 
 
-def measured(shard: Shard, pair: AnyPair, family: MeasuredRollout, world: SimulatedRobot, episode: int) -> Robot:
+def measured(shard: Shard, pair: Pair[Any], family: MeasuredRollout, world: SimulatedRobot, episode: int) -> Robot:
     """A robot in real time at the start of an episode; its world waits. Draft and target run in this process."""
     clock = SharedClock()
     policy = SpeculativePolicy(
@@ -274,7 +271,7 @@ def measured(shard: Shard, pair: AnyPair, family: MeasuredRollout, world: Simula
 
 
 def target_path(
-    pair: AnyPair,
+    pair: Pair[Any],
     env: str,
     episodes: Iterable[int],
     seed: int,
@@ -325,9 +322,9 @@ def check_weights(source: str, found: str, wanted: str) -> None:
 
 
 @cache
-def _pair(name_or_path: str, fingerprint: str, named: Named) -> AnyPair:
-    pair = load_named(name_or_path, named)
-    check_weights(name_or_path, pair.fingerprint, fingerprint)
+def _pair(source: PairSource, fingerprint: str) -> Pair[Any]:
+    pair = load_pair(source)
+    check_weights(source.name_or_path, pair.fingerprint, fingerprint)
     return pair
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from specact.bundle.words import NetworkInputs
-from specact.families.codes.sampling import rejection_probability, total_variation, verify
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, executed_codes
+from specact.families.codes.pair import executed_codes
+from specact.families.codes.policy import ActionTokenizer
+from specact.families.codes.sampling import CodeDistribution, rejection_probability, total_variation, verify
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepStreams
 from specact.types import Chunk, Proposal, StepRecord

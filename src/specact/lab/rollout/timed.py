@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock
-from specact.families.flash.verify import FlashVerifier, Round
+from specact.families.flash.verify import Round
 from specact.families.freqcache.cached import FreqCached
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.pair import Drafter, FollowingDrafter
 from specact.rng import StepAddress
 from specact.types import Outcome, Proposal, StepRecord
-from specact.verification import Pending, TargetPolicy
+from specact.verification import Pending, TargetPolicy, Verifier
 
 A = TypeVar("A")
 
@@ -78,7 +78,7 @@ class TimedRounds:
         duration_s: seconds of a round, given it and the reused share of the cameras' tokens.
     """
 
-    def __init__(self, verifier: FlashVerifier, clock: Clock, duration_s: Callable[[Round, float], float]) -> None:
+    def __init__(self, verifier: Verifier, clock: Clock, duration_s: Callable[[Round, float], float]) -> None:
         self._verifier, self._clock, self._duration_s = verifier, clock, duration_s
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:

@@ -14,19 +14,17 @@ import numpy as np
 from specact.clock import RealClock
 from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.wire import ChunkExchange
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
-from specact.families.codes.network import OnnxPolicy
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.pair import CodeParts, codes_of
+from specact.families.codes.policy import CodeChunks, OnnxPolicy
+from specact.families.codes.sampling import CodeDistribution
 from specact.families.flash.check import Check
-from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.pair import FlashParts, load_flow_pair
 from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Round, RoundRequest
 from specact.families.freqcache.cached import FreqCached
-from specact.families.load import AnyPair, load_named, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import LEARNED, GateSettings
@@ -35,8 +33,9 @@ from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
 from specact.lab.rollout.simulated_target import Route
 from specact.links.link import load_link
+from specact.load import load_pair
 from specact.observation import ObservationSpec, Window
-from specact.pair import AS_STORED, Named
+from specact.pair import Pair, PairSource
 from specact.placement.target import code_reader
 from specact.rng import Role, StepAddress, stream
 from specact.types import Decision
@@ -155,7 +154,7 @@ class PolicyDriver:
     @property
     def fingerprint(self) -> str:
         flow = self.role == "flow"
-        return _flow(self.bundle, ()).fingerprint if flow else _pair(self.bundle, AS_STORED).fingerprint
+        return _flow(self.bundle, ()).fingerprint if flow else _codes_parts(self.bundle).fingerprint
 
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
@@ -185,24 +184,27 @@ class PairDriver:
     """A pair with a gate.
 
     Attributes:
-        bundle: path of the pair, of whatever family.
+        source: the pair, of whatever family.
         gate: calibrated, unless a rate is given.
         rate: for which a sweep calibrates the gate at every place; None for a calibrated gate.
         late: whether the draft's chunk runs at once and the late verdict corrects the rest.
-        named: draft, target and decoding of the pair.
     """
 
-    bundle: str
+    source: PairSource
     gate: GateSettings
     rate: float | None = None
     late: bool = False
-    named: Named = AS_STORED
     execution = None
     offloads = True
 
-    def load(self) -> AnyPair:
+    @property
+    def bundle(self) -> str:
+        """Name or path of the pair."""
+        return self.source.name_or_path
+
+    def load(self) -> Pair[Any]:
         """The pair."""
-        return _pair(self.bundle, self.named)
+        return _pair(self.source)
 
     @property
     def observation(self) -> ObservationSpec:
@@ -223,10 +225,10 @@ class PairDriver:
     def call(self, part: str) -> Callable[[], object]:
         """A proposal and the gate's decision, or the proposal's verification."""
         pair, rng = self.load(), np.random.default_rng(0)
-        drafter, gate, window = pair.drafter, self.gate.build(pair), pair.observation.zeros()
+        drafter, gate, window = pair.drafter(), self.gate.build(pair), pair.observation.zeros()
         if part == "draft":
             return lambda: gate.decide(drafter.propose(window, rng), rng)
-        verifier, proposal = pair.verifier(LocalTarget(pair.target, RealClock())), drafter.propose(window, rng)
+        verifier, proposal = pair.verifier(LocalTarget(pair.target(), RealClock())), drafter.propose(window, rng)
         return lambda: verifier.submit(proposal, _ADDRESS).result()
 
     def run(self, world: MovingWorld, at: Circumstances) -> Episode:
@@ -257,7 +259,7 @@ class SplitDriver:
 
     def build(self) -> CodeChunks:
         """The policy, with activations quantised as on the link."""
-        pair, staged = _codes_pair(self.bundle), _staged(self.stages)
+        pair, staged = _codes_parts(self.bundle), _staged(self.stages)
         return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
 
     @property
@@ -273,7 +275,7 @@ class SplitDriver:
 
     @property
     def fingerprint(self) -> str:
-        return _pair(self.bundle, AS_STORED).fingerprint
+        return _codes_parts(self.bundle).fingerprint
 
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
@@ -299,8 +301,8 @@ class SplitDriver:
 
 
 class _Split:
-    def __init__(self, pair: Bundle, staged: StagedFolder, driver: SplitDriver) -> None:
-        self._read, self._staged, self._driver = code_reader(pair, staged), staged, driver
+    def __init__(self, pair: CodeParts, staged: StagedFolder, driver: SplitDriver) -> None:
+        self._read, self._staged, self._driver = code_reader(pair.pair(), staged), staged, driver
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return list(map(self.infer, windows))
@@ -328,9 +330,9 @@ class RoundsDriver:
     execution = None
     offloads = False
 
-    def load(self) -> FlashPair:
+    def load(self) -> Pair[Any]:
         """The pair."""
-        return replace(_rounds(self.bundle), rounds=self.rounds)
+        return _rounds(self.bundle).composed(rounds=self.rounds)
 
     @property
     def observation(self) -> ObservationSpec:
@@ -355,12 +357,12 @@ class RoundsDriver:
 
     def call(self, part: str) -> Callable[[], object]:
         """A round of one kind."""
-        pair = self.load()
-        target, parts = pair.target, None
+        flow: FlashParts = self.load().parts
+        target, parts = flow.target(), None
         if part == "reused":
-            assert self.rounds.reuse is not None and pair.refresh is not None, "checked by the lever"
+            assert self.rounds.reuse is not None and flow.refresh is not None, "checked by the lever"
             # Motion estimates of a blank image have no confidence.
-            parts = FreqCached(pair.policy.networks, pair.refresh, replace(self.rounds.reuse, confidence=0.0))
+            parts = FreqCached(flow.policy.networks, flow.refresh, replace(self.rounds.reuse, confidence=0.0))
         check = Check(within=0.0 if part == "failed" else 1e9, guarded=False)
         request = RoundRequest(part in ("full", "reused"), check=check, parts=parts)
         answer = target.answer(target.policy.spec.observation.zeros(), _ADDRESS)
@@ -395,24 +397,24 @@ def _staged(folder: str) -> StagedFolder:
 
 
 @cache
-def _rounds(bundle: str) -> FlashPair:
-    return flash_pair(load_flow(bundle))
+def _rounds(bundle: str) -> Pair[Any]:
+    return load_flow_pair(load_flow(bundle))
 
 
 @cache
-def _pair(bundle: str, named: Named) -> AnyPair:
-    return load_named(bundle, named)
+def _pair(source: PairSource) -> Pair[Any]:
+    return load_pair(source)
 
 
-def _codes_pair(bundle: str) -> Bundle:
-    return of_codes(_pair(bundle, AS_STORED), "one policy of a pair alone")
+def _codes_parts(bundle: str) -> CodeParts:
+    return codes_of(_pair(PairSource(bundle)), "one policy of a pair alone")
 
 
 @cache
 def _code_policy(bundle: str, role: str, file: str | None, window: int | None) -> CodeChunks:
-    pair = _codes_pair(bundle)
+    pair = _codes_parts(bundle)
     if role == "head":
-        return CodeChunks(HeadDraft(pair.draft, load_head(pair)), pair.tokenizer, pair.spec, pair.spec.draft)
+        return CodeChunks(HeadDraft(pair.draft, load_head(pair.pair())), pair.tokenizer, pair.spec, pair.spec.draft)
     network: Any = pair.target if role == "target" else pair.draft
     seen = network.observation if window is None else network.observation.shortened(window)
     policy = network if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.words)

@@ -11,13 +11,12 @@ from typing import Any, Literal, Protocol
 from specact.errors import ConfigError, unknown_name
 from specact.execution.strategy import Execution, Kind
 from specact.families.chunks.bundle import FlowBundle
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import load_head
+from specact.families.codes.pair import CodeParts, codes_of
 from specact.families.flash.bundle import FLASH
 from specact.families.flash.rounds import ROUNDS
 from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
-from specact.families.load import AnyPair, of_codes
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
@@ -25,7 +24,7 @@ from specact.lab.rollout.history import ObservationSampler
 from specact.lab.rollout.rollout import EpisodeRange, episode_seed
 from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, SplitDriver
 from specact.observation import Window
-from specact.pair import Named
+from specact.pair import Pair
 from specact.rng import Role, stream
 
 
@@ -68,7 +67,7 @@ class Subject:
         steps: Euler steps of a flow policy, where they are not the lever.
     """
 
-    bundle: FlowBundle | AnyPair
+    bundle: FlowBundle | Pair[Any]
     execute: int
     variants: Variants
     steps: int = 10
@@ -79,7 +78,7 @@ class Subject:
         path, execution = str(self.bundle.path), Execution("synchronous", self.execute)
         if isinstance(self.bundle, FlowBundle):
             return PolicyDriver(path, execution, steps=self.steps)
-        of_codes(self.bundle, "a policy alone")
+        codes_of(self.bundle, "a policy alone")
         return PolicyDriver(path, execution, "target")
 
     @property
@@ -87,7 +86,7 @@ class Subject:
         """Of :data:`KINDS`, those that it is."""
         if isinstance(self.bundle, FlowBundle):
             return "policy", "flow"
-        return ("policy", "codes", "pair") if isinstance(self.bundle, Bundle) else ("pair",)
+        return ("policy", "codes", "pair") if isinstance(self.bundle.parts, CodeParts) else ("pair",)
 
 
 @dataclass(frozen=True)
@@ -188,9 +187,9 @@ def _path(subject: Subject, part: str = "", hint: str = "") -> str:
     return str(path)
 
 
-def _codes(subject: Subject) -> Bundle:
-    assert isinstance(subject.bundle, Bundle), "checked by settings_of"
-    return subject.bundle
+def _codes(subject: Subject) -> CodeParts:
+    assert isinstance(subject.bundle, Pair) and isinstance(subject.bundle.parts, CodeParts), "checked by settings_of"
+    return subject.bundle.parts
 
 
 def _quantised(static: bool, subject: Subject, strength: float) -> Driver:
@@ -221,7 +220,7 @@ def _alone(subject: Subject, strength: float) -> Driver:
     if strength not in (0.0, 1.0):
         raise ConfigError(f"the policy alone on the device must be 0, the target, or 1, the head; got {strength:g}")
     if strength:
-        load_head(_codes(subject))  # fails early if the bundle has none
+        load_head(_codes(subject).pair())  # fails early if the bundle has none
     return replace(subject.driver, role="head" if strength else "target")
 
 
@@ -233,7 +232,7 @@ def _remote(kind: Kind, subject: Subject, strength: float) -> Driver:
 def _verified(gate: str, late: bool, subject: Subject, strength: float) -> Driver:
     pair: Any = subject.bundle
     _within("a transmission rate", strength)
-    base = PairDriver(str(pair.path), GateSettings("always"), late=late, named=Named.of(pair))
+    base = PairDriver(pair.source, GateSettings("always"), late=late)
     if strength == 1.0:
         return base
     if strength == 0.0:

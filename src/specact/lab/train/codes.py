@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from specact import __version__
 from specact.errors import ConfigError
-from specact.families.codes.bundle import PARTS
-from specact.families.codes.spec import PolicySpec
+from specact.families.codes.pair import PARTS
+from specact.families.codes.policy import PolicySpec
 from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations, task_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +21,9 @@ from specact import __version__
 from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle, RegressionBundle, load_flow, load_regression
-from specact.families.chunks.folder import DRAFT, PairSettings, make_pair
-from specact.families.chunks.pair import ChunkPair
-from specact.families.codes.bundle import PARTS, Bundle, load_bundle
-from specact.families.load import AnyPair, of_codes
+from specact.families.chunks.folder import DRAFT, PairSettings
+from specact.families.chunks.pair import ChunkParts
+from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
@@ -43,7 +42,9 @@ from specact.lab.train.recipe import chunk_recipe_of, plain
 from specact.lab.train.tokens import TokenModel
 from specact.lab.train.vqbet import VQBeT
 from specact.lab.train.windows import Statistics
+from specact.load import make_pair
 from specact.observation import ObservationSpec
+from specact.pair import Pair
 from specact.records import Count, NotNegative, Positive, Record, Seed, Share
 from specact.rng import Role, stream
 
@@ -107,7 +108,7 @@ class Student(ABC):
     @abstractmethod
     def publish(
         self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
         """Writes what was trained; returns the pair and the gates of the next rollouts, none for random ones."""
 
 
@@ -120,13 +121,13 @@ class Rounds(Training):
         collect: rolls a pair out under gates and returns the data of a round, given its number.
     """
 
-    def __init__(self, pair: AnyPair, student: Student, collect: Collect) -> None:
+    def __init__(self, pair: Pair[Any], student: Student, collect: Collect) -> None:
         recipe = student.recipe
         self._student, self._collect, self._count = student, collect, recipe.rounds
         self._gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
         self._lessons: list[DistillationData] = []
         self._stages: list[tuple[Stage, DistillationData]] = []
-        self._rollouts: list[tuple[AnyPair, Sequence[GateSettings]]] = [(pair, self._gates)]
+        self._rollouts: list[tuple[Pair[Any], Sequence[GateSettings]]] = [(pair, self._gates)]
         self.request = {"from": pair.fingerprint, **plain(recipe)}
 
     def plan(self) -> list[dict[str, int]]:
@@ -150,7 +151,7 @@ class Rounds(Training):
             self._stages.append((student.stage(f"{student.name}-{number_}", train, held_out), held_out))
         return self._stages[number]
 
-    def _rollout(self, rounds: int) -> tuple[AnyPair, Sequence[GateSettings]]:
+    def _rollout(self, rounds: int) -> tuple[Pair[Any], Sequence[GateSettings]]:
         """The pair and its gates after so many rounds."""
         while len(self._rollouts) <= rounds:
             stage, held_out = self._stage(len(self._rollouts) - 1)
@@ -162,7 +163,7 @@ class Rounds(Training):
 
 
 def distil(
-    pair: AnyPair, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
+    pair: Pair[Any], recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
 ) -> Path:
     """Makes ``NAME-distilled``: the same target, and the draft trained from scratch on the target's outputs.
 
@@ -181,9 +182,9 @@ def distil(
         ConfigError: if the draft's architecture is not known, or ``out`` is locked by another process.
     """
     student: Student = (
-        ChunkStudent(pair, recipe)
-        if isinstance(pair, ChunkPair)
-        else CodesStudent(of_codes(pair, "distillation"), recipe)
+        ChunkStudent(pair.parts, recipe)
+        if isinstance(pair.parts, ChunkParts)
+        else CodesStudent(codes_of(pair, "distillation"), recipe)
     )
     return fit(Rounds(pair, student, collect), out, progress, threads=threads).bundles[0]
 
@@ -193,7 +194,7 @@ class CodesStudent(Student):
 
     name = "distilled"
 
-    def __init__(self, bundle: Bundle, recipe: DistilRecipe) -> None:
+    def __init__(self, bundle: CodeParts, recipe: DistilRecipe) -> None:
         self._bundle, self.recipe, self._settings, self.steps = bundle, recipe, recipe, recipe.steps
         self._policy, self._shapes = architecture(bundle, "draft")
         self.encoders = draft_encoders(bundle) if self._policy.encoder.learns else {}
@@ -238,7 +239,7 @@ class CodesStudent(Student):
 
     def publish(
         self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
         bundle, network = self._bundle, stage.module
         assert isinstance(network, VQBeT)
         folder = BundleFolder(out / "bundles" / f"{bundle.name}-distilled", PARTS)
@@ -253,7 +254,7 @@ class CodesStudent(Student):
             "parity": manifest["parity"] | {"draft": parity},
         }
         folder.finish(manifest, bundle.spec)
-        return load_bundle(folder.path), ()
+        return load_codes(folder.path).pair(), ()
 
 
 class ChunkStudent(Student):
@@ -261,7 +262,7 @@ class ChunkStudent(Student):
 
     name = "distilled"
 
-    def __init__(self, pair: ChunkPair, recipe: DistilRecipe) -> None:
+    def __init__(self, pair: ChunkParts, recipe: DistilRecipe) -> None:
         self._pair, self.recipe, self.encoders = pair, recipe, {}
         bundle = _draft_bundle(pair)
         self._draft, self._units = chunk_recipe_of(bundle.manifest.recipe, f"the draft of {pair.name}"), bundle.units
@@ -288,7 +289,7 @@ class ChunkStudent(Student):
 
     def publish(
         self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
         pair, name = self._pair, f"{self._pair.name}-distilled"
         manifest = {
             "name": name, "env": pair.env, "specact": __version__, "recipe": plain(self._draft),
@@ -303,7 +304,7 @@ class ChunkStudent(Student):
         settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
         folder = out / ("bundles" if last else "rounds") / name
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
-        target = pair.named.target or stored.sources["target"]
+        target = pair.source.target or stored.sources["target"]
         assert target is not None, "it was loaded"
         return make_pair(folder, str(draft), target, settings), ()
 
@@ -317,7 +318,7 @@ class ChunkStudent(Student):
         return chunks, (torch.arange(chunk) < action.shape[1]).float()
 
 
-def _draft_bundle(pair: ChunkPair) -> FlowBundle | RegressionBundle | TokenBundle:
+def _draft_bundle(pair: ChunkParts) -> FlowBundle | RegressionBundle | TokenBundle:
     folder = Path() if pair.path is None else pair.path / DRAFT
     kind = read_manifest(folder).kind if folder != Path() and folder.is_dir() else "pair"
     if kind not in _CHUNK_BUNDLES:
@@ -340,7 +341,7 @@ def observation_statistics(spec: ObservationSpec, data: DistillationData) -> Sta
     return {name: moments(values_of_field[name].reshape(-1, *field.shape)) for name, field in fields.items()}
 
 
-def draft_encoders(bundle: Bundle) -> dict[str, nn.Module]:
+def draft_encoders(bundle: CodeParts) -> dict[str, nn.Module]:
     """The image encoders of a bundle's draft, by camera: frames ``[N, H, W, 3]`` to features ``[N, width]``.
 
     Raises:

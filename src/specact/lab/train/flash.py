@@ -17,7 +17,7 @@ from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.sources import kind_of_source, load_policy
+from specact.families.chunks.sources import kind_of_source
 from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor, describe_target, flow_of
 from specact.lab.train.attention import attend, by_head, perceptron
 from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
@@ -37,6 +37,7 @@ from specact.lab.train.loop import (
 from specact.lab.train.recipe import FlashRecipe, Recipe, chunk_recipe_of, plain
 from specact.lab.train.teacher import check_teacher, labelled, windows_at
 from specact.lab.train.windows import Windows
+from specact.load import load_policy
 from specact.rng import Role, stream
 
 # Windows that are validated on, and that the check is measured on.

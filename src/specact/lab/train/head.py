@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from specact.bundle.bundle import HEAD, copy_bundle, give_head
 from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
-from specact.families.codes.spec import PolicySpec
-from specact.families.distance import DistancePair, head_observation
+from specact.families.distance import DistanceParts, head_observation
 from specact.families.head import TRAINING, TrainedFor
-from specact.families.load import AnyPair, load_named
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import Collect
@@ -32,8 +31,9 @@ from specact.lab.train.embedding import embed_words, hold_statistics, plain, sta
 from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations
 from specact.lab.train.fit import fit
 from specact.lab.train.loop import Draw, Metrics, Progress, Stage, cosine
+from specact.load import load_pair
 from specact.observation import ObservationSpec
-from specact.pair import Named
+from specact.pair import Pair
 from specact.records import Count, NotNegative, Share
 from specact.rng import Role, stream
 from specact.types import Floats
@@ -213,7 +213,7 @@ class DistanceHeadNetwork(HeadNetwork):
     output = "distance"
     mean: Tensor
 
-    def __init__(self, pair: DistancePair, recipe: HeadRecipe, data: DistillationData) -> None:
+    def __init__(self, pair: Pair[Any], recipe: HeadRecipe, data: DistillationData) -> None:
         drafted = data.outputs["drafted"].shape[1:]
         super().__init__(head_observation(pair), math.prod(drafted), 1, recipe.hidden, data, {})
         self.drafted = drafted
@@ -238,7 +238,7 @@ class DistanceHeadNetwork(HeadNetwork):
             return self(*_inputs(data, "drafted")).double().numpy(), data.outputs["drafted_distance"]
 
 
-def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
+def train_head(pair: Pair[Any], recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
     """Trains a pair's head on states that gated rollouts visit, and writes it to the pair's folder.
 
     The pair gets the head of the last round; those of earlier rounds go to a copy of the pair, whose gates they are in
@@ -257,7 +257,7 @@ def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
     Raises:
         ConfigError: for a pair of a family of the user's own.
     """
-    if pair.path is None or not isinstance(pair, Bundle | DistancePair):
+    if pair.path is None or not isinstance(pair.parts, CodeParts | DistanceParts):
         raise ConfigError(
             f"no gate learns from {pair.name}, which is of a family of your own; make a pair of chunk policies of it "
             "(specact pair), or give it a gate of your own, MODULE:GATE"
@@ -273,15 +273,15 @@ class HeadStudent(Student):
 
     name = "head"
 
-    def __init__(self, pair: Bundle | DistancePair, recipe: HeadRecipe) -> None:
+    def __init__(self, pair: Pair[Any], recipe: HeadRecipe) -> None:
         self._pair, self.recipe, self._settings, self.steps = pair, recipe, recipe, recipe.steps
-        self.encoders = draft_encoders(pair) if isinstance(pair, Bundle) else {}
+        self.encoders = draft_encoders(pair.parts) if isinstance(pair.parts, CodeParts) else {}
 
     def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
-        pair, recipe = self._pair, self._settings
+        pair, parts, recipe = self._pair, self._pair.parts, self._settings
         network: HeadNetwork = (
-            TargetHeadNetwork(pair.spec, recipe, train, self.encoders, pair.draft.inputs.words)
-            if isinstance(pair, Bundle)
+            TargetHeadNetwork(parts.spec, recipe, train, self.encoders, parts.draft.inputs.words)
+            if isinstance(parts, CodeParts)
             else DistanceHeadNetwork(pair, recipe, train)
         )
 
@@ -300,7 +300,7 @@ class HeadStudent(Student):
 
     def publish(
         self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[AnyPair, Sequence[GateSettings]]:
+    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
         network, pair, file = stage.module, self._pair, out / f"{stage.name}.onnx"
         assert isinstance(network, HeadNetwork) and pair.path is not None
         export_head(network.eval(), TrainedFor.of(pair), file)
@@ -310,7 +310,7 @@ class HeadStudent(Student):
         copy = out / "pair"  # which worker processes load
         copy_bundle(pair.path, copy, ignore=["calibration", HEAD, TRAINING])
         give_head(copy, file, parameters_of(network))
-        taught = load_named(copy, Named.of(pair))
+        taught = load_pair(replace(pair.source, name_or_path=str(copy)))
         estimated, _ = network.scores(held_out)
         settings = GateChoices(max_skips="unlimited").settings("learned", taught)
         # The learned gate at approximately these rates.

@@ -24,7 +24,7 @@ from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.chunks.flow import Chunk, integrate
-from specact.families.codes.bundle import Bundle
+from specact.families.codes.pair import CodeParts
 from specact.files import write_whole
 from specact.lab.train.export import forget_sources, store_as_half
 from specact.observation import Window
@@ -269,7 +269,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps: int = 10) -> dict[str, list[Feeds]]:
+def typical_inputs(
+    bundle: CodeParts | FlowBundle, windows: Sequence[Window], steps: int = 10
+) -> dict[str, list[Feeds]]:
     """Inputs of every network that can be quantised, by part and then by name, at batch 1.
 
     Args:
@@ -277,7 +279,7 @@ def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps
         windows: observations, such as those of demonstrations.
         steps: Euler steps; each gives the expert's inputs once.
     """
-    if isinstance(bundle, Bundle):
+    if isinstance(bundle, CodeParts):
         return {
             "draft": [bundle.draft.inputs.stack([window]) for window in windows],
             "target": [bundle.target.inputs.stack([window]) for window in windows],

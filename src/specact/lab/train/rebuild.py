@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.codes.pair import CodeParts
 from specact.lab.train.quantise import folded
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.vqbet import Shapes, VQBeT
@@ -26,7 +26,7 @@ Role = Literal["draft", "target"]
 _EXPORTED_AS = "model."
 
 
-def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
+def architecture(bundle: CodeParts, role: Role) -> tuple[PolicyRecipe, Shapes]:
     """The architecture of a bundle's policy; without dropout and observation noise.
 
     Raises:
@@ -51,7 +51,7 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
     return structs.replace(settings, dropout=0.0, state_noise=0.0), shapes
 
 
-def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
+def rebuild(bundle: CodeParts, role: Role, window: int) -> VQBeT:
     """A policy of a bundle with its exported weights, and a history of the newest ``window`` of T observations.
 
     In training every position of the window predicts from the observations up to its own. So a history of k uses the

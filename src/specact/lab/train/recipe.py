@@ -447,7 +447,7 @@ class FlashRecipe(Record, frozen=True, kw_only=True):
         kind: identifies this recipe type.
         bundle: name of the bundle it makes.
         target: the flow policy that is drafted for: a bundle, by name or path, or ``lerobot:PATH@HZ``, see
-            :func:`~specact.families.chunks.sources.load_policy`.
+            :func:`~specact.load.load_policy`.
         data, observations, held_out: of a target that is no bundle, the demonstrations that it was trained on, see
             :class:`Recipe`; a bundle's own recipe says it.
         execute: actions of a chunk that are executed at most before the next round.

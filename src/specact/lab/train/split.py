@@ -15,7 +15,7 @@ from specact.bundle.bundle import find_bundle, open_bundle
 from specact.bundle.manifest import Manifest, read_manifest, write_manifest
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
-from specact.families.codes.bundle import PARTS
+from specact.families.codes.pair import PARTS
 from specact.families.staged.stages import (
     KIND,
     SPLIT_NETWORKS,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.flash.drafting import FlashDrafter
-from specact.families.load import AnyPair
 from specact.families.tokens.drafting import TokenDrafter
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.data.episodes import Episodes
@@ -27,6 +26,7 @@ from specact.lab.train.dataset import Dataset
 from specact.lab.train.loop import Draw, Progress
 from specact.lab.train.windows import Windows
 from specact.observation import ObservationSpec, Window
+from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream, streams
 
 _BATCH = 64
@@ -137,7 +137,7 @@ def _stored(path: Path, shape: tuple[int, ...]) -> np.memmap:
 
 
 def demonstrated_lessons(
-    pair: AnyPair, episodes: Episodes, wanted: int, folder: Path, advance: Callable[[int], None], *, seed: int = 0
+    pair: Pair[Any], episodes: Episodes, wanted: int, folder: Path, advance: Callable[[int], None], *, seed: int = 0
 ) -> DistillationData:
     """The outputs of both policies of a pair for demonstrated observations, without a simulator.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.families.chunks.sources import LoadedPolicy, load_policy
+from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.train.chunks import ChunkTraining
 from specact.lab.train.codes import CodesTraining
 from specact.lab.train.drafters import DrafterTraining
@@ -13,6 +13,7 @@ from specact.lab.train.fit import Training, TrainingResult, fit
 from specact.lab.train.flash import FlashTraining
 from specact.lab.train.loop import Accelerator, Progress
 from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CodesRecipe, DrafterRecipe, load_recipe
+from specact.load import load_policy
 
 
 def train_recipe(

@@ -10,18 +10,19 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from specact.families.chunks.bundle import NETWORKS, FlowBundle
-from specact.families.codes.bundle import PARTS, Bundle
-from specact.families.load import AnyPair
+from specact.families.codes.pair import PARTS, CodeParts
 from specact.lab.train.codes import export_policy
 from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
 from specact.lab.train.rebuild import Role, rebuild
 from specact.lab.train.split import count_stages, split_bundle
 from specact.observation import Window
+from specact.pair import Pair
 
 
-def prune_history(bundle: Bundle, window: int, out: Path, role: Role = "target") -> Path:
+def prune_history(bundle: CodeParts, window: int, out: Path, role: Role = "target") -> Path:
     """Writes the variant of a pair's policy with a history of ``window`` observations, as an ``.onnx`` file.
 
     It runs like the original, with the bundle's spec except ``window``, see :func:`~specact.lab.train.rebuild.rebuild`.
@@ -55,7 +56,7 @@ class BundleVariants:
         windows: makes typical observations of the policy; called only if a tier needs them.
     """
 
-    def __init__(self, bundle: AnyPair | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
+    def __init__(self, bundle: Pair[Any] | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
         self._made_of, self._folder, self._windows = bundle, folder, windows
         # By the file that is written last: what writes it.
         self._requested: dict[Path, Callable[[], object]] = {}
@@ -67,9 +68,10 @@ class BundleVariants:
                 write()
 
     @property
-    def _bundle(self) -> Bundle | FlowBundle:
-        assert isinstance(self._made_of, Bundle | FlowBundle), "levers see to it"
-        return self._made_of
+    def _bundle(self) -> CodeParts | FlowBundle:
+        made_of: Any = self._made_of.parts if isinstance(self._made_of, Pair) else self._made_of
+        assert isinstance(made_of, CodeParts | FlowBundle), "levers see to it"
+        return made_of
 
     def tiers(self, static: bool) -> tuple[str, ...]:
         """Names of the tiers, from the mildest to the strongest; static ones calibrate the activations' scales."""
@@ -77,7 +79,7 @@ class BundleVariants:
 
     def quantised(self, tier: str) -> Mapping[str, Path]:
         """The networks of a tier, by part: ``target`` of a pair; encoder, prefix and expert of a flow policy."""
-        files = {"target": PARTS["target"]} if isinstance(self._bundle, Bundle) else dict(NETWORKS)
+        files = {"target": PARTS["target"]} if isinstance(self._bundle, CodeParts) else dict(NETWORKS)
         files.pop("guide", None)  # inpainting is a lever of its own
         paths = {part: self._folder / tier / file for part, file in files.items()}
         for part, file in paths.items():
@@ -86,9 +88,10 @@ class BundleVariants:
 
     def windowed(self, window: int) -> Path:
         """The pair's target with a shorter observation history."""
-        assert isinstance(self._bundle, Bundle), "only a VQ-BeT's window can be cut"
+        bundle = self._bundle
+        assert isinstance(bundle, CodeParts), "only a VQ-BeT's window can be cut"
         file = self._folder / f"window-{window}" / PARTS["target"]
-        self._requested[file] = partial(prune_history, self._bundle, window, file)
+        self._requested[file] = partial(prune_history, bundle, window, file)
         return file
 
     def stages(self) -> Path:

@@ -1,0 +1,216 @@
+"""Policies of action codes: their spec, the frozen tokenizer that decodes codes, and networks on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from msgspec import Meta, structs
+from numpy.typing import NDArray
+
+from specact.bundle.network import CPU, Compute, Network
+from specact.bundle.words import NetworkInputs, Words
+from specact.errors import ConfigError
+from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
+from specact.families.codes.sampling import CodeDistribution, sample_codes, softmax
+from specact.observation import ObservationSpec, Window
+from specact.records import Positive, RateHz, Record, Size, check_fields
+from specact.rng import StepAddress
+from specact.types import Codes
+from specact.units import ActionUnits
+
+
+class PolicySpec(Record, frozen=True):
+    """The spec shared by draft, target and tokenizer of one bundle.
+
+    Attributes:
+        draft, target: observation spec of each policy.
+        codebooks, codes: G and K.
+        chunk, actions: n and A.
+        execute: how many actions of a chunk are executed before the next inference.
+        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
+        temperature: of both softmaxes.
+        rate_hz: control rate of the demonstrations [Hz].
+        sequential: whether both policies have a sequential secondary head, which gives the distribution of the
+            secondary code given the primary one (``CodeDistribution.conditional``); only with two codebooks.
+
+    Raises:
+        ConfigError: for values outside their range.
+    """
+
+    draft: ObservationSpec
+    target: ObservationSpec
+    codebooks: Annotated[int, Meta(ge=1, le=1 << 13)]
+    codes: Size
+    chunk: Size
+    actions: Size
+    execute: Size
+    overlap: Literal["drop", "average"]
+    temperature: Positive
+    rate_hz: RateHz
+    sequential: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _ = self.observation
+        if self.execute > self.chunk:
+            raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
+        if self.sequential and self.codebooks != 2:
+            raise ConfigError(f"a sequential secondary head needs 2 codebooks, got {self.codebooks}")
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """Union of the observations that draft and target need; the device stores these."""
+        return self.draft.union(self.target)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for a manifest."""
+        return structs.asdict(self) | {"draft": self.draft.describe(), "target": self.target.describe()}
+
+
+class InfersCodes(Protocol):
+    """Maps an observation window to a distribution over action codes; deterministic."""
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """The distribution for one window."""
+        ...
+
+
+class CodePolicy(InfersCodes, Protocol):
+    """A policy of action codes."""
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        """The distributions for several windows in one batch."""
+        ...
+
+
+class OnnxPolicy:
+    """An exported VQ-BeT, a :class:`CodePolicy`.
+
+    Args:
+        file: the ``.onnx`` file.
+        spec: of the bundle it belongs to.
+        observation: its observation spec.
+        words: its vocabulary, if it needs an instruction.
+        compute: where it runs.
+
+    Attributes:
+        observation: as given.
+        inputs: converts windows to the network's inputs.
+
+    Raises:
+        BundleError: if the file is no ONNX model or does not fit the spec, or needs an instruction but no vocabulary is
+            given.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        spec: PolicySpec,
+        observation: ObservationSpec,
+        *,
+        words: Words | None = None,
+        compute: Compute = CPU,
+    ) -> None:
+        self.inputs = NetworkInputs(observation, words if observation.instruction else None)
+        self._spec, self.observation = spec, observation
+        rows = ("batch", spec.codebooks, spec.codes)
+        conditional = {"conditional": ("batch", spec.codes, spec.codes)} if spec.sequential else {}
+        outputs = {"logits": rows, "offsets": (*rows, spec.chunk, spec.actions), **conditional}
+        self._network = Network(file, self.inputs.shapes, outputs, compute)
+
+    def infer(self, window: Window) -> CodeDistribution:
+        return self.infer_batch([window])[0]
+
+    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
+        """As a :class:`~specact.verification.TargetPolicy`; deterministic."""
+        return self.infer(window)
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return distributions(self._network.run(self.inputs.stack(windows)), self._spec.temperature)
+
+
+def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[CodeDistribution]:
+    """Distributions of B windows from a network's ``logits``, ``offsets`` and, if sequential, ``conditional``."""
+    logits, offsets, *conditional = outputs
+    probs = softmax(logits, temperature)
+    if not conditional:
+        return list(map(CodeDistribution, probs, offsets))
+    rows = softmax(conditional[0], temperature)
+    # Row 1 of the probabilities is the marginal of the secondary code.
+    marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
+    probs = np.stack([probs[:, 0], marginal], axis=1)
+    return list(map(CodeDistribution, probs, offsets, rows))
+
+
+@dataclass(frozen=True)
+class ActionTokenizer(ActionUnits):
+    """Decodes codes into action chunks; shared by draft and target, so that their codes are comparable.
+
+    Attributes:
+        table: the residual VQ's decoder over all code tuples, float32 ``[K ** G, n, A]``, normalised units.
+        fingerprint: of the file it came from.
+        codes: K.
+    """
+
+    table: NDArray[np.float32]
+    fingerprint: str
+    codes: int
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def decode(self, codes: Codes, offsets: NDArray[np.float32]) -> Chunk:
+        """``decoder(codes) + sum_g offset_g(code_g)``: a normalised chunk ``[n, A]``.
+
+        Offsets beyond float32 give infinite numbers or NaN; callers must refuse such a chunk.
+
+        Args:
+            codes: ``[G]``.
+            offsets: ``[G, K, n, A]``.
+        """
+        chunk = self.base(codes)
+        for book, code in enumerate(codes.tolist()):
+            chunk += offsets[book, code]
+        return chunk
+
+    def base(self, codes: Codes) -> Chunk:
+        """``decoder(codes)`` without any offset, ``[n, A]``."""
+        index = 0
+        for code in codes.tolist():
+            index = index * self.codes + code
+        chunk: Chunk = self.table[index].copy()
+        return chunk
+
+
+class CodeChunks:
+    """A policy of action codes as a :class:`~specact.families.chunks.policy.ChunkPolicy`: samples codes, decodes them.
+
+    Given the generator that a pair's policy draws the codes from, the chunk is the one that it executes.
+
+    Args:
+        policy: draft or target of a bundle.
+        tokenizer, spec: of the same bundle.
+        observation: spec of this policy.
+    """
+
+    inpaints = False
+    steady = True
+
+    def __init__(
+        self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec, observation: ObservationSpec
+    ) -> None:
+        self._policy, self._tokenizer = policy, tokenizer
+        self.spec = ChunkSpec(observation, spec.chunk, spec.actions, spec.rate_hz)
+
+    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
+        refuse_inpainting(inpainting)
+        return self.infer_batch([window], [rng])[0]
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
+        chunks = []
+        for distribution, rng in zip(self._policy.infer_batch(windows), rngs, strict=True):
+            codes = sample_codes(distribution, rng)
+            chunks.append(self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets)))
+        return chunks

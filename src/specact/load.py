@@ -1,0 +1,289 @@
+"""Loads pairs, policies and exchanges of every family by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from inspect import getattr_static
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from specact.bundle.bundle import find_bundle
+from specact.bundle.manifest import read_manifest
+from specact.bundle.network import CPU, Compute
+from specact.errors import BundleError, ConfigError, SpecactError, unknown_name
+from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.chunks.folder import DEFAULTS, PairSettings, load_chunk_pair, load_chunk_target, write_pair
+from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.sources import LoadedPolicy, is_policy, kind_of_source, load_source, try_out
+from specact.families.chunks.wire import ChunkExchange
+from specact.families.codes.pair import load_codes
+from specact.families.codes.policy import CodeChunks
+from specact.families.flash.bundle import load_flash, remote_target
+from specact.families.flash.pair import FlashParts, flash_pair, load_flow_pair
+from specact.families.flash.rounds import ROUNDS, Rounds
+from specact.families.staged.stages import KIND as STAGED
+from specact.families.staged.stages import load_staged
+from specact.families.staged.wire import SplitExchange
+from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.families.tokens.decoding import DECODINGS
+from specact.families.tokens.pair import load_token_pair
+from specact.files import check_name, file_stem
+from specact.pair import Pair, PairSource
+from specact.plugins import load_object
+from specact.units import ActionUnits
+from specact.wire.exchange import Exchange
+
+C = TypeVar("C")
+
+COMPOSITIONS = {**DECODINGS, **ROUNDS}
+# Kinds of bundles whose chunks are drafted and verified in several ways, with the way that needs no name.
+_DECODED = {"tokens": "ar", "flow": "full", "flash": "full"}
+_EXCHANGE = ("name", "fingerprint", "contract", "read", "answer")
+
+
+def check_decoding(name: str) -> None:
+    """Refuses a decoding that no family has, see :func:`load_pair`; empty is allowed.
+
+    Raises:
+        ConfigError: if the name is unknown.
+    """
+    if name and name not in COMPOSITIONS:
+        raise unknown_name("decoding", name, COMPOSITIONS)
+
+
+def load_pair(
+    name_or_path: str | Path | PairSource,
+    *,
+    draft: str | None = None,
+    target: str | None = None,
+    decoding: str = "",
+    compute: Compute = CPU,
+) -> Pair[Any]:
+    """Loads a pair of policies: of action codes, of chunks, of tokens, a flow policy, or one of your own.
+
+    Args:
+        name_or_path: a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``:
+            a :class:`~specact.pair.Pair`, or a function that makes one without arguments; or all of what follows as a
+            :class:`~specact.pair.PairSource`.
+        draft, target: policies of a pair of chunk policies, in place of those in its manifest; see :func:`load_policy`.
+            A token policy or a flow policy, which is a target, takes only a draft. FLASH's block takes the flow policy
+            that it drafts for as the target; without it a server has to draft and check.
+        decoding: how chunks are drafted and verified, one of :data:`COMPOSITIONS`: of a token policy ``ar`` if empty,
+            of a flow policy ``full``.
+        compute: where its networks run.
+
+    Raises:
+        BundleError: if it cannot be used.
+        ConfigError: if there is no pair of that name, or the pair has no decodings.
+    """
+    if isinstance(name_or_path, PairSource):
+        return _load_pair(name_or_path, compute)
+    return _load_pair(PairSource(str(name_or_path), draft, target, decoding), compute)
+
+
+def _load_pair(source: PairSource, compute: Compute) -> Pair[Any]:
+    name, is_code = source.name_or_path, kind_of_source(source.name_or_path) == "code"
+    path = Path() if is_code else find_bundle(name)
+    kind = None if is_code else read_manifest(path).kind
+    default = _DECODED.get(str(kind))
+    if source.decoding and default is None:
+        raise ConfigError(
+            f"{name} is no token policy and no flow policy, and only these have decodings; leave out the decoding "
+            f"{source.decoding!r}"
+        )
+    if source.target is not None and kind not in ("flash", "chunks"):
+        raise BundleError(
+            f"{name} is a target, or has its own; --target {source.target} is for FLASH's block and for a pair of "
+            "chunk policies, leave it out"
+        )
+    if kind is None or kind == "pair":
+        if source.draft is not None:
+            raise BundleError(
+                f"{name} is no pair of chunk policies, no token policy and no flow policy, and only these can have "
+                f"another draft; leave out --draft {source.draft}"
+            )
+        return _own_pair(name) if kind is None else load_codes(path, compute=compute).pair()
+    source = replace(source, name_or_path=str(path), decoding="" if source.decoding == default else source.decoding)
+    if kind == "chunks":
+        return load_chunk_pair(path, load_policy, source, compute)
+    small = None if source.draft is None else load_policy(source.draft, compute=compute)
+    if kind == "tokens":
+        how = _composition(source.decoding or "ar", DECODINGS)
+        return load_token_pair(load_tokens(path, compute=compute), small, source, decoding=how, compute=compute)
+    rounds = _composition(source.decoding or "full", ROUNDS)
+    if kind == "flow":
+        return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=rounds, compute=compute)
+    return _block_pair(source, path, small, rounds, 10, compute)
+
+
+def _composition(name: str, known: Mapping[str, C]) -> C:
+    if name not in known:
+        raise unknown_name("decoding", name, known)
+    return known[name]
+
+
+def _block_pair(
+    source: PairSource, path: Path, draft: LoadedPolicy | None, rounds: Rounds, steps: int, compute: Compute
+) -> Pair[Any]:
+    """FLASH's block and the flow policy that it drafts for; without one the pair is for a device."""
+    target = remote_target(path) if source.target is None else load_policy(source.target, steps=steps, compute=compute)
+    made = load_flash(path, target, compute=compute)
+    return flash_pair(replace(target, name=made.name), made, None, draft, path, source, rounds)
+
+
+def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
+    """Loads a chunk policy from any kind of source.
+
+    Args:
+        source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
+            ``BUNDLE#target``, one policy of a pair of action codes; or what
+            :func:`~specact.families.chunks.sources.load_source` reads.
+        steps: Euler steps of a flow policy.
+        compute: where its networks run.
+
+    Raises:
+        ConfigError: if the source does not exist, or is none of these.
+        BundleError: if the policy cannot be used.
+        RemoteError: if a server does not answer.
+    """
+    kind = kind_of_source(source)
+    if kind == "part":
+        name, _, part = source.rpartition("#")
+        codes = load_codes(name, compute=compute)
+        network = codes.draft if part == "draft" else codes.target
+        chunks = CodeChunks(network, codes.tokenizer, codes.spec, network.observation)
+        units = ActionUnits(codes.tokenizer.centre, codes.tokenizer.scale)
+        return LoadedPolicy(f"{codes.name}-{part}", chunks, units, codes.manifest.fingerprints[part], codes.env)
+    if kind != "folder":
+        return load_source(source, steps=steps, compute=compute)
+    path = find_bundle(source)
+    held = read_manifest(path).kind
+    if held == "pair":
+        raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
+    if held == "regression":
+        made = load_regression(path, compute=compute)
+        return LoadedPolicy(made.name, made.policy, made.policy.units, made.fingerprint, made.env)
+    bundle = load_tokens(path, compute=compute) if held == "tokens" else load_flow(path, compute=compute)
+    policy: ChunkPolicy = bundle.policy() if isinstance(bundle, TokenBundle) else bundle.policy(steps)
+    units = ActionUnits.of_range(bundle.units.low, bundle.units.high)
+    return LoadedPolicy(bundle.name, policy, units, bundle.fingerprint, bundle.env)
+
+
+def make_pair(out: Path, draft: str, target: str, settings: PairSettings = DEFAULTS) -> Pair[Any]:
+    """Writes a pair of chunk policies; see :func:`~specact.families.chunks.folder.write_pair`."""
+    return write_pair(out, draft, target, settings, load_policy)
+
+
+def load_exchange(source: str, *, target: str | None = None, steps: int = 10, compute: Compute = CPU) -> Exchange[Any]:
+    """What a server exchanges with devices, for any kind of target.
+
+    Args:
+        source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
+            it; a chunk policy, see :func:`load_policy`; or ``MODULE:NAME``, a
+            :class:`~specact.wire.exchange.Exchange`.
+        target: of FLASH's block, the flow policy that it drafts for; of a pair of chunk policies, in place of the one
+            in its manifest.
+        steps: Euler steps of a flow policy that is served by itself.
+        compute: where its networks run.
+
+    Raises:
+        BundleError: if it cannot be used.
+        ConfigError: if there is no target of that name.
+    """
+    kind = kind_of_source(source)
+    path = find_bundle(source) if kind == "folder" else Path()
+    holds = read_manifest(path).kind if kind == "folder" else None
+    if holds == "flash" and target is None:
+        raise ConfigError(
+            f"{source} is FLASH's block alone; name the flow policy that it drafts for, as in --target lerobot:PATH@HZ"
+        )
+    if target is not None and holds not in ("flash", "chunks"):
+        raise ConfigError(
+            f"{source} is a target, or has its own; --target is for FLASH's block and for a pair of chunk policies, "
+            "leave it out"
+        )
+    asked = PairSource(source, None, target)
+    exchange: Exchange[Any]
+    if holds == "flash":
+        exchange = _block_pair(asked, path, None, ROUNDS["full"], steps, compute).exchange
+    elif holds == "chunks":
+        exchange = load_chunk_target(path, load_policy, target, compute)
+    elif holds == STAGED:
+        exchange = SplitExchange(load_staged(path, compute=compute))
+    elif holds == "flow":
+        # Whatever drafts for it, the fingerprint is the flow policy's.
+        flow = load_flow(path, compute=compute)
+        parts: FlashParts = load_flow_pair(flow, compute=compute).parts
+        served = replace(parts, policy=flow.policy(steps), name=flow.name, fingerprint=flow.fingerprint)
+        exchange = served.pair().exchange
+    elif holds is not None and holds != "regression":
+        exchange = load_pair(source, compute=compute).exchange
+    elif kind == "code" and (own := _own_exchange(source)) is not None:
+        exchange = own
+    else:
+        loaded = load_policy(source, steps=steps, compute=compute)
+        try_out(loaded)
+        exchange = ChunkExchange(loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy)
+    return exchange
+
+
+def _own_pair(source: str) -> Pair[Any]:
+    """The pair ``MODULE:NAME``, an object or a function that makes one.
+
+    Without a fingerprint it is derived from the name, so that a calibration of earlier weights is not refused. Without
+    a path its calibrations are in the folder ``MODULE.NAME`` of the current directory.
+    """
+    found = _instance(source, "pair of policies, a specact.Pair", _is_pair)
+    if not _is_pair(found):
+        raise ConfigError(f"{source!r} makes {found!r:.100}; it must make a specact.Pair")
+    check_name("pair", found.name)
+    return replace(
+        found, source=PairSource(source), path=found.path or Path(file_stem(source)),
+        fingerprint=found.fingerprint or hashlib.sha256(source.encode()).hexdigest()[:16],
+    )  # fmt: skip
+
+
+def _own_exchange(source: str) -> Exchange[Any] | None:
+    """The exchange ``MODULE:NAME``, or that of a pair of this name; None if the name is that of a chunk policy."""
+    kind = "target: a chunk policy, a pair of policies or an exchange"
+    found = _instance(source, kind, lambda value: is_policy(value) or _is_pair(value) or _is_exchange(value))
+    if is_policy(found):
+        return None
+    if _is_pair(found):
+        found = found.exchange
+    if not _is_exchange(found):
+        raise ConfigError(
+            f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.Pair and "
+            f"specact.wire.exchange.Exchange; an exchange has {', '.join(_EXCHANGE)}"
+        )
+    check_name("exchange", found.name)
+    return cast("Exchange[Any]", found)
+
+
+def _instance(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    wanted = f"{kind}, or a class or function that makes one without arguments"
+    found = load_object(source, wanted, lambda value: fits(value) or callable(value))
+    if fits(found):
+        return found
+    try:
+        return found()
+    except SpecactError:
+        raise
+    # Third-party code can raise anything.
+    except Exception as error:
+        raise ConfigError(
+            f"{source.replace(':', '.')}() cannot be called: {type(error).__name__}: {error}. {source!r} must be a "
+            f"{wanted}"
+        ) from error
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, Pair)
+
+
+def _is_exchange(value: object) -> bool:
+    """Without evaluating properties."""
+    missing = object()
+    return not isinstance(value, type) and all(getattr_static(value, m, missing) is not missing for m in _EXCHANGE)
