@@ -164,7 +164,7 @@ def test_every_command_has_its_place_in_the_reference(site: Path) -> None:
         "specact-data-info",
     }
     assert wanted <= read(page).anchors
-    assert "--max-misses" in page.read_text(encoding="utf-8")
+    assert "--max-consecutive-misses" in page.read_text(encoding="utf-8")
 
 
 def test_no_markup_is_left_over(site: Path) -> None:

@@ -22,14 +22,11 @@ class Fallback:
     executed any more.
 
     Attributes:
-        on_miss: what a missed step executes: execute_draft, the drafted chunk; hold_last, the last action again; stop,
-            the stop action, and nothing else until the next episode.
-        max_consecutive_misses: after more misses in a row than this the robot stops.
-        stop_action: the action that makes this robot stand still, in the environment's units, such as zeros for
-            velocities and torques, the current pose for positions; required where a miss can stop or hold the robot.
-        max_chunk_age_ms: actions whose observation is older than this are not executed, nor held without a usable
-            observation [ms]; if not given, an age that only a failure exceeds, where the robot can be stopped.
-        max_stall_ms: the robot is stopped where its own code takes longer than this to observe or to act [ms].
+        on_miss: what missed steps execute; stop: until a reset.
+        max_consecutive_misses: after more misses in a row the robot stops.
+        stop_action: makes the robot stand still; needed to stop or hold it.
+        max_chunk_age_ms: greatest age of an executed action's observation [ms].
+        max_stall_ms: the robot is stopped if observe or act takes longer.
 
     Raises:
         ConfigError: for a value that is not allowed, or if a required stop action is missing.

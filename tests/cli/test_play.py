@@ -81,7 +81,7 @@ def test_an_error_of_the_policy_ends_in_the_stop_action(life: Life) -> None:
 
 
 def test_answers_that_are_not_finite_never_move_the_robot(life: Life) -> None:
-    done = life.run("play", "own:nan", "--robot", "toy:Wide", *STOP, "--max-misses", "3", "--json")
+    done = life.run("play", "own:nan", "--robot", "toy:Wide", *STOP, "--max-consecutive-misses", "3", "--json")
     assert done.status == 3, done.remarks
     assert done.summary["stopped"] and done.summary["misses"] == {"invalid": 4} and done.summary["chunks"] == 0
     assert {tuple(action) for action in life.actions} == {tuple(STILL)}
@@ -90,7 +90,14 @@ def test_answers_that_are_not_finite_never_move_the_robot(life: Life) -> None:
 def test_a_server_that_goes_away_is_missed_by_cause_and_stops_the_robot(life: Life) -> None:
     with serving("ball-chase-flow", "--steps", "2") as server:
         running = life.start(
-            "play", f"ws://127.0.0.1:{server.port}", "--robot", "toy:Wide", *STOP, "--max-misses", "5", "--json"
+            "play",
+            f"ws://127.0.0.1:{server.port}",
+            "--robot",
+            "toy:Wide",
+            *STOP,
+            "--max-consecutive-misses",
+            "5",
+            "--json",
         )
         life.wait(running, lambda: len(life.log) >= 10 and life.actions[-1] != STILL)
         server.kill()

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Ended, Life
 
 from specact import SpeculativePolicy, load_pair
-from specact.cli.gating import audit_estimator, read_budget, true_skip_of, true_skip_text
+from specact.cli.gating import Audits, read_budget, true_skip_text
 from specact.errors import ConfigError
 from specact.gates import Never
 from specact.gates.calibration import Calibration
@@ -96,15 +96,13 @@ def test_a_budget_has_a_unit() -> None:
 
 
 def test_audits_expect_what_the_calibration_says(bundle_copy: Path) -> None:
-    assert audit_estimator(load_pair("ball"), "deviation", 0.6).alarm is not None
+    assert Audits.of(load_pair("ball"), "deviation", 0.6, None).summary()["alarm"] is False
     pair = load_pair(bundle_copy)
     settings = BUNDLE_DEFAULTS.settings("deviation", pair)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(bundle_copy / "calibration")
-    audits = audit_estimator(pair, "deviation", 0.5)
-    assert audits.alarm is None and "no alarm" in true_skip_text(
-        true_skip_of(audits) | {"mean": 0.5, "low": 0.4, "high": 0.6}
-    )
-    assert true_skip_text(true_skip_of(audits)).startswith("unknown")
+    found = Audits.of(pair, "deviation", 0.5, None).summary()
+    assert found["alarm"] is None and "no alarm" in true_skip_text(found | {"mean": 0.5, "low": 0.4, "high": 0.6})
+    assert true_skip_text(found).startswith("unknown")
 
 
 # ---- every exit ends in the stop action -----------------------------------------------------------------------------
@@ -173,7 +171,7 @@ def test_later_ones_hold_the_last_action_and_are_told_of_once(life: Life, ball: 
 
 
 def test_too_many_in_a_row_stop_the_robot(life: Life, ball: Words) -> None:
-    done = life.run(*ball, "--robot", "toy:Deaf", "--gate", "never", "--max-misses", "3", *STOP, *YOUNG)
+    done = life.run(*ball, "--robot", "toy:Deaf", "--gate", "never", "--max-consecutive-misses", "3", *STOP, *YOUNG)
     assert done.status == 3 and done.summary["stopped"] and done.summary["unusable"] == {"absent": 4}
     actions = life.actions
     assert actions[2] == actions[3] == actions[4] == actions[5] and actions[6:] == [STILL, STILL]

@@ -5,30 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
-from tyro.conf import arg
 
-from specact.cli.options import Access, Maybe, Options, Rare
+from specact.cli.options import Access, Flat, Maybe, Options, Rare
 from specact.cli.output import command_line, print_result, progress_bars, remark, rows_of
 from specact.errors import ConfigError, MissingExtraError
-from specact.fallback import Fallback, OnMiss
+from specact.fallback import Fallback
 from specact.interrupts import Interrupts
 from specact.plugins import load_maker, make_object
-from specact.records import Count, Positive, PositiveShare, RateHz, Seed, WholeNumber
+from specact.records import Count, Positive, PositiveShare, RateHz, Seed
 
 if TYPE_CHECKING:
     from specact.observation import ObservationSpec
     from specact.robot.loop import Acting, Journal, Robot, Tick
     from specact.robot.recording import Recorder
     from specact.units import ActionUnits
-
 
 # Exit status of a run that was stopped by misses.
 STOPPED = 3
@@ -42,7 +38,6 @@ class Plan:
         env: name of the environment that the policies were trained for; empty if unknown.
         observation: spec of their observations.
         period_s: control period [s].
-        stop_action: ``[A]``, or None.
         make: returns the source of actions for a robot.
         note: called with every tick.
         summarise: the summary, as plain values, from the journal of the control loop.
@@ -53,7 +48,6 @@ class Plan:
     env: str
     observation: ObservationSpec
     period_s: float
-    stop_action: NDArray[np.float32] | None
     make: Callable[[Any], Acting]
     note: Callable[[Tick], None]
     summarise: Callable[[Journal], dict[str, Any]]
@@ -66,9 +60,6 @@ class Tuning(Options):
     """What few robots need."""
 
     rate_hz: Maybe[RateHz] = None  # control rate [Hz]; the policies' own if not given
-    # actions whose observation is older are not executed [ms]; a little more than usual if not given
-    max_chunk_age_ms: Maybe[Positive] = None
-    max_stall_ms: Positive = 2000.0  # the robot is stopped where its own code takes longer to observe or to act [ms]
     live: bool = False  # the simulated world does not wait for actions, as a real one does not: it has its own process
     # share of one core for everything except the simulated world, as on a slower device; needs Linux and permission to
     # create control groups
@@ -82,46 +73,38 @@ class Tuning(Options):
 class Session(Options):
     """The robot, and for how long it is driven."""
 
-    robot: Maybe[str] = None  # MODULE:CLASS with observe(), act(action), maybe stop(); a simulated one if not given
-    seconds: Maybe[Positive] = None  # how long a real robot runs [s]; 60 if not given
+    robot: Maybe[str] = None  # MODULE:CLASS with observe(), act(action) and maybe stop(); or simulated
+    seconds: Positive = 60.0  # how long a real robot runs [s]
     env: Maybe[str] = None  # of a simulated robot; the policies' own if not given
-    episodes: Maybe[Count] = None  # of a simulated robot; 5 if not given
-    on_miss: Annotated[OnMiss, arg(metavar="WHAT")] = "execute_draft"  # execute_draft, hold_last or stop
-    max_misses: Annotated[Maybe[WholeNumber], arg(metavar="N")] = None  # after more misses in a row the robot stops
-    # makes the robot stand still; sent at the end, unless it has stop()
-    stop_action: Annotated[Maybe[tuple[float, ...]], arg(metavar="NUMBER ...")] = None
+    episodes: Count = 5  # of a simulated robot
     record: Maybe[Path] = None  # MCAP file for observations, actions and decisions
     json: bool = False  # print the summary as JSON
+    fallback: Flat[Fallback] = field(default_factory=Fallback)
     tuning: Rare[Tuning] = field(default_factory=Tuning)
     access: Rare[Access] = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.robot is None and self.seconds is not None:
-            raise ConfigError("--seconds is for a real robot (--robot); for a simulated one use --episodes")
-        if self.robot is not None and (self.env is not None or self.episodes is not None):
-            raise ConfigError("--env and --episodes are of a simulated robot, and --robot is a real one; use --seconds")
         if self.robot is not None:
             load_maker(self.robot, "robot")  # before a connection is made
 
-    def fallback(self, units: ActionUnits | None, usual_age_s: float) -> Fallback:
-        """The rule for misses, before a connection is made.
+    def fallback_within(self, usual_age_s: float, units: ActionUnits | None) -> Fallback:
+        """The rule for misses, checked before a connection is made.
 
         Args:
-            units: of the robot's actions, or None if they are unknown.
             usual_age_s: maximum age of a chunk's observation that is not given [s].
+            units: of the robot's actions, or None if they are unknown.
 
         Raises:
-            ConfigError: for a stop action that is missing, or no valid action of the robot.
+            ConfigError: for a stop action that is no valid action of the robot.
         """
-        age_ms = self.tuning.max_chunk_age_ms or 1e3 * usual_age_s
-        made = Fallback(self.on_miss, self.max_misses, self.stop_action, age_ms, self.tuning.max_stall_ms)
+        age_ms = self.fallback.max_chunk_age_ms or 1e3 * usual_age_s
         try:
-            if made.still is not None and units is not None:
-                units.normalise(made.still)
+            if self.fallback.still is not None and units is not None:
+                units.normalise(self.fallback.still)
         except ConfigError as error:
             raise ConfigError(f"--stop-action: {error}") from None
-        return made
+        return replace(self.fallback, max_chunk_age_ms=age_ms)
 
     def drive(self, plan: Plan, interrupts: Interrupts) -> None:
         """Runs the control loop and prints the summary, also after an error; exits if misses stopped a real robot.
@@ -133,15 +116,17 @@ class Session(Options):
         from specact.clock import RealClock
         from specact.robot.loop import Journal, run_loop
 
-        journal, outcomes, told = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
+        journal, outcomes, causes = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
+        recorder = None if self.record is None else self._recorder(self.record, plan)
         acting: Acting | None = None
+        real: Any = None
 
         def note(tick: Tick) -> None:
             journal.note(tick)
             if recorder is not None:
                 recorder.note(tick)
-            if tick.unusable is not None and tick.unusable.cause not in told:
-                told.add(tick.unusable.cause)
+            if tick.unusable is not None and tick.unusable.cause not in causes:
+                causes.add(tick.unusable.cause)
                 why = f"an observation cannot be used: {tick.unusable}"
                 remark(f"{why}; the fallback acts, and further ones like it are only counted", warn=True)
             plan.note(tick)
@@ -151,35 +136,36 @@ class Session(Options):
                 driven = recorder.begin(driven, acting, episode)
             run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.safety.stopped, note)
 
-        recorder = None if self.record is None else self._recorder(self.record, plan)
-        real: Any = None
         try:
             if self.robot is not None:
                 real = make_object(self.robot, "robot", ("observe", "act"))
                 acting = _begin(plan, real, interrupts)
-                until = time.monotonic() + (self.seconds or 60.0)
+                until = time.monotonic() + self.seconds
                 run(real, acting, 0, lambda: time.monotonic() < until)
             else:
                 simulated, episode_seed, limited = self._simulated(plan)
-                episodes = self.episodes or 5
                 with closing(simulated), limited, progress_bars() as update:
                     acting = plan.make(simulated)
-                    for episode in range(episodes):
-                        update("episodes", episode, episodes)
+                    for episode in range(self.episodes):
+                        update("episodes", episode, self.episodes)
                         simulated.start(episode_seed(self.tuning.seed, episode, simulated.task))
                         acting.reset(episode)
                         run(simulated, acting, episode, lambda: not simulated.done)
                         outcomes.append(simulated.outcome | {"stopped": acting.safety.stopped})
                         if recorder is not None:
                             recorder.end(simulated.outcome)
-                    update("episodes", episodes, episodes)
+                    update("episodes", self.episodes, self.episodes)
         finally:
             # The robot has stopped. A second signal must not suppress the summary.
             interrupts.held = True
             recording = None if recorder is None else recorder.close()
             if acting is not None:
-                end = {"episodes": outcomes, "stopped": acting.safety.stopped, "stopped_by": _stopped_by(real, plan)}
-                self._report(plan, plan.summarise(journal) | end | {"recording": recording})
+                summary = plan.summarise(journal) | {
+                    "episodes": outcomes, "stopped": acting.safety.stopped, "stopped_by": self._stopped_by(real),
+                    "recording": recording,
+                }  # fmt: skip
+                if summary["ticks"]:
+                    print_result(self.json, summary, _lines(plan, summary))
         if real is not None and acting.safety.stopped:
             raise SystemExit(STOPPED)
 
@@ -210,9 +196,25 @@ class Session(Options):
         robot = live or SimulatedRobot(load_task(name, plan.observation))
         return robot, episode_seed, device.device_share(self.tuning.device_share)
 
-    def _report(self, plan: Plan, summary: dict[str, Any]) -> None:
-        if summary["ticks"]:
-            print_result(self.json, summary, _lines(plan, summary))
+    def _stopped_by(self, robot: Any) -> str | None:
+        """What stopped a real robot at the end."""
+        if robot is None:
+            return None
+        otherwise = "nothing" if self.fallback.stop_action is None else "stop_action"
+        return "stop()" if callable(getattr(robot, "stop", None)) else otherwise
+
+
+def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
+    """The source of actions for a real robot, which is stopped if there is none: once made, it may hold torque."""
+    from specact.robot.loop import stop_after
+
+    try:
+        return plan.make(robot)
+    except BaseException as error:
+        interrupts.held = True
+        # Not by the stop action, which may be what does not fit.
+        stop_after(error, robot, None)
+        raise
 
 
 def _lines(plan: Plan, summary: dict[str, Any]) -> Iterator[str]:
@@ -245,33 +247,12 @@ def _lines(plan: Plan, summary: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
-    """The source of actions for a real robot, which is stopped if there is none: once made, it may hold torque."""
-    from specact.robot.loop import stop_after
-
-    try:
-        return plan.make(robot)
-    except BaseException as error:
-        interrupts.held = True
-        # Not by the stop action, which may be what does not fit.
-        stop_after(error, robot, None)
-        raise
-
-
-def _stopped_by(robot: Any, plan: Plan) -> str | None:
-    """What stopped a real robot at the end."""
-    if robot is None:
-        return None
-    return (
-        "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if plan.stop_action is None else "stop_action"
-    )
-
-
 def format_counts(counts: dict[str, int]) -> str:
     """Counts as text."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def describe_units(units: ActionUnits | None) -> dict[str, Any] | None:
-    """Units as plain values."""
-    return None if units is None else {"centre": units.centre.tolist(), "scale": units.scale.tolist()}
+def about(policy: str, fingerprint: str, units: ActionUnits | None, **more: Any) -> dict[str, Any]:
+    """Metadata of policies for a recording, as plain values."""
+    plain = None if units is None else {"centre": units.centre.tolist(), "scale": units.scale.tolist()}
+    return {"policy": policy, "fingerprint": fingerprint, "units": plain, **more}

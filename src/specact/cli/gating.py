@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from specact.cli.output import remark
@@ -14,8 +15,6 @@ from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudg
 from specact.pair import Pair
 from specact.types import StepRecord
 from specact.wire.messages import exchange_bytes
-
-_HELD = re.compile(r"([\d.]+)(ms|kbit|)")
 
 
 def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
@@ -29,8 +28,8 @@ def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
     Raises:
         ConfigError: if it is none of these, or out of range.
     """
-    found = _HELD.fullmatch(text)
-    if found is None or found[1].count(".") > 1 or found[1] == ".":
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|kbit|)", text)
+    if found is None:
         raise ConfigError(
             "--hold takes a share of inferences (0.4), their mean time (30ms) or a share of the link (100kbit), got "
             f"{text!r}"
@@ -43,42 +42,43 @@ def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
     return RateBudget(amount)
 
 
-def audit_estimator(pair: Pair[Any], gate: str, rate: float | None) -> AuditEstimator:
-    """An estimator of the true skip ratio, with an alarm if the gate's calibration predicts that ratio.
+@dataclass(frozen=True)
+class Audits:
+    """Audits of the skipped steps, with an alarm if the gate's calibration predicts the true skip ratio."""
 
-    Args:
-        pair: the pair.
-        gate: name of its gate.
-        rate: share of inferences to transmit; None if unknown.
-    """
-    calibration = None if rate is None else find_calibration(pair, gate, rate)
-    # Calibrations of families without a rejection probability do not predict it.
-    if rate is None or calibration is None or "rejections" not in calibration.model:
-        return AuditEstimator()
-    return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
+    estimator: AuditEstimator
 
+    @classmethod
+    def of(cls, pair: Pair[Any], gate: str, rate: float, budget: Budget | None) -> Audits:
+        """Those of a pair and the name of its gate, which transmits at a rate or within a budget."""
+        # The rate that holds a latency is unknown in advance, and with it the expected cost of skipping.
+        rate = rate if budget is None else budget.rate
+        calibration = None if isinstance(budget, LatencyBudget) else find_calibration(pair, gate, rate)
+        # Calibrations of families without a rejection probability do not predict it.
+        if calibration is None or "rejections" not in calibration.model:
+            return cls(AuditEstimator())
+        return cls(AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate))))
 
-def record_audit(audits: AuditEstimator, record: StepRecord) -> None:
-    """Passes an inference to the estimator, and prints a warning when that raises the alarm."""
-    if audits.take(record) and audits.alarm is not None:
-        remark(
-            f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "
-            f"{true_skip_text(true_skip_of(audits))}; check sensors and policies, or calibrate again",
-            warn=True,
-        )
+    def take(self, record: StepRecord) -> None:
+        """Adds an inference, and prints a warning when that raises the alarm."""
+        alarm = self.estimator.alarm
+        if self.estimator.take(record) and alarm is not None:
+            remark(
+                f"the true skip ratio has left its calibrated level of {alarm.level:.2f}: "
+                f"{true_skip_text(self.summary())}; check sensors and policies, or calibrate again",
+                warn=True,
+            )
 
-
-def true_skip_of(audits: AuditEstimator) -> dict[str, Any]:
-    """The estimate of the true skip ratio, as plain values."""
-    found, alarm = audits.estimate(), audits.alarm
-    return {
-        "mean": found.mean, "low": found.low, "high": found.high, "audits": found.count, "missed": audits.missed,
-        "expected": None if alarm is None else alarm.level, "alarm": None if alarm is None else alarm.raised,
-    }  # fmt: skip
+    def summary(self) -> dict[str, Any]:
+        """The estimate of the true skip ratio, as plain values."""
+        found, alarm = self.estimator.estimate(), self.estimator.alarm
+        known = {"expected": None, "alarm": None} if alarm is None else {"expected": alarm.level, "alarm": alarm.raised}
+        counts = {"audits": found.count, "missed": self.estimator.missed}
+        return {"mean": found.mean, "low": found.low, "high": found.high} | counts | known
 
 
 def true_skip_text(true_skip: dict[str, Any]) -> str:
-    """The values of :func:`true_skip_of` as text."""
+    """The values of :meth:`Audits.summary` as text."""
     if true_skip["mean"] is None:
         return f"unknown: no audit was answered, {true_skip['missed']} were missed"
     alarm = "no alarm, for lack of a calibration that says what to expect"

@@ -50,7 +50,6 @@ OLD = {
     "run --hold --": "--hold RATE, as in --hold 0.4",
     "run --latency-budget-ms": "--hold TIMEms, as in --hold 30ms",
     "run --link-share-kbit": "--hold SHAREkbit, as in --hold 100kbit",
-    "run --max-consecutive-misses": "--max-misses N",
     "run --cut": "--split FOLDER@CUT",
     "--reading": "--gate-options reading=NAME",
     "--alpha": "--gate-options alpha=NUMBER",

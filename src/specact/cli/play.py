@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from tyro.conf import Positional
 
-from specact.cli.driving import Plan, Session, describe_units, format_counts
+from specact.cli.driving import Plan, Session, about, format_counts
 from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import remark
 from specact.execution.strategy import Execution, Kind
@@ -28,23 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Play(Options):
-    """Drive a robot with one policy alone, without a draft: its actions are played while it infers the next chunk.
+    """Drive a robot with one policy alone, whose actions are played while it infers the next chunk.
 
-    The robot is stopped at the end as by specact run, with the same exit status. More options: --help-all.
+    It is stopped at the end as by specact run. More options: --help-all.
     """
 
-    # ws:// or wss:// with host and port of a server, openpi:ws://HOST:PORT#FILE.toml, or for inference here a bundle,
-    # BUNDLE#target, a .toml file that describes an ONNX file, lerobot:PATH@HZ, or MODULE:NAME
+    # ws:// or wss://HOST:PORT of a server, openpi:ws://HOST:PORT#FILE.toml, or here a bundle, BUNDLE#target, an ONNX
+    # file described by a .toml file, lerobot:PATH@HZ, MODULE:NAME
     policy: Positional[str]
-    # synchronous idles while it infers; naive appends the next chunk; aligned plays each action at its time;
-    # roll_forward shows the policy the robot as it will be; inpainting continues the old chunk
-    execution: Annotated[Kind, tyro.conf.arg(metavar="HOW")] = "synchronous"
-    # actions of a chunk that are played; half if not given
-    execute_actions: Annotated[Count | None, tyro.conf.arg(metavar="N")] = None
-    # as few are left when the next inference begins
-    overlap_actions: Annotated[WholeNumber | None, tyro.conf.arg(metavar="N")] = None
-    # hold_last, stop_action or nothing, when the actions have run out
-    idle: Annotated[Literal["hold_last", "stop_action", "nothing"], tyro.conf.arg(metavar="WHAT")] = "hold_last"
+    # synchronous idles while it infers; naive appends the next chunk; aligned plays actions at their time; roll_forward
+    # shows the policy the robot as it will be; inpainting continues the old chunk
+    execution: Kind = "synchronous"
+    execute_actions: Maybe[Count] = None  # actions of a chunk that are played; half if not given
+    overlap_actions: Maybe[WholeNumber] = None  # as few are left when the next inference begins
+    idle: Literal["hold_last", "stop_action", "nothing"] = "hold_last"  # when the actions have run out
     deadline_ms: Positive = 1000.0  # how long an inference may take
     steps: Maybe[Count] = None  # Euler steps of a flow policy here; 10 if not given
     session: Flat[Session] = field(default_factory=Session)
@@ -58,17 +54,15 @@ class Play(Options):
         from specact.robot.chunks import ChunkRunner
         from specact.robot.inference import InferenceThread
 
-        source, client, units, about = self._source(stack)
-        spec, kind = source.spec, self.execution
+        source, client, units, env, described = self._source(stack)
+        spec, tuning = source.spec, self.session.tuning
         execute = self.execute_actions or max(1, spec.chunk // 2)
-        overlap = self.overlap_actions
-        if overlap is None:
-            overlap = 0 if kind == "synchronous" else execute // 2
-        execution = Execution(kind, execute, overlap)
-        tuning = self.session.tuning
+        usual = 0 if self.execution == "synchronous" else execute // 2
+        overlap = usual if self.overlap_actions is None else self.overlap_actions
+        execution = Execution(self.execution, execute, overlap)
         period_s, deadline_s = 1.0 / (tuning.rate_hz or spec.rate_hz), self.deadline_ms / 1e3
         usual_age_s = max(deadline_s, overlap * period_s) + (execute + 1) * period_s
-        fallback = self.session.fallback(units, usual_age_s)
+        fallback = self.session.fallback_within(usual_age_s, units)
         inference = stack.enter_context(InferenceThread(source))
         runners: list[ChunkRunner] = []
 
@@ -86,11 +80,10 @@ class Play(Options):
             line = None if client is None else dict(client.counts)
             return journal.control() | runners[0].summary() | {"line": line}
 
-        env, about = about.pop("env"), about | {"units": describe_units(units)}
-        return Plan(env, spec.observation, period_s, fallback.still, make, lambda tick: None, summarise, _lines, about)
+        return Plan(env, spec.observation, period_s, make, lambda tick: None, summarise, _rows, described)
 
-    def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, dict[str, Any]]:
-        """The policy, the client if it is on a server, the units of its actions, and what it is."""
+    def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
+        """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""
         from specact.families.chunks.sources import try_out
         from specact.load import load_policy
         from specact.remote_policy import connect
@@ -99,17 +92,16 @@ class Play(Options):
         if "://" not in self.policy:
             loaded = load_policy(self.policy) if self.steps is None else load_policy(self.policy, steps=self.steps)
             try_out(loaded)
-            about = {"policy": loaded.name, "fingerprint": loaded.fingerprint, "env": loaded.env}
-            return LocalSource(loaded.policy), None, loaded.units, about
+            described = about(loaded.name, loaded.fingerprint, loaded.units)
+            return LocalSource(loaded.policy), None, loaded.units, loaded.env, described
+        access, tuning = self.session.access, self.session.tuning
         remote = connect(
-            self.policy, deadline_ms=self.deadline_ms, token=self.session.access.token, ca=self.session.access.ca,
-            robot=self.session.tuning.name, timeout=10.0, jpeg_quality=self.session.tuning.jpeg_quality,
-            seed=self.session.tuning.seed,
+            self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,
+            timeout=10.0, jpeg_quality=tuning.jpeg_quality, seed=tuning.seed,
         )  # fmt: skip
         served = remote.client.welcome
         assert served is not None, "it has connected"
-        about = {"policy": served.bundle, "fingerprint": served.target, "env": ""}
-        return stack.enter_context(remote), remote.client, None, about
+        return stack.enter_context(remote), remote.client, None, "", about(served.bundle, served.target, None)
 
 
 def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:
@@ -118,14 +110,13 @@ def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:
     if getattr(robot, "action_range", None) is not None:
         ranges.append(ActionRange(*robot.action_range))
     if not ranges:
-        remark(
-            "actions are not limited, as their range is unknown: give the robot action_range = (low, high)", warn=True
-        )
+        unknown = "actions are not limited, as their range is unknown"
+        remark(f"{unknown}: give the robot action_range = (low, high)", warn=True)
         return None
     return ranges[0].narrowed(ranges[-1])
 
 
-def _lines(summary: dict[str, Any]) -> dict[str, str]:
+def _rows(summary: dict[str, Any]) -> dict[str, str]:
     """What was played, and what was missed."""
     age = summary["observation_age_ms"]
     old = "" if age is None else f", observations {age:.0f} ms old when their first action was played"

@@ -6,12 +6,11 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from tyro.conf import Positional
 
-from specact.cli.driving import Plan, Session, describe_units, format_counts
+from specact.cli.driving import Plan, Session, about, format_counts
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.errors import ConfigError
 from specact.execution.verdicts import WAIT, LateVerdicts
@@ -33,7 +32,7 @@ _LATE_COUNTS = ("wanted", "transmitted", "in_time", "replaced", "missed")
 class Details(Options):
     """What few robots need."""
 
-    gate_options: tuple[str, ...] = ()  # of MODULE:GATE, each as NAME=VALUE; those of its calibration if not given
+    gate_options: tuple[str, ...] = ()  # parameters of the gate, NAME=VALUE; those of its calibration if not given
     audit_rate: BelowOne = 0.0  # share of the skipped steps that are verified anyway, to measure the cost of skipping
     sampling: Literal["device", "server"] = "device"  # where codes are sampled; in the paper on the server
     # what specact split wrote of the target, which the server serves too: it runs the first stages, the device the
@@ -44,19 +43,18 @@ class Details(Options):
 
 @dataclass(frozen=True)
 class Run(Options):
-    """Drive a robot with a pair: the draft acts at once, and a gate decides when the target on a server is asked.
+    """Drive a robot with a pair: the draft acts, and a gate decides when a server's target is asked.
 
-    At the end the robot is stopped. Exit status: 1 for an error of the robot, 2 for another, 3 if misses stopped it,
-    128 + N after signal N. Ctrl-Z stops it as well. For a policy alone: specact play. More options: --help-all.
+    It is stopped at the end. Exit status: 1 after an error of the robot, 2 after others, 3 if misses
+    stopped it, 128 + N after signal N. Ctrl-Z stops it, too. More options: --help-all.
     """
 
-    pair: Positional[str]  # path or name of a pair, or MODULE:NAME; the server must serve the same one
-    server: str = "ws://127.0.0.1:8600"  # ws:// or wss:// with host and port, or openpi:ws://HOST:PORT#FILE.toml
-    gate: str = "deviation"  # uncertainty, learned, learned_action, random, always, never, or MODULE:GATE
-    rate: Maybe[Share] = None  # share of inferences that ask, calibrated; 0.6 if not given
+    pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
+    server: str = "ws://127.0.0.1:8600"  # or wss://HOST:PORT, or openpi:ws://HOST:PORT#FILE.toml
+    gate: str = "deviation"  # or uncertainty, learned, random, always, never, MODULE:GATE
+    rate: Share = 0.6  # share of inferences that ask, for which the gate was calibrated
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
-    # synchronous waits for the server; late acts on the draft, which a verdict corrects
-    execution: Annotated[Literal["synchronous", "late"], tyro.conf.arg(metavar="HOW")] = "synchronous"
+    execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects
     # how long a step waits; a control period if not given, with late a chunk
     deadline_ms: Maybe[Positive] = None
     session: Flat[Session] = field(default_factory=Session)
@@ -64,39 +62,30 @@ class Run(Options):
     details: Rare[Details] = field(default_factory=Details)
 
     def run(self) -> None:
-        late, sampling = self.execution == "late", self.details.sampling
-        if late and self.details.audit_rate:
-            raise ConfigError("--execution late cannot be combined with --audit-rate; leave one of them out")
-        if self.details.split is not None and sampling == "server":
-            raise ConfigError("--split cannot be combined with --sampling server; leave one of them out")
-        if self.rate is not None and (self.hold is not None or self.gate in ("always", "never")):
-            raise ConfigError("--rate has no effect beside --hold, --gate always and --gate never; leave it out")
         with Interrupts() as interrupts, ExitStack() as stack:
             self.session.drive(self._plan(stack), interrupts)
 
     def _plan(self, stack: ExitStack) -> Plan:
         """The policies, connected to the server; the stack closes the client."""
-        from specact.cli.gating import audit_estimator, read_budget, record_audit, true_skip_of
+        from specact.cli.gating import Audits, read_budget
         from specact.gates.calibration import deciding_gate
-        from specact.gates.controller import LatencyBudget
         from specact.policy import SpeculativePolicy
         from specact.remote.target import positive_deadline
 
         pair, late = self.parts.load(self.pair), self.execution == "late"
         details, tuning = self.details, self.session.tuning
+        if late and details.audit_rate:
+            raise ConfigError("--audit-rate needs verdicts that are waited for, so leave out --execution late")
         period_s = 1.0 / (tuning.rate_hz or pair.rate_hz)
         chunk_s = period_s * pair.execute
         deadline_ms = positive_deadline(self.deadline_ms or 1e3 * (chunk_s if late else period_s))
         # With late verdicts the draft's actions are executed immediately.
         usual_age_s = chunk_s + (period_s if late else max(period_s, deadline_ms / 1e3))
-        fallback = self.session.fallback(pair.units, usual_age_s)
+        fallback = self.session.fallback_within(usual_age_s, pair.units)
         budget = None if self.hold is None else read_budget(self.hold, pair, 1.0 / chunk_s)
-        rate = 0.6 if self.rate is None else self.rate
-        gate = deciding_gate(pair, self.gate, rate, budget, details.gate_options)
+        gate = deciding_gate(pair, self.gate, self.rate, budget, details.gate_options)
         gate.audit_rate = details.audit_rate
-        # The rate that holds a latency is unknown in advance, and with it the expected cost of skipping.
-        known = rate if budget is None else None if isinstance(budget, LatencyBudget) else budget.rate
-        audits = audit_estimator(pair, self.gate, known) if details.audit_rate else None
+        audits = Audits.of(pair, self.gate, self.rate, budget) if details.audit_rate else None
         verifier, client, placed = self._verifier(stack, pair, deadline_ms)
         policy = SpeculativePolicy(
             pair, gate, verifier=verifier, fallback=fallback,
@@ -106,25 +95,19 @@ class Run(Options):
 
         def note(tick: Tick) -> None:
             if audits is not None and tick.record is not None:
-                record_audit(audits, tick.record)
+                audits.take(tick.record)
 
         def summarise(journal: Journal) -> dict[str, Any]:
             return journal.summary() | {
                 "held_rate": None if budget is None else budget.rate,
-                "true_skip": None if audits is None else true_skip_of(audits),
+                "true_skip": None if audits is None else audits.summary(),
                 "late": {name: policy.counts[name] for name in _LATE_COUNTS} if late else None,
                 "cuts": None if placed is None else dict(placed.counts),
                 "line": dict(client.counts),
             }
 
-        about = {
-            "policy": pair.name, "fingerprint": pair.fingerprint, "units": describe_units(pair.units),
-            "gate": self.gate,
-        }  # fmt: skip
-        return Plan(
-            pair.env, pair.observation, period_s, fallback.still, lambda robot: policy, note, summarise, _lines,
-            about,
-        )  # fmt: skip
+        described = about(pair.name, pair.fingerprint, pair.units, gate=self.gate)
+        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, note, summarise, _rows, described)
 
     def _verifier(
         self, stack: ExitStack, pair: Pair[Any], deadline_ms: float
@@ -137,14 +120,14 @@ class Run(Options):
         from specact.remote.client import Client
         from specact.remote.target import remote_verifier
 
-        access, about = self.session.access, self.session.tuning
+        access, tuning = self.session.access, self.session.tuning
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)
         split = self.details.split
         folder, _, cut = (split or "").rpartition("@")
         fixed = int(cut) if folder and cut.isdecimal() else None
         staged = None if split is None else load_staged(Path(split if fixed is None else folder))
         contract = pair.exchange.contract if staged is None else split_contract(staged.spec, staged.fingerprint)
-        client = stack.enter_context(Client(endpoint, contract, about.name, jpeg_quality=about.jpeg_quality))
+        client = stack.enter_context(Client(endpoint, contract, tuning.name, jpeg_quality=tuning.jpeg_quality))
         client.connect(10.0)
         if staged is None:
             return remote_verifier(client, pair, deadline_ms, self.details.sampling), client, None
@@ -152,7 +135,7 @@ class Run(Options):
         return pair.verifier(placed), client, placed
 
 
-def _lines(summary: dict[str, Any]) -> dict[str, str]:
+def _rows(summary: dict[str, Any]) -> dict[str, str]:
     """What the gate asked, and what came of it."""
     held = "" if summary["held_rate"] is None else f"; {summary['held_rate']:.2f} wanted in the end"
     rows = {"sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences{held}"}

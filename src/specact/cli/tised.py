@@ -7,41 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.table import Table
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Maybe, Options, Rare
-from specact.cli.output import command_line, print_json, progress_bars, remark, say, table_of
+from specact.cli.options import Maybe, Options, Rare
+from specact.cli.output import command_line, print_result, progress_bars, remark, rows_of, say, table_of
 from specact.errors import ConfigError
 from specact.files import check_folder, write_json
 from specact.records import Count, NotNegative, Seed
 
 if TYPE_CHECKING:
     from specact.lab.tised.aggregates import Aggregate
-    from specact.lab.tised.curves import Place
     from specact.lab.tised.levers import Subject
     from specact.lab.train.variants import BundleVariants
 
 
-@dataclass(frozen=True, kw_only=True)
-class What(Options):
-    """What is swept."""
-
-    bundle: str  # a pair, or a flow policy or token policy, by path or name
-    levers: tuple[str, ...]  # NAME, or NAME=STRENGTH,...; specact tised levers lists them
-    paces: tuple[NotNegative, ...] = (0.0,)  # how fast the environment changes by itself, in the task's unit
-    hardware: tuple[str, ...] = ("this-machine",)  # profiles: names, or PATH.toml:NAME
-    # for levers that query a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms
-    links: tuple[str, ...] = ()
-    # what the robot does while it waits, each in turn: the task's holding action, the last command, or zeros
-    idle: tuple[Literal["hold", "last", "neutral"], ...] = ("hold",)
-    # draft on the device, which makes a token policy or a flow policy the target of a pair; see specact pair
-    draft: Maybe[str] = None
-    decoding: str = ""  # of such a pair: how chunks are drafted and verified, see specact eval
-
-
 @dataclass(frozen=True)
-class More(Options):
+class Details(Options):
     """Options that few need."""
 
     task: Maybe[str] = None  # environment, a name or MODULE:TASK; the bundle's own if not given
@@ -60,43 +41,64 @@ class More(Options):
 class Sweep(Options):
     """Run levers at several strengths, paces and hardware profiles on the same episodes; resumes."""
 
-    what: Flat[What]
+    bundle: str  # a pair, or a flow policy or token policy, by path or name
+    levers: tuple[str, ...]  # NAME, or NAME=STRENGTH,...; specact tised levers lists them
     out: Path  # folder of the sweep
+    paces: tuple[NotNegative, ...] = (0.0,)  # how fast the environment changes by itself, in the task's unit
+    hardware: tuple[str, ...] = ("this-machine",)  # profiles: names, or PATH.toml:NAME
+    # for levers that query a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms
+    links: tuple[str, ...] = ()
+    # what the robot does while it waits, each in turn: the task's holding action, the last command, or zeros
+    idle: tuple[Literal["hold", "last", "neutral"], ...] = ("hold",)
+    # draft on the device, which makes a token policy or a flow policy the target of a pair; see specact pair
+    draft: Maybe[str] = None
+    decoding: str = ""  # of such a pair: how chunks are drafted and verified, see specact eval
     episodes: Count = 200  # number of paired episodes for each setting
     seed: Seed = 1  # random seed
-    more: Rare[More] = field(default_factory=More)
+    details: Rare[Details] = field(default_factory=Details)
 
     def run(self) -> None:
         from specact.lab.envs import env_of
         from specact.lab.rollout.pool import Pool
         from specact.lab.tised.drivers import ON_BOARD
-        from specact.lab.tised.levers import settings_of
+        from specact.lab.tised.levers import read_settings
         from specact.lab.tised.records import sweep_folder
         from specact.lab.tised.sweep import Sweep as Request
         from specact.lab.tised.sweep import run_sweep
 
-        what, more = self.what, self.more
-        subject, variants = _subject(self)
-        asked = [lever.partition("=") for lever in what.levers]
-        settings = tuple(
-            setting
-            for name, given, numbers in asked
-            for setting in settings_of(name, subject, _numbers(numbers) if given else None)
-        )
+        details = self.details
+        subject, variants = self._subject()
         request = Request(
-            subject.bundle.fingerprint, settings, more.task or env_of(subject.bundle, None), what.paces, what.hardware,
-            what.links or (ON_BOARD,), self.episodes, self.seed, what.idle, more.calibration_episodes, more.target_ms,
+            subject.bundle.fingerprint, read_settings(self.levers, subject),
+            details.task or env_of(subject.bundle, None), self.paces, self.hardware, self.links or (ON_BOARD,),
+            self.episodes, self.seed, self.idle, details.calibration_episodes, details.target_ms,
         )  # fmt: skip
-        if (what.links or more.target_ms is not None) and not any(one.driver.offloads for one in settings):
-            raise ConfigError("links and --target-ms are for a server, and no lever queries one; leave them out")
         check_folder(self.out)
         variants.make()
-        with Pool(more.workers, more.on) as pool, progress_bars() as update:
+        with Pool(details.workers, details.on) as pool, progress_bars() as update:
             run_sweep(request, self.out, update, pool, command=command_line())
         for label, parts in sweep_folder(self.out).manifest()["latency_ms"].items():
             remark(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms here")
         remark(f"next: specact tised analyse {self.out}")
         say(f"sweep: {self.out}")
+
+    def _subject(self) -> tuple[Subject, BundleVariants]:
+        """What the levers are applied to, and the variants of its networks, which are not made yet."""
+        from specact.bundle.bundle import find_bundle
+        from specact.bundle.manifest import read_manifest
+        from specact.families.chunks.bundle import FlowBundle, load_flow
+        from specact.lab.envs import env_of
+        from specact.lab.tised.levers import Subject, typical_windows
+        from specact.lab.train.variants import BundleVariants
+        from specact.load import load_pair
+
+        alone = self.draft is None and not self.decoding and read_manifest(find_bundle(self.bundle)).kind == "flow"
+        loaded = load_flow(self.bundle) if alone else load_pair(self.bundle, draft=self.draft, decoding=self.decoding)
+        usual = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
+        execute, env = self.details.execute or usual, env_of(loaded, self.details.task)
+        variants = BundleVariants(loaded, self.out / "variants", lambda: typical_windows(subject.driver, env, execute))
+        subject = Subject(loaded, execute, variants, self.details.steps)
+        return subject, variants
 
 
 @dataclass(frozen=True)
@@ -117,30 +119,22 @@ class Analyse(Options):
         if not self.runs:
             raise ConfigError("name at least one folder of a sweep; make one with: specact tised sweep")
         table, baselines, _ = read_sweeps(self.runs)
-        gates = read_calibrations(self.runs)
         curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
-        contrasts = contrasts_of(curves)
+        contrasts, gates = contrasts_of(curves), read_calibrations(self.runs)
         known = dict.fromkeys(curve.place.lever for curve, _ in curves)
         if self.lever not in (None, *known):
             raise ConfigError(f"these sweeps have no lever {self.lever!r}; choose among {', '.join(known)}")
-        cells = [cell for _, of_curve in curves for cell in of_curve]
-        everything: dict[str, Any] = {
-            "cells": as_rows(map(asdict, cells)), "contrasts": as_rows(map(asdict, contrasts)), "calibrations": gates,
-        }  # fmt: skip
+        cells = as_rows(asdict(cell) for _, of_curve in curves for cell in of_curve)
+        everything = {"cells": cells, "contrasts": as_rows(map(asdict, contrasts)), "calibrations": gates}
         out = self.out or self.runs[0] / "analysis.json"
         write_json(out, everything)
-        if self.json:
-            print_json(everything)
-        else:
-            say("times in s; T inf, stall and age in ms; N and T over successes")
-            for curve, of_curve in curves:
-                if self.lever in (None, curve.place.lever):
-                    say(_table(curve.place, of_curve))
-            for row in gates:
-                say(_calibration_line(row))
-            for contrast in contrasts if self.lever is not None else ():
-                if contrast.place.lever == self.lever:
-                    say(f"{contrast.place}: {contrast.explain()}")
+        shown = known if self.lever is None else {self.lever}
+        lines = ["times in s; T inf, stall and age in ms; N and T over successes"]
+        lines += [_table(str(curve.place), of_curve) for curve, of_curve in curves if curve.place.lever in shown]
+        lines += map(_calibration_line, gates)
+        if self.lever is not None:
+            lines += [f"{each.place}: {each.explain()}" for each in contrasts if each.place.lever == self.lever]
+        print_result(self.json, everything, lines)
         remark(f"written: {out}")
 
 
@@ -152,11 +146,9 @@ class Levers(Options):
         from specact.lab.tised.hardware import named_hardware
         from specact.lab.tised.levers import KINDS, LEVERS
 
-        for name, lever in LEVERS.items():
-            say(f"{name:20} {lever.about}; on {KINDS[lever.on]}")
-        say("")
-        for profile in named_hardware().values():
-            say(f"{profile.name:20} kappa {profile.kappa:g}; {profile.about}")
+        levers = {name: f"{lever.about}; on {KINDS[lever.on]}" for name, lever in LEVERS.items()}
+        profiles = {each.name: f"kappa {each.kappa:g}; {each.about}" for each in named_hardware().values()}
+        say("\n".join([*rows_of(levers, 20), "", *rows_of(profiles, 20)]))
 
 
 Tised = (
@@ -164,37 +156,6 @@ Tised = (
     | Annotated[Analyse, tyro.conf.subcommand("analyse")]
     | Annotated[Levers, tyro.conf.subcommand("levers")]
 )
-
-
-def _subject(asked: Sweep) -> tuple[Subject, BundleVariants]:
-    """What the levers are applied to, and the variants of its networks, which are not made yet."""
-    from specact.bundle.bundle import find_bundle
-    from specact.bundle.manifest import read_manifest
-    from specact.families.chunks.bundle import FlowBundle, load_flow
-    from specact.lab.envs import env_of
-    from specact.lab.tised.levers import Subject, typical_windows
-    from specact.lab.train.variants import BundleVariants
-    from specact.load import load_pair
-
-    what, more = asked.what, asked.more
-    alone = what.draft is None and not what.decoding and read_manifest(find_bundle(what.bundle)).kind == "flow"
-    loaded = load_flow(what.bundle) if alone else load_pair(what.bundle, draft=what.draft, decoding=what.decoding)
-    if not isinstance(loaded, FlowBundle) and more.steps != More.steps:
-        raise ConfigError(f"--steps is for a flow policy alone, and {loaded.name} is a pair; leave it out")
-    execute = more.execute
-    if execute is None:
-        execute = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
-    played, env = execute, env_of(loaded, more.task)
-    variants = BundleVariants(loaded, asked.out / "variants", lambda: typical_windows(subject.driver, env, played))
-    subject = Subject(loaded, played, variants, more.steps)
-    return subject, variants
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(map(float, text.split(",")))
-    except ValueError:
-        raise ConfigError(f"strengths of a lever must be numbers separated by commas, got {text!r}") from None
 
 
 def _calibration_line(row: dict[str, Any]) -> str:
@@ -206,7 +167,7 @@ def _calibration_line(row: dict[str, Any]) -> str:
     )
 
 
-def _table(place: Place, cells: list[Aggregate]) -> Table:
+def _table(place: str, cells: list[Aggregate]) -> Any:
     """The settings of a lever at a place as a table of at most 80 columns."""
     rows = [
         {

@@ -13,13 +13,19 @@ from specact.errors import ConfigError
 from specact.lab.envs import load_task
 from specact.lab.envs.ball import BallEnv
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.envs.pusht import PushT
 from specact.lab.envs.swarm import SwarmEnv
 from specact.lab.envs.task import Idle, Task
 
 BALL, PUSHT = load_task("ball"), load_task("pusht")
 SWARM = load_task("swarm")  # can be stopped between control periods only
 STILL = np.zeros(2, np.float32)
+IDLES: tuple[Idle, ...] = get_args(Idle)
+
+
+def world_of(task: Task, idle: Idle = "hold", pace: float = 0.0, seed: int = 0) -> MovingWorld:
+    world = MovingWorld(task, idle=idle, pace=pace)
+    world.reset(seed)
+    return world
 
 
 def actions(count: int, width: int, seed: int) -> np.ndarray:
@@ -28,8 +34,7 @@ def actions(count: int, width: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("task", "pace"), [(BALL, 0.0), (BALL, 0.05), (PUSHT, 0.0), (PUSHT, 20.0), (SWARM, 0.0)])
 def test_without_delay_it_is_the_plain_environment_bit_for_bit(task: Any, pace: float) -> None:
-    world, plain = MovingWorld(task, pace=pace), task.make(**({"pace": pace} if task.pace else {}))
-    world.reset(4)
+    world, plain = world_of(task, pace=pace, seed=4), task.make(**({"pace": pace} if task.pace else {}))
     seen, info = plain.reset(seed=4)
     for step, action in enumerate(actions(60, plain.action_space.shape[0], 0)):
         assert world.now == pytest.approx(step / task.rate_hz)
@@ -44,17 +49,15 @@ def test_without_delay_it_is_the_plain_environment_bit_for_bit(task: Any, pace: 
 
 def test_a_delay_is_so_many_ticks_of_the_last_command() -> None:
     """A loop that waits 35 ms before each action, written out on the bare simulator."""
-    world, plain = MovingWorld(BALL), BallEnv()
-    world.reset(1)
+    world, without, plain, run = world_of(BALL, seed=1), world_of(BALL, seed=1), BallEnv(), 0
     plain.reset(seed=1)
-    waited, acted = 7, 10  # ticks of 5 ms
-    run = 0
     plain.command(STILL)
     for action in actions(30, 2, 1):
         assert np.array_equal(world.observe()["state"], plain.look()["state"])
         world.advance(0.035, None)
         world.advance(0.05, action)
-        for ticks, command in ((waited, None), (acted, action)):
+        without.advance(0.05, action)
+        for ticks, command in ((7, None), (10, action)):  # of 5 ms
             if command is not None:
                 plain.command(command)
             for _ in range(ticks):
@@ -63,20 +66,13 @@ def test_a_delay_is_so_many_ticks_of_the_last_command() -> None:
                 if run % 10 == 0:
                     plain.settle()
     assert world.now == pytest.approx(30 * 0.085)
-    without = MovingWorld(BALL)
-    without.reset(1)
-    for action in actions(30, 2, 1):
-        without.advance(0.05, action)
     assert not np.array_equal(without.observe()["state"], world.observe()["state"])
 
 
 def idle_ticks(delay_ticks: float, count: int) -> int:
     """Control periods of the swarm that ran without an action, of ``count`` actions each ``delay_ticks`` late."""
-    world = MovingWorld(replace(SWARM, max_steps=10_000))
-    world.reset(0)
-    commanded: list[np.ndarray] = []
+    world, commanded = world_of(replace(SWARM, max_steps=10_000)), list[np.ndarray]()
     env = world.env
-    assert isinstance(env, SwarmEnv)
     step = env.step
 
     def taped(action: np.ndarray) -> Any:
@@ -84,28 +80,23 @@ def idle_ticks(delay_ticks: float, count: int) -> int:
         return step(action)
 
     env.step = taped  # type: ignore[method-assign]
-    push = np.full(env.action_space.shape or (), 0.01, np.float32)
     for _ in range(count):
         world.advance(delay_ticks * world.period_s, None)
-        world.advance(world.period_s, push)
+        world.advance(world.period_s, np.full(10, 0.01, np.float32))
     assert len(commanded) == round(count * (1 + delay_ticks))
     return sum(not action.any() for action in commanded)
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.3, 0.5, 0.9, 1.4])
-def test_delays_below_a_tick_add_up_to_what_they_are(delay: float) -> None:
+def test_delays_below_a_tick_add_up_to_what_they_are_and_a_single_one_is_rounded() -> None:
     """Rounding each of them by itself would give 0 or 100 idle periods in place of 10, 30, ..."""
-    assert abs(idle_ticks(delay, 100) - 100 * delay) <= 1
-
-
-def test_a_single_delay_is_rounded_to_the_nearest_tick() -> None:
+    for delay in (0.1, 0.3, 0.5, 0.9, 1.4):
+        assert abs(idle_ticks(delay, 100) - 100 * delay) <= 1
     assert [idle_ticks(delay, 1) for delay in (0.0, 0.4, 0.6, 1.4, 1.6)] == [0, 0, 1, 1, 2]
 
 
 def test_how_idling_is_cut_up_changes_nothing() -> None:
-    worlds = [MovingWorld(PUSHT) for _ in range(2)]
+    worlds = [world_of(PUSHT, seed=2) for _ in range(2)]
     for world, parts in zip(worlds, (1, 9), strict=True):
-        world.reset(2)
         for action in actions(5, 2, 3):
             world.advance(0.1, action)
             for _ in range(parts):
@@ -113,60 +104,45 @@ def test_how_idling_is_cut_up_changes_nothing() -> None:
     assert np.array_equal(worlds[0].observe()["state"], worlds[1].observe()["state"])
 
 
+# ---- idling ---------------------------------------------------------------------------------------------------------
+
+
 def test_holding_stays_and_continuing_arrives() -> None:
     """A target 128 px to the right, and the robot's next action half a period late: it goes on, or it stops."""
     went = {}
-    for idle in get_args(Idle):
-        world = MovingWorld(PUSHT, idle=idle)
-        world.reset(0)
-        env = world.env
-        assert isinstance(env, PushT)
-        env._place(np.array([100.0, 450.0, 300.0, 150.0, 0.0]))
+    for idle in IDLES:
+        world = world_of(PUSHT, idle)
+        env: Any = world.env
+        env.reset(seed=0, options={"state": [100.0, 450.0, 300.0, 150.0, 0.0]})
         world.advance(0.1, np.array([1.0, 0.0], np.float32))
         begun = env.raw[0]
         world.advance(1.0, None)
         went[idle] = env.raw[0] - begun
     assert went["last"] == pytest.approx(100.0 + 128.0 - begun, abs=1.0)
     # It brakes from 374 px/s with a time constant of 0.1 s.
-    assert 0.0 < went["hold"] < 20.0
-    assert went["neutral"] == went["hold"]
-
-
-def test_where_holding_repeats_the_last_action_it_is_the_last_command() -> None:
-    seen = []
-    ways: tuple[Idle, ...] = ("hold", "last")
-    for idle in ways:
-        world = MovingWorld(BALL, idle=idle)
-        world.reset(0)
-        for action in actions(10, 2, 5):
-            world.advance(0.05, action)
-            world.advance(0.03, None)
-        seen.append(world.observe()["state"])
-    assert np.array_equal(seen[0], seen[1])
+    assert 0.0 < went["hold"] < 20.0 and went["neutral"] == went["hold"]
 
 
 def test_an_environment_of_whole_periods_goes_on_under_the_last_action_or_the_holding_one() -> None:
-    end = []
+    end = {}
     for idle, then in (("hold", 0.0), ("last", 0.3), ("neutral", 0.0)):
-        world, plain = MovingWorld(SWARM, idle=idle), SwarmEnv()  # type: ignore[arg-type]
-        world.reset(3)
+        world, plain = world_of(SWARM, idle, seed=3), SwarmEnv()  # type: ignore[arg-type]
         plain.reset(seed=3)
-        push = np.full(10, 0.3, np.float32)
-        world.advance(0.2, push)
+        world.advance(0.2, np.full(10, 0.3, np.float32))
         world.advance(0.3, None)
         for level in (0.3, 0.3, then, then, then):
             plain.step(np.full(10, level, np.float32))
+        end[idle] = plain.position
         assert np.array_equal(world.env.unwrapped.position, plain.position)  # type: ignore[attr-defined]
-        end.append(plain.position)
-    assert not np.array_equal(end[0], end[1]) and np.array_equal(end[0], end[2])
+    assert not np.array_equal(end["hold"], end["last"])
 
 
-def test_idling_in_neutral_levels_the_plate_at_once() -> None:
-    worlds = {idle: MovingWorld(BALL, idle=idle) for idle in get_args(Idle)}
+def test_on_ball_holding_repeats_the_last_action_and_neutral_levels_the_plate_at_once() -> None:
+    worlds = {idle: world_of(BALL, idle) for idle in IDLES}
     for world in worlds.values():
-        world.reset(0)
         world.advance(0.2, np.array([0.8, -0.4], np.float32))
         world.advance(0.3, None)
+    assert np.array_equal(worlds["hold"].observe()["state"], worlds["last"].observe()["state"])
     tilt = {idle: world.motion()[-1] for idle, world in worlds.items()}
     assert np.abs(tilt["neutral"]).max() < 0.05 * np.abs(tilt["last"]).max()
     # The next action is played as before.
@@ -176,8 +152,7 @@ def test_idling_in_neutral_levels_the_plate_at_once() -> None:
 
 def went_on(task: Task, idle: Idle, action: list[float]) -> float:
     """How far what is seen went within .2 s after .3 s of waiting, over how far in the .3 s of acting before."""
-    world = MovingWorld(task, idle=idle)
-    world.reset(0)
+    world = world_of(task, idle)
     seen = [world.observe()["state"]]
     for seconds, commanded in ((0.3, action), (0.3, None), (0.2, None)):
         world.advance(seconds, None if commanded is None else np.array(commanded, np.float32))
@@ -189,12 +164,15 @@ def went_on(task: Task, idle: Idle, action: list[float]) -> float:
 
 def test_a_world_is_static_only_where_it_stands_still_while_the_robot_waits() -> None:
     """PushT does under its holding action; on ball no way to idle stops a ball that rolls."""
-    assert [MovingWorld(PUSHT, idle=idle).static for idle in get_args(Idle)] == [True, False, True]
+    assert [MovingWorld(PUSHT, idle=idle).static for idle in IDLES] == [True, False, True]
     assert not MovingWorld(PUSHT, pace=20.0).static
-    for idle in get_args(Idle):
+    for idle in IDLES:
         assert not MovingWorld(BALL, idle=idle).static and not MovingWorld(SWARM, idle=idle).static
         assert went_on(BALL, idle, [-0.4, 0.0]) > 0.1
     assert max(went_on(PUSHT, idle, [0.5, 0.5]) for idle in PUSHT.still) < 0.05
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
 
 
 def test_at_the_end_time_stops() -> None:
@@ -203,68 +181,45 @@ def test_at_the_end_time_stops() -> None:
     world.reset(0)
     world.advance(100.0, np.ones(2, np.float32))  # over the edge
     ended, state = world.now, world.observe()["state"]
-    assert (world.done, world.success) == (True, False)
-    assert ended < world.limit_s == 8.0
+    assert (world.done, world.success) == (True, False) and ended < world.limit_s == 8.0
     assert ended * 20 == pytest.approx(round(ended * 20))
     world.advance(1.0, STILL)
     assert world.now == ended and np.array_equal(world.observe()["state"], state)
     world.reset(0)
     assert not world.done and world.now == 0.0
-
-
-def test_the_limit_is_the_tasks() -> None:
-    world = MovingWorld(replace(BALL, max_steps=7))
-    world.reset(0)
+    world = world_of(replace(BALL, max_steps=7))
     world.advance(0.34, None)
     assert not world.done
     world.advance(0.02, None)
     assert world.done and world.now == pytest.approx(0.35) == world.limit_s
 
 
-def test_success_ends_an_episode_and_has_a_time() -> None:
+def test_success_ends_an_episode_and_has_a_time_and_motion_is_what_the_robot_moves() -> None:
     assert BALL.expert is not None
-    world, expert = MovingWorld(BALL), BALL.expert(0)
-    world.reset(0)
+    world, expert, tilts = world_of(BALL), BALL.expert(0), list[np.ndarray]()
     expert.reset(world.env)
+    env: Any = world.env
     while not world.done:
+        tilts.append(env.tilt)
         world.advance(0.05, expert.act(world.env))
     assert world.success and world.now < world.limit_s
-    assert world.motion().shape == (round(world.now * 20) + 1, 2)
-    plain, expert = BallEnv(), BALL.expert(0)
+    assert np.array_equal(world.motion(), [*tilts, env.tilt])
+    plain, expert, steps = BallEnv(), BALL.expert(0), 1
     plain.reset(seed=0)
     expert.reset(plain)
-    steps = 1
     while not plain.step(expert.act(plain))[2]:
         steps += 1
     assert world.now == pytest.approx(steps / 20)
 
 
-def test_motion_is_what_the_robot_moves() -> None:
-    world = MovingWorld(PUSHT)
-    world.reset(0)
-    agent = [world.env.raw[:2]]  # type: ignore[attr-defined]
-    for action in actions(5, 2, 0):
-        world.advance(0.1, action)
-        agent.append(world.env.raw[:2])  # type: ignore[attr-defined]
-    assert np.array_equal(world.motion(), agent)
-    swarm = MovingWorld(replace(SWARM, effector=None))
-    swarm.reset(0)
-    with pytest.raises(ConfigError, match="'swarm' does not define what its robot moves"):
-        swarm.motion()
-
-
-def test_refusals_are_sentences() -> None:
-    with pytest.raises(ConfigError, match=r"unknown way to idle 'holt'; did you mean 'hold'"):
+def test_what_a_task_does_not_define_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="'hold'"):
         MovingWorld(BALL, idle="holt")  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"'swarm' does not define how its robot holds still; choose idle 'last' or 'neutral'"
-    ):
+    with pytest.raises(ConfigError, match=r"'swarm'.*'last'"):
         MovingWorld(replace(SWARM, hold=None))
-    with pytest.raises(ConfigError, match=r"nothing in task 'swarm' moves by itself.*got 0\.5"):
+    with pytest.raises(ConfigError, match=r"'swarm'.*0\.5"):
         MovingWorld(SWARM, pace=0.5)
-    with pytest.raises(ConfigError, match=r"speed of at least 0 m/s, got -0\.1"):
-        MovingWorld(BALL, pace=-0.1)
-    world = MovingWorld(BALL)
-    world.reset(0)
-    with pytest.raises(ValueError, match="at least 0 s"):
-        world.advance(-0.1, None)
+    with pytest.raises(ConfigError, match="'swarm'"):
+        world_of(replace(SWARM, effector=None)).motion()
+    with pytest.raises(ValueError, match=r"-0\.1"):
+        world_of(BALL).advance(-0.1, None)

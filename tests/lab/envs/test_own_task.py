@@ -11,7 +11,7 @@ import pytest
 
 from specact import load_pair
 from specact.cli.offline import Demonstrations
-from specact.cli.tised import Sweep, What
+from specact.cli.tised import Sweep
 from specact.errors import ConfigError
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of, load_task
@@ -79,7 +79,7 @@ def test_a_bundle_cannot_have_code_imported(foreign: Pair[Any], tmp_path: Path) 
     with pytest.raises(ConfigError, match=told):
         Demonstrations(env=TROLLEY).split(foreign)
     with pytest.raises(ConfigError, match=told):
-        Sweep(what=What(bundle=str(foreign.path), levers=("aligned=0",)), out=tmp_path / "sweep").run()
+        Sweep(bundle=str(foreign.path), levers=("aligned=0",), out=tmp_path / "sweep").run()
     # Who names it has it imported.
     with pytest.raises(ConfigError, match="there is no module 'antigravity_of_nobody'"), Pool(1) as pool:
         evaluate(Evaluation(str(foreign.path), foreign.env, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,6 +155,18 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
         if not (lever.shares or strength.is_integer()):
             raise ConfigError(f"a strength of lever {name!r} must be a whole number, got {strength:g}")
     return [Setting(name, strength, lever.apply(subject, strength)) for strength in wanted]
+
+
+def read_settings(words: Sequence[str], subject: Subject) -> tuple[Setting, ...]:
+    """The settings of levers ``NAME`` or ``NAME=STRENGTH,...``; errors as of :func:`settings_of`, or for no number."""
+    settings: list[Setting] = []
+    for name, given, numbers in (word.partition("=") for word in words):
+        try:
+            strengths = tuple(map(float, numbers.split(","))) if given else None
+        except ValueError:
+            raise ConfigError(f"strengths of a lever must be numbers separated by commas, got {numbers!r}") from None
+        settings += settings_of(name, subject, strengths)
+    return tuple(settings)
 
 
 def typical_windows(driver: PolicyDriver, task: str, execute: int, count: int = 64) -> list[Window]:

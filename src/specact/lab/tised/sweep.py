@@ -87,7 +87,10 @@ class Sweep:
         for name in self.links:
             if name != ON_BOARD:
                 load_link(name)
-        if any(setting.driver.offloads for setting in self.settings) and ON_BOARD in self.links:
+        offloads = any(setting.driver.offloads for setting in self.settings)
+        if not offloads and (self.target_ms is not None or self.links != (ON_BOARD,)):
+            raise ConfigError("links and target_ms are for a server, and no lever queries one; leave them out")
+        if offloads and ON_BOARD in self.links:
             raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
 
 
