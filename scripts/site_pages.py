@@ -34,7 +34,8 @@ ROOT = Path(__file__).parents[1]
 # Modules that are public as a whole; packages with a stub beside their __init__ export what stands in it.
 MODULES = (
     "specact.contracts", "specact.errors", "specact.families.codes.sampling", "specact.lab.envs.task",
-    "specact.lab.train.recipe", "specact.observation", "specact.pair", "specact.rng", "specact.types",
+    "specact.lab.train.recipe", "specact.observation", "specact.pair", "specact.rng", "specact.systems.flash",
+    "specact.systems.freqcache", "specact.systems.roboecc", "specact.types",
     "specact.units", "specact.verification",
 )  # fmt: skip
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from specact import load_pair
-from specact.families.chunks.adapters import Inputs, chunk_policy
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk
+from specact.families.chunks.sources import Inputs, chunk_policy
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Random
 from specact.observation import ObservationHistory

@@ -95,6 +95,8 @@ def test_every_public_name_of_a_device_is_there_without_optional_packages() -> N
 
 
 USER = """
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 

@@ -37,17 +37,13 @@ from experiments.tables import (
     success_text,
 )
 from specact.errors import ConfigError
-from specact.families.flash.bundle import FLASH, load_flash
-from specact.families.flash.check import Check
-from specact.families.flash.pair import FlashParts
-from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.flash.verify import RoundRequest
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.load import load_pair, load_policy
 from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
+from specact.systems.flash import FLASH, Check, FlashParts, RoundRequest, Rounds, load_flash
 
 PAGE = DOCS / "flash.md"
 # Of each policy: episodes of a shard, and those on which rounds are timed.
@@ -140,9 +136,9 @@ def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str
         "failed": RoundRequest(False, check=never),
         "given": RoundRequest(False, middle, always),
         "given_failed": RoundRequest(False, middle, never),
-        "stale": RoundRequest(False, check=always, stale=True, cache=cache),
+        "stale": RoundRequest(False, check=always, cache=cache, local=True),
     }
-    drafter = pair.composed(rounds=ROUNDS["block"]).drafter()
+    drafter = pair.composed(rounds=METHODS["block"].composition).drafter()
     seconds: dict[str, list[float]] = {name: [] for name in (*kinds, "block")}
     for number, window in enumerate(windows):
         for name in order.permutation(list(seconds)).tolist():
@@ -165,7 +161,7 @@ def acceptance(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, d
         For ``flash`` and ``flash_fitted``: ``seen``; for targets with cameras also ``blank``, and ``blind``, where
         the draft alone sees blank images.
     """
-    drafter, target, shares = pair.composed(rounds=ROUNDS["block"]).drafter(), pair.target(), {}
+    drafter, target, shares = pair.composed(rounds=METHODS["block"].composition).drafter(), pair.target(), {}
 
     def mean(request: RoundRequest, seen: list[Window], drafts: list[Any]) -> float:
         lengths = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from experiments.flash.shuffled import shuffled
 from experiments.grid import by_name
-from specact.families.flash.rounds import Rounds
 from specact.lab.rollout.methods import composed
+from specact.systems.flash import Rounds
 
 FLASH = Rounds("FLASH: a block drafts, the flow checks at 5 and 10 % of noise within .15", "block")
 FITTED = replace(FLASH, about="FLASH with fitted noise levels and delta", levels=None, within=None)
@@ -32,15 +33,12 @@ METHODS = by_name(
     composed("flash_fitted", FITTED, "full", "full_2", "unchecked_fitted", "flash_fitted_shuffled"),
     composed(
         "flash_shuffled",
-        replace(
-            FLASH, shuffled=True, about="FLASH with the verdict of another of its rounds, drawn at random: the control"
-        ),
+        shuffled(FLASH, "FLASH with the verdict of another of its rounds, drawn at random: the control"),
     ),
     composed(
         "flash_fitted_shuffled",
-        replace(
-            FITTED, shuffled=True,
-            about="FLASH with fitted noise levels and delta, and the verdict of another of its rounds: the control",
+        shuffled(
+            FITTED, "FLASH with fitted noise levels and delta, and the verdict of another of its rounds: the control"
         ),
     ),
     composed(

@@ -39,9 +39,6 @@ from experiments.tables import (
     success_text,
 )
 from specact.errors import ConfigError
-from specact.families.flash.pair import FlashParts
-from specact.families.flash.rounds import Rounds
-from specact.families.freqcache.cached import FreqCached, Reuse
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import composed
@@ -50,6 +47,8 @@ from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, stream
+from specact.systems.flash import FlashParts, Rounds
+from specact.systems.freqcache import FreqCached, Reuse
 
 PAGE = DOCS / "freqcache.md"
 # The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
@@ -154,9 +153,9 @@ def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> d
     policy, refresh, order = pair.parts.policy, pair.parts.refresh, stream(seed, Role.GATE)
     assert refresh is not None, "see flow_pair"
     cached = {name: FreqCached(policy.networks, refresh, reuse) for name, reuse in REUSE.items()}
-    positions = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in refresh.cameras.values()])
+    positions = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in refresh.spec.cameras.values()])
     stats: dict[str, list[tuple[float, float, float]]] = {name: [] for name in REUSE}
-    motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in refresh.cameras}
+    motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in refresh.spec.cameras}
     seconds: dict[str, list[float]] = {name: [] for name in ("encoder", "expert", "prefix", *REUSE)}
     for path in paths:
         for parts in cached.values():
@@ -183,7 +182,7 @@ def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> d
             for camera, estimate in cached["freqcache"].last.items() if number else ():
                 motion = estimate.motion
                 confident = bool(motion.confidence >= Reuse().confidence)
-                grid, shape = refresh.cameras[camera], policy.spec.observation[camera].shape
+                grid, shape = refresh.spec.cameras[camera], policy.spec.observation[camera].shape
                 patches = max(abs(motion.rows) * grid.rows / shape[0], abs(motion.columns) * grid.columns / shape[1])
                 motions[camera].append((confident, confident and patches >= 0.5))
 

@@ -24,8 +24,8 @@ import numpy as np
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated, specact
 from experiments.measure import paired
 from experiments.metaworld import device, tables
-from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.flow import load_flow
+from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table

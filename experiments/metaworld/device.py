@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.grid import Cell, Run
 from experiments.tables import interval_text, markdown
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
 from specact.lab.processes import linked, serving
 from specact.lab.statistics import contrast, holm, wilson

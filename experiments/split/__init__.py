@@ -14,21 +14,26 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
-from experiments.split.forecast import forecast_errors, train_forecast
+from experiments.split.forecast import RecurrentForecast, forecast_errors, train_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, study_links
 from experiments.split.simulated import PLACED, SIMULATED, simulated
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
 from experiments.tables import markdown
-from specact.families.staged.stages import StagedFolder, load_staged
-from specact.families.staged.wire import PRECISIONS, pack, reply_bytes, unpack
 from specact.lab.evaluation.calibrate import calibrate_along
 from specact.lab.evaluation.cost import measure_inference
 from specact.lab.processes import serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
-from specact.placement.bandwidth import RecurrentForecast
-from specact.placement.planner import StageCosts
-from specact.placement.target import code_reader, measure_costs
+from specact.systems.roboecc import (
+    PRECISIONS,
+    StageCosts,
+    StagedFolder,
+    code_reader,
+    load_staged,
+    measure_costs,
+    pack,
+    unpack,
+)
 
 BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
 # Slowdown of the device's networks, and upper bounds of the server's load.
@@ -173,7 +178,7 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
     exact = [reader(staged.network.run([window])).probs for window in windows]
     for cut, shape in enumerate(staged.spec.activations, 1):
         row: dict[str, Any] = {
-            "cut": cut, "bytes": {name: reply_bytes(staged.spec, cut, name) for name in PRECISIONS},
+            "cut": cut, "bytes": {name: staged.spec.reply_bytes(cut, name) for name in PRECISIONS},
         }  # fmt: skip
         for precision in PRECISIONS:
             lossy = []

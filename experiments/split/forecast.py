@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +15,58 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from specact.errors import ConfigError
+from specact.bundle.network import Network
+from specact.errors import BundleError, ConfigError
 from specact.files import write_whole
-from specact.placement.bandwidth import METADATA, Forecast
+from specact.systems.roboecc import Forecast
 from specact.types import Floats
+
+
+class RecurrentForecast:
+    """RoboECC's predictor: an LSTM over the last measurements, exported to ONNX.
+
+    With fewer measurements than its window it repeats the last one.
+
+    Args:
+        file: the ONNX file, with window, mean, standard deviation and minimum of the training data as metadata.
+
+    Attributes:
+        window: number of measurements that the network reads.
+
+    Raises:
+        BundleError: for a file without this metadata, or a network with other inputs and outputs.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._network = Network(file)
+        try:
+            metadata = json.loads(self._network.metadata[METADATA])
+            self.window = int(metadata["window"])
+            statistics = self._mean, self._deviation, self._least = [
+                float(metadata[name]) for name in ("mean", "deviation", "least")
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"{file} is no forecast of a bandwidth ({error}); train it again") from None
+        shapes = [shape[1:] for side in (self._network.inputs, self._network.outputs) for shape in side.values()]
+        if shapes != [[self.window], []]:
+            raise BundleError(
+                f"{file} has inputs and outputs of shapes {shapes} per window; a forecast of a bandwidth maps a window "
+                f"of {self.window} numbers to one number"
+            )
+        if not all(map(math.isfinite, statistics)) or min(self._deviation, self._least) <= 0.0:
+            raise BundleError(
+                f"{file} has mean {self._mean:g}, deviation {self._deviation:g} and least {self._least:g}; all must be "
+                "finite, and deviation and least above 0; train it again"
+            )
+        (self._name,) = self._network.inputs
+
+    def forecast(self, past: Sequence[float]) -> float:
+        if len(past) < self.window:
+            return past[-1]
+        newest = np.array(list(past)[-self.window :], np.float64)
+        standardised = ((newest - self._mean) / self._deviation).astype(np.float32)
+        predicted = float(self._network.run({self._name: standardised[None]})[0][0])
+        return max(predicted * self._deviation + self._mean, self._least)
 
 
 @dataclass(frozen=True)
@@ -44,6 +94,7 @@ class ForecastRecipe:
 
 
 USUAL = ForecastRecipe()
+METADATA = "bandwidth"
 
 
 class Lstm(nn.Module):
@@ -64,7 +115,7 @@ def train_forecast(series: Floats, file: Path, recipe: ForecastRecipe = USUAL) -
 
     Args:
         series: measured bandwidths in order [bytes/s], of the training part only.
-        file: ``.onnx`` to write, for :class:`~specact.placement.bandwidth.RecurrentForecast`.
+        file: ``.onnx`` to write, for :class:`RecurrentForecast`.
         recipe: its settings.
 
     Returns:

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.staged.stages import StagedFolder
-from specact.families.staged.wire import reply_bytes
 from specact.files import write_whole
 from specact.links.link import load_link
-from specact.placement.bandwidth import series
+from specact.links.model import Link, round_trip
+from specact.rng import Role, stream
+from specact.systems.roboecc import StagedFolder, measured
+from specact.types import Floats
 
 # Time between two inferences: four actions at 20 Hz.
 PERIOD_S = 0.2
@@ -81,10 +82,31 @@ def _duration_s(deliveries: Sequence[Path]) -> float:
 
 def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np.ndarray]:
     """The bandwidth that a device measures at every inference: in the training part, and in the rest."""
-    up, down = folder.spec.observation.nbytes, reply_bytes(folder.spec, folder.spec.stages, "float16")
+    up, down = folder.spec.observation.nbytes, folder.spec.reply_bytes(folder.spec.stages, "float16")
     counts = int(link.trained_s / PERIOD_S), int((link.seconds - link.trained_s) / PERIOD_S)
     first, second = (
         series(load_link(link.link), up, down, PERIOD_S, count, start_s=start)
         for count, start in zip(counts, (0.0, link.trained_s), strict=True)
     )
     return first, second
+
+
+def series(
+    link: Link, up_bytes: int, down_bytes: int, period_s: float, count: int, *, start_s: float = 0.0, seed: int = 0
+) -> Floats:
+    """Simulates measurements of a device with one exchange per period, ``[count]`` [bytes/s].
+
+    Exchanges do not queue: each has the link to itself.
+
+    Args:
+        link: the link.
+        up_bytes, down_bytes: sizes of request and reply.
+        period_s: time between two exchanges [s].
+        count: number of exchanges.
+        start_s: time of the first one on the link [s].
+        seed: of the link's random draws.
+    """
+    rng = stream(seed, Role.LINK)
+    moments = (start_s + period_s * np.arange(count)).tolist()
+    taken = [round_trip(link, up_bytes, down_bytes, at, rng) for at in moments]
+    return np.array([measured(up_bytes + down_bytes, seconds) for seconds in taken])

@@ -10,10 +10,21 @@ import numpy as np
 from experiments.split.recordings import PERIOD_S, StudyLink
 from specact.links.link import load_link
 from specact.links.model import Link, round_trip
-from specact.placement.bandwidth import Bandwidths, Forecast, LastValue, measured
-from specact.placement.choosers import Chooser, RoboeccRule, SmallestTotal, StaticCut
-from specact.placement.planner import Accounting, StageCosts, best_cut, total_s
 from specact.rng import Role, stream
+from specact.systems.roboecc import (
+    Accounting,
+    Bandwidths,
+    Chooser,
+    Forecast,
+    LastValue,
+    RoboeccRule,
+    SmallestTotal,
+    StageCosts,
+    StaticCut,
+    best_cut,
+    measured,
+    total_s,
+)
 
 PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
 SIMULATED = (*PLACED, "roboecc_oracle", "smallest_printed")
@@ -32,7 +43,7 @@ class Oracle:
         self._link, self._now, self._sizes = link, now, (up_bytes, down_bytes)
 
     def forecast(self, past: Sequence[float]) -> float:
-        """See :class:`~specact.placement.bandwidth.Forecast`; the link's randomness is drawn independently."""
+        """See :class:`~specact.systems.roboecc.Forecast`; the link's randomness is drawn independently."""
         seconds = round_trip(self._link, *self._sizes, max(0.0, self._now()), stream(0, Role.LINK))
         return measured(sum(self._sizes), seconds)
 

@@ -14,13 +14,12 @@ from typing import Any, cast
 import numpy as np
 
 from experiments.measure import slowed
+from experiments.split.forecast import RecurrentForecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of
 from experiments.split.simulated import PLACED, Oracle, chooser_of
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.pair import CodeDrafter
 from specact.families.codes.policy import CodePolicy
-from specact.families.staged.stages import StagedFolder, StagedNetwork
-from specact.families.staged.wire import split_contract
 from specact.gates import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of
@@ -29,14 +28,12 @@ from specact.lab.rollout.rollout import target_path
 from specact.links.link import load_link
 from specact.observation import Window
 from specact.pair import Pair
-from specact.placement.bandwidth import RecurrentForecast
-from specact.placement.planner import StageCosts
-from specact.placement.target import SplitTarget, reader_of
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
+from specact.systems.roboecc import SplitTarget, StageCosts, StagedFolder, StagedNetwork, reader_of, split_contract
 from specact.types import Miss
 from specact.verification import Verifier
 

@@ -1,7 +1,7 @@
 from specact import errors as errors
 from specact import gates as gates
 from specact.errors import SpecactError as SpecactError
-from specact.families.chunks.adapters import chunk_policy as chunk_policy
+from specact.families.chunks.sources import chunk_policy as chunk_policy
 from specact.families.codes import sampling as sampling
 from specact.gates.calibration import calibrated_gate as calibrated_gate
 from specact.load import load_pair as load_pair

@@ -13,25 +13,29 @@ from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError, SpecactError, unknown_name
-from specact.families.chunks.bundle import load_flow, load_regression
-from specact.families.chunks.folder import DEFAULTS, PairSettings, load_chunk_pair, load_chunk_target, write_pair
+from specact.families.chunks.flow import load_flow
+from specact.families.chunks.pair import DEFAULTS, PairSettings, load_chunk_pair, load_chunk_target, write_pair
 from specact.families.chunks.policy import ChunkPolicy
-from specact.families.chunks.sources import LoadedPolicy, is_policy, kind_of_source, load_source, try_out
+from specact.families.chunks.sources import (
+    LoadedPolicy,
+    is_policy,
+    kind_of_source,
+    load_regression,
+    load_source,
+    try_out,
+)
 from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.pair import load_codes
 from specact.families.codes.policy import CodeChunks
-from specact.families.flash.bundle import load_flash, remote_target
-from specact.families.flash.pair import FlashParts, flash_pair, load_flow_pair
-from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.staged.stages import KIND as STAGED
-from specact.families.staged.stages import load_staged
-from specact.families.staged.wire import SplitExchange
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.decoding import DECODINGS
 from specact.families.tokens.pair import load_token_pair
 from specact.files import check_name, file_stem
 from specact.pair import Pair, PairSource
 from specact.plugins import load_object
+from specact.systems.flash import ROUNDS, FlashParts, Rounds, flash_pair, load_flash, load_flow_pair, remote_target
+from specact.systems.roboecc import KIND as STAGED
+from specact.systems.roboecc import SplitExchange, load_staged
 from specact.units import ActionUnits
 from specact.wire.exchange import Exchange
 
@@ -78,13 +82,9 @@ def load_pair(
         BundleError: if it cannot be used.
         ConfigError: if there is no pair of that name, or the pair has no decodings.
     """
-    if isinstance(name_or_path, PairSource):
-        return _load_pair(name_or_path, compute)
-    return _load_pair(PairSource(str(name_or_path), draft, target, decoding), compute)
-
-
-def _load_pair(source: PairSource, compute: Compute) -> Pair[Any]:
-    name, is_code = source.name_or_path, kind_of_source(source.name_or_path) == "code"
+    if not isinstance(name_or_path, PairSource):
+        name_or_path = PairSource(str(name_or_path), draft, target, decoding)
+    source, name, is_code = name_or_path, name_or_path.name_or_path, kind_of_source(name_or_path.name_or_path) == "code"
     path = Path() if is_code else find_bundle(name)
     kind = None if is_code else read_manifest(path).kind
     default = _DECODED.get(str(kind))
@@ -172,7 +172,7 @@ def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
 
 
 def make_pair(out: Path, draft: str, target: str, settings: PairSettings = DEFAULTS) -> Pair[Any]:
-    """Writes a pair of chunk policies; see :func:`~specact.families.chunks.folder.write_pair`."""
+    """Writes a pair of chunk policies; see :func:`~specact.families.chunks.pair.write_pair`."""
     return write_pair(out, draft, target, settings, load_policy)
 
 

@@ -15,7 +15,7 @@ from tests.thirdparty import my_family
 from specact import load_pair
 from specact.contracts import check_gate, check_pair, check_policy, check_robot, check_task
 from specact.errors import ContractError, MissingExtraError, SpecactError
-from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import ChunkSpec
 from specact.gates import ActionDeviation, Gate

@@ -11,7 +11,7 @@ from experiments.flash.methods import METHODS
 from experiments.grid import Run
 
 from specact.errors import ConfigError
-from specact.families.flash.rounds import Rounds
+from specact.systems.flash import Rounds
 
 COSTS = {
     name: {"ms": ms}

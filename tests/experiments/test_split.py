@@ -16,9 +16,7 @@ from experiments.split.simulated import SIMULATED, Oracle, chooser_of, simulated
 
 from specact.errors import ConfigError
 from specact.links.recordings import TraceLink
-from specact.placement.bandwidth import LastValue
-from specact.placement.choosers import SmallestTotal
-from specact.placement.planner import StageCosts, total_s
+from specact.systems.roboecc import LastValue, SmallestTotal, StageCosts, total_s
 
 # The device needs 90 ms for everything, the server 6; up to 30 kB cross.
 COSTS = StageCosts(

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import MANIFEST, fingerprint_of
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.chunks.flow import load_flow
+from specact.families.chunks.sources import load_regression
 from specact.families.codes.pair import load_codes
 from specact.families.tokens.bundle import load_tokens
 

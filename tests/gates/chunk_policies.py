@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specact.families.chunks.adapters import Inputs, chunk_policy
 from specact.families.chunks.policy import Chunk
+from specact.families.chunks.sources import Inputs, chunk_policy
 
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 

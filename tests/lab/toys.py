@@ -11,9 +11,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.chunks.adapters import Inputs, chunk_policy
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk
+from specact.families.chunks.sources import Inputs, chunk_policy
 from specact.lab.envs.task import Task
 from specact.observation import Field
 from specact.units import ActionUnits

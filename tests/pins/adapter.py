@@ -11,18 +11,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from experiments.flash.methods import METHODS as FLASH
+from experiments.freqcache import METHODS as FREQCACHE
 
 from specact.clock import VirtualClock
 from specact.errors import ObservationError
 from specact.execution.strategy import Execution
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
 from specact.families.codes.sampling import CodeDistribution, sample_codes, verify
-from specact.families.flash.rounds import load_rounds
-from specact.families.freqcache import frequency
-from specact.families.staged.wire import SplitExchange, kind_at, unpack
 from specact.families.tokens.decoding import load_decoding
 from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
 from specact.gates.calibration import calibrated_gate, threshold_for_rate
@@ -41,13 +40,24 @@ from specact.lab.tised.timing import chunk_s, exact_task_s, stall_s
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair, load_policy, make_pair
 from specact.observation import ObservationHistory
-from specact.placement.bandwidth import Bandwidths, LastValue
-from specact.placement.choosers import RoboeccRule, SmallestTotal
-from specact.placement.planner import StageCosts, adjusted_cut, best_cut, total_s
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
+from specact.systems import freqcache as frequency
+from specact.systems.roboecc import (
+    Bandwidths,
+    LastValue,
+    RoboeccRule,
+    SmallestTotal,
+    SplitExchange,
+    StageCosts,
+    adjusted_cut,
+    best_cut,
+    kind_at,
+    total_s,
+    unpack,
+)
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord
 from specact.verification import Answer, LocalTarget, Pending, with_kept
 from specact.wire.exchange import Request, VerifyingExchange
@@ -62,6 +72,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_METHODS = {**FLASH, **FREQCACHE}
 # By name: draft, target, executed actions, tolerance, overlap.
 CHUNK_PAIRS = {
     "chunks-whole": ("metaworld-draft", "metaworld-flow", 4, 0.0, "drop"),
@@ -84,7 +95,7 @@ def pair(source: str) -> Any:
     if not system:
         return found
     # Loading once for all systems saves time.
-    parts = {"decoding": load_decoding(system)} if name.endswith("tokens") else {"rounds": load_rounds(system)}
+    parts = {"decoding": load_decoding(system)} if name.endswith("tokens") else {"rounds": _METHODS[system].composition}
     return found.composed(**parts)
 
 
@@ -117,9 +128,9 @@ def evidence(record: StepRecord) -> dict[str, Any]:
         known = {"drafted codes": drafted.codes, "draft's probabilities": drafted.draft.probs[0]}
         verdict = None if found is None else found.verdict
         return known | {name: getattr(verdict, name, None) for name in ("codes", "rejection")}
-    if not hasattr(drafted, "question"):
+    if drafted is None:
         return {}
-    asked, names = drafted.question, {}
+    asked, names = getattr(drafted, "question", drafted), {}
     if hasattr(drafted, "feature"):
         known = {"retrieved": drafted.retrieved, "tolerance": asked.rule.each}
         known |= {name: getattr(asked, name) for name in ("candidates", "tail")}

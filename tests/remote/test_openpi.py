@@ -32,11 +32,10 @@ from websockets.sync.server import ServerConnection, serve
 import specact
 from specact import Pair, SpeculativePolicy
 from specact.errors import BundleError, ConfigError, RemoteError
-from specact.families.chunks.adapters import chunk_policy
-from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import openpi_endpoint, openpi_source
-from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.pair import ChunkParts, PairSettings
+from specact.families.chunks.sources import chunk_policy
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
 from specact.load import load_pair, load_policy, make_pair

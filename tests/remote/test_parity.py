@@ -18,7 +18,7 @@ from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError
 from specact.execution.schedule import inpainting_of
 from specact.execution.verdicts import LateVerdicts
-from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never

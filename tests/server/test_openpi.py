@@ -15,8 +15,8 @@ from tests.children import wait_for
 from tests.server.conftest import Doubling, Here, Robot
 from websockets.exceptions import ConnectionClosed
 
-from specact.families.chunks.adapters import chunk_policy
-from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.flow import FlowBundle, load_flow
+from specact.families.chunks.sources import chunk_policy
 from specact.families.chunks.wire import ChunkExchange
 from specact.load import load_exchange
 from specact.observation import Field, Window

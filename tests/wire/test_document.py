@@ -13,10 +13,7 @@ from tests.wire.contracts import CODES, SPEC, of_chunks
 
 import specact.observation as observations
 from specact.families.chunks import wire as chunks
-from specact.families.chunks.bundle import load_flow
-from specact.families.flash.pair import load_flow_pair
-from specact.families.staged.stages import SplitSpec
-from specact.families.staged.wire import PRECISIONS, split_contract
+from specact.families.chunks.flow import load_flow
 from specact.load import load_pair
 from specact.observation import Window, vectors
 from specact.remote import client, endpoint
@@ -24,6 +21,8 @@ from specact.rng import Role, StepAddress, stream
 from specact.server import access, session
 from specact.server.serve import _PING_S
 from specact.server.settings import Address, Limits
+from specact.systems.flash import load_flow_pair
+from specact.systems.roboecc import PRECISIONS, SplitSpec, split_contract
 from specact.wire import images, messages
 from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request
 

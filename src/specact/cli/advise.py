@@ -259,11 +259,11 @@ def _missing(
 def _possible(pair: Pair[Any]) -> list[str]:
     """The methods that a recommendation for this pair compares."""
     from specact.families.codes.pair import CodeParts
-    from specact.families.flash.pair import FlashParts
     from specact.families.head import has_fitting_head
     from specact.families.tokens.pair import TokenParts
     from specact.lab.rollout.families import decoded_by, depends_on_content
     from specact.lab.rollout.methods import METHODS
+    from specact.systems.flash import FlashParts
 
     of_codes, has_head = isinstance(pair.parts, CodeParts), has_fitting_head(pair)
     possible = [

@@ -63,8 +63,8 @@ class Demo(Options):
 
 
 def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
-    from specact.families.flash.pair import FlashParts
     from specact.families.tokens.pair import TokenParts
+    from specact.systems.flash import FlashParts
 
     if isinstance(pair.parts, FlashParts):
         return FLOW if pair.parts.block is not None else FLOW[:2]

@@ -54,7 +54,7 @@ class Export(Options):
             copy_bundle(source, copy, device=self.device, ignore=[TRAINING])
             loaded = _load(copy, kind)
             if self.refresh:
-                from specact.families.chunks.bundle import load_flow
+                from specact.families.chunks.flow import load_flow
                 from specact.lab.train.freqcache import add_refresh
 
                 add_refresh(load_flow(copy))
@@ -86,7 +86,8 @@ class Export(Options):
 
 def _load(path: Path, kind: Kind) -> Bundle[Any]:
     """The bundle, with everything in its folder checked."""
-    from specact.families.chunks.bundle import load_flow, load_regression
+    from specact.families.chunks.flow import load_flow
+    from specact.families.chunks.sources import load_regression
     from specact.families.codes.pair import load_codes
     from specact.families.tokens.bundle import load_tokens
     from specact.families.tokens.pair import load_token_pair

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specact.cli.options import Flat, Options
 from specact.cli.output import print_result
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.pair import PairSettings
 from specact.load import make_pair
 
 

@@ -19,9 +19,9 @@ from specact.records import BelowOne, Positive, Share
 
 if TYPE_CHECKING:
     from specact.pair import Pair
-    from specact.placement.target import SplitTarget
     from specact.remote.client import Client
     from specact.robot.loop import Journal, Tick
+    from specact.systems.roboecc import SplitTarget
     from specact.verification import Verifier
 
 # Counters of late verdicts in the summary.
@@ -114,11 +114,9 @@ class Run(Options):
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
         from specact.families.chunks.openpi import target_endpoint
-        from specact.families.staged.stages import load_staged
-        from specact.families.staged.wire import split_contract
-        from specact.placement.target import placed_target
         from specact.remote.client import Client
         from specact.remote.target import remote_verifier
+        from specact.systems.roboecc import load_staged, placed_target, split_contract
 
         access, tuning = self.session.access, self.session.tuning
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)

@@ -86,7 +86,7 @@ class Sweep(Options):
         """What the levers are applied to, and the variants of its networks, which are not made yet."""
         from specact.bundle.bundle import find_bundle
         from specact.bundle.manifest import read_manifest
-        from specact.families.chunks.bundle import FlowBundle, load_flow
+        from specact.families.chunks.flow import FlowBundle, load_flow
         from specact.lab.envs import env_of
         from specact.lab.tised.levers import Subject, typical_windows
         from specact.lab.train.variants import BundleVariants

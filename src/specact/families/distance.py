@@ -10,16 +10,10 @@ import numpy as np
 
 from specact.bundle.manifest import fingerprint_of
 from specact.bundle.words import NetworkInputs
-from specact.families.chunks.pair import ChunkParts
-from specact.families.flash.pair import FlashParts
 from specact.families.head import TrainedFor, calibrate_command, head_file, open_head
-from specact.families.tokens.pair import TokenParts
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
 from specact.types import Chunk
-
-# Of pairs whose draft and target are compared by their actions.
-DistanceParts = ChunkParts | TokenParts | FlashParts
 
 
 def head_observation(pair: Pair[Any]) -> ObservationSpec | None:

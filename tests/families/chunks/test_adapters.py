@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from specact.errors import BundleError, ConfigError, MissError
-from specact.families.chunks.adapters import Inputs, chunk_policy, onnx_policy
 from specact.families.chunks.pair import ChunkAnswers
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.sources import try_out
+from specact.families.chunks.sources import Inputs, chunk_policy, onnx_policy, try_out
 from specact.load import load_policy
 from specact.observation import Field, ObservationSpec, Window
 from specact.rng import StepAddress
@@ -183,7 +182,7 @@ def test_actions_do_not_leave_the_range_that_was_given() -> None:
 
 def test_a_pytorch_module_is_told_the_instruction() -> None:
     torch = pytest.importorskip("torch")
-    from specact.families.chunks.pytorch import torch_policy
+    from specact.families.chunks.sources import torch_policy
 
     class Listener(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, seen: dict[str, Any], instruction: list[str]) -> Any:

@@ -8,8 +8,15 @@ import pytest
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, ObservationError
-from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.chunks.flow import Array, FlowPolicy, guidance_weight, integrate, integrate_guided
+from specact.families.chunks.flow import (
+    Array,
+    FlowBundle,
+    FlowPolicy,
+    guidance_weight,
+    integrate,
+    integrate_guided,
+    load_flow,
+)
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.lab.envs import load_task
 from specact.observation import ObservationHistory, Window

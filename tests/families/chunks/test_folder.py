@@ -13,8 +13,8 @@ import pytest
 
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks import folder
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks import pair as folder
+from specact.families.chunks.pair import PairSettings
 from specact.load import load_exchange, load_pair, make_pair
 
 FLOW = "pusht-flow"

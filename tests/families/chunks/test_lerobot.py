@@ -35,11 +35,6 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, integrate
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.sources import LoadedPolicy, try_out
-from specact.families.flash.bundle import FlashSettings, load_flash
-from specact.families.flash.check import Check, deviations, implied, noised
-from specact.families.flash.pair import FlashParts
-from specact.families.flash.rounds import ROUNDS
-from specact.families.flash.verify import FlashTarget, RoundRequest
 from specact.gates.baseline import Always
 from specact.lab.processes import ServerProcess
 from specact.load import load_pair, load_policy
@@ -49,6 +44,18 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import Role, StepAddress, stream, streams
+from specact.systems.flash import (
+    ROUNDS,
+    Check,
+    FlashParts,
+    FlashSettings,
+    FlashTarget,
+    RoundRequest,
+    deviations,
+    implied,
+    load_flash,
+    noised,
+)
 
 # It warns of what it will change.
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]

@@ -7,9 +7,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from msgspec import structs
 from numpy.typing import NDArray
 from tests.served import served
@@ -18,11 +15,10 @@ from specact.clock import Clock, VirtualClock
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.execution.verdicts import LateVerdicts
 from specact.fallback import Fallback
-from specact.families.chunks.adapters import FunctionPolicy, Inputs, chunk_policy
-from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.flow import FlowNetworks, FlowPolicy
-from specact.families.chunks.pair import ChunkParts, accepted_prefix, replaced_after_prefix
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
+from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk, Inpainting
+from specact.families.chunks.sources import FunctionPolicy, Inputs, chunk_policy
 from specact.families.chunks.wire import ChunkExchange
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
@@ -336,7 +332,7 @@ def test_a_server_does_not_answer_with_chunks_of_other_shapes_or_to_others(shape
             return [np.zeros(shape, np.float32) for shape in shapes]
 
     requests = [Request(window, ADDRESS) for k, window in enumerate(windows(2))]
-    with pytest.raises(BundleError, match=r"must answer 2 requests with chunks of shape \(5, 2\)"):
+    with pytest.raises(BundleError, match=r"must answer 2 windows with 2 chunks of shape \(5, 2\)"):
         ChunkExchange(target.spec, "careless", "none", Careless).answer("infer", requests)
 
 
@@ -534,55 +530,6 @@ def test_a_flow_that_overflows_is_refused_as_a_draft_and_missed_as_a_target(tiny
         return
     np.testing.assert_allclose(policy.act(far), units.centre, atol=1e-6)
     assert policy.record is not None and policy.record.miss == "invalid"
-
-
-# ---- the accepted prefix --------------------------------------------------------------------------------------------
-
-CHUNKS = arrays.arrays(np.float32, (4, 2), elements=st.floats(-2, 2, width=32))
-
-
-@given(CHUNKS, CHUNKS, st.floats(0, 3), st.floats(0, 3))
-def test_a_prefix_is_the_longest_one_without_an_action_too_far_and_grows_with_the_distance(
-    drafted: Chunk, wanted: Chunk, within: float, further: float
-) -> None:
-    accepted = accepted_prefix(drafted, wanted, within)
-    distance = np.sqrt(np.square(drafted - wanted).mean(axis=-1))
-    if within > 0.0:
-        assert (distance[:accepted] <= within).all()
-        assert accepted == 4 or distance[accepted] > within
-    assert accepted <= accepted_prefix(drafted, wanted, within + further)
-    # What comes after the first action that is too far decides nothing.
-    changed = drafted.copy()
-    changed[accepted + 1 :] = 0.0
-    assert accepted_prefix(changed, wanted, within) == accepted or (within == 0.0 and accepted == 0)
-
-
-@given(CHUNKS, CHUNKS, st.floats(0, 3), st.integers(1, 4), st.integers(1, 4))
-def test_executed_is_at_most_the_distance_from_the_target_and_as_long_as_the_shorter(
-    drafted: Chunk, wanted: Chunk, within: float, few: int, many: int
-) -> None:
-    actions, accepted = replaced_after_prefix(drafted[:few], wanted[:many], within)
-    count = min(few, many)
-    assert len(actions) == count and 0 <= accepted <= count
-    assert (np.sqrt(np.square(actions - wanted[:count]).mean(axis=-1)) <= within).all()
-    np.testing.assert_array_equal(actions[:accepted], drafted[:accepted])
-    np.testing.assert_array_equal(actions[accepted:], wanted[accepted:count])
-
-
-def test_the_distance_itself_is_accepted_and_a_distance_of_0_accepts_nothing() -> None:
-    drafted = np.array([[0.0, 0.0], [0.5, 0.5], [1.0, 0.0]], np.float32)
-    wanted = np.zeros((3, 2), np.float32)
-    assert accepted_prefix(drafted, wanted, 0.5) == 2
-    assert accepted_prefix(drafted, wanted, float(np.nextafter(np.float32(0.5), np.float32(0)))) == 1
-    assert accepted_prefix(drafted, wanted, math.sqrt(0.5)) == 3
-    assert accepted_prefix(wanted, wanted, 0.0) == 0
-
-
-def test_what_is_not_a_number_ends_the_prefix() -> None:
-    drafted, wanted = np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32)
-    wanted[1] = np.nan
-    assert accepted_prefix(drafted, wanted, math.inf) == 1
-    assert np.isnan(replaced_after_prefix(drafted, wanted, math.inf)[0][:, 0]).tolist() == [False, True, False]
 
 
 # ---- pairs that do not fit together ---------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from tests.served import served
 
-from specact.families.chunks.adapters import FunctionPolicy
 from specact.families.chunks.pair import ChunkAnswers, ChunkVerifier, accepted_prefix, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkSpec
+from specact.families.chunks.sources import FunctionPolicy
 from specact.families.chunks.wire import ChunkExchange
 from specact.observation import Window, vectors
 from specact.rng import Role, StepAddress, stream

@@ -11,7 +11,7 @@ import pytest
 from tests.families.tokens.dots import SIDE, TOLD, rngs, window, windows
 
 from specact.errors import BundleError, ConfigError, ObservationError, WireError
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
 from specact.families.codes.sampling import softmax
 from specact.families.tokens.bundle import TokenBundle, load_tokens

@@ -17,7 +17,7 @@ pytest.importorskip("mujoco")
 from tests.lab.rollout import chunk_policies
 
 from specact.clock import VirtualClock
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.pair import PairSettings
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.realtime import RealTime

@@ -11,9 +11,7 @@ import pytest
 from specact.bundle.bundle import find_bundle
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
-from specact.families.chunks.bundle import load_flow
-from specact.families.flash.pair import load_flow_pair
-from specact.families.flash.rounds import ROUNDS
+from specact.families.chunks.flow import load_flow
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
@@ -23,6 +21,7 @@ from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import measure_settings
 from specact.observation import ObservationSpec
 from specact.pair import Pair
+from specact.systems.flash import ROUNDS, load_flow_pair
 
 BUNDLE = "ball-chase-flow"
 FULL_S, CHECK_S, FAILED_S = 0.16, 0.04, 0.2

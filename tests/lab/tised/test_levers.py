@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from specact.bundle.network import Network
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
-from specact.families.chunks.bundle import load_flow
-from specact.families.flash.rounds import ROUNDS
-from specact.families.flash.verify import Round
-from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
+from specact.families.chunks.flow import load_flow
 from specact.lab.rollout.folder import JsonLines
 from specact.lab.rollout.pool import Pool
 from specact.lab.tised.drivers import PairDriver, PolicyDriver, RoundsDriver, SplitDriver
@@ -25,6 +24,8 @@ from specact.links.link import load_link
 from specact.links.model import round_trip
 from specact.load import load_pair
 from specact.observation import Window
+from specact.systems.flash import ROUNDS, Round
+from specact.systems.freqcache import FREQCACHE, load_refresh
 from specact.types import Decision
 
 BALL = load_pair("ball")
@@ -128,18 +129,18 @@ def test_what_is_timed_computes_the_other_tokens_alone(monkeypatch: pytest.Monke
     (_, setting) = settings_of("reuse", flow("metaworld-flow"), (0.5,))
     assert isinstance(setting.driver, RoundsDriver)
     computed: list[int] = []
-    cache = Refresh.cache
+    run = Network.run
 
-    def counting(own: Refresh, tokens: np.ndarray, *rest: np.ndarray) -> np.ndarray:
-        computed.append(tokens.shape[1])
-        return cache(own, tokens, *rest)
+    def counting(network: Network, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        computed.extend([inputs["tokens"].shape[1]] if "sources" in inputs else [])
+        return run(network, inputs)
 
-    monkeypatch.setattr(Refresh, "cache", counting)
+    monkeypatch.setattr(Network, "run", counting)
     call = setting.driver.call("reused")
     for _ in range(3):
         call()
     # The first one has nothing to reuse.
-    cameras = load_refresh(load_flow("metaworld-flow").path / FREQCACHE, load_flow("metaworld-flow")).cameras
+    cameras = load_refresh(load_flow("metaworld-flow").path / FREQCACHE, load_flow("metaworld-flow")).spec.cameras
     patches, tokens = sum(patch.rows * patch.columns for patch in cameras.values()), whole_prefix()
     assert computed == 2 * [tokens - round(0.5 * patches)]
 

@@ -10,8 +10,7 @@ import pytest
 from tests.tiny import quiet
 
 from specact.errors import ConfigError
-from specact.families.chunks.folder import PairSettings
-from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.pair import ChunkParts, PairSettings
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect

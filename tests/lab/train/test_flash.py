@@ -13,16 +13,15 @@ from tests.tiny import quiet
 
 from specact.cli.train import Train
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.flow import FlowPolicy, FlowUnits
+from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.lab.train.flash import prefix_weights
 from specact.lab.train.flash_check import KINDS, LEVELS, fit_check, measure_check
 from specact.lab.train.recipe import FlashRecipe
 from specact.lab.train.train import train
 from specact.load import load_policy
 from specact.observation import Window, vectors
+from specact.systems.flash import FlashSettings, load_flash
 
 RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="", execute=3, heads=2, steps=150, batch=32, learning_rate=5e-3, warmup=5,
@@ -40,7 +39,7 @@ def trained(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_block_answers_as_the_target_without_noise(trained: Path, tiny_flow: Path) -> None:
     target = load_flow(tiny_flow)
     made = load_flash(trained / "bundles" / "small", load_policy(str(tiny_flow)))
-    assert made.settings.execute == 3 and made.settings.levels[0] in LEVELS
+    assert made.spec.settings.execute == 3 and made.spec.settings.levels[0] in LEVELS
     rng, calm = np.random.default_rng(0), target.policy(spread=0.0)
     fields = target.spec.observation.fields
     windows = [
@@ -67,7 +66,7 @@ def test_it_is_made_by_the_command_and_found_beside_its_target(tiny_flow: Path, 
     ]
     (tmp_path / "r.toml").write_text("".join(lines))
     Train(tmp_path / "r.toml", tmp_path / "run").run()
-    assert load_flash(tmp_path / "run" / "bundles" / "small", load_policy(str(tiny_flow))).settings.execute == 2
+    assert load_flash(tmp_path / "run" / "bundles" / "small", load_policy(str(tiny_flow))).spec.settings.execute == 2
     with pytest.raises(ConfigError, match="--teacher"):
         Train(tmp_path / "r.toml", tmp_path / "other", teacher="ball").run()
 

@@ -17,13 +17,7 @@ from specact.cli.eval import Comparison, Eval
 from specact.cli.options import Parts
 from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.flow import FlowPolicy, FlowUnits
-from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings
-from specact.families.flash.check import Check
-from specact.families.flash.pair import FlashParts
-from specact.families.flash.rounds import ROUNDS
-from specact.families.flash.verify import FlashTarget, RoundRequest
+from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
 from specact.lab.envs.ball import TASK
@@ -39,6 +33,16 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
+from specact.systems.flash import (
+    FLASH_PARTS,
+    ROUNDS,
+    Block,
+    Check,
+    FlashParts,
+    FlashSettings,
+    FlashTarget,
+    RoundRequest,
+)
 
 RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="my_flow:padded", execute=3, data=("made.npz",), heads=2, steps=20, batch=8,
@@ -48,7 +52,7 @@ RECIPE = FlashRecipe(
 MODULE = """
 import numpy as np
 import specact
-from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import load_flow
 from tests.lab.train.test_flash_named import padded_flow
 
 bundle = load_flow({path!r})

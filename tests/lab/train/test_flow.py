@@ -14,8 +14,7 @@ from tests.tiny import KilledError, quiet
 from torch import Tensor
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import NETWORKS, load_flow
-from specact.families.chunks.flow import integrate
+from specact.families.chunks.flow import NETWORKS, integrate, load_flow
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
 from specact.lab.train import checkpoint, export

@@ -11,9 +11,9 @@ import pytest
 from specact.bundle.bundle import find_bundle
 from specact.cli.export import Export
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import load_flow
-from specact.families.freqcache.bundle import FREQCACHE, Patches, load_refresh
+from specact.families.chunks.flow import load_flow
 from specact.lab.train.freqcache import add_refresh
+from specact.systems.freqcache import FREQCACHE, Patches, load_refresh
 
 
 def test_it_is_made_by_the_command_and_found_beside_its_target(tmp_path: Path) -> None:
@@ -23,14 +23,14 @@ def test_it_is_made_by_the_command_and_found_beside_its_target(tmp_path: Path) -
     Export(Path(bare), tmp_path / "copy", refresh=True).run()
     target = load_flow(tmp_path / "copy")
     made = load_refresh(target.path / FREQCACHE, target)
-    assert made.cameras == {"image.corner2": Patches(10, 4, 4), "image.gripper": Patches(26, 4, 4)}
+    assert made.spec.cameras == {"image.corner2": Patches(10, 4, 4), "image.gripper": Patches(26, 4, 4)}
     rng = np.random.default_rng(1)
     old, new = (rng.standard_normal((1, 43, 192)).astype(np.float32) for _ in range(2))
     for count in (1, 20, 43):
         again = rng.permutation(43)[:count]
         mixed, sources = old.copy(), np.arange(43)
-        mixed[:, again], sources[again] = new[:, again], 43 + np.arange(count)
-        found = made.refresh.cache(new[:, again], sources, target.networks.cache([], old))
+        mixed[:, again], sources[again] = new[:, again], -1
+        found = made.refreshed(new, sources, target.networks.cache([], old))
         # Before any attention a token does not see the others, so that it is as in the prefix of what is mixed.
         np.testing.assert_allclose(found[:, 0], target.networks.cache([], mixed)[:, 0], atol=1e-5)
 

@@ -18,7 +18,7 @@ from tests.tiny import KilledError, quiet
 
 from specact import SpeculativePolicy, load_pair
 from specact.errors import ConfigError, DataError
-from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import load_flow
 from specact.gates import Always
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read

@@ -14,7 +14,7 @@ import pytest
 from specact import load_pair
 from specact.bundle.network import open_session
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import NETWORKS, FlowBundle, load_flow
+from specact.families.chunks.flow import NETWORKS, FlowBundle, load_flow
 from specact.families.codes.pair import PARTS
 from specact.families.codes.policy import OnnxPolicy
 from specact.lab.train.quantise import (

@@ -10,8 +10,9 @@ from msgspec import structs
 
 from specact.bundle.manifest import read_manifest
 from specact.errors import BundleError, ConfigError, WireError
-from specact.families.chunks.bundle import load_flow, load_regression
-from specact.families.chunks.folder import PairSettings
+from specact.families.chunks.flow import load_flow
+from specact.families.chunks.pair import PairSettings
+from specact.families.chunks.sources import load_regression
 from specact.lab.train import checkpoint
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from specact.bundle.bundle import find_bundle
 from specact.bundle.network import open_session
 from specact.errors import BundleError, ConfigError
-from specact.families.staged.stages import StagedFolder
 from specact.lab.train.split import CutPoint, cut_points, split_bundle, stages_of
 from specact.observation import Window
+from specact.systems.roboecc import StagedFolder
 
 
 def windows_of(folder: StagedFolder, count: int) -> list[Window]:

@@ -13,9 +13,8 @@ import pytest
 from tests.tiny import quiet
 
 from specact.errors import ConfigError, DataError
-from specact.families.chunks.adapters import Inputs, chunk_policy
 from specact.families.chunks.policy import Chunk
-from specact.families.chunks.sources import LoadedPolicy
+from specact.families.chunks.sources import Inputs, LoadedPolicy, chunk_policy
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK

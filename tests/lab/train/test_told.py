@@ -13,9 +13,9 @@ from msgspec import structs
 from tests.lab.train.dots import dots
 
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.chunks.flow import load_flow
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.families.freqcache.bundle import FREQCACHE
+from specact.families.chunks.sources import load_regression
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.chunks import chunk_labels, demonstrated_stage, units_of, write_chunk_bundle
 from specact.lab.train.dataset import prepare
@@ -26,6 +26,7 @@ from specact.lab.train.loop import run
 from specact.lab.train.recipe import ChunkRecipe, EncoderRecipe, plain
 from specact.lab.train.windows import observation_of
 from specact.observation import Window
+from specact.systems.freqcache import FREQCACHE
 
 TOLD = ("open the gripper", "close the gripper")
 RECIPE = ChunkRecipe(

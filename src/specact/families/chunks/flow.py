@@ -13,18 +13,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.bundle.bundle import Bundle, check_scale, open_bundle
 from specact.bundle.network import CPU, Compute, Network
 from specact.bundle.words import NetworkInputs, Words
-from specact.errors import ConfigError, ObservationError
+from specact.errors import BundleError, ConfigError, ObservationError, unknown_name
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.observation import Window
 
-Chunk = NDArray[np.float32]
-Velocity = Callable[[Chunk, float], Chunk]
-Guide = Callable[[Chunk, float], tuple[Chunk, Chunk]]
+Array = NDArray[np.float32]
+Velocity = Callable[[Array, float], Array]
+Guide = Callable[[Array, float], tuple[Array, Array]]
+NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
+FLOW_PARTS = {**NETWORKS, "normalisation": "normalisation.safetensors"}
 
 
-def integrate(velocity: Velocity, noise: Chunk, steps: int) -> Chunk:
+def integrate(velocity: Velocity, noise: Array, steps: int) -> Array:
     """``x <- x + v(x, t) / n`` at ``t = 0, 1 / n, ..., (n - 1) / n``.
 
     Args:
@@ -38,7 +41,7 @@ def integrate(velocity: Velocity, noise: Chunk, steps: int) -> Chunk:
     return x
 
 
-def integrate_guided(guide: Guide, noise: Chunk, steps: int, beta: float) -> Chunk:
+def integrate_guided(guide: Guide, noise: Array, steps: int, beta: float) -> Array:
     """As :func:`integrate` with ``v + w(t) g`` for v, where the guidance g pulls the estimate towards Y.
 
     ``g = (Y - x^_1)^T diag(W) dx^_1/dx_t`` with ``x^_1 = x_t + (1 - t) v(x_t, t)`` (Black et al. 2025,
@@ -49,13 +52,12 @@ def integrate_guided(guide: Guide, noise: Chunk, steps: int, beta: float) -> Chu
         noise, steps: as for :func:`integrate`.
         beta: the largest w.
     """
-    x = noise
-    for step in range(steps):
-        time = step / steps
-        velocity, pull = guide(x, time)
-        velocity = velocity + np.float32(guidance_weight(time, beta)) * pull
-        x = x + velocity / np.float32(steps)
-    return x
+
+    def velocity(x: Array, time: float) -> Array:
+        flow, pull = guide(x, time)
+        return flow + np.float32(guidance_weight(time, beta)) * pull
+
+    return integrate(velocity, noise, steps)
 
 
 def guidance_weight(time: float, beta: float) -> float:
@@ -78,23 +80,20 @@ class FlowUnits:
         low, high: float32 ``[W]``: the demonstrated range, in the environment's units.
     """
 
-    centre: NDArray[np.float32]
-    scale: NDArray[np.float32]
-    low: NDArray[np.float32]
-    high: NDArray[np.float32]
+    centre: Array
+    scale: Array
+    low: Array
+    high: Array
 
-    def to_environment(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def to_environment(self, x: Array) -> Array:
         """Actions ``[..., A]`` in the environment's units, clipped to the demonstrated range."""
         own = slice(x.shape[-1])
         return np.clip(self.centre[own] + self.scale[own] * x, self.low[own], self.high[own])
 
-    def to_flow(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+    def to_flow(self, action: Array) -> Array:
         """Actions ``[..., A]`` in the flow's units."""
         own = slice(action.shape[-1])
         return (action - self.centre[own]) / self.scale[own]
-
-
-Array = NDArray[np.float32]
 
 
 class FlowParts(Protocol):
@@ -140,6 +139,8 @@ class FlowParts(Protocol):
 class FlowNetworks:
     """Encoder, prefix, expert and guide of one flow policy, see :class:`FlowParts`; without padding of actions.
 
+    A cache holds keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``.
+
     Args:
         files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
         spec: of the bundle they belong to.
@@ -165,19 +166,15 @@ class FlowNetworks:
         self._guide = Network(files["guide"], guided, {"velocity": chunk, "pull": chunk}, compute, sizes=sizes)
 
     def tokens(self, windows: Sequence[Window]) -> Array:
-        """The encoder's tokens of B windows, ``[B, N, W]``: one per observation, and one for the goal."""
         return self._encoder.run(self._inputs.stack(windows))[0]
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Array:
-        """The prefix cache of B windows: keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``."""
         return self._prefix.run({"tokens": self.tokens(windows) if tokens is None else tokens})[0]
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:
-        """See :class:`FlowParts`."""
         return self._expert.run({"chunk": chunks, "time": times, "cache": cache})[0]
 
     def guide(self, chunk: Array, time: Array, cache: Array, wanted: Array, weights: Array) -> tuple[Array, Array]:
-        """See :class:`FlowParts`."""
         seen = {"chunk": chunk, "time": time, "cache": cache, "wanted": wanted, "weights": weights}
         velocity, pull = self._guide.run(seen)
         return velocity, pull
@@ -187,7 +184,8 @@ class FlowPolicy:
     """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
     The prefix is computed once per inference, the expert once per Euler step. With inpainting the steps are guided
-    towards the last chunk (real-time chunking, Black et al. 2025).
+    towards the last chunk (real-time chunking, Black et al. 2025). An observation that overflows gives NaN in a batch,
+    and an ObservationError alone.
 
     Args:
         networks, units, spec: the parts of one policy.
@@ -206,15 +204,9 @@ class FlowPolicy:
     steady = True
 
     def __init__(
-        self,
-        networks: FlowParts,
-        units: FlowUnits,
-        spec: ChunkSpec,
-        *,
-        steps: int = 10,
-        beta: float = 5.0,
-        spread: float = 1.0,
-    ) -> None:
+        self, networks: FlowParts, units: FlowUnits, spec: ChunkSpec, *,
+        steps: int = 10, beta: float = 5.0, spread: float = 1.0,
+    ) -> None:  # fmt: skip
         if steps < 1 or not beta >= 0.0 or not spread >= 0.0:
             raise ConfigError(
                 f"a flow takes at least 1 step, and a beta and a spread of at least 0, got {steps}, {beta} and {spread}"
@@ -222,15 +214,7 @@ class FlowPolicy:
         self.networks, self.units, self.spec, self.steps = networks, units, spec, steps
         self._beta, self._spread = beta, spread
 
-    def infer(
-        self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
-    ) -> NDArray[np.float32]:
-        """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
-
-        Raises:
-            ConfigError: if ``inpainting`` is for chunks of another shape.
-            ObservationError: if the chunk is not finite.
-        """
+    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Array:
         if inpainting is None:
             chunk = self.infer_batch([window], [rng])[0]
         else:
@@ -240,8 +224,7 @@ class FlowPolicy:
             raise ObservationError("the policy's action is not finite for this observation; check its units and range")
         return chunk
 
-    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
-        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; NaN for an observation that overflows."""
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Array]:
         noise = np.stack([self.noise(rng) for rng in rngs])
         return list(self.to_environment(self.denoised(noise, self.networks.cache(windows), self.steps)))
 
@@ -276,7 +259,7 @@ class FlowPolicy:
         missing = len(self.units.centre) - x.shape[-1]
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
-    def _inpainted(self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting) -> NDArray[np.float32]:
+    def _inpainted(self, noise: Array, cache: Any, inpainting: Inpainting) -> Array:
         shape = (self.spec.chunk, self.spec.actions)
         if inpainting.actions.shape != shape:
             raise ConfigError(
@@ -289,9 +272,69 @@ class FlowPolicy:
         given = np.where(weights[0, :, None] > 0.0, inpainting.actions, middle).astype(np.float32)
         wanted = self.to_flow(given)[None]
 
-        def guide(x: NDArray[np.float32], time: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        def guide(x: Array, time: float) -> tuple[Array, Array]:
             now = np.array([time], np.float32)
             velocity, pull = self.networks.guide(x[None], now, cache, wanted, weights)
             return velocity[0], pull[0]
 
         return integrate_guided(guide, noise, self.steps, self._beta)
+
+
+@dataclass(frozen=True)
+class FlowBundle(Bundle[ChunkSpec]):
+    """A loaded bundle that holds a flow policy.
+
+    Attributes:
+        networks, units: the parts.
+    """
+
+    networks: FlowNetworks
+    units: FlowUnits
+
+    def policy(self, steps: int = 10, beta: float = 5.0, spread: float = 1.0) -> FlowPolicy:
+        """The policy with this number of Euler steps; the networks are shared."""
+        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta, spread=spread)
+
+
+def load_flow(
+    name_or_path: str | Path, *, variants: Mapping[str, Path] | None = None, compute: Compute = CPU
+) -> FlowBundle:
+    """Loads a flow bundle and refuses parts that do not fit together.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``pusht-flow``.
+        variants: networks used instead of the bundle's own, such as a quantised ``expert``; their shapes are checked,
+            their fingerprints are not.
+        compute: where its networks run.
+
+    Raises:
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
+            flow policy's bundle.
+        ConfigError: if there is no bundle of that name, or no such network.
+    """
+    bundle = open_bundle(name_or_path, "flow", ChunkSpec, FLOW_PARTS)
+    for part in variants or ():
+        if part not in NETWORKS:
+            raise unknown_name("network of a flow policy", part, NETWORKS)
+    networks = FlowNetworks(
+        {**bundle.files, **(variants or {})}, bundle.spec, bundle.manifest.words, compute=compute
+    )  # fmt: skip
+    return FlowBundle(bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle))
+
+
+def read_flow_units(bundle: Bundle[ChunkSpec]) -> FlowUnits:
+    """The units in a bundle's normalisation.
+
+    Raises:
+        BundleError: if they are invalid, or do not match the spec.
+    """
+    names = ("centre", "scale", "low", "high")
+    tensors = bundle.tensors("normalisation", dict.fromkeys(names, (np.float32, (bundle.spec.actions,))))
+    units, file = FlowUnits(*(tensors[name] for name in names)), bundle.files["normalisation"]
+    check_scale(file, units.centre, units.scale)
+    if not (units.low <= units.high).all():
+        raise BundleError(
+            f"{file} holds a range of actions from {units.low.tolist()} to {units.high.tolist()}; low must be at most "
+            "high; train and export the bundle again"
+        )
+    return units

@@ -20,11 +20,10 @@ from lerobot.processor import AbsoluteActionsProcessorStep
 from lerobot.utils.constants import ACTION, OBS_IMAGES
 from safetensors import safe_open
 
-from specact.errors import BundleError, ConfigError, SpecactError
-from specact.families.chunks.adapters import FunctionPolicy, Inputs
+from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import Array, FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy
+from specact.families.chunks.sources import FunctionPolicy, Inputs, LoadedPolicy, third_party
 from specact.observation import Field, ObservationSpec, Window, lerobot_name
 from specact.units import ActionUnits
 
@@ -174,7 +173,7 @@ class LeRobotParts:
     """The parts of SmolVLA, pi0 or pi05, see :class:`~specact.families.chunks.flow.FlowParts`.
 
     Their time runs from 1, noise, to 0, data: ``v(x, t) = -v'(x, 1 - t)``. Their chunks are padded to a width W common
-    to all robots, ``[H, W]`` with W at least A.
+    to all robots, ``[H, W]`` with W at least A; padded dimensions are not guided.
 
     Args:
         model: the policy.
@@ -244,7 +243,6 @@ class LeRobotParts:
                     delattr(network, name)  # the methods of the class are visible again
 
     def velocity(self, chunks: Array, times: Array, cache: dict[str, Any]) -> Array:
-        """See :class:`~specact.families.chunks.flow.FlowParts`."""
         with self._model.lock, torch.no_grad():
             found: Array = self._velocity(self._model.tensor(chunks), self._model.tensor(times), cache).cpu().numpy()
         return found
@@ -252,7 +250,6 @@ class LeRobotParts:
     def guide(
         self, chunk: Array, time: Array, cache: dict[str, Any], wanted: Array, weights: Array
     ) -> tuple[Array, Array]:
-        """See :class:`~specact.families.chunks.flow.FlowParts`; padded dimensions are not guided."""
         tensor, actions = self._model.tensor, self._model.config.action_feature.shape[0]
         with self._model.lock, torch.enable_grad():
             x, now = tensor(chunk).requires_grad_(), tensor(time)
@@ -284,20 +281,14 @@ def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
         BundleError: if the policy cannot be used.
     """
     path, rate_hz = _named(source)
-    try:
-        # LeRobot prints progress on stdout.
-        with contextlib.redirect_stdout(sys.stderr):
-            model = LeRobotModel(path)
+    # LeRobot prints progress on stdout.
+    with third_party(f"{path} cannot be used as a LeRobot policy"), contextlib.redirect_stdout(sys.stderr):
+        model = LeRobotModel(path)
         zeros = model.observation.zeros()
         texts = None if zeros.instruction is None else [zeros.instruction]
         chunk = model.answer(model.observation.stack([zeros]), [np.random.default_rng(0)], texts)
         limits = model.limits()
         units = _flow_units(model, limits) if model.config.type in _FLOWS and model.absolute else None
-    except SpecactError:
-        raise
-    # A third-party policy can raise anything.
-    except (Exception, SystemExit) as error:
-        raise BundleError(f"{path} cannot be used as a LeRobot policy: {type(error).__name__}: {error}") from error
     spec, fingerprint = ChunkSpec(model.observation, chunk.shape[1], chunk.shape[2], rate_hz), _fingerprint(path)
     span = None if limits is None else ActionUnits.of_range(*limits)
     policy: ChunkPolicy = (

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from specact.errors import BundleError, ConfigError, MissError, SpecactError
-from specact.families.chunks.adapters import Description, FunctionPolicy, Inputs
 from specact.families.chunks.policy import ChunkSpec
+from specact.families.chunks.sources import Description, FunctionPolicy, Inputs
 from specact.families.chunks.wire import FAMILY, ChunkExchange, check_served
 from specact.observation import Window, read_spec
 from specact.records import read_toml
@@ -31,6 +31,8 @@ PREFIX = "openpi:"
 _PORT, _FORM = 8000, "openpi:ws://HOST:PORT#FILE.toml"
 # For a first connection [s].
 _CONNECT_TIMEOUT_S = 10.0
+# In the metadata of a server of this package.
+_NAMES = ("bundle", "fingerprint")
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,19 @@ def openpi_source(
 ) -> OpenpiSource:
     """Requests a server's metadata, and reads the description of its policy.
 
-    The description is a TOML file. A server of this package has the same in its metadata and needs no description. ::
+    The description is a TOML file as for :func:`~specact.families.chunks.sources.onnx_policy`, without ``onnx`` and
+    ``output``. A server of this package has the same in its metadata and needs no description. ::
 
         chunk = 10
         actions = 7
         rate_hz = 20.0
         instruction = true                    # sent as "prompt"
         endpoint = false                      # true sends "endpoint", which RoboArena's servers need
-        low = [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]      # range of the actions, where known
-        high = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-        [observation.state]
-        shape = [8]
-        history = 1                           # without a time axis on the wire; longer ones go as [T, 8]
-        input = "observation/state"           # the key at the server; observation/NAME, if left out
         [observation."image.front"]
         shape = [224, 224, 3]
         dtype = "uint8"
-        input = "observation/image"
+        history = 1                           # without a time axis on the wire; longer ones go as [T, 224, 224, 3]
+        input = "observation/image"           # the key at the server; observation/NAME, if left out
         channels_first = false                # true sends [3, 224, 224]
 
     Args:
@@ -100,14 +98,8 @@ def openpi_source(
     said = conversation.metadata
     if spec is None:
         spec = _spec_of(said, source)
-    name, fingerprint = (said.get(key) for key in ("bundle", "fingerprint"))
-    return OpenpiSource(
-        endpoint,
-        spec,
-        units,
-        printable(name, 64) if isinstance(name, str) else endpoint.host,
-        printable(fingerprint, 64) if isinstance(fingerprint, str) else "",
-    )
+    name, fingerprint = (printable(text, 64) if isinstance(text, str) else "" for text in map(said.get, _NAMES))
+    return OpenpiSource(endpoint, spec, units, name or endpoint.host, fingerprint)
 
 
 def target_endpoint(server: str, token: str | None, tls: ssl.SSLContext | None, contract: Contract) -> Endpoint:
@@ -176,12 +168,9 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
         return answer[0][CHUNK]
 
     def answer(inputs: Inputs, rngs: Sequence[np.random.Generator], instruction: Sequence[str] = ()) -> Any:
-        return np.stack(
-            [
-                ask(Window({name: array[row] for name, array in inputs.items()}, *instruction[row : row + 1]), rng)
-                for row, rng in enumerate(rngs)
-            ]
-        )
+        rows = range(len(rngs))
+        windows = [Window({name: array[k] for name, array in inputs.items()}, *instruction[k : k + 1]) for k in rows]
+        return np.stack([ask(window, rng) for window, rng in zip(windows, rngs, strict=True)])
 
     return FunctionPolicy(found.spec, answer, units=found.units, fingerprint=found.fingerprint, seeded=True)
 

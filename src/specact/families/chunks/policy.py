@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError
+from specact.errors import BundleError, ConfigError
 from specact.observation import ObservationSpec, Window
 from specact.records import RateHz, Record, Size
 
@@ -90,25 +90,23 @@ class InfersChunks(Protocol):
 
 
 class ChunkPolicy(Protocol):
-    """A policy that samples a chunk of actions for an observation window."""
+    """A policy that samples a chunk of actions for an observation window.
+
+    Attributes:
+        spec: its observations and chunks.
+        inpaints: whether :meth:`infer` supports inpainting.
+    """
 
     @property
-    def spec(self) -> ChunkSpec:
-        """Its observations and chunks."""
-        ...
-
+    def spec(self) -> ChunkSpec: ...
     @property
-    def inpaints(self) -> bool:
-        """Whether :meth:`infer` supports inpainting."""
-        ...
+    def inpaints(self) -> bool: ...
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Sequence[Chunk]:
-        """The chunks of several windows in one batch, each with its own random generator."""
+        """The chunks of several windows in one batch, each with its own random generator; they may be NaN."""
         ...
 
-    def infer(
-        self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
-    ) -> NDArray[np.float32]:
+    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
         """A chunk of actions, float32 ``[H, A]``, in the environment's units.
 
         Args:
@@ -120,3 +118,17 @@ class ChunkPolicy(Protocol):
             ConfigError: if ``inpainting`` is given but not supported, or has the wrong shape.
         """
         ...
+
+
+def check_chunks(name: str, spec: ChunkSpec, chunks: Sequence[Chunk], count: int) -> None:
+    """Refuses chunks of a third-party policy that do not match its spec.
+
+    Raises:
+        BundleError: for another number of chunks than ``count``, or another shape.
+    """
+    wanted, shapes = (spec.chunk, spec.actions), [np.shape(chunk) for chunk in chunks]
+    if shapes != [wanted] * count:
+        raise BundleError(
+            f"the policy {name} must answer {count} windows with {count} chunks of shape {wanted}, it gave "
+            f"{len(shapes)} of {sorted(set(shapes))}"
+        )

@@ -1,23 +1,41 @@
-"""Where a chunk policy comes from: a bundle, a description of an ONNX file, or a Python object, by one name."""
+"""Where a chunk policy comes from: a bundle, an ONNX file, PyTorch, LeRobot, an openpi server or a Python function."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from specact.bundle.network import CPU, Compute
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.manifest import fingerprint_of
+from specact.bundle.network import CPU, Compute, Network
+from specact.bundle.words import INSTRUCTION, NetworkInputs
 from specact.errors import BundleError, ConfigError, SpecactError
-from specact.families.chunks.adapters import onnx_policy
-from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.observation import Window
+from specact.families.chunks.flow import FlowUnits, read_flow_units
+from specact.families.chunks.policy import (
+    Chunk,
+    ChunkPolicy,
+    ChunkSpec,
+    Inpainting,
+    check_chunks,
+    refuse_inpainting,
+)
+from specact.observation import Field, ObservationSpec, Window
 from specact.plugins import is_plugin, load_object, make_object
+from specact.records import RateHz, Record, Size, check_fields, read_toml
 from specact.units import ActionUnits
 
-_PARTS = ("draft", "target")
+if TYPE_CHECKING:
+    import torch
+
+Inputs = Mapping[str, Any]
+Function = Callable[..., Any]
+REGRESSION_PARTS = {"policy": "policy.onnx", "normalisation": "normalisation.safetensors"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +63,10 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
         return "lerobot"
     if source.startswith("openpi:"):
         return "openpi"
-    name, _, part = source.rpartition("#")
     if source.endswith(".toml"):
         return "description"
-    if name and part in _PARTS:
+    name, _, part = source.rpartition("#")
+    if name and part in ("draft", "target"):
         return "part"
     return "code" if is_plugin(source) and not Path(source).exists() else "folder"
 
@@ -57,14 +75,11 @@ def load_source(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
     """Loads a chunk policy that is no bundle.
 
     Args:
-        source: a ``.toml`` file that describes an ONNX file, see
-            :func:`~specact.families.chunks.adapters.onnx_policy`; ``lerobot:PATH@HZ``, a folder that LeRobot's
-            ``save_pretrained`` wrote, and the policy's control rate; ``openpi:ws://HOST:PORT#FILE.toml``, a server of
-            openpi's protocol, see :func:`~specact.families.chunks.openpi.openpi_source`, with the token in the variable
-            SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of
-            one, that is made without arguments.
-        steps: Euler steps of a flow policy.
-        compute: where its network runs.
+        source: a ``.toml`` file that describes an ONNX file, see :func:`onnx_policy`; ``lerobot:PATH@HZ``, a folder of
+            LeRobot's ``save_pretrained`` and the policy's control rate; ``openpi:ws://HOST:PORT#FILE.toml``, see
+            :func:`~specact.families.chunks.openpi.openpi_source`, with the token in the variable SPECACT_TOKEN; or
+            ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy` or a class of one without arguments.
+        steps, compute: Euler steps of a flow policy, and where its network runs.
 
     Raises:
         ConfigError: if the source does not exist, or is none of these.
@@ -73,7 +88,14 @@ def load_source(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
     """
     kind = kind_of_source(source)
     if kind == "lerobot":
-        return _lerobot(source, steps)
+        try:
+            from specact.families.chunks.lerobot import load_lerobot
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python "
+                "3.12 or newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
+            ) from None
+        return load_lerobot(source, steps=steps)
     if kind == "openpi":
         from specact.families.chunks.openpi import openpi_policy, openpi_source
 
@@ -82,24 +104,13 @@ def load_source(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
     if kind == "description":
         policy = onnx_policy(Path(source), compute=compute)
         return LoadedPolicy(Path(source).stem, policy, policy.units, policy.fingerprint)
-    return _plugin(source)
+    return _load_plugin(source)
 
 
-def _lerobot(source: str, steps: int) -> LoadedPolicy:
-    try:
-        from specact.families.chunks.lerobot import load_lerobot
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python 3.12 "
-            "or newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
-        ) from None
-    return load_lerobot(source, steps=steps)
-
-
-def _plugin(source: str) -> LoadedPolicy:
+def _load_plugin(source: str) -> LoadedPolicy:
     kind = "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one"
-    found = load_object(source, kind, is_policy)
-    policy: ChunkPolicy = make_object(source, "policy", ("infer", "infer_batch")) if isinstance(found, type) else found
+    value = load_object(source, kind, is_policy)
+    policy: ChunkPolicy = make_object(source, "policy", ("infer", "infer_batch")) if isinstance(value, type) else value
     if not isinstance(policy.spec, ChunkSpec):
         raise ConfigError(f"the spec of {source!r} must be a ChunkSpec, got {policy.spec!r:.60}")
     if not isinstance(getattr(policy, "inpaints", None), bool):
@@ -107,17 +118,17 @@ def _plugin(source: str) -> LoadedPolicy:
             f"{source!r} must say whether it can continue a chunk that is being executed: give it an attribute "
             "inpaints, False if infer ignores its argument inpainting"
         )
-    units = getattr(policy, "units", None)
-    fingerprint = str(getattr(policy, "fingerprint", ""))
+    units, fingerprint = getattr(policy, "units", None), str(getattr(policy, "fingerprint", ""))
     return LoadedPolicy(
         source.partition(":")[2], policy, units if isinstance(units, ActionUnits) else None, fingerprint
     )
 
 
-def is_policy(found: object) -> bool:
+def is_policy(value: object) -> bool:
     """Whether an object is a chunk policy, or a class of one."""
-    wanted = ("infer", "infer_batch") if isinstance(found, type) else ("spec", "infer", "infer_batch")
-    return all(hasattr(found, name) for name in wanted)
+    return all(hasattr(value, name) for name in ("infer", "infer_batch")) and (
+        isinstance(value, type) or hasattr(value, "spec")
+    )
 
 
 def try_out(loaded: LoadedPolicy) -> None:
@@ -126,23 +137,287 @@ def try_out(loaded: LoadedPolicy) -> None:
     Raises:
         BundleError: if an inference fails, or its chunks do not match the spec.
     """
-    spec = loaded.policy.spec
-    window: Window = spec.observation.zeros()
+    spec, name = loaded.policy.spec, loaded.name
     for count in (1, 2):
         rngs = [np.random.default_rng(row) for row in range(count)]
-        try:
-            chunks = loaded.policy.infer_batch([window] * count, rngs)
-            shapes = [np.shape(chunk) for chunk in chunks]
-        except SpecactError:
-            raise
-        # A third-party policy can raise anything.
-        except (Exception, SystemExit) as error:
+        with third_party(f"the policy {name} cannot answer a batch of {count} observations of zeros"):
+            chunks = list(loaded.policy.infer_batch([spec.observation.zeros()] * count, rngs))
+        check_chunks(name, spec, chunks, count)
+
+
+@contextmanager
+def third_party(failure: str) -> Iterator[None]:
+    """Third-party code, which can raise anything.
+
+    Raises:
+        BundleError: in place of any exception that is not of this package, with what failed.
+    """
+    try:
+        yield
+    except SpecactError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BundleError(f"{failure}: {type(error).__name__}: {error}") from error
+
+
+class FunctionPolicy:
+    """A function on batches as a :class:`~specact.families.chunks.policy.ChunkPolicy`.
+
+    A function that raises MissError says that its server did not answer; anything else is a BundleError.
+
+    Args:
+        spec: of its observations and chunks.
+        function: from named arrays ``[B, ...]`` of the spec's fields to chunks ``[B, H, A]`` in the environment's
+            units. With an instruction in the spec it is also called with ``instruction``, a list of B texts; with
+            ``seeded`` with ``rngs``, one generator for each row.
+        units: the range of its actions, if known; actions are clipped to it.
+        fingerprint: of its weights.
+        seeded: whether it samples, and so needs random generators.
+    """
+
+    inpaints = False
+
+    def __init__(
+        self, spec: ChunkSpec, function: Function, *,
+        units: ActionUnits | None = None, fingerprint: str = "", seeded: bool = False,
+    ) -> None:  # fmt: skip
+        self.spec, self.units, self.fingerprint = spec, units, fingerprint
+        self._function, self._seeded = function, seeded
+
+    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
+        refuse_inpainting(inpainting)
+        return self.infer_batch([window], [rng])[0]
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Sequence[Chunk]:
+        more: dict[str, Any] = {"rngs": rngs} if self._seeded else {}
+        if self.spec.observation.instruction:
+            more["instruction"] = [window.instruction for window in windows]
+        inputs = self.spec.observation.stack(windows)
+        # The function may write to its inputs, and a single window shares memory with the robot's.
+        copies = {name: array if array.flags.owndata else array.copy() for name, array in inputs.items()}
+        with third_party(f"the policy cannot answer a batch of {len(windows)}"):
+            answer = np.asarray(self._function(copies, **more))
+        wanted = (len(windows), self.spec.chunk, self.spec.actions)
+        if answer.shape != wanted or answer.dtype.kind not in "fiu":
             raise BundleError(
-                f"the policy {loaded.name} cannot answer a batch of {count} observations of zeros: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if shapes != [(spec.chunk, spec.actions)] * count:
-            raise BundleError(
-                f"the policy {loaded.name} must answer {count} windows with {count} chunks of shape "
-                f"{(spec.chunk, spec.actions)}, it gave {len(shapes)} of {sorted(set(shapes))}"
+                f"the policy must answer a batch of {len(windows)} with numbers of shape {wanted}, it gave "
+                f"{answer.dtype} {answer.shape}"
             )
+        chunks = answer.astype(np.float32)
+        if self.units is None:
+            return list(chunks)
+        low, high = self.units.centre - self.units.scale, self.units.centre + self.units.scale
+        # Infinite numbers are not clipped, so that they are refused later.
+        return list(np.where(np.isfinite(chunks), np.clip(chunks, low, high), chunks))
+
+
+def chunk_policy(
+    *,
+    observation: Mapping[str, Field | tuple[int, ...]],
+    chunk: int,
+    actions: int,
+    rate_hz: float,
+    instruction: bool = False,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    fingerprint: str = "",
+    seeded: bool = False,
+) -> Callable[[Function], FunctionPolicy]:
+    """A decorator that makes a policy from a function, see :class:`FunctionPolicy`.
+
+    ::
+
+        @specact.chunk_policy(observation={"state": (8,)}, chunk=16, actions=2, rate_hz=20.0)
+        def policy(inputs):
+            return model(inputs["state"][:, -1])      # [B, 1, 8] in, [B, 16, 2] out
+
+    Args:
+        observation: by name, the shape of a single float32 array, or a :class:`~specact.observation.Field`.
+        chunk, actions: H and A.
+        rate_hz: control rate [Hz].
+        instruction: whether it needs an instruction.
+        low, high: range of the actions, if known; actions are clipped to it.
+        fingerprint, seeded: see :class:`FunctionPolicy`.
+
+    Raises:
+        ConfigError: for a field that is neither, or a range that is none.
+    """
+    for name, field in observation.items():
+        if not isinstance(field, Field | Sequence):
+            raise ConfigError(f"the observation {name!r} must be a shape such as (8,) or a Field, got {field!r:.60}")
+    fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}
+    spec = ChunkSpec(ObservationSpec(fields, instruction), chunk, actions, rate_hz)
+    units = units_of(low, high, actions)
+    return lambda function: FunctionPolicy(spec, function, units=units, fingerprint=fingerprint, seeded=seeded)
+
+
+def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
+    """Units of a range of actions, or None without one.
+
+    Raises:
+        ConfigError: if it is not a range of ``actions`` finite numbers.
+    """
+    if low is None and high is None:
+        return None
+    try:
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are refused
+            ends = np.array([low, high], np.float32)
+    except (TypeError, ValueError, OverflowError):
+        ends = np.zeros(0, np.float32)
+    if ends.shape != (2, actions) or not np.isfinite(ends).all() or not (ends[0] <= ends[1]).all():
+        raise ConfigError(
+            f"low and high must each be {actions} finite numbers, low at most high; got {low!r:.60} and {high!r:.60}"
+        )
+    return ActionUnits.of_range(*ends)
+
+
+def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits | None = None) -> FunctionPolicy:
+    """A PyTorch module as a policy; it is put into evaluation mode and called without gradients.
+
+    Args:
+        spec: of its observations and chunks.
+        module: from a dict of tensors ``[B, ...]`` to a tensor ``[B, H, A]``, on the device of its parameters. With an
+            instruction in the spec it is also called with ``instruction``, a list of B texts.
+        units: the range of its actions, if known.
+    """
+    import torch
+
+    module = module.eval()
+    place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+
+    def run(inputs: Inputs, **more: Any) -> Any:
+        with torch.inference_mode():
+            answer = module({name: torch.from_numpy(array).to(place) for name, array in inputs.items()}, **more)
+            return answer.float().cpu().numpy()
+
+    return FunctionPolicy(spec, run, units=units)
+
+
+class Entry(Record, frozen=True):
+    """An observation in a description.
+
+    Attributes:
+        shape, dtype, history: see :class:`~specact.observation.Field`.
+        input: the policy's name for it; the observation's name if empty.
+        channels_first: whether the policy takes camera frames as ``[3, H, W]``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "uint8"] = "float32"
+    history: int = 1
+    input: str = ""
+    channels_first: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.channels_first and self.dtype != "uint8":
+            raise ConfigError("channels_first is for uint8 frames alone")
+
+
+class Description(Record, frozen=True):
+    """The content of a description of a policy, of an ONNX file (:func:`onnx_policy`) or of a server."""
+
+    chunk: Size
+    actions: Size
+    rate_hz: RateHz
+    observation: dict[str, Entry]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+    @property
+    def units(self) -> ActionUnits | None:
+        """Units of the actions, if their range is known."""
+        return units_of(self.low, self.high, self.actions)
+
+    def spec(self, instruction: bool = False) -> ChunkSpec:
+        """Of its observations and chunks."""
+        entries = self.observation.items()
+        fields = {name: Field(entry.shape, entry.dtype, entry.history) for name, entry in entries}
+        return ChunkSpec(ObservationSpec(fields, instruction), self.chunk, self.actions, self.rate_hz)
+
+
+class OnnxDescription(Description, frozen=True, kw_only=True):
+    """See :func:`onnx_policy`."""
+
+    onnx: str
+    output: str = ""
+
+
+def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
+    """An ONNX file as a policy, with a TOML file that describes its inputs and outputs.
+
+    ::
+
+        onnx = "policy.onnx"
+        chunk = 16
+        actions = 2
+        rate_hz = 20.0
+        output = "actions"                    # the only one, if left out
+        low = [-1.0, -1.0]                    # range of the actions, where known
+        high = [1.0, 1.0]
+        [observation.image]
+        shape = [96, 96, 3]
+        dtype = "uint8"
+        history = 1                           # 0 for an input without a time axis
+        input = "observation.image"           # name in the graph; the observation's, if left out
+        channels_first = true                 # the graph takes float32 [.., 3, H, W] in [0, 1]
+
+    The file is named by the user and trusted: unlike a bundle's graphs it is not checked.
+
+    Raises:
+        ConfigError: if the description cannot be read or is incomplete.
+        BundleError: if the file cannot be read, or the graph's inputs or outputs do not match it.
+    """
+    parsed = read_toml(description, OnnxDescription, "description of an ONNX file")
+    try:
+        spec, units = parsed.spec(), parsed.units
+        file = description.parent / parsed.onnx
+        network, fingerprint = Network(file, compute=compute), fingerprint_of(file)
+    except (SpecactError, ValueError) as error:  # the latter for an invalid path
+        raise ConfigError(f"{description}: {error}") from None
+    inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
+    if network.inputs.keys() != set(inputs.values()):
+        raise BundleError(f"{file} takes {sorted(network.inputs)}, but {description} names {sorted(inputs.values())}")
+    given = list(network.outputs)
+    output = parsed.output or given[0]
+    if output not in given:
+        raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
+
+    def run(arrays: Inputs) -> Any:
+        feeds = {
+            inputs[name]: np.moveaxis(array, -1, -3).astype(np.float32) / np.float32(255.0)
+            if parsed.observation[name].channels_first
+            else array
+            for name, array in arrays.items()
+        }
+        return network.run(feeds)[given.index(output)]
+
+    return FunctionPolicy(spec, run, units=units, fingerprint=fingerprint)
+
+
+@dataclass(frozen=True)
+class RegressionBundle(Bundle[ChunkSpec]):
+    """A loaded bundle of a policy by regression.
+
+    Attributes:
+        policy: its actions are clipped to the demonstrated range.
+        units: of its training data.
+    """
+
+    policy: FunctionPolicy
+    units: FlowUnits
+
+
+def load_regression(name_or_path: str | Path, *, compute: Compute = CPU) -> RegressionBundle:
+    """Loads a bundle of a policy by regression; see :func:`~specact.families.chunks.flow.load_flow`."""
+    bundle = open_bundle(name_or_path, "regression", ChunkSpec, REGRESSION_PARTS)
+    spec, units = bundle.spec, read_flow_units(bundle)
+    inputs = NetworkInputs(spec.observation, bundle.manifest.words)
+    network = Network(bundle.files["policy"], inputs.shapes, {"actions": ("batch", spec.chunk, spec.actions)}, compute)
+
+    def run(arrays: Inputs, instruction: Sequence[str | None] = ()) -> Any:
+        tokens = {} if inputs.words is None or not instruction else {INSTRUCTION: inputs.words.numbers(instruction)}
+        return network.run({**arrays, **tokens})[0]
+
+    policy = FunctionPolicy(spec, run, units=ActionUnits.of_range(units.low, units.high))
+    return RegressionBundle(bundle.path, bundle.manifest, spec, bundle.files, policy, units)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from specact.errors import BundleError, ObservationError, WireError
-from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting, check_chunks
 from specact.records import read_record
 from specact.rng import Role, streams
 from specact.wire.arrays import Arrays, ArraySpec, Layout
@@ -25,6 +25,8 @@ MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 28, 0.1, 1000
 
 class ChunkExchange:
     """See :class:`~specact.wire.exchange.Exchange`; chunks are in the environment's units.
+
+    Each request has its own random stream.
 
     Args:
         spec: of the target.
@@ -64,18 +66,11 @@ class ChunkExchange:
         return arrays["chunk"]
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.exchange.Exchange`; each request has its own random stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         if kind == "inpaint":
             return [self._inpainted(request, rng) for request, rng in zip(requests, rngs, strict=True)]
         chunks = self.policy.infer_batch([request.window for request in requests], rngs)
-        wanted = self.policy.spec.chunk, self.policy.spec.actions
-        shapes = [np.shape(chunk) for chunk in chunks]
-        if shapes != [wanted] * len(requests):
-            raise BundleError(
-                f"the policy {self.name} must answer {len(requests)} requests with chunks of shape {wanted}, it gave "
-                f"{len(shapes)} of {sorted(set(shapes))}"
-            )
+        check_chunks(self.name, self.policy.spec, chunks, len(requests))
         return [{"chunk": chunk} for chunk in chunks]
 
     def _inpainted(self, request: Request, rng: np.random.Generator) -> Arrays | WireError:

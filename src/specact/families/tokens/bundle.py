@@ -9,8 +9,7 @@ import numpy as np
 
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.network import CPU, Compute
-from specact.families.chunks.bundle import read_flow_units
-from specact.families.chunks.flow import FlowUnits
+from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.network import TokenNetworks

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from specact.errors import BundleError
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts
-from specact.families.flash.rounds import ROUNDS
 from specact.families.head import has_fitting_head
 from specact.families.tokens.decoding import DECODINGS
 from specact.gates.settings import LEARNED, GateChoices
@@ -25,6 +24,7 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
+from specact.systems.flash import ROUNDS
 from specact.wire import messages
 from specact.wire.exchange import Request
 

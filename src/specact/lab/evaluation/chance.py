@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from specact.families.flash.rounds import Rounds
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.rollout.methods import Method
 from specact.pair import Pair
+from specact.systems.flash import Rounds
 
 # Default inferences per episode: so many that the first one is negligible.
 _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)

@@ -13,7 +13,7 @@ from specact.bundle.manifest import MANIFEST, read_manifest
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import CodePolicy
-from specact.families.distance import DistanceParts, load_distance_head
+from specact.families.distance import load_distance_head
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.families import decoded_by
@@ -107,7 +107,6 @@ def measure_head(pair: Pair[Any]) -> float:
     if isinstance(pair.parts, CodeParts):
         both = measure_inference(HeadDraft(pair.parts.draft, load_head(pair)), pair.parts.spec.draft)
         return max(0.0, both - measure_inference(pair.parts.draft, pair.parts.spec.draft))
-    assert isinstance(pair.parts, DistanceParts), "the method's gate has checked it"
     head, drafted = load_distance_head(pair), np.zeros((pair.execute, len(pair.units.centre)), np.float32)
     return measure_call(lambda window: head.estimate(window, drafted), pair.observation.zeros())
 

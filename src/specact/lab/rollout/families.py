@@ -15,9 +15,6 @@ from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, Of
 from specact.families.codes.policy import InfersCodes
 from specact.families.codes.sampling import verify
 from specact.families.distance import head_observation
-from specact.families.flash.pair import FlashParts
-from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.flash.verify import Round
 from specact.families.tokens.bins import to_actions
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.network import Tokens
@@ -30,6 +27,7 @@ from specact.lab.rollout.token_batch import SharedClock, TokenBatch
 from specact.observation import Window
 from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, streams
+from specact.systems.flash import ROUNDS, FlashParts, Round, Rounds
 from specact.types import Miss, Proposal, StepRecord
 from specact.verification import LocalTarget, Target, Verifier
 
@@ -439,7 +437,7 @@ class _FlashAudit(Audit):
             return *errors_rms, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
         outcome: Round = record.outcome.evidence
         deviation = float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan
-        parts = record.proposal.evidence.question.parts
+        parts = record.proposal.evidence.parts
         share = 0.0 if parts is None else parts.share
         return *errors_rms, 0.0, outcome.full, outcome.checked, outcome.accepted, count, deviation, share
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from specact.errors import unknown_name
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.policy import CodePolicy
-from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.pair import Pair
 from specact.plugins import is_plugin
+from specact.systems.flash import ROUNDS, Rounds
 
 # A method that a run is compared with; of several names the first one that ran.
 Rival = str | tuple[str, ...]
@@ -120,12 +120,9 @@ _RIVALS: dict[str, tuple[Rival, ...]] = {
     "kerv": ("ar", "kerv_fixed", "kerv_no_tail", "kerv_last", "kerv_walk"), "heisd": ("ar", "heisd_random"),
     "heisd_similar": ("ar", "heisd_similar_random", "heisd_fixed"),
     "heisd_fixed": ("ar", "heisd_fixed_random", "last_fixed", "draft_fixed"), "retrieval": ("ar",),
-    "flash": ("full", "full_2", "unchecked", "flash_last", "flash_unguarded", "flash_shuffled"),
-    "flash_fitted": ("full", "full_2", "unchecked_fitted", "flash_fitted_shuffled"), "full_2": ("full",),
+    "flash": ("full", "full_2", "unchecked", "flash_last"), "flash_fitted": ("full", "full_2"), "full_2": ("full",),
     "full_1": ("full",), "block": ("full",),
-    "freqcache": ("full", "full_5", "freqcache_still", "freqcache_all", "freqcache_random"),
-    "freqcache_random": ("full",), "freqcache_oldest": ("full",), "freqcache_changed": ("full",),
-    "freqcache_frozen": ("full",), "freqcache_2": ("full_2",),
+    "freqcache": ("full", "full_5", "freqcache_random"), "freqcache_random": ("full",),
 }  # fmt: skip
 
 METHODS = {

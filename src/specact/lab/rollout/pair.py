@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.families.flash.verify import Round
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
@@ -19,6 +18,7 @@ from specact.links.model import Link
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
+from specact.systems.flash import Round
 from specact.types import Decision
 from specact.verification import LocalTarget, Target, Verifier
 

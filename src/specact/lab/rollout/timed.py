@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock
-from specact.families.flash.verify import Round
-from specact.families.freqcache.cached import FreqCached
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.pair import Drafter, FollowingDrafter
 from specact.rng import StepAddress
+from specact.systems.flash import Round
+from specact.systems.freqcache import FreqCached
 from specact.types import Outcome, Proposal, StepRecord
 from specact.verification import Pending, TargetPolicy, Verifier
 
@@ -83,7 +83,7 @@ class TimedRounds:
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """The verifier's."""
-        parts: FreqCached | None = proposal.evidence.question.parts
+        parts: FreqCached | None = proposal.evidence.parts
 
         def spend(outcome: Outcome) -> Outcome:
             self._clock.sleep(self._duration_s(outcome.evidence, 0.0 if parts is None else parts.share))

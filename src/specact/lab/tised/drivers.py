@@ -13,20 +13,13 @@ import numpy as np
 
 from specact.clock import RealClock
 from specact.execution.strategy import Execution
-from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
-from specact.families.flash.check import Check
-from specact.families.flash.pair import FlashParts, load_flow_pair
-from specact.families.flash.rounds import Rounds
-from specact.families.flash.verify import Round, RoundRequest
-from specact.families.freqcache.cached import FreqCached
-from specact.families.staged.stages import StagedFolder, load_staged
-from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import LEARNED, GateSettings
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
@@ -36,8 +29,10 @@ from specact.links.link import load_link
 from specact.load import load_pair
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair, PairSource
-from specact.placement.target import code_reader
 from specact.rng import Role, StepAddress, stream
+from specact.systems.flash import Check, FlashParts, Round, RoundRequest, Rounds, load_flow_pair
+from specact.systems.freqcache import FreqCached
+from specact.systems.roboecc import Precision, StagedFolder, code_reader, load_staged, pack, unpack
 from specact.types import Decision
 from specact.verification import LocalTarget
 
@@ -240,7 +235,7 @@ class PairDriver:
 
 @dataclass(frozen=True)
 class SplitDriver:
-    """A pair's target alone, its first stages on a server and the others on the device, see :mod:`specact.placement`.
+    """A pair's target alone, its first stages on a server, the others on the device: :mod:`specact.systems.roboecc`.
 
     Attributes:
         bundle: path of the pair.
@@ -266,7 +261,7 @@ class SplitDriver:
     def crossing(self) -> tuple[int, int]:
         """Bytes up and down the link."""
         spec = _staged(self.stages).spec
-        return spec.observation.nbytes, reply_bytes(spec, self.cut, self.precision)
+        return spec.observation.nbytes, spec.reply_bytes(self.cut, self.precision)
 
     @property
     def observation(self) -> ObservationSpec:
@@ -322,7 +317,7 @@ class RoundsDriver:
 
     Attributes:
         bundle: path of a flow bundle, with the block or the refresh that the rounds need.
-        rounds: see :mod:`specact.families.flash` and :mod:`specact.families.freqcache`.
+        rounds: see :mod:`specact.systems.flash` and :mod:`specact.systems.freqcache`.
     """
 
     bundle: str

@@ -10,13 +10,9 @@ from typing import Any, Literal, Protocol
 
 from specact.errors import ConfigError, unknown_name
 from specact.execution.strategy import Execution, Kind
-from specact.families.chunks.bundle import FlowBundle
+from specact.families.chunks.flow import FlowBundle
 from specact.families.codes.head import load_head
 from specact.families.codes.pair import CodeParts, codes_of
-from specact.families.flash.bundle import FLASH
-from specact.families.flash.rounds import ROUNDS
-from specact.families.freqcache.bundle import FREQCACHE
-from specact.families.freqcache.cached import Reuse
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
@@ -26,6 +22,8 @@ from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDr
 from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, stream
+from specact.systems.flash import FLASH, ROUNDS
+from specact.systems.freqcache import FREQCACHE, Reuse
 
 
 class Variants(Protocol):

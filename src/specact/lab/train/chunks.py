@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from specact import __version__
 from specact.bundle.words import Words
 from specact.errors import unknown_name
-from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
-from specact.families.chunks.flow import FlowUnits
+from specact.families.chunks.flow import FLOW_PARTS, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy
+from specact.families.chunks.sources import REGRESSION_PARTS, LoadedPolicy
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import TOKEN_PARTS
 from specact.files import write_whole

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from specact import __version__
 from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import FlowBundle, RegressionBundle, load_flow, load_regression
-from specact.families.chunks.folder import DRAFT, PairSettings
-from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.flow import FlowBundle, load_flow
+from specact.families.chunks.pair import DRAFT, ChunkParts, PairSettings
+from specact.families.chunks.sources import RegressionBundle, load_regression
 from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings

@@ -18,7 +18,6 @@ from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.sources import kind_of_source
-from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor, describe_target, flow_of
 from specact.lab.train.attention import attend, by_head, perceptron
 from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
 from specact.lab.train.export import BundleFolder, Graph, export_checked, parameters_of, round_to_half
@@ -39,6 +38,7 @@ from specact.lab.train.teacher import check_teacher, labelled, windows_at
 from specact.lab.train.windows import Windows
 from specact.load import load_policy
 from specact.rng import Role, stream
+from specact.systems.flash import FLASH_PARTS, Block, FlashSettings, MadeFor, flow_of
 
 # Windows that are validated on, and that the check is measured on.
 _VALIDATED = 512
@@ -180,9 +180,11 @@ class FlashTraining(Training):
             flow, block, settings, windows, recipe.seed, lambda done: progress("check", done, len(windows))
         )
         level, within = fit_check(measured)
+        low, high = (end[: flow.spec.actions].tolist() for end in (flow.units.low, flow.units.high))
         manifest = {
             "kind": "flash", "name": recipe.bundle, "env": self.target.env, "specact": __version__,
-            "recipe": self.request, "training": last_lines(self.out), "target": describe_target(flow),
+            "recipe": self.request, "training": last_lines(self.out),
+            "target": {"spec": flow.spec.describe(), "low": low, "high": high},
             "parity": {"block": parity}, "parameters": {"block": parameters_of(model)}, "check": measured.describe(),
         }  # fmt: skip
         folder.finish(manifest, MadeFor(self.target.fingerprint, replace(settings, levels=(level,), within=within)))

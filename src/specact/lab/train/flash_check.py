@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.chunks.flow import FlowPolicy
-from specact.families.flash.bundle import Block, FlashSettings
-from specact.families.flash.check import Array, deviations, implied, noised
+from specact.families.chunks.flow import Array, FlowPolicy
 from specact.lab.statistics import roc_auc
 from specact.lab.train.loop import Draw
 from specact.observation import Window
 from specact.rng import Role, stream
+from specact.systems.flash import Block, FlashSettings, deviations, implied, noised
 
 # Shares of noise that are looked at; the first two are the paper's.
 LEVELS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from specact import __version__
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import FlowBundle
-from specact.families.freqcache.bundle import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
+from specact.families.chunks.flow import FlowBundle
 from specact.lab.train.attention import by_head
 from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import BundleFolder, Graph, export_checked
@@ -18,10 +17,11 @@ from specact.lab.train.flow import Prefix
 from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import exported_weights
 from specact.lab.train.recipe import ChunkRecipe, chunk_recipe_of
+from specact.systems.freqcache import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
 
 
 class RefreshedPrefix(nn.Module):
-    """The prefix on a subset of its tokens, see :class:`~specact.families.freqcache.bundle.Refresh`."""
+    """The prefix on a subset of its tokens, see :class:`~specact.systems.freqcache.RefreshBundle`."""
 
     def __init__(self, prefix: Prefix) -> None:
         super().__init__()

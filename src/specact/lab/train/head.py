@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from specact.bundle.bundle import HEAD, copy_bundle, give_head
 from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import ConfigError
+from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
-from specact.families.distance import DistanceParts, head_observation
+from specact.families.distance import head_observation
 from specact.families.head import TRAINING, TrainedFor
+from specact.families.tokens.pair import TokenParts
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import Collect
@@ -36,6 +38,7 @@ from specact.observation import ObservationSpec
 from specact.pair import Pair
 from specact.records import Count, NotNegative, Share
 from specact.rng import Role, stream
+from specact.systems.flash import FlashParts
 from specact.types import Floats
 
 _TINY = 1e-4
@@ -257,7 +260,7 @@ def train_head(pair: Pair[Any], recipe: HeadRecipe, collect: Collect, out: Path,
     Raises:
         ConfigError: for a pair of a family of the user's own.
     """
-    if pair.path is None or not isinstance(pair.parts, CodeParts | DistanceParts):
+    if pair.path is None or not isinstance(pair.parts, CodeParts | ChunkParts | TokenParts | FlashParts):
         raise ConfigError(
             f"no gate learns from {pair.name}, which is of a family of your own; make a pair of chunk policies of it "
             "(specact pair), or give it a gate of your own, MODULE:GATE"

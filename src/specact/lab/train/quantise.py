@@ -22,8 +22,8 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import FlowBundle
-from specact.families.chunks.flow import Chunk, integrate
+from specact.families.chunks.flow import FlowBundle, integrate
+from specact.families.chunks.policy import Chunk
 from specact.families.codes.pair import CodeParts
 from specact.files import write_whole
 from specact.lab.train.export import forget_sources, store_as_half

@@ -12,7 +12,6 @@ from msgspec import Meta, field
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.sources import kind_of_source
-from specact.families.flash.bundle import FlashSettings
 from specact.families.tokens.bins import BINS
 from specact.files import check_name
 from specact.gates.settings import GateChoices
@@ -32,6 +31,7 @@ from specact.records import (
     read_record,
     read_toml,
 )
+from specact.systems.flash import FlashSettings
 
 Precision = Literal["float16", "float32"]
 _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabytes

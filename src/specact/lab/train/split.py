@@ -14,9 +14,12 @@ from onnx import TensorProto, compose, helper, shape_inference
 from specact.bundle.bundle import find_bundle, open_bundle
 from specact.bundle.manifest import Manifest, read_manifest, write_manifest
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
+from specact.families.chunks.flow import FLOW_PARTS
+from specact.families.chunks.sources import REGRESSION_PARTS
 from specact.families.codes.pair import PARTS
-from specact.families.staged.stages import (
+from specact.files import write_whole
+from specact.observation import read_spec
+from specact.systems.roboecc import (
     KIND,
     SPLIT_NETWORKS,
     SplitSpec,
@@ -25,8 +28,6 @@ from specact.families.staged.stages import (
     split_fingerprint,
     stage_parts,
 )
-from specact.files import write_whole
-from specact.observation import read_spec
 
 _PARTS = {"pair": PARTS, "regression": REGRESSION_PARTS, "flow": FLOW_PARTS}
 # Operators that a stage must contain: two cuts without one of these in between are equivalent.

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.flash.drafting import FlashDrafter
 from specact.families.tokens.drafting import TokenDrafter
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.data.episodes import Episodes
@@ -28,6 +27,7 @@ from specact.lab.train.windows import Windows
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream, streams
+from specact.systems.flash import FlashDrafter
 
 _BATCH = 64
 

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from specact.families.chunks.bundle import NETWORKS, FlowBundle
+from specact.families.chunks.flow import NETWORKS, FlowBundle
 from specact.families.codes.pair import PARTS, CodeParts
 from specact.lab.train.codes import export_policy
 from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specact.families.freqcache.frequency import (
+from specact.systems.freqcache import (
     NO_MOTION,
     Motion,
     Plane,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from specact.families.staged.stages import load_staged
-from specact.families.staged.wire import SplitExchange
+from specact.systems.roboecc import SplitExchange, load_staged
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
@@ -21,7 +21,7 @@ class Lying(SplitExchange):
         super().__init__(load_staged(Path(os.environ["STAGES"])))
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays]:  # type: ignore[override]
-        size = self._spec.sizes[0]
+        size = math.prod(self._spec.activations[0])
         lies: dict[str, Arrays] = {
             "size": {"activation": np.zeros(size - 1, np.float32)},
             "precision": {"activation": np.zeros(size, np.float16)},

@@ -13,22 +13,21 @@ import pytest
 from tests.served import verifying
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.flash.pair import load_flow_pair
-from specact.families.flash.rounds import ROUNDS
-from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
-from specact.families.freqcache.cached import FreqCached, Reuse, refreshed
+from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.gates.baseline import Always
 from specact.observation import Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
+from specact.systems.flash import ROUNDS, Rounds, load_flow_pair
+from specact.systems.freqcache import FREQCACHE, FreqCached, RefreshBundle, Reuse, load_refresh
 
 FLOW = load_flow("metaworld-flow")
 MADE = load_refresh(FLOW.path / FREQCACHE, FLOW)
 GRIPPER, FRONT = "image.gripper", "image.corner2"
 ALL = Reuse(least=1.0, most=1.0, refreshed=0.0)
 COUNT = 43
+FROZEN = Rounds("", reuse=Reuse(least=1.0, most=1.0, refreshed=0.0, remaps=False))
 
 
 def window(seed: int, **arrays: np.ndarray) -> Window:
@@ -59,13 +58,13 @@ def cached(how: Reuse) -> FreqCached:
 
 
 def rows(*cameras: str) -> np.ndarray:
-    return np.concatenate([MADE.cameras[name].first + np.arange(16) for name in cameras])
+    return np.concatenate([MADE.spec.cameras[name].first + np.arange(16) for name in cameras])
 
 
 def test_cameras_tokens_are_where_the_bundle_says() -> None:
     """Convolutions reach 12 pixels further up and left: a change in a patch changes its neighbours' tokens too."""
     seen = window(0)
-    for name, patches in MADE.cameras.items():
+    for name, patches in MADE.spec.cameras.items():
         frame = seen[name].copy()
         frame[:, 32:48, 16:32] = 0
         changed = np.abs(tokens_of(Window({**seen.arrays, name: frame}, seen.instruction)) - tokens_of(seen))[0].sum(-1)
@@ -73,22 +72,22 @@ def test_cameras_tokens_are_where_the_bundle_says() -> None:
 
 
 def test_all_tokens_computed_again_are_the_full_prefix() -> None:
-    found = refreshed(MADE.refresh, tokens_of(window(1)), np.full(COUNT, -1), whole(window(0)))
+    found = MADE.refreshed(tokens_of(window(1)), np.full(COUNT, -1), whole(window(0)))
     np.testing.assert_allclose(found, whole(window(1)), atol=1e-4)
 
 
 def test_no_token_computed_again_is_the_old_cache() -> None:
     old = whole(window(0))
-    np.testing.assert_array_equal(refreshed(MADE.refresh, tokens_of(window(1)), np.arange(COUNT), old), old)
+    np.testing.assert_array_equal(MADE.refreshed(tokens_of(window(1)), np.arange(COUNT), old), old)
     backwards = np.arange(COUNT)[::-1]
-    np.testing.assert_array_equal(refreshed(MADE.refresh, tokens_of(window(1)), backwards, old), old[..., backwards, :])
+    np.testing.assert_array_equal(MADE.refreshed(tokens_of(window(1)), backwards, old), old[..., backwards, :])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_tokens_computed_again_change_nothing(seed: int) -> None:
     """Attending to all of the cache, they find what they found before; attending to themselves alone they would not."""
     old, some = whole(window(seed)), np.random.default_rng(seed).random(COUNT) < 0.4
-    found = refreshed(MADE.refresh, tokens_of(window(seed)), np.where(some, -1, np.arange(COUNT)), old)
+    found = MADE.refreshed(tokens_of(window(seed)), np.where(some, -1, np.arange(COUNT)), old)
     np.testing.assert_allclose(found, old, atol=1e-4)
     np.testing.assert_array_equal(found[..., ~some, :], old[..., ~some, :])
 
@@ -96,7 +95,7 @@ def test_the_same_tokens_computed_again_change_nothing(seed: int) -> None:
 def test_what_is_computed_again_attends_to_what_is_reused() -> None:
     sources = np.arange(COUNT)
     sources[-1] = -1
-    first, second = (refreshed(MADE.refresh, tokens_of(window(2)), sources, whole(window(seed))) for seed in (0, 1))
+    first, second = (MADE.refreshed(tokens_of(window(2)), sources, whole(window(seed))) for seed in (0, 1))
     np.testing.assert_array_equal(first[:, 0, ..., -1, :], second[:, 0, ..., -1, :])
     assert np.abs(first[:, 1:, ..., -1, :] - second[:, 1:, ..., -1, :]).max() > 0.01
 
@@ -134,7 +133,7 @@ def test_tokens_move_with_the_picture_and_only_inside_of_it(down: int, right: in
     motion = parts.last[GRIPPER].motion
     assert (motion.rows, motion.columns) == (16 * down, 16 * right)
     mask = parts.last[GRIPPER].mask.reshape(4, 4)
-    first = MADE.cameras[GRIPPER].first
+    first = MADE.spec.cameras[GRIPPER].first
     for row, column in np.ndindex(4, 4):
         before = row - down, column - right
         assert mask[row, column] == (0 <= before[0] < 4 and 0 <= before[1] < 4)
@@ -248,15 +247,15 @@ def composed(how: Reuse) -> Pair[Any]:
 def test_rounds_without_budget_are_full_ones_and_with_it_they_are_not() -> None:
     full = played(composed(Reuse(least=0.0, most=0.0)), [0, 1, 2])
     np.testing.assert_allclose(full, played(load_flow_pair(FLOW).composed(rounds=ROUNDS["full"]), [0, 1, 2]), atol=1e-3)
-    frozen = played(load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache_frozen"]), [0, 1, 2])
+    frozen = played(load_flow_pair(FLOW).composed(rounds=FROZEN), [0, 1, 2])
     execute = load_flow_pair(FLOW).execute
     np.testing.assert_allclose(frozen[:execute], full[:execute], atol=1e-3)
     assert np.abs(np.array(frozen[execute:]) - full[execute:]).max() > 0.01
 
 
 def test_a_drafter_forgets_the_prefix_with_its_episode() -> None:
-    drafter: Any = load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache_frozen"]).drafter()
-    parts = drafter.propose(window(0), np.random.default_rng(0)).evidence.question.parts
+    drafter: Any = load_flow_pair(FLOW).composed(rounds=FROZEN).drafter()
+    parts = drafter.propose(window(0), np.random.default_rng(0)).evidence.parts
     parts.cache([window(0)])
     parts.cache([window(1)])
     assert parts.share == 1.0
@@ -265,13 +264,13 @@ def test_a_drafter_forgets_the_prefix_with_its_episode() -> None:
 
 
 def test_two_robots_do_not_share_a_prefix() -> None:
-    pair = load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache_frozen"])
+    pair = load_flow_pair(FLOW).composed(rounds=FROZEN)
     target, address = pair.target(), StepAddress(0, 0, 0, 0)
     rng = np.random.default_rng(0)
-    questions = [pair.drafter().propose(window(seed), rng).evidence.question for seed in (0, 1)]
+    questions = [pair.drafter().propose(window(seed), rng).evidence for seed in (0, 1)]
     for seed in (0, 1):
         found = target.answer(window(seed), address).round(questions[seed])
-        wanted = pair.composed(rounds=ROUNDS["full"]).drafter().propose(window(seed), rng).evidence.question
+        wanted = pair.composed(rounds=ROUNDS["full"]).drafter().propose(window(seed), rng).evidence
         np.testing.assert_array_equal(found.chunk, target.answer(window(seed), address).round(wanted).chunk)
 
 

@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.placement.bandwidth import Bandwidths, LastValue
-from specact.placement.choosers import RoboeccRule, SmallestTotal, StaticCut
-from specact.placement.planner import Accounting, StageCosts, adjusted_cut, best_cut, roofline_s, total_s, within
+from specact.systems.roboecc import (
+    Accounting,
+    Bandwidths,
+    LastValue,
+    RoboeccRule,
+    SmallestTotal,
+    StageCosts,
+    StaticCut,
+    adjusted_cut,
+    best_cut,
+    total_s,
+    within,
+)
 
 
 def random_costs(rng: np.random.Generator) -> StageCosts:
@@ -151,11 +161,6 @@ def test_a_link_that_takes_as_long_for_any_size_is_not_worth_the_device_s_own_st
     assert past.split_latency(100.0)[1] == 0.19
 
 
-def test_a_roofline_is_the_slower_of_arithmetic_and_memory() -> None:
-    found = roofline_s(np.array([8.0, 1.0]), np.array([1.0, 6.0]), peak_flops_s=4.0, memory_bytes_s=2.0, share=0.5)
-    np.testing.assert_array_equal(found, [4.0, 3.0])
-
-
 def test_refusals_say_what_is_allowed() -> None:
     costs = StageCosts(np.ones(2), np.ones(2), np.ones(3), 1.0, load=np.array([0.5, 0.5]))
     with pytest.raises(ConfigError, match="server_s of 2 stages must be 2 finite numbers"):
@@ -172,7 +177,5 @@ def test_refusals_say_what_is_allowed() -> None:
         within([1, 2], costs.loads, 0.4)
     with pytest.raises(ConfigError, match="look_every"):
         SmallestTotal(costs, [0], LastValue(), look_every=-1)
-    with pytest.raises(ConfigError, match="positive peak"):
-        roofline_s(np.ones(1), np.ones(1), 0.0, 1.0, 1.0)
     with pytest.raises(ConfigError, match="at least one cut"):
         adjusted_cut(0, 1.0, 0.0, 0.0, [], costs.cut_bytes)

@@ -9,20 +9,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from experiments.flash.shuffled import shuffled as mixed
 from tests.served import served, verifying
 
 from specact.bundle.bundle import find_bundle
 from specact.clock import VirtualClock
 from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.verdicts import LateVerdicts
-from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.flow import FlowNetworks, FlowPolicy
-from specact.families.flash.bundle import FlashSettings, load_flash
-from specact.families.flash.check import Check
-from specact.families.flash.drafting import DraftedRound
-from specact.families.flash.pair import FlashParts, load_flow_pair
-from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.flash.verify import Round, RoundRequest
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -35,6 +29,17 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.rng import Role, StepAddress, streams
+from specact.systems.flash import (
+    ROUNDS,
+    Check,
+    FlashParts,
+    FlashSettings,
+    Round,
+    RoundRequest,
+    Rounds,
+    load_flash,
+    load_flow_pair,
+)
 from specact.types import OffloadTimes, Origin, Outcome, Proposal, StepRecord
 from specact.verification import LocalTarget
 from specact.wire.exchange import Request
@@ -203,7 +208,7 @@ def test_after_a_gripper_s_change_the_next_round_is_full(pair: Pair[Any]) -> Non
         told = replace(record, result=replace(record.outcome, evidence=evidence))
         drafter.on_inference(told)
         drafter.on_verified(told)
-        assert drafter.propose(SEEN[2], np.random.default_rng(0)).evidence.question.full == switches
+        assert drafter.propose(SEEN[2], np.random.default_rng(0)).evidence.full == switches
 
 
 class Counted(FlowNetworks):
@@ -237,7 +242,7 @@ def test_a_stale_check_reads_the_cache_of_the_last_full_round(pair: Pair[Any]) -
     _, records = played(stale, 5)
     target = stale.target()
     for number in range(1, 5):
-        question = records[number].proposal.evidence.question
+        question = records[number].proposal.evidence
         assert question.cache is round_of(records[0]).cache
         asked = target.answer(SEEN[number], records[number].address)
         again, fresh = asked.round(question), asked.round(replace(question, cache=None))
@@ -326,9 +331,9 @@ def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: Pair[A
         drafter.reset()
         for record in (*known, skipped):
             tell(record)
-        assert drafter.propose(SEEN[0], rng).evidence.question.full
+        assert drafter.propose(SEEN[0], rng).evidence.full
     tell(switching)
-    assert not drafter.propose(SEEN[0], rng).evidence.question.full
+    assert not drafter.propose(SEEN[0], rng).evidence.full
 
 
 def test_a_cache_cannot_leave_the_process(pair: Pair[Any], server: Client) -> None:
@@ -342,13 +347,8 @@ def test_a_robot_that_only_wants_chunks_is_served_by_the_same(pair: Pair[Any], s
     np.testing.assert_array_equal(found.value, own_answers(pair.parts.policy, 1)[0])  # type: ignore[union-attr]
 
 
-class _Evidence:
-    def __init__(self, question: RoundRequest) -> None:
-        self.question = question
-
-
 def asked(pair: Pair[Any], question: RoundRequest) -> dict[str, np.ndarray]:
-    return dict(verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), _Evidence(question))))
+    return dict(verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), question)))
 
 
 def respond(pair: Pair[Any], arrays: dict[str, np.ndarray]) -> Any:
@@ -363,7 +363,7 @@ def test_what_a_gripper_holds_reaches_the_server(pair: Pair[Any]) -> None:
         lengths = []
         for held in (True, False):
             question = RoundRequest(False, check=Check((0.05,), 100.0), held=np.array([held]))
-            proposal = Proposal(window, np.zeros((1, 2), np.float32), _Evidence(question))
+            proposal = Proposal(window, np.zeros((1, 2), np.float32), question)
             address = StepAddress(0, 0, 0, 0)
             asking = Request(window, address, dict(verifying(gripping).request(proposal)))
             (found,) = served(gripping.exchange, "verify", [asking])
@@ -448,10 +448,10 @@ def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
         load_flash(tmp_path / "flash", load_policy(BUNDLE))
 
 
-@pytest.mark.parametrize("wrong", [{"execute": 0}, {"execute": 1, "period": -1}, {"execute": 1, "grippers": (-1,)}])
+@pytest.mark.parametrize("wrong", [{"execute": 0}, {"period": -1}, {"grippers": (-1,)}, {"within": -0.1}])
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at least"):
-        FlashSettings(**wrong)
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        FlashSettings(**{"execute": 1} | wrong)
 
 
 def lengths_of(records: list[StepRecord]) -> list[int]:
@@ -460,13 +460,13 @@ def lengths_of(records: list[StepRecord]) -> list[int]:
 
 def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: Pair[Any]) -> None:
     own = composed(pair, replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=0)
-    shuffled = own.composed(rounds=replace(own.parts.rounds, shuffled=True))
+    shuffled = own.composed(rounds=mixed(own.parts.rounds, "the control"))
     verifier, address = shuffled.verifier(LocalTarget(shuffled.target(), VirtualClock())), StepAddress(1, 0, 0, 0)
-    asked, real, drawn = RoundRequest(False, check=Check((0.8, 0.4), 0.6), shuffled=True), [], []
+    asked, real, drawn = RoundRequest(False, check=Check((0.8, 0.4), 0.6)), [], []
     for number, window in enumerate(SEEN):
         address = address._replace(step=number)
-        real.append(own.target().answer(window, address).round(replace(asked, shuffled=False)))
-        outcome = verifier.submit(Proposal(window, np.zeros((1, 2), np.float32), DraftedRound(asked)), address).result()
+        real.append(own.target().answer(window, address).round(asked))
+        outcome = verifier.submit(Proposal(window, np.zeros((1, 2), np.float32), asked), address).result()
         assert isinstance(outcome, Outcome)
         found = outcome.evidence
         drawn.append(found)
@@ -483,7 +483,7 @@ def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: Pai
 def test_what_is_accepted_always_or_never_cannot_be_shuffled(pair: Pair[Any]) -> None:
     for within in (0.0, 1e9):
         own = composed(pair, replace(ROUNDS["flash"], within=within), period=0)
-        shuffled = own.composed(rounds=replace(own.parts.rounds, shuffled=True))
+        shuffled = own.composed(rounds=mixed(own.parts.rounds, "the control"))
         (actions, records), (others, other_records) = played(own, 6), played(shuffled, 6)
         for found, other in zip(actions, others, strict=True):
             np.testing.assert_array_equal(found, other)
@@ -491,6 +491,6 @@ def test_what_is_accepted_always_or_never_cannot_be_shuffled(pair: Pair[Any]) ->
 
 
 def test_no_server_knows_other_rounds(pair: Pair[Any]) -> None:
-    asked = RoundRequest(False, shuffled=True)
-    with pytest.raises(ConfigError, match="flash_shuffled"):
-        verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), DraftedRound(asked)))
+    asked = RoundRequest(False, local=True)
+    with pytest.raises(ConfigError, match="flash_stale"):
+        verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), asked))

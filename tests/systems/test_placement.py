@@ -15,20 +15,26 @@ from specact.errors import BundleError, ConfigError, RemoteError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.codes.pair import CodeVerifier, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution
-from specact.families.flash.pair import FlashParts
-from specact.families.flash.verify import Round, RoundRequest
-from specact.families.staged.stages import StagedFolder
-from specact.families.staged.wire import PRECISIONS, Precision, split_contract
 from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.observation import Window
-from specact.placement.bandwidth import Bandwidths
-from specact.placement.choosers import StaticCut
-from specact.placement.target import SplitTarget, measure_costs, placed_target, reader_of
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
+from specact.systems.flash import FlashParts, Round, RoundRequest
+from specact.systems.roboecc import (
+    PRECISIONS,
+    Bandwidths,
+    Precision,
+    SplitTarget,
+    StagedFolder,
+    StaticCut,
+    measure_costs,
+    placed_target,
+    reader_of,
+    split_contract,
+)
 from specact.types import Miss
 from specact.verification import Answer, LocalTarget
 
@@ -192,7 +198,7 @@ def test_an_answer_of_another_shape_precision_or_cut_is_not_sent(
     bundle: Pair[Any], folder: StagedFolder, lie: str
 ) -> None:
     told = {"STAGES": str(folder.path), "LIE": lie, "PYTHONPATH": ""}
-    arguments = ["serve", "--policy", "tests.placement.lying:exchange", "--port", "0"]
+    arguments = ["serve", "--policy", "tests.systems.lying:exchange", "--port", "0"]
     told["PYTHONPATH"] = f"{Path(__file__).parents[2] / 'src'}:{Path(__file__).parents[2]}"
     with ServerProcess(arguments, told) as server, connected(server, folder) as client:
         target = placed_target(bundle, folder, client, PATIENT_MS, cut=1, precision="float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,20 @@ from tests.served import served
 
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
-from specact.families.staged.stages import StagedFolder, load_staged
-from specact.families.staged.wire import PRECISIONS, SplitExchange, kind_at, pack, reply_bytes, split_contract, unpack
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange
 from specact.observation import Window
 from specact.rng import StepAddress
+from specact.systems.roboecc import (
+    PRECISIONS,
+    SplitExchange,
+    StagedFolder,
+    kind_at,
+    load_staged,
+    pack,
+    split_contract,
+    unpack,
+)
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
@@ -61,7 +70,10 @@ def test_a_constant_activation_survives_and_what_no_number_can_hold_is_refused()
 
 
 def test_a_reply_of_another_precision_or_shape_is_refused(folder: StagedFolder) -> None:
-    size, layout = folder.spec.sizes[0], split_contract(folder.spec, folder.fingerprint).kinds["cut-1-float16"].reply
+    size, layout = (
+        math.prod(folder.spec.activations[0]),
+        split_contract(folder.spec, folder.fingerprint).kinds["cut-1-float16"].reply,
+    )
     layout.unpack(layout.pack({"activation": np.zeros(size, np.float16)}))
     for wrong in (np.zeros(size + 1, np.float16), np.zeros(size, np.float32), np.full(size, np.inf, np.float16)):
         with pytest.raises(WireError, match="activation"):
@@ -96,14 +108,14 @@ def test_an_observation_without_a_finite_answer_is_refused_alone(folder: StagedF
 def test_kinds_and_bytes_of_a_cut(folder: StagedFolder) -> None:
     spec = folder.spec
     assert kind_at(spec, spec.stages, "uint8") == "infer"
-    assert [reply_bytes(spec, 1, name) for name in PRECISIONS] == [
-        2 * spec.sizes[0],
-        spec.sizes[0] + 8,
-        4 * spec.sizes[0],
+    assert [spec.reply_bytes(1, name) for name in PRECISIONS] == [
+        2 * math.prod(spec.activations[0]),
+        math.prod(spec.activations[0]) + 8,
+        4 * math.prod(spec.activations[0]),
     ]
-    assert reply_bytes(spec, 0, "float16") == 0
+    assert spec.reply_bytes(0, "float16") == 0
     outputs = sum(4 * int(np.prod(shape)) for shape in spec.outputs.values())
-    assert reply_bytes(spec, spec.stages, "float16") == outputs
+    assert spec.reply_bytes(spec.stages, "float16") == outputs
     for cut in (0, spec.stages + 1):
         with pytest.raises(BundleError, match="a server runs 1 to 8 stages"):
             kind_at(spec, cut, "float16")

@@ -8,15 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
-from specact.families.flash.check import (
-    Check,
-    accepted_length,
-    deviations,
-    first_switch,
-    implied,
-    judge,
-    noised,
-)
+from specact.systems.flash import Check, accepted_length, deviations, first_switch, implied, judge, noised
 
 LEVELS = np.array([0.05, 0.1, 0.4, 1.0], np.float32)
 NOWHERE = np.zeros(0, np.float32)

@@ -1,1 +1,0 @@
-"""Split targets: the first stages run on a server, the others on the device."""

@@ -1,1 +1,0 @@
-"""Placement of a target's stages on server and device, adapted to the link."""

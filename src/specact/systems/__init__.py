@@ -1,0 +1,1 @@
+"""One paper per file: its equations, what we changed, and the code."""

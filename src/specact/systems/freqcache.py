@@ -1,0 +1,416 @@
+"""FreqCache (arXiv 2604.24391): the prefix of a flow policy is recomputed only where the camera's image has changed.
+
+In every inference the tokens of smooth patches keep the keys and values of the last prefix, moved with the image::
+
+    C = F_t conj(F_t-1) / |F_t conj(F_t-1)|,  (rows, columns) = argmax IFFT(C)       motion between two frames
+    s_i = the patch of frame t-1 that patch i shows now, -1 outside of that frame    tokens move with the image
+    e_i = sum_{|u| > u_c} |DCT(patch_i)_u|^2 / sum_u |DCT(patch_i)_u|^2              share of energy in edges
+    H = -sum_u p_u log p_u / log(bins),  p_u = |F_u|^2 / sum |F|^2                   entropy of the spectrum
+    B = B_min + (B_max - B_min) (1 - H)                                              budget of reused tokens
+
+Of the patches with s_i >= 0, except for the share q with the largest e, those with the smallest e are reused, up to the
+share B. If the ratio of C's highest to its second peak is small, nothing is reused.
+
+The paper names these steps, but publishes no equations, constants or code: the forms are ours. We changed: a prefix is
+the policy's transformer over all tokens, those that are no camera's are recomputed every time; controls move no tokens,
+or choose them otherwise (:attr:`Reuse.first`). Reused keys and values keep the position encoding of the time when they
+were computed, so that even a perfect motion estimate is inexact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.network import CPU, Compute, Network
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.flow import Array, FlowBundle, FlowParts
+from specact.observation import Window
+from specact.records import NotNegative, Share, check_fields
+from specact.rng import Role, stream
+
+# Frames are float64 [H, W], their real Fourier transforms complex128 [H, W // 2 + 1].
+Plane = NDArray[np.float64]
+Spectrum = NDArray[np.complex128]
+# The refresh's folder in that of the flow policy it was made for, and its files.
+FREQCACHE = "freqcache"
+REFRESH_PARTS = {"refresh": "refresh.onnx"}
+_EPSILON = 1e-12
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Motion of the image from one frame to the next.
+
+    Attributes:
+        rows, columns: shift downwards and to the right [pixels].
+        confidence: ratio of the highest to the second highest peak of the phase correlation, at least 1; direct
+            neighbours of the peak are excluded, because subpixel motion spreads it over them.
+    """
+
+    rows: int
+    columns: int
+    confidence: float
+
+
+NO_MOTION = Motion(0, 0, np.inf)
+
+
+def luma(frame: NDArray[np.uint8]) -> Plane:
+    """The mean of the colours, ``[H, W]``, of a frame ``[H, W, 3]``."""
+    return np.asarray(frame.mean(axis=-1))
+
+
+def spectrum(frame: Plane) -> Spectrum:
+    """The real Fourier transform without its zero frequency (mean brightness), ``[H, W // 2 + 1]``."""
+    transform = np.fft.rfft2(frame)
+    transform[0, 0] = 0.0
+    return transform
+
+
+def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -> Motion:
+    """``C = F_t conj(F_t-1) / |F_t conj(F_t-1)|``; the motion is the position of the maximum of C's inverse transform.
+
+    A circular shift by whole pixels is found exactly, up to half of the image's size. Between uniform frames there is
+    no motion, with confidence 1.
+
+    Args:
+        before, now: spectra of two frames, see :func:`spectrum`.
+        shape: of the frames [pixels], at least 4 x 4.
+    """
+    cross = now * before.conj()
+    size = np.abs(cross)
+    if not size.max() > _EPSILON:
+        return Motion(0, 0, 1.0)
+    surface = np.fft.irfft2(cross / np.maximum(size, _EPSILON * size.max()), s=shape)
+    height, width = surface.shape
+    row, column = divmod(int(surface.argmax()), width)
+    peak = surface[row, column]
+    around = np.ix_([(row + step) % height for step in (-1, 0, 1)], [(column + step) % width for step in (-1, 0, 1)])
+    surface[around] = -np.inf
+    second = max(float(surface.max()), _EPSILON)
+    return Motion(
+        (row + height // 2) % height - height // 2,
+        (column + width // 2) % width - width // 2,
+        max(1.0, float(peak) / second),
+    )
+
+
+def source_patches(motion: Motion, patch: tuple[int, int], grid: tuple[int, int]) -> NDArray[np.int64]:
+    """For each patch the patch of the previous frame that shows the same; -1 if that was outside the frame.
+
+    Args:
+        motion: is rounded to whole patches.
+        patch: height and width of a patch [pixels].
+        grid: rows R and columns C of patches.
+
+    Returns:
+        Indices ``[R C]``, row by row.
+    """
+    down, right = round(motion.rows / patch[0]), round(motion.columns / patch[1])
+    row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    row, column = row - down, column - right
+    inside = (row >= 0) & (row < grid[0]) & (column >= 0) & (column < grid[1])
+    return np.where(inside, row * grid[1] + column, -1)
+
+
+def patches_of(frame: Plane, grid: tuple[int, int]) -> Plane:
+    """The patches ``[R C, h, w]`` of a frame whose sides are multiples of the grid's."""
+    height, width = frame.shape[0] // grid[0], frame.shape[1] // grid[1]
+    apart = frame.reshape(grid[0], height, grid[1], width).swapaxes(1, 2)
+    return apart.reshape(-1, height, width)
+
+
+def edge_energy(patches: Plane) -> Plane:
+    """``e = sum_{|u| > u_c} |DCT_u|^2 / sum_u |DCT_u|^2`` of each patch, ``[P]``; u_c is half the Nyquist frequency."""
+    height, width = patches.shape[1:]
+    power = np.square(_cosines(height) @ patches @ _cosines(width).T)
+    # In units of the Nyquist frequency, which is at the number of pixels.
+    far = np.hypot(np.arange(height)[:, None] / height, np.arange(width) / width) > 0.5
+    return np.asarray((power * far).sum(axis=(1, 2)) / np.maximum(power.sum(axis=(1, 2)), _EPSILON))
+
+
+@cache
+def _cosines(size: int) -> Plane:
+    """The orthonormal DCT-II, ``[size, size]``."""
+    step = np.arange(size)
+    matrix = np.sqrt(2.0 / size) * np.cos(np.pi * np.outer(step, step + 0.5) / size)
+    matrix[0] /= np.sqrt(2.0)
+    return np.asarray(matrix)
+
+
+def spectral_entropy(of: Spectrum) -> float:
+    """``-sum_u p_u log p_u / log(bins)`` with ``p_u = |F_u|^2 / sum |F|^2``, in [0, 1], of a :func:`spectrum`."""
+    power = np.square(of.real) + np.square(of.imag)
+    total = power.sum()
+    if not total > _EPSILON:
+        return 0.0
+    share = power[power > 0.0] / total
+    return float(-(share * np.log(share)).sum() / np.log(power.size - 1))
+
+
+def reuse_budget(entropy: float, least: float, most: float) -> float:
+    """``B = B_min + (B_max - B_min) (1 - H)``: the share of tokens that may be reused."""
+    return least + (most - least) * (1.0 - entropy)
+
+
+def reused(earlier: NDArray[np.int64], rank: Plane, budget: float, refreshed: float) -> NDArray[np.bool_]:
+    """Which of P patches reuse a token, bool ``[P]``: the lowest-ranked ones in the overlap, within the budget.
+
+    Args:
+        earlier: see :func:`source_patches`.
+        rank: ``[P]``, such as :func:`edge_energy`; the highest are recomputed first.
+        budget: share of all patches that may be reused, in [0, 1].
+        refreshed: q, share of all patches that is always recomputed, the highest-ranked ones, in [0, 1].
+    """
+    count = len(rank)
+    order = np.argsort(rank, kind="stable")
+    allowed = np.zeros(count, np.bool_)
+    allowed[order[: count - round(refreshed * count)]] = True
+    allowed &= earlier >= 0
+    mask = np.zeros(count, np.bool_)
+    mask[order[allowed[order]][: round(budget * count)]] = True
+    return mask
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The tokens of one camera's frame: one for each patch, row by row.
+
+    Attributes:
+        first: index of the frame's first token in the prefix.
+        rows, columns: number of rows and columns of patches.
+    """
+
+    first: int
+    rows: int
+    columns: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows, self.columns
+
+
+@dataclass(frozen=True)
+class RefreshSpec:
+    """The target that a refresh was made for: the fingerprint of its bundle, and its cameras' tokens, by name."""
+
+    target: str
+    cameras: Mapping[str, Patches]
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RefreshBundle(Bundle[RefreshSpec]):
+    """The network that recomputes the prefix for some tokens; the others keep keys and values of an earlier cache."""
+
+    network: Network
+
+    def refreshed(self, tokens: Array, sources: NDArray[np.int64], held: Array) -> Array:
+        """The new cache ``[1, L, 2, heads, N, W / heads]``.
+
+        In every layer the recomputed tokens attend to the whole new cache.
+
+        Args:
+            tokens: all tokens of the window, ``[1, N, W]``.
+            sources: for each position, the position of the old cache whose keys and values it reuses; -1 to recompute
+                them, int64 ``[N]``.
+            held: the old cache.
+        """
+        (recomputed,) = np.nonzero(sources < 0)
+        if not len(recomputed):
+            return np.ascontiguousarray(held[..., sources, :])
+        # For the network, source N + k is the k-th of the recomputed tokens.
+        rows = sources.copy()
+        rows[recomputed] = len(sources) + np.arange(len(recomputed))
+        given: dict[str, NDArray[Any]] = {
+            "tokens": np.ascontiguousarray(tokens[:, recomputed]),
+            "sources": rows,
+            "held": held,
+        }
+        return self.network.run(given)[0]
+
+
+def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> RefreshBundle:
+    """Loads the refresh of a target's prefix.
+
+    Args:
+        path: the folder.
+        target: the flow policy it was made for.
+        compute: where it runs.
+
+    Raises:
+        BundleError: if a part is missing or damaged, or if it was made for another target.
+    """
+    repair = "make it again with specact export --refresh"
+    bundle = open_bundle(path, "freqcache", RefreshSpec, REFRESH_PARTS)
+    if bundle.spec.target != target.fingerprint:
+        raise BundleError(
+            f"{path} was made for the target {bundle.spec.target}, but {target.name} is {target.fingerprint}; {repair}"
+        )
+    whole = (1, *target.networks.cache([target.spec.observation.zeros()]).shape[1:])
+    fields, tokens = target.spec.observation.fields, whole[4]
+    for name, patches in bundle.spec.cameras.items():
+        fits = name in fields and fields[name].is_image and fields[name].history <= 1
+        grid = min(patches.grid) >= 1 and 0 <= patches.first <= tokens - patches.rows * patches.columns
+        if not fits or not grid or fields[name].shape[0] % patches.rows or fields[name].shape[1] % patches.columns:
+            raise BundleError(
+                f"{path} says that {name} gives {patches} of {tokens} tokens, which {target.name} does not have; "
+                f"{repair}"
+            )
+    inputs = {"tokens": (1, "tokens", whole[3] * whole[5]), "sources": (tokens,), "held": whole}
+    network = Network(bundle.files["refresh"], inputs, {"cache": whole}, compute, repair=repair)
+    return RefreshBundle(path, bundle.manifest, bundle.spec, bundle.files, network)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Which tokens are reused.
+
+    Attributes:
+        cameras: names of the cameras whose tokens may be reused; empty for all.
+        least, most: bounds of the budget, the share of a camera's tokens that may be reused, in [0, 1].
+        refreshed: q, the share of a camera's tokens that is always recomputed, in [0, 1].
+        confidence: minimum confidence of the motion estimate; below it all of a camera's tokens are recomputed.
+        remaps: whether tokens move with the estimated motion; otherwise none is assumed.
+        first: which tokens are recomputed first: those with the most energy at high frequencies (``edges``), those
+            whose patch changed most, those that were computed longest ago, or random ones.
+
+    Raises:
+        ConfigError: for a number out of range.
+    """
+
+    cameras: tuple[str, ...] = ()
+    least: Share = 0.3
+    most: Share = 0.7
+    refreshed: Share = 0.2
+    confidence: NotNegative = 1.5
+    remaps: bool = True
+    first: Literal["edges", "changed", "oldest", "random"] = "edges"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.least > self.most:
+            raise ConfigError(f"least must be at most most, got {self.least} and {self.most}")
+
+
+@dataclass(frozen=True)
+class Reused:
+    """The reused tokens of one camera: the estimated motion, and a mask of its P tokens, ``[P]``."""
+
+    motion: Motion
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    luma: Plane
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        return spectrum(self.luma)
+
+
+class FreqCached:
+    """A flow policy's networks with one robot's prefix cache, see :class:`~specact.families.chunks.flow.FlowParts`.
+
+    It runs in the robot's own process: a server answers many robots and keeps no state.
+
+    Args:
+        networks: of the policy.
+        refresh: of the same policy.
+        reuse: which tokens are reused.
+        seed: of the random choice of tokens.
+
+    Attributes:
+        last: the reused tokens of the last cache, by camera; empty if all of it was computed.
+
+    Raises:
+        ConfigError: for a camera that the policy does not have.
+    """
+
+    def __init__(self, networks: FlowParts, refresh: RefreshBundle, reuse: Reuse, seed: int = 0) -> None:
+        cameras = refresh.spec.cameras
+        unknown = [name for name in reuse.cameras if name not in cameras]
+        if unknown:
+            raise ConfigError(f"this policy has no camera {', '.join(unknown)}; it has {', '.join(cameras)}")
+        self._networks, self._refresh, self._reuse, self._seed = networks, refresh, reuse, seed
+        self._cameras = {name: cameras[name] for name in reuse.cameras or cameras}
+        self.tokens, self.velocity, self.guide = networks.tokens, networks.velocity, networks.guide
+        self.reset()
+
+    @property
+    def share(self) -> float:
+        """Share of the cameras' tokens that were reused in the last cache, in [0, 1]."""
+        masks = [camera.mask for camera in self.last.values()]
+        return float(np.concatenate(masks).mean()) if masks else 0.0
+
+    def reset(self) -> None:
+        """Starts an episode with an empty cache."""
+        self._frames: dict[str, _Frame] = {}
+        self._cache: Array | None = None
+        # How often the token at each position was reused since it was computed.
+        self._ages = {name: np.zeros(patches.rows * patches.columns) for name, patches in self._cameras.items()}
+        self._rng = stream(self._seed, Role.VERIFY)
+        self.last: dict[str, Reused] = {}
+
+    def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Array:
+        """The prefix cache of the robot's next window.
+
+        Raises:
+            ConfigError: for more than one window.
+        """
+        if len(windows) != 1:
+            raise ConfigError(f"the cache is that of one robot, got {len(windows)} windows; use the policy's own parts")
+        read = self._networks.tokens(windows) if tokens is None else tokens
+        before = self._frames
+        self._frames = {name: _Frame(luma(_last(windows[0][name]))) for name in self._cameras}
+        self.last = {}
+        if self._cache is None:
+            self._cache = self._networks.cache(windows, read)
+            return self._cache
+        sources = np.full(read.shape[1], -1)
+        for name, patches in self._cameras.items():
+            earlier, self.last[name] = self._reusable(name, before[name], self._frames[name], patches)
+            mask = self.last[name].mask
+            self._ages[name] = np.where(mask, self._ages[name][earlier] + 1.0, 0.0)
+            sources[patches.first + np.arange(len(earlier))] = np.where(mask, patches.first + earlier, -1)
+        self._cache = self._refresh.refreshed(read, sources, self._cache)
+        return self._cache
+
+    def _reusable(self, name: str, before: _Frame, now: _Frame, patches: Patches) -> tuple[NDArray[np.int64], Reused]:
+        """For each patch its source in the last frame, and which of them are reused."""
+        reuse, grid, shape = self._reuse, patches.grid, now.luma.shape
+        motion = phase_correlation(before.spectrum, now.spectrum, shape) if reuse.remaps else NO_MOTION
+        earlier = source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
+        if motion.confidence < reuse.confidence:
+            return earlier, Reused(motion, np.zeros(len(earlier), np.bool_))
+        budget = reuse.most
+        if reuse.least < reuse.most:
+            budget = reuse_budget(spectral_entropy(now.spectrum), reuse.least, reuse.most)
+        if reuse.first == "oldest":
+            rank = self._ages[name][earlier]
+        elif reuse.first == "random":
+            rank = self._rng.random(len(earlier))
+        elif reuse.first == "edges":
+            rank = edge_energy(patches_of(now.luma, grid))
+        else:
+            changes = np.abs(patches_of(now.luma, grid) - patches_of(before.luma, grid)[earlier])
+            rank = np.asarray(changes.mean(axis=(1, 2)))
+        return earlier, Reused(motion, reused(earlier, rank, budget, reuse.refreshed))
+
+
+def _last(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The last of several frames ``[T, H, W, 3]``, or a single one ``[H, W, 3]``."""
+    return frames if frames.ndim == 3 else frames[-1]
