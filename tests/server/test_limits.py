@@ -11,35 +11,34 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.children import wait_for
 from tests.server.conftest import HERE, Doubling, Here, Process, Robot, state
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame, Opcode
+from websockets.frames import Frame
 
 from specact import Pair
 from specact.errors import WireError
+from specact.load import load_exchange
 from specact.server import Limits
+from specact.wire import openpi
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
-from specact.wire.messages import PATH, PROTOCOL, Failure, Hello, ask, encode, read_reply
+from specact.wire.messages import PATH, PROTOCOL, Hello, Reply, ask, encode, read_reply
 
-MASK = bytes(4)
+
+class AnyFrame(Frame):
+    """A frame that may break the rules."""
+
+    def check(self) -> None:
+        pass
 
 
 def frame(opcode: int, payload: bytes = b"", fin: bool = True, mask: bool = True) -> bytes:
-    """A frame as a client sends it, masked with zeros."""
-    size = len(payload)
-    head = bytes([opcode | 0x80 * fin])
-    flag = 0x80 * mask
-    if size < 126:
-        head += bytes([flag | size])
-    elif size < 1 << 16:
-        head += struct.pack(">BH", flag | 126, size)
-    else:
-        head += struct.pack(">BQ", flag | 127, size)
-    return head + MASK * mask + payload
+    """A frame as a client sends it, or one that none may send."""
+    return AnyFrame(opcode, payload, fin).serialize(mask=mask)  # type: ignore[arg-type]
 
 
 def raw_of(robot: Robot) -> socket.socket:
@@ -132,7 +131,7 @@ def test_a_flood_ends_its_connection_and_others_are_answered(kind: str, doubling
 
 def test_an_announced_size_is_refused_before_it_is_there(doubling: Here) -> None:
     with doubling.robot() as robot:
-        raw_of(robot).sendall(frame(0x2, b"")[:1] + struct.pack(">BQ", 0x80 | 127, 1 << 40) + MASK)
+        raw_of(robot).sendall(struct.pack(">BBQ4x", 0x82, 0x80 | 127, 1 << 40))
         assert end_of(robot) == 1009
 
 
@@ -237,42 +236,50 @@ def test_one_address_has_so_many_connections() -> None:
             robot.ask(1, state(1.0))
 
 
-def damaged(rng: random.Random, valid: bytes) -> bytes:
+def senseless(rng: random.Random, valid: bytes) -> bytes | str:
     """A message that is hardly ever valid."""
-    kind = rng.randrange(5)
-    if kind == 0:
-        return rng.randbytes(rng.randrange(200))
-    if kind == 1:
-        return valid[: rng.randrange(len(valid))]
-    if kind == 2:
-        return bytes([rng.choice((0x81, 0x91, 0xDE, 0xDF, 0xDC, 0xC7, 0xD4))]) * rng.randrange(1, 3000)
+    place = rng.randrange(len(valid))
     changed = bytearray(valid)
-    for _ in range(rng.randrange(1, 6)):
+    for _ in range(rng.randrange(1, 8)):
         changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed)
+    keys = ["state", "observation", "prompt", "endpoint", "__ndarray__", "nd", 3]
+    leaves: list[Any] = [None, -1, 1e300, "x", [], {}]
+    nested: Any = rng.choice(leaves)
+    for _ in range(rng.randrange(6)):
+        nested = {rng.choice(keys): nested, rng.choice(keys): rng.choice(leaves)}
+    kinds: list[bytes | str] = [
+        rng.randbytes(rng.randrange(200)), valid[:place], bytes(changed), msgspec.msgpack.encode(nested),
+        valid[:place] + rng.randbytes(rng.randrange(1, 20)) + valid[place:],
+        "".join(map(chr, rng.choices(range(32, 0xD800), k=rng.randrange(50)))),
+        bytes([rng.choice((0x81, 0x91, 0xDE, 0xDF, 0xDC, 0xC7, 0xD4))]) * rng.randrange(1, 3000),
+    ]  # fmt: skip
+    return rng.choice(kinds)
 
 
-def test_whatever_is_sent_has_one_typed_answer_or_ends_its_connection(doubling: Here) -> None:
-    rng, valid, robot, entry = random.Random(0), question(doubling), None, None
-    with doubling.robot() as witness:
-        for number in range(500):
-            if robot is None:
-                entry = doubling.robot()
-                robot = entry.__enter__()
-            robot.connection.send(damaged(rng, valid))
-            try:
-                answer = read_reply(robot._receive())
-            except ConnectionClosed as closing:
-                assert closing.rcvd is not None and closing.rcvd.code in (1002, 1008)
-                answer = Failure(None, "bad_message", "")  # type: ignore[arg-type]
-            if isinstance(answer, Failure):
-                assert answer.code != "internal" and "Traceback" not in answer.message
-                if answer.id is None:
-                    assert entry is not None
-                    entry.__exit__(None, None, None)
-                    robot = None
+@pytest.mark.parametrize("path", [PATH, "/"])
+def test_whatever_is_sent_has_a_typed_answer_or_ends_its_connection(path: str) -> None:
+    rng = random.Random(0)
+    with Here(load_exchange("ball-chase-flow")) as server, server.robot() as witness:
+        window = server.contract.observation.zeros()
+        request = encode(ask(Request(window, HERE), server.contract, "infer", 1, 60_000.0))
+        valid = request if path == PATH else openpi.encode({"observation/state": window["state"][0]})
+        for number in range(300):
+            with server.connect(path) as robot:
+                if path == PATH:
+                    robot.hello()
+                else:
+                    robot.connection.recv(timeout=60)
+                robot.connection.send(senseless(rng, valid))
+                try:
+                    answer = robot.connection.recv(timeout=60)
+                    assert b"Traceback" not in (answer.encode() if isinstance(answer, str) else answer)
+                    if path == PATH:
+                        reply = read_reply(answer)  # type: ignore[arg-type]
+                        assert isinstance(reply, Reply) or reply.code != "internal"
+                except ConnectionClosed as closing:
+                    assert closing.rcvd is not None and closing.rcvd.code in (1002, 1007, 1008, 1009)
             if number % 50 == 0:
-                assert witness.ask(number, state(3.0))["x"].tolist() == [6.0, 6.0]
+                assert witness.ask(number, window)["chunk"].shape == (16, 2)
 
 
 def memory_kb(pid: int) -> int:
@@ -322,9 +329,3 @@ def test_a_robot_beside_greedy_ones_is_served_in_turn() -> None:
             stop.set()
             for thread in threads:
                 thread.join(60)
-
-
-def test_frames_are_read_as_the_library_for_clients_writes_them(doubling: Here) -> None:
-    with doubling.robot() as robot:
-        raw_of(robot).sendall(Frame(Opcode.BINARY, question(doubling, 7)).serialize(mask=True))
-        assert robot.receive().id == 7
