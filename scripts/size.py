@@ -10,9 +10,9 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_985),
+    f"{SRC}": (1_600, 2_800),
     f"{SRC}/bundle": (450, 823),
-    f"{SRC}/gates": (1_000, 1_563),
+    f"{SRC}/gates": (1_000, 1_515),
     f"{SRC}/families": (2_900, 5_999),
     f"{SRC}/systems": (2_200, 1_992),
     f"{SRC}/execution": (500, 537),
@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/remote": (800, 1_090),
     f"{SRC}/server": (1_100, 1_726),
     f"{SRC}/links": (700, 878),
-    f"{SRC}/contracts": (350, 682),
+    f"{SRC}/contracts": (350, 649),
     f"{SRC}/tised": (0, 0),
     f"{SRC}/cli": (2_000, 2_910),
     f"{SRC}/lab": (0, 602),

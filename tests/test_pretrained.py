@@ -28,7 +28,7 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.observation import Field, ObservationHistory, Window
-from specact.toml import build
+from specact.records import read_record
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
@@ -122,7 +122,7 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
         json.dumps(bundle.parts.manifest.recipe),
         object_hook=lambda table: {name: value for name, value in table.items() if value is not None},
     )
-    assert build(CodesRecipe, stored, "recipe") == recipe
+    assert read_record(stored, CodesRecipe, "recipe") == recipe
     assert max(bundle.parts.manifest.parity.values()) < 2e-4
     # One tokenizer for all PushT pairs, so their codes mean the same.
     assert (

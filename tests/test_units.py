@@ -67,7 +67,7 @@ def test_a_dimension_that_never_moves_has_a_positive_scale() -> None:
 @pytest.mark.parametrize("bad", [[0.0], [0.0, 0.0, 0.0], [1.1, 4.0], [0.0, np.nan], [np.inf, 4.0], [0.0, 1.9]])
 def test_an_action_chosen_by_hand_is_one_of_the_robot(bad: list[float]) -> None:
     found = units((-1.0, 2.0), (2.0, 8.0))
-    with pytest.raises(ConfigError, match=r"must have shape \[2\] and lie between \[-1\.0, 2\.0\] and \[1\.0, 10\.0\]"):
+    with pytest.raises(ConfigError, match=r"\[-1\.0, 2\.0\].*\[1\.0, 10\.0\]"):
         found.normalise(np.array(bad, np.float32))
     for action in ([-1.0, 2.0], [1.0, 10.0], [0.5, 4.0]):
         normalised = found.normalise(np.array(action, np.float32))

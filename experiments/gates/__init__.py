@@ -20,6 +20,7 @@ from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
 from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
+from specact.gates.deviation import Reading
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation
@@ -31,29 +32,28 @@ from specact.load import load_pair, make_pair
 
 HERE = Path(__file__).parent
 RATE, BUNDLES, LESSONS = 0.4, ("ball", "swarm"), 50_000
+
+
+def _deviation(**parameters: Any) -> GateChoices:
+    return GateChoices(tuple(f"deviation.{name}={value}" for name, value in parameters.items()))
+
+
+# By the reading, and what differs from the default.
 DEVIATIONS = {
-    "deviation, euclidean": GateChoices(reading="euclidean"),
-    "deviation, euclidean, alpha 0.2": GateChoices(reading="euclidean", alpha=0.2),
-    "deviation, euclidean, alpha 0.8": GateChoices(reading="euclidean", alpha=0.8),
-    "deviation, euclidean, of drafted actions": GateChoices(reading="euclidean", source="draft"),
-    "deviation, path_ratio": GateChoices(reading="path_ratio"),
-    "deviation, disparity": GateChoices(reading="disparity"),
-    "deviation, zscore": GateChoices(reading="zscore"),
-    "deviation, zscore, of drafted actions": GateChoices(reading="zscore", source="draft"),
-    "deviation, jump": GateChoices(reading="jump"),
-}
-UNCERTAINTIES = {f"uncertainty, {kind}": GateChoices(uncertainty=kind) for kind in get_args(Kind)}
+    f"deviation, {reading}{about}": _deviation(reading=reading, **options) for reading, about, options in (
+        ("euclidean", "", {}), ("euclidean", ", alpha 0.2", {"alpha": 0.2}),
+        ("euclidean", ", alpha 0.8", {"alpha": 0.8}), ("euclidean", ", of drafted actions", {"source": "draft"}),
+        ("path_ratio", "", {}), ("disparity", "", {}), ("zscore", "", {}),
+        ("zscore", ", of drafted actions", {"source": "draft"}), ("jump", "", {}),
+    )
+}  # fmt: skip
+UNCERTAINTIES = {f"uncertainty, {kind}": GateChoices((f"uncertainty.kind={kind}",)) for kind in get_args(Kind)}
 OTHERS = ("hybrid", "random", "learned", "learned_action", "oracle", "oracle_action")
-READINGS: dict[str, GateChoices] = {
-    **{
-        name: GateChoices(reading=name, max_skips="unlimited")
-        for name in ("euclidean", "path_ratio", "disparity", "zscore", "jump")
-    },
-    **{
-        f"{name}, at most {skips} skips": GateChoices(reading=name, max_skips=skips)  # type: ignore[arg-type]
-        for name, skips in (("euclidean", 2), ("disparity", 2), ("euclidean", 4), ("disparity", 4), ("zscore", 4))
-    },
-}
+_LIMITS = {0: get_args(Reading), 2: ("euclidean", "disparity"), 4: ("euclidean", "disparity", "zscore")}
+READINGS = {
+    name + (f", at most {skips} skips" if skips else ""): _deviation(reading=name, max_skips=skips or "unlimited")
+    for skips, names in _LIMITS.items() for name in names
+}  # fmt: skip
 # Episodes per method, and per round of a calibration.
 OF_READINGS = {"ball": (500, 200), "swarm": (500, 100), "pusht": (200, 60), "kitchen": (100, 16)}
 OF_GATES = {"ball": (500, 40), "swarm": (500, 40)}
@@ -85,7 +85,7 @@ def gates(pair: str, rows: Mapping[str, str], choices: GateChoices, folder: Path
     methods = tuple(dict.fromkeys((*rows.values(), "random", "oracle")))
     what = Evaluation(
         bundle or pair, None, methods, episodes, run.seed, RATE, calibration_episodes=calibration,
-        gates=replace(choices, max_skips="unlimited"),
+        gates=GateChoices((*choices.gate_options, "max_skips=unlimited")),
     )  # fmt: skip
     summary = evaluated(what, folder, run)
     against = {row["first"]: row["score"] for row in summary["contrasts"] if row["second"] == "random"}

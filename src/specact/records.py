@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
+import numpy as np
 from msgspec import Meta, inspect
 
 from specact.errors import ConfigError, SpecactError, unknown_name
@@ -28,6 +29,7 @@ Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # of a window, vector, codebook o
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
+AtLeastOne = Annotated[float, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, Meta(gt=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
@@ -115,6 +117,8 @@ def read_record(values: Any, kind: type[T], where: str, error: type[SpecactError
 
 
 def _convert(values: Any, kind: Any, where: str, error: type[SpecactError], *, file: bool = False) -> Any:
+    if isinstance(values, np.generic):
+        values = values.item()
     if isinstance(values, float) and not math.isfinite(values):
         raise error(f"{where} must be a finite number, got {values}")
     try:

@@ -23,9 +23,15 @@ from specact.gates.settings import GATES, GateChoices, load_gate
 from specact.lab.envs import TASKS, load_task
 from specact.lab.envs.ball import TASK, BallEnv
 from specact.observation import Field, ObservationSpec, Window, vectors
-from specact.rng import StepAddress
-from specact.types import Outcome, Proposal
+from specact.types import Proposal
 from specact.units import ActionUnits
+
+STILL = np.array([0.1, 0.0], np.float32)
+
+
+def subclass(base: type, **members: Any) -> Any:
+    """The class with other members."""
+    return type(f"Faulty{base.__name__}", (base,), members)
 
 
 def test_a_contract_error_is_an_assertion_and_one_of_ours() -> None:
@@ -44,13 +50,6 @@ def test_every_built_in_environment_keeps_the_contract(name: str) -> None:
     check_task(task, steps=20)
 
 
-class Forgetful(BallEnv):
-    """Does not begin where the seed says."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=None, options=options)
-
-
 class Worn(BallEnv):
     """The second episode differs from the first."""
 
@@ -61,44 +60,35 @@ class Worn(BallEnv):
         return super().reset(seed=(seed or 0) + self.episodes, options=options)
 
 
-def stepping(change: Callable[[list[Any]], Any]) -> Callable[..., gym.Env[Any, Any]]:
+def stepping(change: Callable[[list[Any]], Any]) -> Any:
     """The ball, with something else as the result of a step."""
 
-    class Changed(BallEnv):
-        def step(self, action: Any) -> Any:
-            found = list(super().step(action))
-            return change(found) or tuple(found)
+    def step(self: Any, action: Any) -> Any:
+        result = list(BallEnv.step(self, action))
+        return change(result) or tuple(result)
 
-    return Changed
-
-
-def seen(**changes: Any) -> Callable[..., gym.Env[Any, Any]]:
-    def change(found: list[Any]) -> None:
-        found[0] = found[0] | changes
-
-    return stepping(change)
+    return subclass(BallEnv, step=step)
 
 
-def told(**changes: Any) -> Callable[..., gym.Env[Any, Any]]:
-    def change(found: list[Any]) -> None:
-        found[4] = found[4] | changes
-
-    return stepping(change)
+def observing(**changes: Any) -> Any:
+    return stepping(lambda result: result.__setitem__(0, result[0] | changes))
 
 
-def spaces(**changes: gym.Space[Any]) -> Callable[..., gym.Env[Any, Any]]:
-    class Changed(BallEnv):
-        def __init__(self, render_mode: str | None = None, pace: float | None = 0.0) -> None:
-            super().__init__(render_mode, pace)
-            for name, space in changes.items():
-                setattr(self, name, space)
-
-    return Changed
+def informing(**changes: Any) -> Any:
+    return stepping(lambda result: result[4].update(changes))
 
 
-def falling() -> Callable[..., gym.Env[Any, Any]]:
+def spaces(**changes: gym.Space[Any]) -> Any:
+    def make(self: Any, render_mode: str | None = None, pace: float | None = 0.0) -> None:
+        BallEnv.__init__(self, render_mode, pace)
+        vars(self).update(changes)
+
+    return subclass(BallEnv, __init__=make)
+
+
+def falling() -> Any:
     scores = iter(range(1000, 0, -1))
-    return stepping(lambda found: found[4].update(score=float(next(scores))))
+    return stepping(lambda result: result[4].update(score=float(next(scores))))
 
 
 def restless(**options: Any) -> gym.Env[Any, Any]:
@@ -109,153 +99,109 @@ BOX = gym.spaces.Box(-1, 1, (8,), np.float64)
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "named"),
     [
-        ({"rate_hz": 0.0}, "rate_hz must be positive and finite"),
-        ({"max_steps": 0}, "max_steps must be at least 1"),
-        ({"make": restless}, "make must work, it raised RuntimeError: no licence"),
-        ({"make": spaces(observation_space=BOX)}, "observation_space must be a gymnasium Dict"),
-        (
-            {"make": spaces(observation_space=gym.spaces.Dict(state=BOX))},
-            "'state' must be a Box, float32 or, for a camer",
-        ),
-        ({"make": spaces(action_space=gym.spaces.Discrete(3))}, "action_space must be a Box, float32 [A]"),
-        ({"make": Forgetful}, "must give the same episode again"),
-        ({"make": Worn}, "must give the same episode again"),
-        ({"make": stepping(lambda found: tuple(found[:4]))}, "step must give a tuple of 5 values"),
-        ({"make": seen(state=np.zeros(8))}, "'state' of step must be float32 [8], got float64 [8]"),
-        ({"make": seen(state=np.full(8, np.nan, np.float32))}, "'state' of step must be finite"),
-        ({"make": seen(more=1)}, "must be a dict with goal, state; got a dict with"),
-        ({"make": told(success=1)}, "info['success'] must be bool, got 1"),
-        ({"make": told(score=None)}, "info['score'] must be a finite number, got None"),
-        ({"make": stepping(lambda found: found[4].pop("score"))}, "the info of step must have 'score'"),
-        ({"make": falling()}, "info['score'] must be the best so far; it fell"),
-        ({"make": stepping(lambda found: found.__setitem__(2, 0))}, "terminated and truncated as bool"),
-        ({"features": None}, "features must be a function"),
-        ({"hold": lambda last: np.zeros(3, np.float32)}, "hold must give an action, float32 [2], got float32 [3]"),
-        ({"hold": lambda last: last + 5}, "hold must give an action within the action space"),
-        ({"effector": lambda env: [0.0]}, "effector must give a position, float64 [D]"),
-        ({"roll_forward": lambda seen, actions: {}}, "the observation of roll_forward must be a dict with"),
-        ({"expert": lambda seed: None}, "an expert must have a method 'reset'"),
+        ({"rate_hz": 0.0}, "rate_hz"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"make": restless}, "make.*no licence"),
+        ({"make": spaces(observation_space=BOX)}, "observation_space.*Dict"),
+        ({"make": spaces(observation_space=gym.spaces.Dict(state=BOX))}, "'state'.*Box"),
+        ({"make": spaces(action_space=gym.spaces.Discrete(3))}, "action_space"),
+        ({"make": subclass(BallEnv, reset=lambda self, **_: BallEnv.reset(self))}, "reset.*again"),
+        ({"make": Worn}, "reset.*again"),
+        ({"make": stepping(lambda result: tuple(result[:4]))}, "step.*tuple of 5"),
+        ({"make": observing(state=np.zeros(8))}, "'state' of step.*float64"),
+        ({"make": observing(state=np.full(8, np.nan, np.float32))}, "'state' of step.*finite"),
+        ({"make": observing(more=1)}, "more"),
+        ({"make": informing(success=1)}, "'success'.*bool"),
+        ({"make": informing(score=None)}, "'score'.*None"),
+        ({"make": stepping(lambda result: result[4].pop("score"))}, "step.*'score'"),
+        ({"make": falling()}, "'score'.*best so far"),
+        ({"make": stepping(lambda result: result.__setitem__(2, 0))}, "terminated"),
+        ({"features": None}, "features"),
+        ({"hold": lambda last: np.zeros(3, np.float32)}, "hold.*float32"),
+        ({"hold": lambda last: last + 5}, "hold.*action space"),
+        ({"effector": lambda env: [0.0]}, "effector"),
+        ({"roll_forward": lambda seen, actions: {}}, "roll_forward"),
+        ({"expert": lambda seed: None}, "expert.*'reset'"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_fault_of_an_environment_is_found(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ContractError) as raised:
+def test_a_fault_of_an_environment_is_found(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ContractError, match=named):
         check_task(replace(TASK, **change), steps=10)
-    assert sentence in str(raised.value)
 
 
 def test_an_action_space_without_bounds_is_tried_on_both_sides_of_zero() -> None:
     tried: list[Any] = []
+    unbounded = spaces(action_space=gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
 
-    class Open(BallEnv):
-        def __init__(self, render_mode: str | None = None, pace: float | None = 0.0) -> None:
-            super().__init__(render_mode, pace)
-            self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    def step(self: Any, action: Any) -> Any:
+        tried.extend(action)
+        return BallEnv.step(self, action)
 
-        def step(self, action: Any) -> Any:
-            tried.extend(action)
-            return super().step(action)
-
-    check_task(replace(TASK, make=Open, expert=None), steps=20)
+    check_task(replace(TASK, make=subclass(unbounded, step=step), expert=None), steps=20)
     assert -1.0 <= min(tried) < 0.0 < max(tried) <= 1.0
 
 
 # ---- robots ---------------------------------------------------------------------------------------------------------
 
 
-class Arm:
+class Plain:
     """A robot for the ball bundle."""
 
     def __init__(self) -> None:
-        self.stops = 0
+        self.stops, self.sent = 0, list[Any]()
 
     def observe(self) -> Any:
         return {"state": np.zeros(8), "goal": np.zeros(2)}
 
     def act(self, action: Any) -> None:
-        assert action.shape == (2,)
+        self.sent.append(action.tolist())
+
+
+class Arm(Plain):
+    """A robot that can be stopped."""
 
     def stop(self) -> None:
         self.stops += 1
 
 
-class Thin(Arm):
-    def observe(self) -> Any:
-        return {"state": np.zeros(7), "goal": np.zeros(2)}
+def jammed(self: Any, *action: Any) -> None:
+    raise OSError("jammed")
 
 
-class Asleep(Arm):
-    def observe(self) -> Any:
-        return None
+def stop_once(self: Any) -> None:
+    Arm.stop(self)
+    if self.stops > 1:
+        raise OSError("already stopped")
 
 
-class Greedy(Arm):
-    def act(self, action: Any) -> None:
-        action *= 0.5
-
-
-class Jammed(Arm):
-    def act(self, action: Any) -> None:
-        raise OSError("the gear is jammed")
-
-
-class Stuck(Arm):
-    def stop(self) -> None:
-        raise OSError("the brake is stuck")
-
-
-class StopsOnce(Arm):
-    def stop(self) -> None:
-        super().stop()
-        if self.stops > 1:
-            raise OSError("already stopped")
-
-
-def test_a_robot_that_keeps_the_contract_passes() -> None:
-    arm = Arm()
-    check_robot(arm, load_pair("ball"), np.array([0.1, 0.0], np.float32))
-    assert arm.stops == 2
-
-
-def test_a_robot_without_stop_is_sent_the_stop_action() -> None:
-    sent = []
-
-    class Plain:
-        def observe(self) -> Any:
-            return {"state": np.zeros(8), "goal": np.zeros(2)}
-
-        def act(self, action: Any) -> None:
-            sent.append(action.tolist())
-
-    check_robot(Plain(), load_pair("ball"), np.zeros(2, np.float32))
-    assert sent == 4 * [[0.0, 0.0]]
+def test_a_robot_that_keeps_the_contract_passes_and_is_stopped() -> None:
+    arm, plain = Arm(), Plain()
+    check_robot(arm, load_pair("ball"), STILL)
+    check_robot(plain, load_pair("ball"), STILL)
+    assert arm.stops == 2 and plain.sent == 4 * [STILL.tolist()]
 
 
 @pytest.mark.parametrize(
-    ("robot", "sentence"),
+    ("members", "named"),
     [
-        (object(), "a robot must have a method 'observe'"),
-        (Thin(), "observe must give what ball needs: the observation's state has shape (7,)"),
-        (Asleep(), "observe must give what ball needs: the observation is None"),
-        (Greedy(), "act must not change the action"),
-        (Jammed(), "act must work, it raised OSError: the gear is jammed"),
-        (
-            Stuck(),
-            "must be able to stop after an error of the policy; the robot could not be stopped after this: OSErr",
-        ),
-        (StopsOnce(), "stop, called again, must work, it raised OSError: already stopped"),
+        ({"observe": None}, "'observe'"),
+        ({"observe": lambda self: {"state": np.zeros(7), "goal": np.zeros(2)}}, r"observe.*state.*\(7,\)"),
+        ({"observe": lambda self: None}, "observe.*None"),
+        ({"act": lambda self, action: action.__imul__(0.5)}, "act must not change"),
+        ({"act": jammed}, "act.*jammed"),
+        ({"stop": jammed}, "stop.*jammed"),
+        ({"stop": stop_once}, "stop.*already stopped"),
     ],
 )
-def test_a_fault_of_a_robot_is_found(robot: Any, sentence: str) -> None:
-    with pytest.raises(ContractError) as raised:
-        check_robot(robot, load_pair("ball"), np.array([0.1, 0.0], np.float32))
-    assert sentence in str(raised.value)
+def test_a_fault_of_a_robot_is_found(members: dict[str, Any], named: str) -> None:
+    with pytest.raises(ContractError, match=named):
+        check_robot(subclass(Arm, **members)(), load_pair("ball"), STILL)
 
 
 def test_the_action_to_try_has_to_fit() -> None:
-    with pytest.raises(ContractError, match=r"ball has actions of 2 numbers, but the one to try has \(3,\)"):
+    with pytest.raises(ContractError, match=r"\(3,\)"):
         check_robot(Arm(), load_pair("ball"), np.zeros(3, np.float32))
 
 
@@ -270,194 +216,104 @@ def test_every_built_in_gate_keeps_the_contract(name: str) -> None:
     check_gate(load_gate(name), pair, steps=20, **dict(GateChoices().settings(name, pair).options))
 
 
-class Deaf(Gate):
-    """Does not take the limits."""
-
-    def __init__(self, threshold: float, **limits: Any) -> None:
-        super().__init__(0.1)
-
-    def score(self, proposal: Any, rng: np.random.Generator) -> float:
-        return float(abs(proposal.actions[0, 0]))
+def scoring(score: Callable[[Any, Any], float]) -> Any:
+    return subclass(ActionDeviation, score=lambda self, proposal, rng: score(proposal, rng))
 
 
-class Unlimited(Deaf):
-    def __init__(self, threshold: float, **limits: Any) -> None:
-        Gate.__init__(self, threshold)
+def meddle(proposal: Any, rng: Any) -> float:
+    proposal.actions[0] = 0.0
+    return 1.0
 
 
-class Unsure(ActionDeviation):
-    def score(self, proposal: Any, rng: np.random.Generator) -> float:
-        return float("nan")
-
-
-class Dice(ActionDeviation):
-    def score(self, proposal: Any, rng: np.random.Generator) -> float:
-        return float(np.random.default_rng().random())
-
-
-class Elephant(ActionDeviation):
-    def reset(self) -> None:
-        Gate.reset(self)
-
-
-class Meddler(ActionDeviation):
-    def score(self, proposal: Any, rng: np.random.Generator) -> float:
-        proposal.actions[0] = 0.0
-        return 1.0
-
-
-class Fragile(ActionDeviation):
-    def score(self, proposal: Any, rng: np.random.Generator) -> float:
-        raise KeyError("evidence")
-
-
-class Strict(ActionDeviation):
-    def __init__(self, threshold: float) -> None:
-        super().__init__(threshold)
+def made(make: Callable[..., None]) -> Any:
+    return subclass(ActionDeviation, __init__=make)
 
 
 @pytest.mark.parametrize(
-    ("gate", "sentence"),
+    ("gate", "named"),
     [
-        (ActionDeviation(0.1), "a gate must be a subclass of Gate"),
-        (int, "a gate must be a subclass of Gate"),
-        (Deaf, "with a threshold of inf every step that nothing forces must be skipped; pass threshold on"),
-        (Unlimited, "with max_skips=1 no two steps in a row may be skipped; pass **limits on"),
-        (Unsure, "score must give a finite number, got nan"),
-        (Dice, "what is random in score must come from its rng"),
-        (Elephant, "reset must forget the episode"),
-        (Meddler, "score must not change the proposal"),
-        (Fragile, "decide must work, it raised KeyError: 'evidence'"),
-        (Strict, "for_pair must work, it raised TypeError"),
+        (ActionDeviation(0.1), "subclass of Gate"),
+        (int, "subclass of Gate"),
+        (made(lambda self, threshold, **limits: ActionDeviation.__init__(self, 0.1)), "threshold of inf"),
+        (made(lambda self, threshold, **limits: ActionDeviation.__init__(self, threshold)), "max_skips"),
+        (made(lambda self, threshold: ActionDeviation.__init__(self, threshold)), "for_pair.*TypeError"),
+        (scoring(lambda proposal, rng: float("nan")), "score.*finite"),
+        (scoring(lambda proposal, rng: float(np.random.default_rng().random())), "rng"),
+        (scoring(meddle), "score must not change"),
+        (scoring(lambda proposal, rng: float(proposal.nothing)), "decide.*AttributeError"),
+        (subclass(ActionDeviation, reset=Gate.reset), "reset"),
     ],
 )
-def test_a_fault_of_a_gate_is_found(gate: Any, sentence: str) -> None:
-    with pytest.raises(ContractError) as raised:
+def test_a_fault_of_a_gate_is_found(gate: Any, named: str) -> None:
+    with pytest.raises(ContractError, match=named):
         check_gate(gate, load_pair("ball"))
-    assert sentence in str(raised.value)
 
 
 # ---- policies -------------------------------------------------------------------------------------------------------
 
 
-def test_a_flow_policy_keeps_the_contract() -> None:
-    check_policy(load_flow("pusht-flow").policy(steps=2))
-
-
 class Constant:
     """The simplest policy there is: it follows the state, and draws a little noise."""
 
-    inpaints = False
+    inpaints, calls = False, 0
     spec = ChunkSpec(vectors(2, goal=2, state=3), chunk=4, actions=2, rate_hz=10.0)
-    scale = np.float32(1.0)
 
     def infer_batch(self, windows: Any, rngs: Any) -> Any:
         return [self.infer(window, rng) for window, rng in zip(windows, rngs, strict=True)]
 
     def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
         noise = rng.normal(size=(4, 2)).astype(np.float32)
-        return self.scale * window["state"][-1, :2] + 0.1 * noise
+        return window["state"][-1, :2] + 0.1 * noise
 
 
-def test_a_policy_that_keeps_the_contract_passes() -> None:
-    check_policy(Constant())
+def inferring(change: Callable[..., Any]) -> Any:
+    """Another chunk for each window, from the policy's own, the policy and the window."""
+    return subclass(Constant, infer=lambda self, window, rng: change(Constant.infer(self, window, rng), self, window))()
 
 
-class Queue(Constant):
+def batching(change: Callable[[list[Any]], Any]) -> Any:
+    return subclass(Constant, infer_batch=lambda self, *given: change(Constant.infer_batch(self, *given)))()
+
+
+def queued(chunk: Any, self: Any, window: Any) -> Any:
     """Like LeRobot's select_action: what it was asked before decides what it says now."""
-
-    calls = 0
-
-    def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
-        self.calls += 1
-        return super().infer(window, rng) + np.float32(self.calls % 7)
+    self.calls += 1
+    return chunk + np.float32(self.calls % 7)
 
 
-class Dizzy(Constant):
-    def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
-        return super().infer(window, np.random.default_rng())
-
-
-class Averaging(Constant):
-    def infer_batch(self, windows: Any, rngs: Any) -> Any:
-        return list(np.asarray(super().infer_batch(windows, rngs)) - np.float32(len(windows)))
-
-
-class Ranked(Constant):
-    def infer_batch(self, windows: Any, rngs: Any) -> Any:
-        chunks = super().infer_batch(windows, rngs)
-        return [chunk + np.float32(i == 2) for i, chunk in enumerate(chunks)]
-
-
-class Other(Constant):
-    def infer_batch(self, windows: Any, rngs: Any) -> Any:
-        return [chunk + np.float32(1) for chunk in super().infer_batch(windows, rngs)]
-
-
-class Short(Constant):
-    def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
-        return super().infer(window, rng)[:3]
-
-
-class Lost(Constant):
-    scale = np.float32(np.inf)
-
-
-class Few(Constant):
-    def infer_batch(self, windows: Any, rngs: Any) -> Any:
-        return super().infer_batch(windows, rngs)[:1]
-
-
-class Scaling(Constant):
-    def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
-        window["state"][:] = 0.0
-        return super().infer(window, rng)
-
-
-class Missing(Constant):
-    def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
-        return window["image.front"]
+def test_policies_that_keep_the_contract_pass() -> None:
+    check_policy(load_flow("pusht-flow").policy(steps=2))
+    fields = dict(Constant.spec.observation.fields) | {"image.top": Field((8, 8, 3), "uint8")}
+    spec = ChunkSpec(ObservationSpec(fields, instruction=True), chunk=4, actions=2, rate_hz=10.0)
+    for members in ({}, {"spec": spec}):
+        check_policy(subclass(Constant, **members)())
 
 
 @pytest.mark.parametrize(
-    ("policy", "sentence"),
+    ("policy", "named"),
     [
-        (Queue(), "draw from the given rng alone, and keep nothing between two calls"),
-        (Dizzy(), "draw from the given rng alone, and keep nothing between two calls"),
-        (Averaging(), "must not depend on the other windows of its batch"),
-        (Ranked(), "must not depend on"),
-        (Other(), "infer must give what infer_batch gives"),
-        (Short(), "infer_batch must give chunks float32 [4, 2], got float32 [3, 2]"),
-        (Lost(), "infer_batch must give finite actions"),
-        (Few(), "infer_batch must give a chunk per window, got 1 for 4"),
-        (Scaling(), "infer_batch must not change the windows"),
-        (Missing(), "infer_batch must work, it raised KeyError: 'image.front'"),
+        (inferring(queued), "earlier calls"),
+        (subclass(Constant, infer=lambda self, window, rng: Constant.infer(self, window, np.random.default_rng()))(),
+         "earlier calls"),
+        (batching(lambda chunks: [chunk - np.float32(len(chunks)) for chunk in chunks]), "rest of its batch"),
+        (batching(lambda chunks: [chunk + np.float32(i == 2) for i, chunk in enumerate(chunks)]), "its batch"),
+        (batching(lambda chunks: [chunk + np.float32(1) for chunk in chunks]), "infer must give what infer_batch"),
+        (batching(lambda chunks: chunks[:1]), "4 chunks"),
+        (inferring(lambda chunk, self, window: chunk[:3]), r"\[3, 2\]"),
+        (inferring(lambda chunk, self, window: chunk * np.float32(np.inf)), "finite"),
+        (inferring(lambda chunk, self, window: chunk + window["state"].__imul__(0)[0, 0]), "windows"),
+        (inferring(lambda chunk, self, window: window["image.front"]), "KeyError: 'image.front'"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_fault_of_a_policy_is_found(policy: Any, sentence: str) -> None:
-    with pytest.raises(ContractError) as raised:
+)  # fmt: skip
+def test_a_fault_of_a_policy_is_found(policy: Any, named: str) -> None:
+    with pytest.raises(ContractError, match=named):
         check_policy(policy)
-    assert sentence in str(raised.value)
-
-
-def test_cameras_and_an_instruction_are_made_up_too() -> None:
-    class Seeing(Constant):
-        spec = ChunkSpec(
-            ObservationSpec(dict(Constant.spec.observation.fields), instruction=True), chunk=4, actions=2, rate_hz=10.0
-        )
-
-        def infer(self, window: Any, rng: np.random.Generator, inpainting: Any = None) -> Any:
-            assert window.instruction
-            return super().infer(window, rng)
-
-    check_policy(Seeing())
 
 
 # ---- pairs ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_built_in_family_keeps_the_contract() -> None:
+def test_every_family_keeps_the_contract() -> None:
     check_pair(load_pair("ball"))
     units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
     small, large = chunk_policies.small, chunk_policies.large
@@ -465,9 +321,6 @@ def test_every_built_in_family_keeps_the_contract() -> None:
         check_pair(
             ChunkParts("chunks", small, units, large.spec, lambda: large, execute=3, accept_within=within).pair()
         )
-
-
-def test_somebody_elses_family_keeps_the_contract() -> None:
     check_pair(my_family.pair)
     check_gate(my_family.Nearness, my_family.pair)
 
@@ -477,95 +330,53 @@ def with_parts(**parts: Any) -> Any:
     return replace(my_family.pair, **parts)
 
 
-class Restless(my_family.Drafter):
-    """Proposes something else each time."""
-
-    calls = 0
-
-    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        Restless.calls += 1
-        found = super().propose(window, rng)
-        return replace(found, actions=found.actions + np.float32(0.01 * Restless.calls))
+def proposing(change: Callable[[Proposal], Proposal]) -> Any:
+    own = my_family.Drafter.propose
+    return with_parts(drafter=subclass(my_family.Drafter, propose=lambda self, *given: change(own(self, *given))))
 
 
-class Hasty(my_family.Drafter):
-    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        return replace(super().propose(window, rng), actions=np.zeros((3, 2), np.float32))
+def answering(change: Callable[[list[Any]], Any]) -> Any:
+    own = my_family.AdviceExchange.answer
+    members = {"answer": lambda self, *given: change(own(self, *given))}
+    return with_parts(exchange=subclass(my_family.AdviceExchange, **members)())
 
 
-class Elsewhere(my_family.Drafter):
-    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        found = super().propose(window, rng)
-        return replace(found, window=Window(dict(window.arrays)))
+def judging(change: Callable[[Any], dict[str, Any]]) -> Any:
+    """The outcome with other fields."""
+
+    def judge(self: Any, *given: Any) -> Any:
+        outcome = my_family.BoundVerifier.judge(self, *given)
+        return replace(outcome, **change(outcome))
+
+    return with_parts(verifier=subclass(my_family.BoundVerifier, judge=judge))
 
 
-class Biased(my_family.AdviceExchange):
-    """Answers something else than the target."""
-
-    def answer(self, kind: str, requests: Any) -> Any:
-        return [{**found, "actions": -found["actions"]} for found in super().answer(kind, requests)]
-
-
-class Batched(my_family.AdviceExchange):
-    """Mixes up the requests of a batch."""
-
-    def answer(self, kind: str, requests: Any) -> Any:
-        return super().answer(kind, requests)[::-1]
-
-
-class Terse(my_family.AdviceExchange):
-    def answer(self, kind: str, requests: Any) -> Any:
-        return [{"actions": found["actions"]} for found in super().answer(kind, requests)]
-
-
-class Double(my_family.AdviceExchange):
-    def answer(self, kind: str, requests: Any) -> Any:
-        return [{**found, "actions": found["actions"].astype(np.float64)} for found in super().answer(kind, requests)]
-
-
-class Unkept(my_family.BoundVerifier):
-    def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
-        return replace(super().judge(answer, proposal, address), kept=1.5)
-
-
-class Curt(my_family.BoundVerifier):
-    def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
-        found = super().judge(answer, proposal, address)
-        return replace(found, actions=found.actions[:2], origins=found.origins[:2])
-
-
-class Unnamed(my_family.BoundVerifier):
-    def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
-        found = super().judge(answer, proposal, address)
-        return replace(found, origins=found.origins.astype(np.int64))
-
-
-def verified_by(kind: Any) -> Any:
-    return with_parts(verifier=kind)
+NOISE = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize(
-    ("pair", "sentence"),
+    ("pair", "named"),
     [
-        (with_parts(name="two words"), "name must be 1 to 64"),
-        (with_parts(execute=0), "execute must be an integer of at least 1"),
-        (with_parts(overlap="blend"), "overlap must be drop or average"),
-        (with_parts(observation={"state": (4,)}), "observation must be an ObservationSpec"),
-        (with_parts(observation=ObservationSpec({"state": Field((4,))})), "it lacks goal"),
-        (with_parts(drafter=Restless), "must give the same proposal again"),
-        (with_parts(drafter=Hasty), "a proposal must have actions float32 [n, 2], n at least 4; got float32 [3, 2]"),
-        (with_parts(drafter=Elsewhere), "must carry the window"),
-        (with_parts(exchange=Biased()), "a server's answer must give the outcome that the target"),
-        (with_parts(exchange=Batched()), "must not depend on the other requests"),
-        (with_parts(exchange=Terse()), "answer must give the arrays that the contract says"),
-        (with_parts(exchange=Double()), "answer must give the arrays that the contract says"),
-        (verified_by(Unkept), "kept must lie in [0, 1]"),
-        (verified_by(Curt), "an outcome must have actions float32 [n, 2], n at least 4"),
-        (verified_by(Unnamed), "uint8 [8]; got int64 [8]"),
-        (with_parts(target=lambda: None), "verification must work, it raised AttributeError"),
+        (with_parts(name="two words"), "name"),
+        (with_parts(execute=0), "execute"),
+        (with_parts(overlap="blend"), "overlap"),
+        (with_parts(observation={"state": (4,)}), "ObservationSpec"),
+        (with_parts(observation=ObservationSpec({"state": Field((4,))})), "goal"),
+        (with_parts(target=lambda: None), "verification.*AttributeError"),
+        (proposing(lambda made: replace(made, actions=made.actions + np.float32(NOISE.normal()))), "same proposal"),
+        (proposing(lambda made: replace(made, actions=np.zeros((3, 2), np.float32))), "proposal.*at least 4"),
+        (proposing(lambda made: replace(made, actions=np.zeros((8, 3), np.float32))), r"proposal.*\[8, 3\]"),
+        (proposing(lambda made: replace(made, window=Window(dict(made.window.arrays)))), "carry the window"),
+        (answering(lambda answers: [{**each, "actions": -each["actions"]} for each in answers]), "target in this"),
+        (answering(lambda answers: answers[::-1]), "its batch"),
+        (answering(lambda answers: [{"actions": each["actions"]} for each in answers]), "contract"),
+        (answering(lambda answers: [{**each, "actions": each["actions"].astype(np.float64)} for each in answers]),
+         "contract"),
+        (judging(lambda outcome: {"kept": 1.5}), "kept"),
+        (judging(lambda outcome: {"actions": outcome.actions[:2], "origins": outcome.origins[:2]}), "at least 4"),
+        (judging(lambda outcome: {"origins": outcome.origins.astype(np.int64)}), "int64"),
     ],
-)
-def test_a_fault_of_a_pair_is_found(pair: Any, sentence: str) -> None:
-    with pytest.raises(ContractError) as raised:
+)  # fmt: skip
+def test_a_fault_of_a_pair_is_found(pair: Any, named: str) -> None:
+    with pytest.raises(ContractError, match=named):
         check_pair(pair)
-    assert sentence in str(raised.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -83,8 +82,11 @@ def correlation(pair: Pair[Any]) -> float:
     return float(stats.spearmanr(scores, judged.outputs["drafted_distance"]).statistic)
 
 
-def test_its_score_says_how_far_the_targets_actions_are(learned: Pair[Any]) -> None:
+def test_its_score_is_how_far_the_targets_actions_are(learned: Pair[Any]) -> None:
     assert correlation(learned) > 0.9
+    head, zeros = load_distance_head(learned), np.zeros((4, 2), np.float32)
+    near, far = (head.estimate(Window({"state": np.full((1, 8), at, np.float32)}), zeros) for at in (0.05, 0.9))
+    assert near < 0.15 < 0.35 < far < 0.55  # the target's actions are .025 and .45 away
 
 
 def test_a_head_that_was_taught_another_truth_says_nothing(tmp_path: Path) -> None:
@@ -92,14 +94,6 @@ def test_a_head_that_was_taught_another_truth_says_nothing(tmp_path: Path) -> No
     pair, metrics = taught(tmp_path / "pair", shuffled=True)
     assert abs(correlation(pair)) < 0.35
     assert metrics["efficiency_0.4"] < 0.5
-
-
-def test_the_score_is_the_distance_itself(learned: Pair[Any]) -> None:
-    head, zeros = load_distance_head(learned), np.zeros((4, 2), np.float32)
-    near, far = (head.estimate(Window({"state": np.full((1, 8), at, np.float32)}), zeros) for at in (0.05, 0.9))
-    assert near < 0.15 < 0.35 < far < 0.55  # the target's actions are .025 and .45 away
-    gate = GateChoices().settings("learned", learned).build(learned)
-    assert isinstance(gate, LearnedDistance) and gate.family == "chunks"
 
 
 def test_it_is_calibrated_and_kept_like_any_other_gate(learned: Pair[Any], tmp_path: Path) -> None:
@@ -121,53 +115,33 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: Pair[Any], tmp_p
 def test_a_head_of_another_pair_is_refused(learned: Pair[Any], tmp_path: Path) -> None:
     assert learned.path is not None
     other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
-    with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*specact offline calibrate"):
+    with pytest.raises(ConfigError, match="has no learned gate"):
         GateChoices().settings("learned", other)
     give_head(tmp_path / "other", learned.path / HEAD, 9)
-    with pytest.raises(BundleError, match=r"they do not match; train it again with: .*--retrain"):
+    with pytest.raises(BundleError, match="--retrain"):
         GateChoices().settings("learned", other).build(other)
     backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, PairSettings(execute=2))
     give_head(tmp_path / "backwards", learned.path / HEAD, 9)
-    with pytest.raises(BundleError, match="was trained for the pair"):
+    with pytest.raises(BundleError, match="trained for the pair"):
         GateChoices().settings("learned", backwards).build(backwards)
     (tmp_path / "other" / HEAD).write_bytes(b"another")
-    with pytest.raises(BundleError, match="but the manifest was written for"):
+    with pytest.raises(BundleError, match="manifest"):
         load_pair(tmp_path / "other", draft=SMALL, target=LARGE)
 
 
-def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> None:
-    """Taught where the gated pair goes, in two rounds, the second under the gate of the first."""
-    path = tmp_path / "pair"
-    pair = make_pair(path, SMALL, LARGE, PairSettings(execute=2, env="ball"))
-    recipe = structs.replace(FEW, steps=60, rounds=2, rates=(0.4,))
-    with Pool(1) as pool:
-        metrics = train_head(pair, recipe, collector(100, pool, quiet), path / "gate", quiet)
-        assert metrics["spearman"] > 0.2
-        what = Evaluation(
-            bundle=str(path), env=None, methods=("draft", "random_learned", "learned"), episodes=4, rate=0.4,
-            calibration_episodes=4, draft=SMALL, target=LARGE,
-        )  # fmt: skip
-        summary = evaluate(what, tmp_path / "run", quiet, pool)
-    rows = summary["methods"]
-    assert rows["draft"]["transmission_rate"] == 0.0 < rows["learned"]["transmission_rate"] < 1.0
-    assert rows["random_learned"]["cost"]["head_parameters"] == 0 < rows["learned"]["cost"]["head_parameters"]
-    assert rows["learned"]["cost"]["head_ms"] > 0.0 and rows["learned"]["cost"]["gate_ms"] > 0.0
-    assert json.loads((path / "manifest.json").read_text())["head"]
-
-
 def test_what_it_cannot_be_for_is_refused(learned: Pair[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
+    with pytest.raises(ConfigError, match="'chunks'"):
         GateChoices().settings("learned_action", learned)
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
     own = load_pair("my_family:pair")
-    with Pool(1) as pool, pytest.raises(ConfigError, match="of a family of your own; make a pair of chunk policies"):
+    with Pool(1) as pool, pytest.raises(ConfigError, match="family"):
         train_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
-    with pytest.raises(ConfigError, match="lessons must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="lessons"):
         demonstrated_lessons(learned, shown(2, 0), 0, tmp_path, quiet)
-    with pytest.raises(DataError, match="at least two demonstrations are needed: one to learn from"):
+    with pytest.raises(DataError, match="two demonstrations"):
         demonstrated_lessons(learned, shown(1, 0), 10, tmp_path, quiet)
     blind = replace(shown(2, 0), observation={"joints": shown(2, 0).numbers("state")})
-    with pytest.raises(ConfigError, match="sees state, which the demonstrations do not hold"):
+    with pytest.raises(ConfigError, match="state"):
         demonstrated_lessons(learned, blind, 10, tmp_path, quiet)
 
 
@@ -224,19 +198,19 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     shutil.copytree(tmp_path / "run" / "calibration", folder / "calibration")
     stored = f"learned-0.50-{decoding}"
     assert isinstance(calibrated_gate(load_pair(folder, decoding=decoding), "learned", 0.5), LearnedDistance)
-    with pytest.raises(ConfigError, match=f"no calibration of 'learned' at rate 0.50; it has {stored}. Make one"):
+    with pytest.raises(ConfigError, match=stored):
         calibrated_gate(load_pair(folder), "learned", 0.5)
     # So does its head.
     other = load_pair(folder, decoding="last" if decoding == "strict_last" else "flash")
-    with pytest.raises(BundleError, match=f"trained on drafts of the decoding '{decoding}', not .* --retrain"):
+    with pytest.raises(BundleError, match=f"'{decoding}'.* --retrain"):
         GateChoices().settings("learned", other).build(other)
     assert "gate learned" not in measure_parts(load_pair(folder), 1)
     assert "gate learned" in measure_parts(load_pair(folder, decoding=decoding), 1)
     (folder / "calibration" / f"{stored}.json").rename(folder / "calibration" / "learned-0.50.json")
-    with pytest.raises(BundleError, match=f"under the decoding '{decoding}', which its name does not say"):
+    with pytest.raises(BundleError, match=f"'{decoding}'"):
         calibrated_gate(load_pair(folder), "learned", 0.5)
     (folder / HEAD).write_bytes(b"another")
-    with pytest.raises(BundleError, match="but the manifest was written for"):
+    with pytest.raises(BundleError, match="manifest"):
         load_pair(folder)
 
 
@@ -251,9 +225,7 @@ def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp
     assert [file.name for file in (folder / "calibration").iterdir()] == [f"deviation-0.50-{decoding}.json"]
     composed = load_pair(folder, decoding=decoding)
     assert isinstance(deciding_gate(composed, "deviation", 0.5, None), ActionDeviation)
-    with pytest.raises(
-        ConfigError, match=f"no calibration of 'deviation' at rate 0.50; it has deviation-0.50-{decoding}"
-    ):
+    with pytest.raises(ConfigError, match=f"deviation-0.50-{decoding}"):
         deciding_gate(load_pair(folder), "deviation", 0.5, None)
     # A head is trained apart from that of another decoding, whose stopped training is neither taken up nor removed.
     stopped = folder / TRAINING / TrainedFor.of(load_pair(folder)).pair
@@ -264,7 +236,5 @@ def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp
     assert TrainedFor.of(composed).decoding == decoding
     assert isinstance(deciding_gate(composed, "learned", 0.5, None), LearnedDistance)
     other = {"strict_last": "last", "flash_last": "flash"}[decoding]
-    with pytest.raises(
-        ConfigError, match=f"rate 0.50 under the decoding '{other}'; .* --decoding {other} --gate deviation"
-    ):
+    with pytest.raises(ConfigError, match=f"'{other}'"):
         deciding_gate(load_pair(folder, decoding=other), "deviation", 0.5, None)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from msgspec import structs
-from tests.gates.fixed import Fixed
+from tests.gates.steps import RNG, Fixed, distribution, proposal, tokenizer
 from tests.tiny import KilledError, quiet
 
+from specact import load_pair
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.head import TargetHead
-from specact.families.codes.policy import ActionTokenizer
 from specact.families.codes.sampling import CodeDistribution, Drafted, sample_codes
 from specact.families.head import TrainedFor
 from specact.gates import Learned, Oracle
@@ -27,16 +27,10 @@ from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, train_head
-from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
 from specact.types import Proposal
 
-G, K, CHUNK, A = 2, 5, 2, 3
-RNG = np.random.default_rng
-TOKENIZER = ActionTokenizer(
-    np.zeros(A, np.float32), np.ones(A, np.float32), RNG(5).normal(size=(K**G, CHUNK, A)).astype(np.float32), "none", K
-)
 FEW = HeadRecipe(hidden=32, steps=400, batch=128, rounds=2)
 
 
@@ -53,12 +47,10 @@ class Knows:
 
 def drafted(seed: int) -> tuple[Proposal, CodeDistribution]:
     """A drafted step, and a target with the draft's offsets."""
-    rng = RNG(seed)
-    offsets = rng.normal(size=(G, K, CHUNK, A)).astype(np.float32)
-    draft, target = (CodeDistribution(rng.dirichlet(np.ones(K), size=G), offsets) for _ in range(2))
-    codes = sample_codes(draft, rng)
-    window = Window({"state": np.zeros((1, 2), np.float32)})
-    return Proposal(window, TOKENIZER.decode(codes, offsets), Drafted(draft, codes)), target
+    draft, target = distribution(seed), distribution(seed + 100)
+    codes = sample_codes(draft, RNG(seed))
+    actions = tokenizer().decode(codes, draft.offsets)
+    return replace(proposal(draft=draft, codes=codes), actions=actions), replace(target, offsets=draft.offsets)
 
 
 def seen(data: DistillationData, row: int) -> Window:
@@ -69,10 +61,10 @@ def seen(data: DistillationData, row: int) -> Window:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) -> None:
     step, target = drafted(seed)
-    learned = Learned(0.5, head=cast(TargetHead, Knows(target.probs)), tokenizer=TOKENIZER, on=on)
-    oracle = Oracle(0.5, target=Fixed(target), tokenizer=TOKENIZER, on=on)
+    learned = Learned(0.5, head=cast(TargetHead, Knows(target.probs)), tokenizer=tokenizer(), on=on)
+    oracle = Oracle(0.5, target=Fixed(target), tokenizer=tokenizer(), on=on)
     assert learned.score(step, RNG(0)) == oracle.score(step, RNG(0))
-    wrong = Learned(0.5, head=cast(TargetHead, Knows(step.evidence.draft.probs)), tokenizer=TOKENIZER, on=on)
+    wrong = Learned(0.5, head=cast(TargetHead, Knows(step.evidence.draft.probs)), tokenizer=tokenizer(), on=on)
     assert wrong.score(step, RNG(0)) == pytest.approx(0.0, abs=1e-6)  # it thinks that both say the same
 
 
@@ -105,46 +97,23 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         metrics = train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
         data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4
-    gate = GateChoices().settings("learned", bundle).build(bundle)
+    gate, parts = GateChoices().settings("learned", bundle).build(bundle), bundle.parts
+    head = TargetHead(parts.path / HEAD, parts.spec, parts.draft.inputs, TrainedFor.of(bundle), "")
     for row in range(20):
         window = seen(data, row)
         draft = bundle.parts.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
-        estimate = TargetHead(
-            bundle.parts.path / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), ""
-        ).estimate(window, draft)
+        estimate = head.estimate(window, draft)
         assert (estimate <= draft.probs + 1e-6).all()
         rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])
         assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)
-
-
-def test_lessons_are_what_the_target_says(taught: tuple[Pair[Any], dict[str, float]]) -> None:
-    bundle, _ = taught
-    with Pool(1) as pool:
-        data = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 0, pool, lambda done: None)
-        others = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 1, pool, lambda done: None)
-    assert len(data) >= 300
-    assert not set(data.episode) & set(others.episode)
-    assert set(data.observation) == {"state", "goal"}
-    for row in RNG(0).integers(len(data), size=20):
-        window = seen(data, row)
-        for policy, probs in (
-            (bundle.parts.target, data.outputs["target_probs"]),
-            (bundle.parts.draft, data.outputs["draft_probs"]),
-        ):
-            # Batches of another size may round differently.
-            assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5
-        assert np.abs(bundle.parts.target.infer(window).offsets - data.outputs["target_offsets"][row]).max() < 1e-2
-    train, held_out = data.split(every=4)
-    assert not set(train.episode) & set(held_out.episode)
-    assert len(train) + len(held_out) == len(data)
 
 
 def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Pair[Any], dict[str, float]], specact_run: Any) -> None:
     bundle, _ = taught
     for gate in ("learned", "learned_action"):
         made = specact_run(
-            "calibrate", "--bundle", bundle.path, "--gate", gate, "--rate", 0.4, "--episodes", 8, "--json"
+            "calibrate", "--bundle", bundle.parts.path, "--gate", gate, "--rate", 0.4, "--episodes", 8, "--json"
         )
         assert made.returncode == 0, made.stderr
         # Five standard errors over 8 episodes, see `test_a_calibration_reaches_its_rate_on_held_out_episodes`.
@@ -200,18 +169,20 @@ def test_a_head_that_the_manifest_does_not_name_is_refused(
     assert load_pair(copy).fingerprint == taught[0].fingerprint
 
 
-def test_without_a_head_it_says_how_to_get_one(tiny_bundle: Path) -> None:
+def test_a_head_of_another_pair_or_none_is_refused(
+    taught: tuple[Pair[Any], dict[str, float]], tiny_bundle: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"specact calibrate .* --gate learned"):
         GateChoices().settings("learned", load_pair(tiny_bundle))
-
-
-def test_a_head_of_another_pair_is_refused(taught: tuple[Pair[Any], dict[str, float]], tmp_path: Path) -> None:
     bundle, _ = taught
     copy = Path(shutil.copytree(bundle.parts.path, tmp_path / "other"))
     model = onnx.load(copy / HEAD)
     model.metadata_props[0].value = "0123456789abcdef"
     onnx.save(model, copy / HEAD)
-    with pytest.raises(BundleError, match="trained for the pair 0123456789abcdef"):
+    with pytest.raises(BundleError, match="0123456789abcdef"):
+        TargetHead(copy / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")
+    (copy / HEAD).write_bytes((bundle.parts.path / HEAD).read_bytes()[:-100])
+    with pytest.raises(BundleError, match="ONNX"):
         TargetHead(copy / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")
 
 
@@ -220,11 +191,3 @@ def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Pair[Any], 
     options = (("on", "rejection"), ("weights", "0123456789abcdef"))
     with pytest.raises(BundleError, match="calibrated for 0123456789abcdef"):
         GateSettings("learned", threshold=0.5, options=options).build(bundle)
-
-
-def test_a_damaged_head_is_refused(taught: tuple[Pair[Any], dict[str, float]], tmp_path: Path) -> None:
-    bundle, _ = taught
-    file = tmp_path / HEAD
-    file.write_bytes((bundle.parts.path / HEAD).read_bytes()[:-100])
-    with pytest.raises(BundleError, match="not a readable ONNX model"):
-        TargetHead(file, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")

@@ -8,18 +8,16 @@ from typing import Any, cast
 
 import numpy as np
 from msgspec import msgpack
-from numpy.typing import NDArray
 
-from specact.contracts.expectations import call, expect, outline, random_windows, same
+from specact.contracts.expectations import Named, call, check_batches, expect, expect_array, random_windows, same
 from specact.errors import ContractError, WireError
 from specact.files import is_name
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
-from specact.types import OffloadTimes, Outcome, Proposal
+from specact.types import Chunk, OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget, Pending, is_valid
-from specact.wire.arrays import Arrays
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import ask, encode, read_ask, request_of
 
@@ -39,9 +37,11 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
     _check_values(pair)
     windows = windows or random_windows(pair.observation, 4, np.random.default_rng(seed))
     addresses = [StepAddress(seed, 0, 0, step) for step in range(len(windows))]
-    proposals = [_check_proposal(pair, *asked) for asked in zip(windows, addresses, strict=True)]
-    asked = [_crossed_to_server(pair.exchange.contract, *step) for step in zip(windows, addresses, strict=True)]
-    answers = _check_answers(pair, asked, within)
+    proposals = [_check_proposal(pair, *step) for step in zip(windows, addresses, strict=True)]
+    requests = [_crossed_to_server(pair.exchange.contract, *step) for step in zip(windows, addresses, strict=True)]
+    answers = check_batches(
+        "an answer", lambda which: _answers(pair, [requests[i] for i in which]), len(windows), within
+    )
     for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
         here = _verify(pair, LocalTarget(pair.target()), proposal, address)
         again = _verify(pair, LocalTarget(pair.target()), proposal, address)
@@ -108,41 +108,18 @@ def _crossed_to_server(contract: Contract, window: Window, address: StepAddress)
     return request_of(read_ask(encode(message)), contract)
 
 
-def _check_answers(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
+def _answers(pair: Pair[Any], requests: Sequence[Request]) -> list[Named]:
     """The server's answers after a round trip over the wire format."""
-    layout = pair.exchange.contract.kinds["infer"].reply
-
-    def answer(group: Sequence[Request]) -> list[Arrays]:
-        answers = list(call("answer", pair.exchange.answer, "infer", group))
-        expect(len(answers) == len(group), f"answer must answer every request, it gave {len(answers)} for {len(group)}")
-        crossed: list[Arrays] = []
-        for arrays in answers:
-            expect(not isinstance(arrays, WireError), f"answer must answer these observations, it gave: {arrays}")
-            try:
-                crossed.append(layout.unpack(layout.pack(arrays)))
-            except (WireError, AttributeError, TypeError, ValueError) as error:
-                raise ContractError(f"answer must give the arrays that the contract says: {error}") from error
-        return crossed
-
-    together = answer(requests)
-    alone = [answer([request])[0] for request in requests]
-    expect(
-        all(map(_close, alone, together, [within] * len(alone))),
-        "an answer must not depend on the other requests of its batch",
-    )
-    expect(
-        all(map(_close, answer(requests[::-1])[::-1], together, [within] * len(alone))),
-        "an answer must not depend on its place in the batch, or on what was asked before",
-    )
-    return alone
-
-
-def _close(first: Arrays, second: Arrays, within: float) -> bool:
-    def near(a: NDArray[Any], b: NDArray[Any]) -> bool:
-        slack = within * max(1e-6, float(np.abs(b).max(initial=0.0)))
-        return bool((np.abs(a.astype(np.float64) - b.astype(np.float64)) <= slack).all())
-
-    return all(near(first[name], second[name]) for name in second)
+    answers = list(call("answer", pair.exchange.answer, "infer", requests))
+    expect(len(answers) == len(requests), f"answer must answer all {len(requests)} requests, it gave {len(answers)}")
+    layout, crossed = pair.exchange.contract.kinds["infer"].reply, list[Named]()
+    for arrays in answers:
+        expect(not isinstance(arrays, WireError), f"answer must answer these observations, it gave: {arrays}")
+        try:
+            crossed.append(layout.unpack(layout.pack(arrays)))
+        except (WireError, AttributeError, TypeError, ValueError) as error:
+            raise ContractError(f"answer must give the arrays that the contract says: {error}") from error
+    return crossed
 
 
 class _ReadyTarget:
@@ -161,13 +138,7 @@ def _verify(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddre
     expect(isinstance(outcome, Outcome), f"verification of an answer in time must give an Outcome, got {outcome!r:.80}")
     expect(np.array_equal(drafted, proposal.actions), "verification must not change the proposal")
     _check_chunk(outcome.actions, pair, "an outcome")
-    expect(
-        isinstance(outcome.origins, np.ndarray)
-        and outcome.origins.dtype == np.uint8
-        and outcome.origins.shape == outcome.actions.shape[:1],
-        f"an outcome must say of every action where it comes from, uint8 [{len(outcome.actions)}]; got "
-        f"{outline(outcome.origins)}",
-    )
+    expect_array("the origins of an outcome", outcome.origins, np.uint8, (len(outcome.actions),))
     expect(
         0 <= outcome.accepted <= outcome.verified,
         f"of what is verified a part is accepted; got {outcome.accepted} of {outcome.verified}",
@@ -176,14 +147,7 @@ def _verify(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddre
     return cast(Outcome, outcome)
 
 
-def _check_chunk(actions: Any, pair: Pair[Any], where: str) -> None:
-    width = len(pair.units.centre)
-    expect(
-        isinstance(actions, np.ndarray)
-        and actions.dtype == np.float32
-        and actions.ndim == 2
-        and actions.shape[1] == width
-        and len(actions) >= pair.execute,
-        f"{where} must have actions float32 [n, {width}], n at least {pair.execute}; got {outline(actions)}",
-    )
-    expect(is_valid(actions), f"{where} must have finite, normalised actions, got {actions}")
+def _check_chunk(actions: Chunk, pair: Pair[Any], where: str) -> None:
+    expect_array(f"the actions of {where}", actions, np.float32, (None, len(pair.units.centre)))
+    expect(len(actions) >= pair.execute, f"{where} must have at least {pair.execute} actions, got {len(actions)}")
+    expect(is_valid(actions), f"{where} must have normalised actions, got {actions}")

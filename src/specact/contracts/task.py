@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.contracts.expectations import call, expect, outline, same
+from specact.contracts.expectations import call, expect, expect_array, outline, same
 from specact.observation import Field
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
             f"action_space must be a Box, float32 [A]; it is {acts}",
         )
         actions = _actions(acts, seed, min(steps, task.max_steps))
-        episode, repeated = _play(env, seed, actions), _play(env, seed, actions)
-        in_twin = _play(twin, seed, actions)
-        expect(same(episode, repeated), f"reset(seed={seed}) and the same actions must give the same episode again")
-        expect(same(episode, in_twin), f"seed {seed} and the same actions must give the same episode in a second env")
+        episode = _play(env, seed, actions)
+        for other, where in ((env, "again"), (twin, "in a second env")):
+            again = same(episode, _play(other, seed, actions))
+            expect(again, f"reset(seed={seed}) and the same actions must give the same episode {where}")
         _check_functions(task, env, acts, episode[0], actions[0])
         _check_cameras(task)
     finally:
@@ -105,11 +105,7 @@ def _check_observation(observation: Any, spaces: Any, where: str) -> dict[str, N
         if name == "instruction" and not space.shape:
             expect(space.contains(value), f"the instruction of {where} must be a text of {space}, got {value!r:.60}")
             continue
-        expect(
-            isinstance(value, np.ndarray) and value.dtype == space.dtype and value.shape == space.shape,
-            f"the observation {name!r} of {where} must be {space.dtype} {list(space.shape)}, got {outline(value)}",
-        )
-        expect(bool(np.isfinite(value).all()), f"the observation {name!r} of {where} must be finite, got {value}")
+        expect_array(f"the observation {name!r} of {where}", value, space.dtype, space.shape)
     return {name: np.array(value) for name, value in observation.items()}
 
 
@@ -150,20 +146,14 @@ def _check_functions(
         _check_action(call("the expert's act", expert.act, env), acts, "the expert's act")
     if task.effector is not None:
         place = call("effector", task.effector, env)
-        expect(
-            isinstance(place, np.ndarray) and place.dtype == np.float64 and place.ndim == 1,
-            f"effector must give a position, float64 [D], got {outline(place)}",
-        )
+        expect_array("the position of effector", place, np.float64, (None,))
     if task.roll_forward is not None:
         rolled = call("roll_forward", task.roll_forward, observation, np.stack([action, action]))
         _check_observation(rolled, env.observation_space, "roll_forward")
 
 
 def _check_action(action: Any, acts: Any, where: str) -> None:
-    expect(
-        isinstance(action, np.ndarray) and action.dtype == np.float32 and action.shape == acts.shape,
-        f"{where} must give an action, float32 {list(acts.shape)}, got {outline(action)}",
-    )
+    expect_array(f"the action of {where}", action, np.float32, acts.shape)
     expect(acts.contains(action), f"{where} must give an action within the action space, got {action}")
 
 

@@ -9,8 +9,8 @@ from specact.gates.controller import LatencyBudget as LatencyBudget
 from specact.gates.controller import LinkBudget as LinkBudget
 from specact.gates.controller import RateBudget as RateBudget
 from specact.gates.deviation import ActionDeviation as ActionDeviation
-from specact.gates.distance import LearnedDistance as LearnedDistance
 from specact.gates.gate import Gate as Gate
-from specact.gates.rejection import Learned as Learned
-from specact.gates.rejection import Oracle as Oracle
+from specact.gates.learned import Learned as Learned
+from specact.gates.learned import LearnedDistance as LearnedDistance
+from specact.gates.learned import Oracle as Oracle
 from specact.gates.uncertainty import Uncertainty as Uncertainty

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specact.errors import ConfigError
+from specact.records import AtLeastOne, BelowOne, InsideUnit, Share, check_arguments
 from specact.types import StepRecord
 
 # Stakes as shares of the maximal one: small stakes detect small changes, large ones detect large changes sooner.
@@ -48,12 +48,8 @@ class DriftAlarm:
         ConfigError: for a value outside its range.
     """
 
-    def __init__(self, level: float, *, tolerance: float = 0.05, run_length: float = 20_000.0) -> None:
-        if not 0.0 <= level <= 1.0 or not 0.0 < tolerance < 1.0 or not run_length >= 1.0:
-            raise ConfigError(
-                "level must lie in [0, 1], tolerance in (0, 1) and run_length at or above 1, "
-                f"got {level}, {tolerance} and {run_length}"
-            )
+    def __init__(self, level: Share, *, tolerance: InsideUnit = 0.05, run_length: AtLeastOne = 20_000.0) -> None:
+        check_arguments(DriftAlarm.__init__, {"level": level, "tolerance": tolerance, "run_length": run_length})
         self.level, self.tolerance, self.run_length = level, tolerance, run_length
         self.raised = False
         high, low = level + tolerance, level - tolerance
@@ -110,9 +106,8 @@ class RunningMean:
         ConfigError: for an error rate outside its range.
     """
 
-    def __init__(self, error_rate: float = 0.05) -> None:
-        if not 0.0 < error_rate < 1.0:
-            raise ConfigError(f"an error rate must lie in (0, 1), got {error_rate}")
+    def __init__(self, error_rate: InsideUnit = 0.05) -> None:
+        check_arguments(RunningMean.__init__, {"error_rate": error_rate})
         self._log = math.log(2.0 * len(_LAMBDAS) / error_rate)
         self._count, self._sum, self._variance = 0, 0.0, 0.0
 
@@ -170,7 +165,7 @@ class AuditEstimator:
         return self._mean.estimate()
 
 
-def expected_true_skip(rejections: Sequence[float], rate: float) -> float:
+def expected_true_skip(rejections: Sequence[float], rate: BelowOne) -> float:
     """True skip ratio at a transmission rate according to the calibration: the level of an alarm.
 
     Args:
@@ -180,8 +175,7 @@ def expected_true_skip(rejections: Sequence[float], rate: float) -> float:
     Raises:
         ConfigError: for a rate outside its range.
     """
-    if not 0.0 <= rate < 1.0:
-        raise ConfigError(f"the rate of a gate that skips must lie in [0, 1), got {rate}")
+    check_arguments(expected_true_skip, {"rate": rate})
     skipped = (1.0 - rate) * len(rejections)
     weights = [min(1.0, max(0.0, skipped - index)) for index in range(len(rejections))]
     return sum(weight * (1.0 - r) for weight, r in zip(weights, rejections, strict=True)) / skipped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,39 +12,34 @@ from specact.records import Count, Share, check_arguments
 from specact.types import Proposal
 
 
-class Never(Gate):
-    """Never transmits: the draft alone."""
+class _Blind(Gate):
+    """A gate without a score and without settings of a calibration."""
 
-    calibrated: ClassVar[bool] = False
+    calibrated = False
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        return cls()  # type: ignore[call-arg]
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        return 0.0
+
+
+class Never(_Blind):
+    """Never transmits: the draft alone."""
 
     def __init__(self) -> None:
         super().__init__(math.inf, force_first=False)
 
-    @classmethod
-    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Never:
-        return cls()
 
-    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        return 0.0
-
-
-class Always(Gate):
+class Always(_Blind):
     """Transmits every step: hybrid inference without a gate."""
-
-    calibrated: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__(-math.inf, force_first=False)
 
-    @classmethod
-    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Always:
-        return cls()
 
-    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        return 0.0
-
-
-class Periodic(Gate):
+class Periodic(_Blind):
     """Transmits the first step, and then every n-th: the pattern of HeiSD's released code.
 
     Args:
@@ -54,18 +49,9 @@ class Periodic(Gate):
         ConfigError: for another period.
     """
 
-    calibrated: ClassVar[bool] = False
-
     def __init__(self, period: Count = 3) -> None:
         check_arguments(Periodic.__init__, {"period": period})
         super().__init__(math.inf, max_skips=period - 1)
-
-    @classmethod
-    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Periodic:
-        return cls()
-
-    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        return 0.0
 
 
 class Random(Gate):
@@ -76,7 +62,7 @@ class Random(Gate):
         max_skips, force_first: see :class:`~specact.gates.gate.Gate`; forced transmissions add to the rate.
     """
 
-    calibrated: ClassVar[bool] = False
+    calibrated = False
 
     def __init__(self, rate: Share, *, max_skips: int | None = None, force_first: bool = False) -> None:
         check_arguments(Random.__init__, {"rate": rate})

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError
 from specact.gates.gate import Gate
+from specact.records import AtLeastOne, Count, Positive, Share, check_arguments
 from specact.types import Proposal, StepRecord
 
 
@@ -48,9 +48,8 @@ class RateBudget:
         ConfigError: for a rate outside its range.
     """
 
-    def __init__(self, rate: float) -> None:
-        if not 0.0 <= rate <= 1.0:
-            raise ConfigError(f"a transmission rate must lie in [0, 1], got {rate}")
+    def __init__(self, rate: Share) -> None:
+        check_arguments(RateBudget.__init__, {"rate": rate})
         self.rate = rate
 
     def overspent(self, record: StepRecord) -> float:
@@ -69,12 +68,9 @@ class LinkBudget:
         ConfigError: for a value that is not positive.
     """
 
-    def __init__(self, bytes_per_s: float, request_bytes: float, inferences_hz: float) -> None:
-        if not min(bytes_per_s, request_bytes, inferences_hz) > 0.0:
-            raise ConfigError(
-                "a link's share, the bytes of a request and the inferences per second must be positive, got "
-                f"{bytes_per_s} B/s, {request_bytes} B and {inferences_hz} per second"
-            )
+    def __init__(self, bytes_per_s: Positive, request_bytes: Positive, inferences_hz: Positive) -> None:
+        given = {"bytes_per_s": bytes_per_s, "request_bytes": request_bytes, "inferences_hz": inferences_hz}
+        check_arguments(LinkBudget.__init__, given)
         self.rate = min(1.0, bytes_per_s / (request_bytes * inferences_hz))
 
     def overspent(self, record: StepRecord) -> float:
@@ -94,9 +90,8 @@ class LatencyBudget:
         ConfigError: if either is not positive.
     """
 
-    def __init__(self, seconds: float, memory: int = 50) -> None:
-        if not 0.0 < seconds < math.inf or memory < 1:
-            raise ConfigError(f"a latency budget and its memory must be positive, got {seconds} s and {memory}")
+    def __init__(self, seconds: Positive, memory: Count = 50) -> None:
+        check_arguments(LatencyBudget.__init__, {"seconds": seconds, "memory": memory})
         self.seconds, self.memory = seconds, memory
         # Mean latencies and counts of skipped and of transmitted inferences.
         self._mean_s, self._count = [0.0, 0.0], [0, 0]
@@ -144,12 +139,11 @@ class Controller(Gate):
         ConfigError: if window or horizon is below 1.
     """
 
-    def __init__(self, inner: Gate, budget: Budget, *, window: int = 200, horizon: float = 100.0) -> None:
+    def __init__(self, inner: Gate, budget: Budget, *, window: Count = 200, horizon: AtLeastOne = 100.0) -> None:
         super().__init__(
             -math.inf, max_skips=inner.max_skips, force_first=inner.force_first, audit_rate=inner.audit_rate
         )
-        if window < 1 or not horizon >= 1.0:
-            raise ConfigError(f"window and horizon must be at least 1, got {window} and {horizon}")
+        check_arguments(Controller.__init__, {"window": window, "horizon": horizon})
         self.window, self.horizon = window, horizon
         self._inner, self._budget, self._debt = inner, budget, 0.0
         self._recent: deque[float] = deque()

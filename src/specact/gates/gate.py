@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.records import Share, WholeNumber, check_arguments
+from specact.records import BelowOne, Share, WholeNumber, check_arguments
 from specact.types import Decision, Proposal, StepRecord
 
 
@@ -49,7 +49,7 @@ class Gate(ABC):
         tie_probability: Share = 0.0,
         max_skips: WholeNumber | None = None,
         force_first: bool = True,
-        audit_rate: float = 0.0,
+        audit_rate: BelowOne = 0.0,
     ) -> None:
         if math.isnan(threshold):
             raise ConfigError("a gate's threshold must be a number, got NaN; calibrate the gate")
@@ -93,8 +93,7 @@ class Gate(ABC):
 
     @audit_rate.setter
     def audit_rate(self, rate: float) -> None:
-        if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"an audit rate must lie in [0, 1), got {rate}; use Always to verify every step")
+        check_arguments(Gate.__init__, {"audit_rate": rate})
         self._audit_rate = rate
 
     @property

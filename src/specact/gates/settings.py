@@ -12,15 +12,12 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 import msgspec
 
 from specact.errors import ConfigError, SpecactError, unknown_name
-from specact.families.chunks.wire import FAMILY as CHUNKS
 from specact.families.codes.policy import InfersCodes
 from specact.families.head import head_fingerprint
-from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
-from specact.gates.uncertainty import Kind
 from specact.pair import Pair
 from specact.plugins import is_plugin, load_object
-from specact.records import PositiveShare, WholeNumber, check_fields, read_record
+from specact.records import WholeNumber, read_record
 
 MaxSkips = WholeNumber | Literal["unlimited"] | None
 
@@ -31,12 +28,12 @@ GATES = {
     "periodic": "specact.gates.baseline:Periodic",
     "deviation": "specact.gates.deviation:ActionDeviation",
     "uncertainty": "specact.gates.uncertainty:Uncertainty",
-    "learned": "specact.gates.rejection:Learned",
-    "learned_action": "specact.gates.rejection:Learned",
+    "learned": "specact.gates.learned:Learned",
+    "learned_action": "specact.gates.learned:Learned",
     "verify_skip": "specact.gates.verify_skip:VerifySkip",
     "similarity": "specact.gates.verify_skip:Similarity",
-    "oracle": "specact.gates.rejection:Oracle",
-    "oracle_action": "specact.gates.rejection:Oracle",
+    "oracle": "specact.gates.learned:Oracle",
+    "oracle_action": "specact.gates.learned:Oracle",
 }
 _UNCALIBRATED = ("never", "always", "random", "periodic", "verify_skip")
 # The built-in gates that need a threshold, and so a calibration.
@@ -47,7 +44,24 @@ LEARNED = ("learned", "learned_action")
 ORACLES = ("oracle", "oracle_action")
 
 # Gates of chunks, tokens and flows that share a name with a gate of action codes.
-_CHUNK_GATES = {"learned": "specact.gates.distance:LearnedDistance"}
+_CHUNK_GATES = {"learned": "specact.gates.learned:LearnedDistance"}
+
+# What a calibration states of a gate where nobody says otherwise.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "deviation": {"reading": "euclidean", "alpha": 0.5, "source": "executed"},
+    "uncertainty": {"kind": "disagreement"},
+    **{name: {"on": "action_change" if name.endswith("action") else "rejection"} for name in (*LEARNED, *ORACLES)},
+}
+# Keys of the ``gates`` table of recipes and manifests. A limit that helps the deviation can lower a learned gate's
+# success rate, so it has one of its own.
+_TABLE = {
+    "reading": ["deviation.reading"],
+    "alpha": ["deviation.alpha"],
+    "source": ["deviation.source"],
+    "uncertainty": ["uncertainty.kind"],
+    "max_skips": ["deviation.max_skips"],
+    "learned_max_skips": [f"{name}.max_skips" for name in LEARNED],
+}
 
 # Parameters of every gate, which are no options, and kinds of plain values.
 _EVERY = {"self", "pair", "threshold", *signature(Gate.__init__).parameters}
@@ -70,7 +84,7 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
         return kind
     if name not in GATES:
         raise unknown_name("gate", name, GATES, plugins=True)
-    place = _CHUNK_GATES.get(name, GATES[name]) if family == CHUNKS else GATES[name]
+    place = _CHUNK_GATES.get(name, GATES[name]) if family == "chunks" else GATES[name]
     module, _, attribute = place.partition(":")
     kind = getattr(import_module(module), attribute)
     return kind
@@ -82,24 +96,25 @@ def gate_for(name: str, pair: Pair[Any]) -> type[Gate]:
     Raises:
         ConfigError: as :func:`load_gate`, or if the gate reads another family's evidence.
     """
-    own = pair.exchange.contract.family
-    kind = load_gate(name, own)
-    if kind.family not in (None, own):
+    family = pair.exchange.contract.family
+    kind = load_gate(name, family)
+    if kind.family not in (None, family):
         raise ConfigError(
             f"the gate {name!r} reads what the family {kind.family!r} knows of a draft, but {pair.name} is of "
-            f"the family {own!r}; choose a gate that looks at actions alone, such as deviation"
+            f"the family {family!r}; choose a gate that looks at actions alone, such as deviation"
         )
     return kind
 
 
-def _is_gate(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Gate) and not isabstract(found)
+def _is_gate(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Gate) and not isabstract(value)
 
 
 def parameters_of(kind: type[Gate]) -> type[msgspec.Struct]:
-    """The parameters of a gate as a record: plain keywords of its constructor and ``for_pair``, and ``max_skips``."""
+    """The parameters of a gate as a record: plain keywords of its constructors and ``for_pair``, and ``max_skips``."""
     fields: dict[str, tuple[str, Any, Any]] = {}
-    for make in (kind.for_pair, kind.__init__):
+    makes: list[Any] = [kind.for_pair, *(base.__init__ for base in kind.mro() if issubclass(base, Gate))]
+    for make in makes:
         try:
             hints = get_type_hints(make, include_extras=True)
         except Exception:  # noqa: BLE001 - third-party annotations may not resolve
@@ -117,42 +132,11 @@ class GateChoices:
     """Parameters of gates that the papers do not specify; the pair's own recommendation if not given.
 
     Attributes:
-        reading: of the action deviation, see docs/choices.md; euclidean if the pair recommends none.
-        alpha: weight of the newest action in the average; 0.5 if the pair recommends none.
-        source: which actions feed the average, executed or draft; executed if the pair recommends none.
-        uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the pair recommends none.
-        max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
-            learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the pair recommends none.
-        learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
         gate_options: parameters of a gate, NAME=VALUE, or GATE.NAME=VALUE for one of several gates. Without a gate's
             name one applies to MODULE:GATE, and to the built-in gates that have it.
-
-    Raises:
-        ConfigError: for a value that is not allowed.
     """
 
-    reading: Reading | None = None
-    alpha: PositiveShare | None = None
-    source: Source | None = None
-    uncertainty: Kind | None = None
-    max_skips: MaxSkips = None
-    learned_max_skips: MaxSkips = None
     gate_options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def over(self, recommended: Mapping[str, Any]) -> GateChoices:
-        """These choices with other defaults.
-
-        Args:
-            recommended: by field name, as in the manifest of a pair or in a recipe.
-
-        Raises:
-            ConfigError: for a name or value that is not allowed.
-        """
-        defaults = read_record(dict(recommended), GateChoices, "the recommended gates")
-        return replace(defaults, **{name: value for name, value in vars(self).items() if value is not None})
 
     def settings(self, gate: str, pair: Pair[Any]) -> GateSettings:
         """Settings of a gate without its threshold, with the pair's recommendations as defaults.
@@ -160,26 +144,13 @@ class GateChoices:
         Raises:
             ConfigError: for an unknown gate, an unknown parameter, or a learned gate that the pair does not have.
         """
-        choices, kind, contract = self.over(pair.recommended_gates), gate_for(gate, pair), pair.exchange.contract
-        # A limit that helps the deviation can lower a learned gate's success rate, so recommendations are separate.
-        learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
-        defaults: dict[str, dict[str, Any]] = {
-            "deviation": {
-                "reading": choices.reading or "euclidean",
-                "alpha": 0.5 if choices.alpha is None else choices.alpha,
-                "source": choices.source or "executed",
-                "max_skips": choices.max_skips,
-            },
-            "uncertainty": {"kind": choices.uncertainty or "disagreement"},
-            "learned": {"max_skips": learned} | ({} if contract.family == CHUNKS else {"on": "rejection"}),
-            "learned_action": {"on": "action_change", "max_skips": learned},
-            "oracle": {"on": "rejection"},
-            "oracle_action": {"on": "action_change"},
-        }
-        values = defaults.get(gate, {"max_skips": self.max_skips} if is_plugin(gate) else {})
+        kind = gate_for(gate, pair)
+        known = parameters_of(kind).__struct_fields__
+        values = {name: value for name, value in _DEFAULTS.get(gate, {}).items() if name in known}
+        values |= _read(gate, kind, table_entries(pair.recommended_gates))
         if gate in LEARNED:
             values["weights"] = head_fingerprint(pair)
-        values |= _read_options(gate, kind, self.gate_options)
+        values |= _read(gate, kind, map(_split, self.gate_options))
         limit = values.pop("max_skips", None)
         return GateSettings(gate, max_skips=None if limit == "unlimited" else limit, options=tuple(values.items()))
 
@@ -195,23 +166,42 @@ def check_options(words: Sequence[str], gates: Iterable[str]) -> None:
     """
     known = {name: set(parameters_of(load_gate(name)).__struct_fields__) for name in gates}
     for word in words:
-        of, _, name = word.partition("=")[0].rpartition(".")
-        every = set().union(*(names for gate, names in known.items() if of in ("", gate)))
-        if name not in every:
-            raise unknown_name(f"parameter of {of or ', '.join(known)}", name, every)
+        of, _, name = _split(word)[0].rpartition(".")
+        names = set().union(*(names for gate, names in known.items() if of in ("", gate)))
+        if name not in names:
+            raise unknown_name(f"parameter of {of or ', '.join(known)}", name, names)
 
 
-def _read_options(gate: str, kind: type[Gate], words: Sequence[str]) -> dict[str, Any]:
-    """Those of the words that concern a gate, with the types of its parameters."""
+def table_entries(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The ``gates`` table of a recipe or manifest: GATE.NAME and value of each parameter.
+
+    Raises:
+        ConfigError: for a key or value that is not allowed.
+    """
+    for key in table:
+        if key not in _TABLE:
+            raise unknown_name("recommended parameter of gates", key, _TABLE)
+    entries = [(path, value) for key, value in table.items() for path in _TABLE[key]]
+    for path, value in entries:
+        _read(path.partition(".")[0], load_gate(path.partition(".")[0]), [(path, value)])
+    return entries
+
+
+def _split(word: str) -> tuple[str, str]:
+    path, separator, text = word.partition("=")
+    if not separator:
+        raise ConfigError(f"a parameter of a gate has the form NAME=VALUE or GATE.NAME=VALUE, got {word!r}")
+    return path, text
+
+
+def _read(gate: str, kind: type[Gate], entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Those of the parameters that concern a gate, with its types; texts are read as JSON where it wants no text."""
     record, values = parameters_of(kind), dict[str, Any]()
     hints = get_type_hints(record)
-    for word in words:
-        path, separator, text = word.partition("=")
-        if not separator:
-            raise ConfigError(f"a parameter of a gate has the form NAME=VALUE or GATE.NAME=VALUE, got {word!r}")
+    for path, value in entries:
         of, _, name = path.rpartition(".")
         if of == gate or (not of and (is_plugin(gate) or name in hints)):
-            values[name] = text if hints.get(name) is str else _plain(text)
+            values[name] = _plain(value) if isinstance(value, str) and hints.get(name) is not str else value
     read_record(values, record, f"the gate {gate!r}")
     return {name: float(value) if hints[name] is float else value for name, value in values.items()}
 

@@ -5,7 +5,7 @@ The fitted bounds of :class:`VerifySkip` may never be reached; :class:`Similarit
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from specact.errors import ConfigError
 from specact.families.tokens.drafting import DraftedTokens
 from specact.families.tokens.network import Array
 from specact.gates.gate import Gate
+from specact.records import WholeNumber, check_arguments
 from specact.types import Proposal, StepRecord
 
 # Score if there is nothing to compare; above 2, the maximum of 1 - cos.
@@ -33,12 +34,11 @@ class VerifySkip(Gate):
         ConfigError: for a reach below 0.
     """
 
-    calibrated: ClassVar[bool] = False
+    calibrated = False
 
-    def __init__(self, threshold: float, *, reach: int | None, **limits: Any) -> None:
+    def __init__(self, threshold: float, *, reach: WholeNumber | None, **limits: Any) -> None:
         super().__init__(threshold, **limits)
-        if reach is not None and reach < 0:
-            raise ConfigError(f"reach must be at least 0 inferences, got {reach}")
+        check_arguments(VerifySkip.__init__, {"reach": reach})
         self.reach = reach
         self._verified: Array | None = None
         self._since = 0
@@ -71,7 +71,7 @@ class Similarity(VerifySkip):
     ago that was. Arguments as for :class:`~specact.gates.gate.Gate`.
     """
 
-    calibrated: ClassVar[bool] = True
+    calibrated = True
 
     def __init__(self, threshold: float, **limits: Any) -> None:
         super().__init__(threshold, reach=None, **limits)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.ranges import POSITIVE_SHARE
+from specact.records import PositiveShare, check_arguments
 
 # Short, so that a control period of 20 ms spans several: a process is throttled once it has used a period's share.
 _PERIOD_US = 5_000
@@ -17,7 +17,7 @@ _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
 
 
 @contextmanager
-def device_share(share: float | None) -> Iterator[None]:
+def device_share(share: PositiveShare | None) -> Iterator[None]:
     """Limits this process and its future children together to a share of one core.
 
     This slows everything, not only networks: reading observations, messages, Python. Processes that were started
@@ -32,8 +32,7 @@ def device_share(share: float | None) -> Iterator[None]:
     if share is None:
         yield
         return
-    if share not in POSITIVE_SHARE:
-        raise ConfigError(f"the share of one core must be {POSITIVE_SHARE}, got {share}")
+    check_arguments(device_share, {"share": share})
     group = _group(share)
     try:
         yield

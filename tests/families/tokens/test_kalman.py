@@ -10,7 +10,7 @@ import pytest
 from specact.errors import ConfigError
 from specact.families.tokens.bins import to_actions, to_tokens
 from specact.families.tokens.kalman import Extrapolation, Kalman, Persistence
-from specact.toml import build
+from specact.records import read_record
 
 
 def textbook(q: float, r: float, history: np.ndarray, *, halved: bool = False) -> float:
@@ -82,7 +82,7 @@ def test_constant_velocity_is_predicted_exactly_across_gaps_too() -> None:
 
 @pytest.mark.parametrize("motion", ["velocity", "walk"])
 def test_one_action_is_repeated_and_nothing_leaves_the_range(motion: str) -> None:
-    model = build(Kalman, {"motion": motion, "q": [0.01], "r": [0.01]}, "filter")
+    model = read_record({"motion": motion, "q": [0.01], "r": [0.01]}, Kalman, "filter")
     assert model.predict(np.array([[0.25]]), 3) == pytest.approx(0.25)
     # What came before the first measurement says nothing of the velocity.
     assert model.predict(np.array([[np.nan], [np.nan], [0.25]]), 3) == pytest.approx(0.25)
@@ -144,7 +144,7 @@ def test_a_fit_finds_the_variances_that_made_the_actions(motion: str, q: float, 
     assert abs(np.log(model.q[0] / q)) < 0.4 and abs(np.log(model.r[0] / r)) < 0.4
     # A dimension that never changes has a filter, too.
     assert model.predict(np.full((4, 2), 0.5), 1) == pytest.approx(0.5, abs=1e-6)
-    assert build(Kalman, asdict(model), "filter") == model
+    assert read_record(asdict(model), Kalman, "filter") == model
 
 
 def test_what_is_unknown_at_the_start_of_short_episodes_does_not_count() -> None:

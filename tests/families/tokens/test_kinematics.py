@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specact.errors import ConfigError, ObservationError
 from specact.families.tokens.kinematics import KinematicMetric
-from specact.toml import build
+from specact.records import read_record
 
 W = 15
 # R and D themselves, as long as they are below 1.
@@ -47,7 +47,7 @@ def wandering(seed: int, count: int = 60) -> np.ndarray:
 @pytest.mark.parametrize("definition", ["paper", "code"])
 @pytest.mark.parametrize("angle", [0.1, 1.2, 2 * np.pi])
 def test_the_radius_is_that_of_the_circle(dimensions: int, definition: str, angle: float) -> None:
-    metric = build(KinematicMetric, asdict(RADIUS) | {"definition": definition}, "metric")
+    metric = read_record(asdict(RADIUS) | {"definition": definition}, KinematicMetric, "metric")
     for seed, radius in enumerate((0.02, 0.3, 0.9)):
         assert metric.now(turned(arc(radius, angle), seed, dimensions)) == pytest.approx(radius, rel=1e-6)
 
@@ -95,7 +95,7 @@ def test_ranges_are_the_smallest_and_the_95th_percentile_of_calibration() -> Non
     # Norm(D) of the arcs is their Norm(R), but for the line among them.
     fused = [metric.now(turned(arc(radius), 7)) for radius in (0.05, 0.1, 0.48, 0.86, 5.0)]
     assert fused == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0], abs=0.01)
-    assert build(KinematicMetric, asdict(metric), "metric") == metric
+    assert read_record(asdict(metric), KinematicMetric, "metric") == metric
 
 
 @given(st.integers(0, 10_000), st.floats(1e-4, 0.05))
@@ -112,7 +112,7 @@ def test_a_straight_path_of_equal_steps_is_the_most_at_its_speed(seed: int, spee
 @pytest.mark.parametrize("definition", ["paper", "code"])
 def test_what_does_not_move_is_0_wherever_it_is(definition: str) -> None:
     metric = replace(KinematicMetric.fit([wandering(0)]), least_radius=0.0, least_distance=0.0)
-    metric = build(KinematicMetric, asdict(metric) | {"definition": definition}, "metric")
+    metric = read_record(asdict(metric) | {"definition": definition}, KinematicMetric, "metric")
     for place in ([0.0, 0.0, 0.0], [0.7, -1e5, 1e-9]):
         still = np.tile(place, (W, 1))
         assert metric.now(still) == 0.0

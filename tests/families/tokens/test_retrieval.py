@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.tokens.retrieval import Entries, Index, SkipRule, load_entries, unit
-from specact.toml import build
+from specact.records import read_record
 
 
 def entries(count: int = 60, seed: int = 0) -> Entries:
@@ -114,7 +114,7 @@ def test_entries_that_are_none_are_refused() -> None:
 
 def test_a_rule_is_kept_as_it_is_and_refused_out_of_range() -> None:
     rule = SkipRule(0.9, 3)
-    assert build(SkipRule, asdict(rule), "rule") == rule
+    assert read_record(asdict(rule), SkipRule, "rule") == rule
     for values in ((1.1, 3), (0.9, -1)):
         with pytest.raises(ConfigError):
             SkipRule(*values)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specact.errors import ConfigError
 from specact.families.tokens.threshold import AdaptiveThreshold, Spacing, Threshold, typical_change, variability
-from specact.toml import build
+from specact.records import read_record
 
 BINS = st.lists(st.floats(0.0, 100.0), max_size=30)
 
@@ -63,7 +63,7 @@ def test_the_repaired_rule_falls_again() -> None:
 @given(BINS, st.sampled_from(["printed", "repaired"]), st.floats(0.0, 20.0), st.floats(0.0, 20.0))
 def test_r_never_leaves_its_bounds(seen: list[float], rule: str, low: float, width: float) -> None:
     values = {"low": low, "high": low + width, "rule": rule, "scale": 0.01, "power": 3.0}
-    threshold = AdaptiveThreshold(build(Threshold, values, "threshold"))
+    threshold = AdaptiveThreshold(read_record(values, Threshold, "threshold"))
     assert asdict(threshold.settings) == values
     for value in [0.0, *seen]:
         threshold.update(value)

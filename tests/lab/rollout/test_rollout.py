@@ -348,7 +348,10 @@ def test_random_has_the_privileges_of_adahi_and_its_rate(
     summary, folder = made.summary, made.folder
     if max_skips is not None:
         what = evaluation(
-            tiny_bundle, methods=("random", "adahi"), gates=GateChoices(max_skips=max_skips), link="loopback"
+            tiny_bundle,
+            methods=("random", "adahi"),
+            gates=GateChoices((f"deviation.max_skips={max_skips}",)),
+            link="loopback",
         )
         summary, folder = evaluate(what, tmp_path, quiet, Pool(1)), tmp_path
     steps, gate = read_table(folder / "steps" / "random"), read_gates(folder)["random"]
@@ -437,7 +440,7 @@ def test_a_stricter_threshold_of_success_is_counted_from_the_score() -> None:
 
 
 def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bundle: Path, tmp_path: Path) -> None:
-    what = Evaluation(str(tiny_bundle), None, ("draft", "adahi"), 2, rate=0.2, gates=GateChoices(max_skips=2))
+    what = Evaluation(str(tiny_bundle), None, ("draft", "adahi"), 2, rate=0.2, gates=GateChoices(("max_skips=2",)))
     with pytest.raises(ConfigError, match=r"cannot hold a rate of 0\.2"):
         evaluate(what, tmp_path / "run", quiet, Pool(1))
     assert not (tmp_path / "run").exists()

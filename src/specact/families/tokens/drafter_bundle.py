@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
@@ -21,11 +22,12 @@ from specact.families.tokens.head import HeadDrafter, TokenHead
 from specact.families.tokens.kalman import Kalman, Motion
 from specact.families.tokens.kinematics import KinematicMetric
 from specact.families.tokens.retrieval import Index, SkipRule, load_entries
-from specact.ranges import MOST, Range, check_ranges
+from specact.records import check_fields
 
 DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
 # A tree may be about ten times as large as those of the papers, so that a manifest cannot ask for any amount of memory.
-TREE_RANGES = {"top": Range(1, 64), "depth": Range(1, 64), "nodes": Range(1, 512)}
+UpTo64 = Annotated[int, Meta(ge=1, le=64)]
+UpTo512 = Annotated[int, Meta(ge=1, le=512)]
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,17 @@ class DrafterSettings:
     groups: tuple[int, ...]
     path: tuple[int, ...]
     filters: dict[str, Kalman]
-    scale: float
+    scale: Annotated[float, Meta(ge=1e-6)]
     metric: KinematicMetric
     fast: float
     skip: SkipRule
-    top: int = 8
-    depth: int = 4
-    nodes: int = 50
+    top: UpTo64 = 8
+    depth: UpTo64 = 4
+    nodes: UpTo512 = 50
     graph: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, TREE_RANGES | {"scale": Range(1e-6)})
-        check_ranges(self.metric, {"window": Range(3, MOST)})
+        check_fields(self)
         motions = sorted(get_args(Motion))
         if sorted(self.filters) != motions or any(one.motion != name for name, one in self.filters.items()):
             found = {name: one.motion for name, one in self.filters.items()}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, ObservationError, unknown_name
+from specact.errors import ConfigError, ObservationError
+from specact.records import Share, check_fields
 
 _Floats = NDArray[np.float64]
 Definition = Literal["paper", "code"]
@@ -43,8 +45,8 @@ class KinematicMetric:
         ConfigError: for values that are not allowed.
     """
 
-    window: int
-    alpha: float
+    window: Annotated[int, Meta(ge=3, le=1 << 20)]
+    alpha: Share
     least_radius: float
     most_radius: float
     least_distance: float
@@ -52,13 +54,7 @@ class KinematicMetric:
     definition: Definition = "paper"
 
     def __post_init__(self) -> None:
-        if self.definition not in get_args(Definition):
-            raise unknown_name("definition of the kinematic metric", self.definition, get_args(Definition))
-        if self.window < 3 or not 0.0 <= self.alpha <= 1.0:
-            raise ConfigError(
-                f"the kinematic metric needs a window of at least 3 points and an alpha in [0, 1], got {self.window} "
-                f"and {self.alpha}"
-            )
+        check_fields(self)
         for least, most in ((self.least_radius, self.most_radius), (self.least_distance, self.most_distance)):
             if not 0.0 <= least <= most < math.inf:
                 raise ConfigError(f"ranges of the kinematic metric must fulfil 0 <= least <= most, got {least}, {most}")

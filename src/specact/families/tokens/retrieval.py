@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
@@ -18,7 +20,7 @@ from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.search import Array, ExactSearch, GraphSearch, Search, Tokens
 from specact.files import write_whole
-from specact.ranges import NOT_NEGATIVE, Range, check_ranges
+from specact.records import WholeNumber, check_fields
 
 
 def unit(features: NDArray[np.floating]) -> Array:
@@ -150,8 +152,8 @@ class SkipRule:
         distance: largest number of steps since then; 0 for never.
     """
 
-    similarity: float = 1.0
-    distance: int = 0
+    similarity: Annotated[float, Meta(ge=-1, le=1)] = 1.0
+    distance: WholeNumber = 0
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"similarity": Range(-1.0, 1.0), "distance": NOT_NEGATIVE})
+        check_fields(self)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError
 from specact.families.tokens.bins import to_actions
-from specact.ranges import NOT_NEGATIVE, Range, check_ranges
+from specact.records import NotNegative, check_fields
 
 Rule = Literal["printed", "repaired"]
-_RANGES = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE, "scale": Range(1e-6), "power": Range(0, 10, open_low=True)}
 
 
 def variability(verified: NDArray[np.int64], drafted: NDArray[np.int64]) -> float:
@@ -68,16 +68,14 @@ class Threshold:
         ConfigError: for values that are not allowed.
     """
 
-    low: float = 5.0
-    high: float = 15.0
+    low: NotNegative = 5.0
+    high: NotNegative = 15.0
     rule: Rule = "repaired"
-    scale: float = 1.0
-    power: float = 2.0
+    scale: Annotated[float, Meta(ge=1e-6)] = 1.0
+    power: Annotated[float, Meta(gt=0, le=10)] = 2.0
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise unknown_name("rule of a threshold", self.rule, get_args(Rule))
-        check_ranges(self, _RANGES)
+        check_fields(self)
         if self.low > self.high:
             raise ConfigError(f"low must be at most high, got {self.low} and {self.high}")
 

@@ -18,7 +18,7 @@ from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot_writing import Written, finish, write_part
 from specact.lab.data.locks import locked
 from specact.observation import ObservationSpec, read_spec
-from specact.ranges import RATES_HZ
+from specact.records import RateHz, read_record
 from specact.robot import ros
 from specact.robot.recording import topic_of
 from specact.robot.recording_file import METADATA, VERSION
@@ -219,9 +219,7 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
     try:
         about = {name: json.loads(text) for name, text in metadata.items()}
         read_spec(about["observation"])
-        about["rate_hz"] = float(about["rate_hz"])
-        if about["rate_hz"] not in RATES_HZ:
-            raise ValueError(f"rate_hz must be {RATES_HZ}, got {about['rate_hz']:g}")
+        about["rate_hz"] = read_record(about["rate_hz"], RateHz, "rate_hz", BundleError)
         for name in _TEXTS:
             if not isinstance(about.get(name), str | None):
                 raise TypeError(f"{name} must be a text or null, got {about[name]!r:.60}")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from specact.errors import ConfigError
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of
@@ -24,7 +23,7 @@ from specact.lab.rollout.steps import REASONS, free_steps
 from specact.observation import Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
-from specact.ranges import COUNT, SEED, check_ranges
+from specact.records import Count, InsideUnit, Seed, check_fields
 from specact.types import StepRecord
 
 TOLERANCE = 0.03
@@ -42,16 +41,14 @@ class CalibrationRun:
         shard: episodes that run in one batch.
     """
 
-    rate: float
-    episodes: int = 40
-    rounds: int = 4
-    seed: int = 0
-    shard: int = 10
+    rate: InsideUnit
+    episodes: Count = 40
+    rounds: Count = 4
+    seed: Seed = 0
+    shard: Count = 10
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.rate < 1.0:
-            raise ConfigError(f"a rate to calibrate for must lie strictly between 0 and 1, got {self.rate}")
-        check_ranges(self, {"episodes": COUNT, "rounds": COUNT, "seed": SEED, "shard": COUNT})
+        check_fields(self)
 
 
 def calibrate(

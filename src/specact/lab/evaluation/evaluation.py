@@ -12,7 +12,7 @@ from specact.lab.rollout.methods import Method, load_method
 from specact.links.link import load_link
 from specact.load import check_decoding
 from specact.pair import PairSource
-from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
+from specact.records import Count, NotNegative, Positive, Seed, check_arguments
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,24 @@ class Evaluation:
     bundle: str
     env: str | None = None
     methods: tuple[str | Method, ...] = ("draft", "target", "hybrid", "random", "adahi")
-    episodes: int = 100
-    seed: int = 0
+    episodes: Count = 100
+    seed: Seed = 0
     rate: float = 0.6
     link: str = "wifi-paper"
     offset: Offset = "target"
     gates: GateChoices = BUNDLE_DEFAULTS
-    draft_ms: float | None = None
-    gate_ms: float | None = None
-    head_ms: float | None = None
-    target_ms: float | None = None
-    kappa: float = 1.0
-    shard: int = 20
-    calibration_episodes: int = 40
+    draft_ms: NotNegative | None = None
+    gate_ms: NotNegative | None = None
+    head_ms: NotNegative | None = None
+    target_ms: NotNegative | None = None
+    kappa: Positive = 1.0
+    shard: Count = 20
+    calibration_episodes: Count = 40
     realtime: bool = False
-    deadline_ms: float = 200.0
+    deadline_ms: Positive = 200.0
     mse: bool = False
     data: str | None = None
-    demonstrations: int | None = None
+    demonstrations: Count | None = None
     draft: str | None = None
     target: str | None = None
     decoding: str = ""
@@ -93,10 +93,7 @@ class Evaluation:
             raise unknown_name("offset", self.offset, get_args(Offset))
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"methods must be named once each, got {', '.join(names) or 'none'}")
-        check_ranges(self, dict.fromkeys(("episodes", "shard", "calibration_episodes", "demonstrations"), COUNT))
-        check_ranges(self, dict.fromkeys(("draft_ms", "head_ms", "target_ms", "gate_ms"), NOT_NEGATIVE))
-        check_ranges(self, {"seed": SEED})
-        check_ranges(self, {"kappa": POSITIVE, "deadline_ms": POSITIVE})
+        check_arguments(Evaluation, {name: value for name, value in vars(self).items() if name != "methods"})
         times = self.draft_ms, self.gate_ms, self.head_ms, self.target_ms
         if self.realtime and (times != (None,) * 4 or self.kappa != 1.0):
             raise ConfigError("in real time every time is measured; leave out the accounted ones and kappa")

@@ -32,7 +32,7 @@ from specact.lab.tised.levers import Setting
 from specact.lab.tised.records import CALIBRATIONS, EPISODES, sweep_folder
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
-from specact.ranges import COUNT, NOT_NEGATIVE, SEED, check_ranges
+from specact.records import Count, NotNegative, Seed, check_fields
 from specact.types import Decision
 
 Progress = Callable[[str, int, int], None]
@@ -64,19 +64,19 @@ class Sweep:
     fingerprint: str
     settings: tuple[Setting, ...]
     task: str
-    paces: tuple[float, ...]
+    paces: tuple[NotNegative, ...]
     hardware: tuple[str, ...]
     links: tuple[str, ...]
-    episodes: int
-    seed: int = 0
+    episodes: Count
+    seed: Seed = 0
     idles: tuple[Idle, ...] = ("hold",)
-    calibration: int = 40
-    target_ms: float | None = None
+    calibration: Count = 40
+    target_ms: NotNegative | None = None
 
     def __post_init__(self) -> None:
         if not (self.settings and self.paces and self.idles and self.hardware and self.links):
             raise ConfigError("a sweep needs at least one lever, pace, way to idle, hardware and link")
-        check_ranges(self, {"episodes": COUNT, "calibration": COUNT, "seed": SEED, "target_ms": NOT_NEGATIVE})
+        check_fields(self)
         if not all(0.0 <= pace < math.inf for pace in self.paces):
             raise ConfigError(f"paces must be at least 0 and finite, got {', '.join(map(str, self.paces))}")
         task = load_task(self.task)

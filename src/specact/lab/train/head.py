@@ -315,7 +315,7 @@ class HeadStudent(Student):
         give_head(copy, file, parameters_of(network))
         taught = load_pair(replace(pair.source, name_or_path=str(copy)))
         estimated, _ = network.scores(held_out)
-        settings = GateChoices(max_skips="unlimited").settings("learned", taught)
+        settings = GateChoices(("max_skips=unlimited",)).settings("learned", taught)
         # The learned gate at approximately these rates.
         thresholds = [float(np.quantile(estimated, 1.0 - rate)) for rate in self.recipe.rates]
         return taught, [replace(settings, threshold=threshold) for threshold in thresholds]

@@ -14,7 +14,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.sources import kind_of_source
 from specact.families.tokens.bins import BINS
 from specact.files import check_name
-from specact.gates.settings import GateChoices
+from specact.gates.settings import table_entries
 from specact.lab.data.sources import Source
 from specact.lab.rollout.token_rollouts import SHARD
 from specact.records import (
@@ -257,7 +257,7 @@ class CodesRecipe(Recipe, frozen=True, kw_only=True):
             ``concatenate`` concatenates them to every observation.
         temperature: of both deployed policies' softmax; below 1 it compensates the focal loss, which makes them
             underconfident.
-        gates: recommended settings of the pairs' gates, see :class:`~specact.gates.settings.GateChoices`.
+        gates: recommended settings of the pairs' gates, see :func:`~specact.gates.settings.table_entries`.
         tokenizer: the tokenizer's recipe.
         policies: the policies' recipes by name.
         bundles: bundle name to (target, draft), each a policy's name or ``NAME@snapshot``.
@@ -275,7 +275,7 @@ class CodesRecipe(Recipe, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_fields(self)
         self.check_origin()
-        GateChoices().over(self.gates)
+        table_entries(self.gates)
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
         if "tokenizer" in self.policies:

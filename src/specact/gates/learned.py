@@ -1,4 +1,4 @@
-"""Gates on R(z), the probability that verification rejects the drafted codes: exact, or estimated by a head."""
+"""Gates on what verification would change: exactly as the oracles know it, or as a head on the device estimates it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.policy import ActionTokenizer, InfersCodes
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, residual
+from specact.families.distance import DistanceHead, load_distance_head
 from specact.families.head import check_calibrated_head
 from specact.gates.gate import Gate
 from specact.records import check_arguments
@@ -94,7 +95,7 @@ class Oracle(RejectionGate):
     """Evaluates the target to decide whether to transmit; a reference for comparison, not deployable.
 
     Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
+        threshold, tokenizer, on: see :class:`~specact.gates.learned.RejectionGate`.
         target: the target policy; its time is excluded from the method's.
     """
 
@@ -117,7 +118,7 @@ class Learned(RejectionGate):
     ``action_change`` the codes are decoded with the draft's offsets, since the target's are unknown.
 
     Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
+        threshold, tokenizer, on: see :class:`~specact.gates.learned.RejectionGate`.
         head: estimates the target's distribution.
     """
 
@@ -141,3 +142,32 @@ class Learned(RejectionGate):
         return CodeDistribution(
             self._head.estimate(proposal.window, proposal.evidence.draft), proposal.evidence.draft.offsets
         )
+
+
+class LearnedDistance(Gate):
+    """Transmits if a head estimates a large distance between the target's and the drafted actions.
+
+    Args:
+        threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
+        head: estimates the distance.
+    """
+
+    family = "chunks"
+
+    def __init__(self, threshold: float, *, head: DistanceHead, **limits: Any) -> None:
+        super().__init__(threshold, **limits)
+        self._head = head
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        """With the head in the pair's folder.
+
+        Raises:
+            BundleError: if the head's fingerprint is not the setting ``weights``.
+            ConfigError: if the pair has none.
+        """
+        check_calibrated_head(pair, settings.pop("weights"))
+        return cls(threshold, head=load_distance_head(pair), **settings)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        return self._head.estimate(proposal.window, proposal.actions)
