@@ -14,15 +14,15 @@ HEAD = """# Pretrained bundles
 
 Written by `python scripts/list-pretrained.py`. [NOTICE](../NOTICE) says what each was trained on,
 [docs/choices.md](../docs/choices.md) why, and [CONTRIBUTING.md](../CONTRIBUTING.md) how they are made again. Training
-gives other bits on another processor, so published numbers are of these files. MB are those of a bundle's folder.
-Variants of a pair have the same target, which a repository keeps once: all files together take {unique} MB, all folders
-{total} MB. The wheel holds `ball` and `ball-chase-flow`.
+gives other bits on another processor, so published numbers are of these files. MB are those of a bundle's folder, all
+together {total} MB; one that shares a part of the folder beside it needs that folder as well. `specact export` copies a
+bundle with all of its parts. The wheel holds `ball` and `ball-chase-flow`.
 
 | bundle | what | recipe | MB | fingerprint |
 |---|---|---|---|---|
 """
 ABSENT = """
-Not in a checkout, because neither demo, tests nor examples need them:
+Not in a checkout, because only studies need them:
 
 | bundle | MB | fingerprint | made by |
 |---|---|---|---|
@@ -60,15 +60,15 @@ def page() -> str:
     present = sorted(
         {file.parent for file in PRETRAINED.glob("*/manifest.json")} - {PRETRAINED / name for name in absent}
     )
-    rows, contents, total = [], {}, 0
+    rows, total = [], 0
     for folder in present:
         files = [file for file in folder.rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in files)
-        contents |= {hashlib.sha256(file.read_bytes()).digest(): file.stat().st_size for file in files}
         total += size
         inside = sorted(file.parent.name for file in folder.glob("*/manifest.json"))
-        what = json.loads((folder / "manifest.json").read_text()).get("kind", "pair")
-        what += f", with {' and '.join(inside)}" if inside else ""
+        manifest = json.loads((folder / "manifest.json").read_text())
+        what = manifest.get("kind", "pair") + (f", with {' and '.join(inside)}" if inside else "")
+        what += "".join(f", {part} of {other}" for part, other in manifest.get("shared", {}).items())
         recipe = made_by[folder.name]
         rows.append(
             f"| `{folder.name}` | {what} | [{recipe}](../recipes/{recipe}) | {megabytes(size)} "
@@ -78,7 +78,7 @@ def page() -> str:
         f"| `{name}` | {megabytes(said['bytes'])} | `{said['fingerprint']}` | `scripts/make-pretrained {name}` |\n"
         for name, said in sorted(absent.items())
     )
-    head = HEAD.format(unique=megabytes(sum(contents.values())), total=megabytes(total))
+    head = HEAD.format(total=megabytes(total))
     return "".join([head, *rows, ABSENT, *gone, AFTER])
 
 

@@ -26,7 +26,7 @@ def test_a_robot_runs_with_a_split_target(life: Life, stages: Path) -> None:
         free = life.run("run", "ball", *where, *ASKED, "--split", str(stages)).summary
         # A device without the stages, or with those of another network, is told what the server serves.
         life.run("run", "ball", *where, "--gate", "always").refuses("split")
-        life.run("run", "ball-sampled", *where, "--gate", "always", "--split", str(stages)).refuses("split")
+        life.run("run", "pusht", *where, "--gate", "always", "--split", str(stages)).refuses("split")
     assert fixed["cuts"].keys() == {"cut 3", "switches"} and fixed["cuts"]["cut 3"] == fixed["inferences"]
     assert sum(free["cuts"].values()) - free["cuts"]["switches"] == free["inferences"]
 

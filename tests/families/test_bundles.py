@@ -46,8 +46,9 @@ def rewrite(path: Path, **changes: Any) -> None:
     """Changes the manifest, and makes its fingerprints those of the files: it is consistent in itself."""
     values = json.loads((path / MANIFEST).read_text()) | changes
     for part in values["fingerprints"]:
-        (file,) = path.glob(f"{part}.*")
-        values["fingerprints"][part] = fingerprint_of(file)
+        file = path / f"{part}.onnx"
+        values["fingerprints"][part] = fingerprint_of(file if file.exists() else file.with_suffix(".safetensors"))
+    values["files"] = {file: fingerprint_of(path / file) for file in values.get("files", ())}
     (path / MANIFEST).write_text(json.dumps(values))
 
 

@@ -182,7 +182,6 @@ def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolde
 
 
 def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: StagedFolder, tmp_path: Path) -> None:
-    other = split_bundle("ball-sampled", tmp_path / "other")
     with pytest.raises(BundleError, match="split that one: specact split"):
         reader_of(bundle, split_bundle("swarm", tmp_path / "swarm"))
     with serving(folder.path) as server:
@@ -190,7 +189,6 @@ def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: Staged
         for dialect in (split_contract(folder.spec, "0" * 16), bundle.exchange.contract):
             with Client(endpoint, dialect) as client, pytest.raises(RemoteError, match="deploy the same"):
                 client.connect(3.0)
-    assert other.spec.stages == folder.spec.stages
 
 
 @pytest.mark.parametrize("lie", ["size", "precision", "finite", "outputs", "nothing"])

@@ -23,6 +23,7 @@ from specact.bundle.manifest import (
     digest_of,
     joint_fingerprint,
     read_manifest,
+    weights_of,
 )
 from specact.bundle.network import Shape
 from specact.bundle.vetting import remember, vet
@@ -117,7 +118,7 @@ def open_bundle(
         digests = [_checked(folder / name, part, wanted.get(name))]
         digests += [
             _checked(folder / weights, part, wanted[weights])
-            for weights in (f"{part}.safetensors", "weights.safetensors")
+            for weights in weights_of(part)
             if weights in source.files and weights != name
         ]
         if name.endswith(".onnx"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -19,6 +20,8 @@ from specact.records import Size, read_record
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+# File of the weights that several networks of a policy share.
+WEIGHTS = "weights.safetensors"
 # Maximum size of a bundle's JSON files, and of its other files: a protocol buffer's limit.
 MAX_JSON_BYTES, MAX_PART_BYTES = 1 << 24, (1 << 31) - 1
 
@@ -129,13 +132,20 @@ def read_manifest(path: Path) -> Manifest:
 
 def write_manifest(path: Path, manifest: dict[str, Any], spec: Describable, parts: Mapping[str, str]) -> None:
     """Adds format, spec and the fingerprints of the parts in ``path`` to a manifest, and writes it."""
-    digests = {part: digest_of(path / file) for part, file in parts.items()}
-    fingerprints = {part: digest[:16] for part, digest in digests.items()}
-    write_json(
-        path / MANIFEST,
-        {"format": FORMAT, **manifest, "spec": spec.describe(), "fingerprints": fingerprints},
-    )
-    remember(digest for part, digest in digests.items() if parts[part].endswith(".onnx"))
+    networks = {part: [file] for part, file in parts.items() if file.endswith(".onnx")}
+    for part, files in networks.items():
+        files += [file for file in weights_of(part) if (path / file).is_file() and file not in parts.values()]
+    digests = {file: digest_of(path / file) for file in {*parts.values(), *chain(*networks.values())}}
+    values = {"fingerprints": {part: digests[file][:16] for part, file in parts.items()}}
+    if len(digests) > len(parts):
+        values["files"] = {file: digests[file][:16] for file in sorted(digests)}
+    write_json(path / MANIFEST, {"format": FORMAT, **manifest, "spec": spec.describe(), **values})
+    remember("".join(digests[file] for file in files) for files in networks.values())
+
+
+def weights_of(part: str) -> tuple[str, str]:
+    """The files in which the network of a part may keep weights."""
+    return f"{part}.safetensors", WEIGHTS
 
 
 def fingerprint_of(path: Path) -> str:

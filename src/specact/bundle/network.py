@@ -12,7 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
-from specact.bundle.manifest import read_part
+from specact.bundle.manifest import WEIGHTS, read_part
 from specact.errors import BundleError, ConfigError
 
 # A size is a number, or a name that stands for one size wherever it is used.
@@ -136,9 +136,10 @@ def open_session(file: Path, compute: Compute = CPU) -> onnxruntime.InferenceSes
     options.intra_op_num_threads, options.inter_op_num_threads = compute.threads, 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(file.absolute().parent)
-    )
+    # A policy's weights are also those of networks in folders below its own.
+    own, above = file.absolute().parents[:2]
+    folder = above if (above / WEIGHTS).is_file() and not (own / WEIGHTS).is_file() else own
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
         return onnxruntime.InferenceSession(read_part(file), options, providers=[compute.provider])
     except LOAD_ERRORS as error:

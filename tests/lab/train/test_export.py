@@ -1,5 +1,7 @@
 """What export writes: policies that answer like the trained networks, weights in half precision, no trace of paths."""
 
+import copy
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +10,18 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
+from safetensors.numpy import load_file
 
 from specact import load_pair
+from specact.bundle.manifest import fingerprint_of
 from specact.families.codes.policy import OnnxPolicy
 from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.train import checkpoint, export
-from specact.lab.train.codes import LastPosition, example_inputs, shapes_of, specs_of
+from specact.lab.train.codes import LastPosition, example_inputs, export_policy, shapes_of, specs_of
 from specact.lab.train.dataset import prepare
 from specact.lab.train.export import PARITY
+from specact.lab.train.rebuild import stored_weights
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.vqbet import VQBeT
 from specact.observation import Window
@@ -78,52 +83,33 @@ def test_a_window_is_answered_alike_alone_and_in_a_batch(
     assert not np.allclose(policy.infer(windows[0]).probs, policy.infer(windows[1]).probs, atol=1e-4)
 
 
-def stored_bytes(proto: onnx.ModelProto, kind: int) -> int:
-    return sum(numpy_helper.to_array(t).nbytes for t in proto.graph.initializer if t.data_type == kind)
+def test_weights_are_stored_once_and_in_half_precision(tiny_bundle: Path, networks: dict[str, VQBeT]) -> None:
+    file = tiny_bundle / "target.safetensors"
+    stored, model = load_file(file), networks["target"].state_dict()
+    for name, values in stored_weights(file).items():
+        assert torch.equal(values, model[name]), name
+    halves = sum(values.nbytes for values in stored.values() if values.dtype == np.float16)
+    assert halves > 0.9 * (file.stat().st_size - 8192)
+    within = [tensor for tensor in graph_of(tiny_bundle).initializer if tensor.data_location != TensorProto.EXTERNAL]
+    assert max(math.prod(tensor.dims) for tensor in within) < 64, "larger ones are in the file"
+    manifest = load_pair(tiny_bundle).parts.manifest
+    assert set(manifest.files) == {file.name for file in tiny_bundle.iterdir() if file.suffix != ".json"}
 
 
-def test_storing_as_half_halves_the_weights_and_computes_the_same(tiny_bundle: Path, tmp_path: Path) -> None:
-    """Undoes what the export did, independently, and does it again."""
-    stored = onnx.load(tiny_bundle / "target.onnx")
-    full = onnx.ModelProto()
-    full.CopyFrom(stored)
-    for tensor in full.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT16:
-            values = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name.removesuffix(".half")))
-    names = {tensor.name for tensor in full.graph.initializer}
-    nodes = [node for node in full.graph.node if not (node.op_type == "Cast" and node.output[0] in names)]
-    del full.graph.node[:]
-    full.graph.node.extend(nodes)
-    onnx.checker.check_model(full)
+def graph_of(bundle: Path) -> onnx.GraphProto:
+    return onnx.load(bundle / "target.onnx", load_external_data=False).graph
 
-    weights, small = stored_bytes(full, TensorProto.FLOAT), stored_bytes(stored, TensorProto.FLOAT)
-    halves = stored_bytes(stored, TensorProto.FLOAT16)
-    assert weights == small + 2 * halves
-    assert small < 0.15 * weights, "what is left in full precision is biases and statistics"
-    saved = len(full.SerializeToString()) - len(stored.SerializeToString())
-    assert saved == pytest.approx(halves, rel=0.1)
 
-    again = onnx.ModelProto()
-    again.CopyFrom(full)
-    export.store_as_half(again)
-    assert stored_bytes(again, TensorProto.FLOAT16) == halves
-
-    rng = np.random.default_rng(0)
-    feeds = {"state": rng.normal(size=(5, 2, 8)).astype(np.float32), "goal": rng.normal(size=(5, 2)).astype(np.float32)}
-    results = []
-    for proto in (full, stored, again):
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-        results.append(session.run(None, feeds))
-    # The numbers are the same; the engine may fuse one graph other than the other, and then sums in another order.
-    for other in results[1:]:
-        for got, wanted in zip(other, results[0], strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-    halves_of = [
-        {t.name: t.raw_data for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT16}
-        for proto in (stored, again)
-    ]
-    assert halves_of[0] == halves_of[1]
+def test_other_weights_are_another_network(tiny_bundle: Path, networks: dict[str, VQBeT], tmp_path: Path) -> None:
+    """The fingerprint of a part covers what it reads in other files."""
+    model, before = networks["target"], copy.deepcopy(networks["target"].state_dict())
+    export_policy(model, tmp_path / "target.onnx", half=True)
+    assert fingerprint_of(tmp_path / "target.onnx") == fingerprint_of(tiny_bundle / "target.onnx")
+    with torch.no_grad():
+        model.positions.add_(1.0)
+    export_policy(model, tmp_path / "target.onnx", half=True)
+    assert fingerprint_of(tmp_path / "target.onnx") != fingerprint_of(tiny_bundle / "target.onnx")
+    model.load_state_dict(before)
 
 
 def test_weights_that_half_precision_does_not_hold_stay_as_they_are() -> None:

@@ -224,7 +224,7 @@ def test_a_block_that_does_not_describe_its_target_needs_it_named(block: Path, t
     told = json.loads((block / "manifest.json").read_text())
     for changed in ({}, {**told["target"], "low": [0.0]}, {**told["target"], "spec": {}}):
         (tmp_path / "manifest.json").write_text(json.dumps({**told, "target": changed}))
-        with pytest.raises(BundleError, match=r"train the block again|no usable spec"):
+        with pytest.raises(BundleError, match="target"):
             load_pair(tmp_path)
         assert load_pair(tmp_path, target="my_flow:padded").fingerprint == load_pair(block).fingerprint
 

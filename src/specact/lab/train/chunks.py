@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.manifest import WEIGHTS
 from specact.bundle.words import Words
 from specact.errors import unknown_name
 from specact.families.chunks.flow import FLOW_PARTS, FlowUnits
@@ -26,7 +27,7 @@ from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.attention import perceptron
 from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
-from specact.lab.train.export import BundleFolder, export_checked, parameters_of, round_to_half
+from specact.lab.train.export import BundleFolder, export_checked, parameters_of, round_to_half, write_weights
 from specact.lab.train.fit import Training
 from specact.lab.train.flow import Flow, flow_graphs, regression_graphs
 from specact.lab.train.loop import (
@@ -137,10 +138,16 @@ def write_chunk_bundle(
     write_whole(folder.files["normalisation"], save(vars(units)))
     if isinstance(model, TokenModel):
         write_whole(folder.files["embedding"], save({"embedding": model.embedding.weight.numpy()}))
-        graphs = token_graphs(model)
+        # Of its parts only the decoder can be left out.
+        graphs, weights = token_graphs(model), write_weights(path / "decoder.safetensors", model.decoder, half=half)
     else:
         graphs = flow_graphs(model) if recipe.kind == "flow" else regression_graphs(model, units)
-    parity = {part: export_checked(graph, folder.files[part], half=half) for part, graph in graphs.items()}
+        weights = write_weights(path / WEIGHTS, model, half=half)
+    own = {"encoder"} if recipe.kind == "tokens" else set()
+    parity = {
+        part: export_checked(graph, folder.files[part], half=half, weights=None if part in own else weights)
+        for part, graph in graphs.items()
+    }
     sizes = {part: parameters_of(graph.module) for part, graph in graphs.items() if part != "guide"}
     vocabulary = {} if model.words is None else {"words": model.words.describe()}
     folder.finish({"kind": recipe.kind, **manifest, **vocabulary, "parity": parity, "parameters": sizes}, model.spec)
@@ -254,9 +261,7 @@ def chunk_stage(
         loss, parts = losses(held_out(), 4)
         return {measure: float(loss), **{name: float(part) for name, part in parts.items()}}
 
-    return adamw_stage(
-        name, model, recipe, update, validate, seed=recipe.seed, warmup=recipe.warmup, averages_at=snapshots_of(recipe)
-    )
+    return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed, averages_at=snapshots_of(recipe))
 
 
 def _flow_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:

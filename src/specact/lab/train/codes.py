@@ -29,6 +29,7 @@ from specact.lab.train.export import (
     parameters_of,
     round_to_half,
     some_observations,
+    write_weights,
 )
 from specact.lab.train.fit import Training
 from specact.lab.train.loop import (
@@ -169,7 +170,7 @@ class CodesTraining(Training):
         folder, half = BundleFolder(self.out / "bundles" / name, PARTS), recipe.precision == "float16"
         table = {"table": decoder_table(self.tokenizer()), "centre": dataset.centre, "scale": dataset.scale}
         write_whole(folder.files["tokenizer"], save(table))
-        parity = {role: export_policy(model, folder.files[role], half) for role, model in policies.items()}
+        parity = {role: export_policy(model, folder.files[role], half=half) for role, model in policies.items()}
         folder.finish(manifest | {"parity": parity}, spec)
         return folder.path
 
@@ -190,14 +191,18 @@ class LastPosition(nn.Module):
         return (*outputs, self.model.secondary_head.conditional(features[:, 0]))
 
 
-def export_policy(model: VQBeT, path: Path, half: bool) -> float:
-    """Exports a policy, see :func:`~specact.lab.train.export.export_checked`; with ``half`` its weights are rounded."""
+def export_policy(model: VQBeT, path: Path, *, half: bool) -> float:
+    """Exports a policy, see :func:`~specact.lab.train.export.export_checked`, and its weights to a file beside it.
+
+    With ``half`` they are rounded in place.
+    """
     if half:
         round_to_half(model)
+    weights = write_weights(path.with_suffix(".safetensors"), model, half=half)
     outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
     deployed = LastPosition(model).eval()
     graph = Graph(deployed, lambda batch: {"observation": example_inputs(model, batch)}, outputs)
-    return export_checked(graph, path, half=half)
+    return export_checked(graph, path, weights=weights)
 
 
 def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
@@ -271,10 +276,8 @@ def policy_stage(
         _, parts = loss_on(dataset.held_out, dataset.held_out.draw(observation, recipe.seed, 0, 2048))
         return {part: float(value) for part, value in parts.items()}
 
-    return adamw_stage(
-        name, model, settings, update, validate, seed=recipe.seed, warmup=settings.warmup,
-        snapshot_at=round(settings.snapshot * settings.steps),
-    )  # fmt: skip
+    snapshot_at = round(settings.snapshot * settings.steps)
+    return adamw_stage(name, model, settings, update, validate, seed=recipe.seed, snapshot_at=snapshot_at)
 
 
 @dataclass(frozen=True)

@@ -244,10 +244,9 @@ class CodesStudent(Student):
         assert isinstance(network, VQBeT)
         folder = BundleFolder(out / "bundles" / f"{bundle.name}-distilled", PARTS)
         for part in ("tokenizer", "target"):
-            shutil.copyfile(bundle.files[part], folder.files[part])
-        half = bundle.manifest.recipe["precision"] == "float16"
-        parity = export_policy(network, folder.files["draft"], half)
-        manifest = {key: value for key, value in bundle.manifest.values().items() if key != "head"}
+            folder.take(part, bundle.files[part])
+        parity = export_policy(network, folder.files["draft"], half=bundle.manifest.recipe["precision"] == "float16")
+        manifest = bundle.manifest.values()
         manifest |= {
             "name": folder.path.name,
             "distilled": {"from": bundle.fingerprint, **plain(self.recipe), "held_out": metrics},

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from specact.errors import BundleError
 from specact.families.tokens.bins import BINS
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.loop import Metrics
+from specact.lab.train.rebuild import stored_weights
 
 
 class DrafterHead(nn.Module):
@@ -165,32 +163,12 @@ def _rounds(fits: Tensor, counted: Tensor, name: str) -> Metrics:
 
 
 def output_layer(decoder: Path) -> nn.Linear:
-    """The output layer, from features to logits, in the ONNX file of a token policy's decoder.
+    """The output layer of a token policy's decoder, from features to logits.
 
     Raises:
-        BundleError: if the decoder has no output ``features``.
+        ConfigError: if the bundle holds no weights for it.
     """
-    proto = onnx.load(decoder)
-    features = next((entry for entry in proto.graph.output if entry.name == "features"), None)
-    if features is None:
-        raise BundleError(f"{decoder} gives no features; export the bundle again")
-    width = features.type.tensor_type.shape.dim[-1].dim_value
-    # Extracts the subgraph from features to logits, and evaluates it on the identity to get its weights.
-    needed, nodes = {"logits"}, list[onnx.NodeProto]()
-    for node in reversed(proto.graph.node):
-        if needed & set(node.output) and "features" not in node.output:
-            needed |= set(node.input)
-            nodes.insert(0, node)
-    weights = [tensor for tensor in proto.graph.initializer if tensor.name in needed]
-    logits = [entry for entry in proto.graph.output if entry.name == "logits"]
-    graph = onnx.helper.make_graph(nodes, "write", [features], logits, weights)
-    small = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
-    session = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])
-    rows = torch.cat([torch.zeros(1, width), torch.eye(width)])
-    (logits_of_rows,) = session.run(None, {"features": rows[None].numpy()})
-    bias, *columns = torch.from_numpy(logits_of_rows[0])
-    layer = nn.Linear(width, BINS)
-    with torch.no_grad():
-        layer.bias.copy_(bias)
-        layer.weight.copy_((torch.stack(columns) - bias).T)
+    weights = stored_weights(decoder)
+    layer = nn.Linear(weights["write.weight"].shape[1], BINS)
+    layer.load_state_dict({"weight": weights["write.weight"], "bias": weights["write.bias"]})
     return layer

@@ -112,7 +112,7 @@ class DrafterTraining(Training):
             chains = chain_metrics(model, tokens, features, recipe.ahead, recipe.strict, actions)
             return {key: float(value) for key, value in parts.items()} | chains
 
-        return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed, warmup=recipe.warmup)
+        return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed)
 
     def export(self, progress: Progress) -> list[Path]:
         head = self._head()

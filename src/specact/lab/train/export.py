@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from numpy.typing import NDArray
+from onnx import StringStringEntryProto, TensorProto, helper, numpy_helper
+from safetensors.numpy import load, save
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import Describable, fingerprint_of, write_manifest
+from specact.bundle.network import open_session
 from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import BundleError
 from specact.files import write_whole
@@ -29,6 +33,8 @@ from specact.observation import ObservationSpec
 
 # Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4
+# Numbers from which on a tensor is stored as float16, or apart from its network.
+_FEW = 64
 # Inputs of a module by name; those in a table are inputs of the graph by their own names.
 Inputs = Mapping[str, Tensor | Mapping[str, Tensor]]
 
@@ -90,8 +96,68 @@ class Graph:
         return proto
 
 
+class WeightsFile:
+    """Weights of a policy in a safetensors file, where the graphs of its networks and later trainings find them.
+
+    Args:
+        path: the file, see :func:`write_weights`.
+
+    Attributes:
+        digest: its SHA-256.
+    """
+
+    def __init__(self, path: Path) -> None:
+        content = path.read_bytes()
+        self._name, self.digest = path.name, hashlib.sha256(content).hexdigest()
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        # Place and stored array by the full array; the exporter transposes the weights of linear layers.
+        self._known: dict[tuple[tuple[int, ...], bytes], tuple[int, NDArray[Any], bool]] = {}
+        for name, stored in load(content).items():
+            place, full = start + header[name]["data_offsets"][0], stored.astype(np.float32)
+            self._known.setdefault((full.shape, full.tobytes()), (place, stored, False))
+            if full.ndim == 2:
+                self._known.setdefault((full.T.shape, full.T.tobytes()), (place, stored, True))
+
+    def share(self, proto: onnx.ModelProto) -> None:
+        """Lets a network read in the file what it holds there."""
+        made = []
+        for tensor in proto.graph.initializer:
+            values, used = numpy_helper.to_array(tensor), tensor.name
+            known = self._known.get((values.shape, values.tobytes()))
+            if known is None or values.dtype != np.float32 or values.size < _FEW:
+                continue
+            offset, stored, transposed = known
+            place = {"location": self._name, "offset": offset, "length": stored.nbytes}
+            tensor.CopyFrom(
+                TensorProto(
+                    name=f"{used}.stored", data_type=helper.np_dtype_to_tensor_dtype(stored.dtype), dims=stored.shape,
+                    data_location=TensorProto.EXTERNAL,
+                    external_data=[StringStringEntryProto(key=key, value=str(value)) for key, value in place.items()],
+                )
+            )  # fmt: skip
+            full = f"{used}.transposed" if transposed else used
+            made.append(helper.make_node("Cast", [tensor.name], [full], to=TensorProto.FLOAT))
+            if transposed:
+                made.append(helper.make_node("Transpose", [full], [used], perm=[1, 0]))
+        _put_first(proto.graph, made)
+
+
+def write_weights(path: Path, module: nn.Module, *, half: bool) -> WeightsFile:
+    """Stores the weights of a policy; with ``half`` as float16 what is exact in it, see :func:`round_to_half`."""
+    # Contiguous, because safetensors stores the bytes of other arrays in the order of their memory.
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in module.state_dict().items()}
+    write_whole(path, save({name: _halved(array) if half else array for name, array in arrays.items()}))
+    return WeightsFile(path)
+
+
 def export_checked(
-    graph: Graph, path: Path, *, half: bool = False, metadata: Mapping[str, str] = MappingProxyType({})
+    graph: Graph,
+    path: Path,
+    *,
+    half: bool = False,
+    weights: WeightsFile | None = None,
+    metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> float:
     """Exports a network, and returns the largest difference found between PyTorch and ONNX Runtime.
 
@@ -99,18 +165,22 @@ def export_checked(
         graph: the network.
         path: file to write.
         half: store weights as float16 (computed in float32 after loading), see :func:`round_to_half`.
+        weights: beside the file, or in the folder above, where the network reads what is there; its digest becomes a
+            part of the network's file and so of its fingerprint.
         metadata: texts that are stored in the file.
 
     Raises:
         BundleError: if the outputs differ by more than :data:`PARITY`.
     """
     proto = graph.to_onnx()
+    if weights is not None:
+        weights.share(proto)
+        metadata = {**metadata, "weights": weights.digest}
     if half:
         store_as_half(proto)
     helper.set_model_props(proto, dict(metadata))
-    onnx.checker.check_model(proto)
     write_whole(path, proto.SerializeToString())
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = open_session(path)
     difference = 0.0
     for batch in graph.batches:
         inputs = graph.example(batch)
@@ -163,19 +233,29 @@ def forget_sources(proto: onnx.ModelProto) -> None:
 
 def store_as_half(proto: onnx.ModelProto) -> None:
     """Stores every weight that is exact in float16 as float16, with a cast that is folded at loading."""
-    graph, casts = proto.graph, []
-    for tensor in graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT:
+    casts = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_type != TensorProto.FLOAT or tensor.data_location == TensorProto.EXTERNAL:
             continue
-        name, values = tensor.name, numpy_helper.to_array(tensor)
-        halved = values.astype(np.float16)
-        if values.size < 64 or not np.array_equal(halved.astype(np.float32), values):
-            continue
-        tensor.CopyFrom(numpy_helper.from_array(halved, f"{name}.half"))
-        casts.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
+        name, halved = tensor.name, _halved(numpy_helper.to_array(tensor))
+        if halved.dtype == np.float16:
+            tensor.CopyFrom(numpy_helper.from_array(halved, f"{name}.half"))
+            casts.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
+    _put_first(proto.graph, casts)
+
+
+def _halved(values: NDArray[Any]) -> NDArray[Any]:
+    """As float16 if it is float32, exact in float16, and not small."""
+    if values.dtype != np.float32 or values.size < _FEW:
+        return values
+    halved = values.astype(np.float16)
+    return halved if np.array_equal(halved.astype(np.float32), values) else values
+
+
+def _put_first(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     rest = list(graph.node)
     del graph.node[:]
-    graph.node.extend(casts + rest)
+    graph.node.extend([*nodes, *rest])
 
 
 class BundleFolder:
@@ -196,13 +276,19 @@ class BundleFolder:
         self._before: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
         manifest.unlink(missing_ok=True)
 
+    def take(self, part: str, file: Path) -> None:
+        """Copies a part of another bundle, with the weights that it alone has."""
+        for own in file.parent.glob(f"{part}.*"):
+            shutil.copyfile(own, self.path / own.name)
+
     def finish(self, manifest: Mapping[str, Any], spec: Describable) -> None:
-        """Writes the manifest; a learned gate's head that was made for other parts is removed."""
-        head = {key: self._before[key] for key in ("head",) if key in self._before}
+        """Writes the manifest, of which only what the files determine is new; a head for other parts is removed."""
+        values = {key: value for key, value in manifest.items() if key not in ("head", "shared", "files")}
         if self._before.get("fingerprints") != {part: fingerprint_of(file) for part, file in self.files.items()}:
             (self.path / HEAD).unlink(missing_ok=True)
-            head = {}
-        write_manifest(self.path, {**manifest, **head}, spec, self._parts)
+        elif "head" in self._before:
+            values["head"] = self._before["head"]
+        write_manifest(self.path, values, spec, self._parts)
 
 
 def parameters_of(module: nn.Module) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from specact import __version__
@@ -159,7 +160,7 @@ class FlashTraining(Training):
             huber = nn.functional.smooth_l1_loss(missing, torch.zeros_like(missing))
             return {"rms": float(missing.square().mean().sqrt()), "huber": float(huber)}
 
-        return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed, warmup=recipe.warmup)
+        return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed)
 
     def export(self, progress: Progress) -> list[Path]:
         recipe, flow, model = self.recipe, self.flow, self._block()
@@ -204,10 +205,11 @@ def _demonstrations(recipe: FlashRecipe, flow: FlowPolicy) -> Recipe:
     """Which demonstrations are read, and how they are split: nothing is fitted to what a target learned."""
     if kind_of_source(recipe.target) == "folder":
         return chunk_recipe_of(read_manifest(find_bundle(recipe.target)).recipe, recipe.target)
-    return Recipe(
+    of = Recipe(
         rate_hz=flow.spec.rate_hz, observations=recipe.observations, data=recipe.data, chunk=flow.spec.chunk,
-        seed=recipe.seed, held_out=Recipe.held_out if recipe.held_out is None else recipe.held_out,
+        seed=recipe.seed,
     )  # fmt: skip
+    return of if recipe.held_out is None else structs.replace(of, held_out=recipe.held_out)
 
 
 def prefix_weights(prefixes: np.ndarray, steps: int) -> Tensor:

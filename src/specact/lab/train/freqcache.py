@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.manifest import WEIGHTS
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowBundle
 from specact.lab.train.attention import by_head
 from specact.lab.train.encoder import PatchEmbedding
-from specact.lab.train.export import BundleFolder, Graph, export_checked
+from specact.lab.train.export import BundleFolder, Graph, WeightsFile, export_checked
 from specact.lab.train.flow import Prefix
-from specact.lab.train.quantise import folded
-from specact.lab.train.rebuild import exported_weights
+from specact.lab.train.rebuild import stored_weights
 from specact.lab.train.recipe import ChunkRecipe, chunk_recipe_of
 from specact.systems.freqcache import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
 
@@ -64,9 +64,9 @@ def add_refresh(target: FlowBundle) -> Path:
             "held": torch.randn(shape, generator=generator),
         }
 
-    folder = BundleFolder(target.path / FREQCACHE, REFRESH_PARTS)
+    half, folder = recipe.precision == "float16", BundleFolder(target.path / FREQCACHE, REFRESH_PARTS)
     graph = Graph(refreshed, example, ["cache"], batches=[1], free={"tokens": {1: "tokens"}})
-    parity = export_checked(graph, folder.files["refresh"], half=recipe.precision == "float16")
+    parity = export_checked(graph, folder.files["refresh"], half=half, weights=WeightsFile(target.path / WEIGHTS))
     manifest = {
         "kind": "freqcache", "name": f"{target.name}-refresh", "env": target.env, "specact": __version__,
         "parity": {"refresh": parity},
@@ -101,12 +101,6 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
 
 
 def _prefix(target: FlowBundle, recipe: ChunkRecipe) -> Prefix:
-    prefix = Prefix(recipe)
-    weights = exported_weights(folded(target.files["prefix"]))
-    lost = sorted(set(prefix.state_dict()) - set(weights))
-    if lost:
-        raise ConfigError(
-            f"the prefix of {target.name} cannot be rebuilt: the exported network does not name {lost[0]!r}"
-        )
-    prefix.load_state_dict({name: weights[name] for name in prefix.state_dict()})
+    prefix, weights = Prefix(recipe), stored_weights(target.path / WEIGHTS)
+    prefix.load_state_dict({name: weights[f"prefix.{name}"] for name in prefix.state_dict()})
     return prefix

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from specact.errors import ConfigError
 from specact.files import write_whole
 from specact.lab.train import checkpoint
+from specact.lab.train.recipe import ChunkRecipe, DrafterRecipe, EncoderRecipe, FlashRecipe, PolicyRecipe
 from specact.rng import Role, stream
 
 Progress = Callable[[str, int, int], None]
@@ -52,19 +53,6 @@ class Draw(IntEnum):
     # Of FLASH's block.
     WINDOWS = 5
     NOISE = 6
-
-
-class Optimisation(Protocol):
-    """The optimizer's settings in a recipe; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def average(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -105,16 +93,16 @@ class Stage:
 def adamw_stage(
     name: str,
     module: nn.Module,
-    recipe: Optimisation,
+    recipe: PolicyRecipe | EncoderRecipe | ChunkRecipe | DrafterRecipe | FlashRecipe,
     update: Update,
     validate: Callable[[nn.Module], Metrics],
     *,
     seed: int,
-    warmup: int = 100,
     snapshot_at: int = 0,
     averages_at: tuple[int, ...] = (),
 ) -> Stage:
     """A stage with AdamW that does not decay vectors such as biases and norms, warm-up and a cosine schedule."""
+    warmup = 100 if isinstance(recipe, EncoderRecipe) else recipe.warmup
     decayed = [p for p in module.parameters() if p.dim() >= 2]
     others = [p for p in module.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -137,11 +125,7 @@ def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callabl
 
 
 def accelerator(name: Accelerator) -> torch.device:
-    """The device that networks are trained on.
-
-    Raises:
-        ConfigError: if this PyTorch or this machine has none of that name.
-    """
+    """The device that networks are trained on; refused if this PyTorch or this machine has none of that name."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"--accelerator cuda needs a CUDA device and a PyTorch that was built for it; PyTorch {torch.__version__} "
@@ -156,12 +140,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def autocast(width: int, bfloat16: bool, device: torch.device) -> AbstractContextManager[object]:
-    """The autocast context of a network, which depends only on its recipe and the kind of device or processor.
-
-    Args:
-        width, bfloat16: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
-        device: that it is trained on.
-    """
+    """The autocast context of a network; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
     fast = device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(_BFLOAT16_ON)
     if fast and bfloat16 and width >= _BFLOAT16_FROM:
         return torch.autocast(device.type, torch.bfloat16)

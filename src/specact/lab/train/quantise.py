@@ -43,6 +43,8 @@ def folded(file: Path) -> onnx.ModelProto:
     for node in graph.node:
         if node.op_type == "Cast" and node.input[0] in weights and _attribute(node, "to", 0) == TensorProto.FLOAT:
             weights[node.output[0]] = weights[node.input[0]].astype(np.float32)
+        elif node.op_type == "Transpose" and node.input[0] in weights and weights[node.input[0]].ndim == 2:
+            weights[node.output[0]] = np.ascontiguousarray(weights[node.input[0]].T)
         elif node.op_type == "Gemm" and node.input[1] in weights and _plain(node):
             nodes.extend(_as_product(node, weights))
         else:

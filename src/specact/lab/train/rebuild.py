@@ -1,20 +1,18 @@
-"""Rebuilds a VQ-BeT in PyTorch from an exported bundle."""
+"""Reads trained weights back from a bundle."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import onnx
 import torch
 from msgspec import structs
-from onnx import numpy_helper
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specact.errors import ConfigError
 from specact.families.codes.pair import CodeParts
-from specact.lab.train.quantise import folded
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.lab.train.windows import positions
@@ -22,8 +20,6 @@ from specact.observation import ObservationSpec
 from specact.records import read_record
 
 Role = Literal["draft", "target"]
-
-_EXPORTED_AS = "model."
 
 
 def architecture(bundle: CodeParts, role: Role) -> tuple[PolicyRecipe, Shapes]:
@@ -64,7 +60,7 @@ def rebuild(bundle: CodeParts, role: Role, window: int) -> VQBeT:
 
     Raises:
         ConfigError: if the window is out of range, observations differ in history, or the bundle lacks the architecture
-            or a weight.
+            or the weights.
     """
     recipe, shapes = architecture(bundle, role)
     observation = shapes.observation
@@ -75,39 +71,27 @@ def rebuild(bundle: CodeParts, role: Role, window: int) -> VQBeT:
             f"the observations of the {role} of {bundle.name!r} differ in history; fewer can only be shown to a policy "
             "that sees as many of each"
         )
-    weights = exported_weights(folded(bundle.files[role]), _EXPORTED_AS)
+    weights = stored_weights(bundle.files[role])
     # With the full window this changes nothing, for any histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
     spec = ObservationSpec(cut, observation.instruction)
     unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
     model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
-    wanted = model.state_dict().keys()
-    missing = sorted(wanted - weights.keys())
-    if missing:
-        # The export deduplicates equal tensors and folds constants.
-        raise ConfigError(
-            f"the {role} of {bundle.name!r} cannot be rebuilt: the exported network does not name {missing[0]!r}. "
-            "Policies with a camera cannot be, nor those that were hardly trained"
-        )
     weights["positions"] = weights["positions"][: len(model.positions)]
-    # Other tensors are constants that the module computes itself, or transposed copies.
-    model.load_state_dict({name: weights[name] for name in wanted})
+    model.load_state_dict(weights)
     return model.eval()
 
 
-def exported_weights(model: onnx.ModelProto, within: str = "") -> dict[str, Tensor]:
-    """The parameters and buffers of an exported module, below the name ``within``, by their original names.
+def stored_weights(part: Path) -> dict[str, Tensor]:
+    """The weights of a part of a bundle, in float32 by their names in the module; see :class:`WeightsFile`.
 
-    The export names everything but the weights of linear layers; those are identified by the bias that is added next.
+    Raises:
+        ConfigError: if the bundle has none.
     """
-    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    named = {name.removeprefix(within): value for name, value in values.items() if name.startswith(within)}
-    made_by = {name: node for node in model.graph.node for name in node.output}
-    for node in model.graph.node:
-        bias = next((name for name in node.input if node.op_type == "Add" and name.endswith(".bias")), None)
-        if bias is None:
-            continue
-        product = next(made_by[name] for name in node.input if name != bias)
-        layer = bias.removeprefix(within).removesuffix(".bias")
-        named[f"{layer}.weight"] = np.ascontiguousarray(values[product.input[1]].T)
-    return {name: torch.from_numpy(value.copy()) for name, value in named.items()}
+    file = part.with_suffix(".safetensors")
+    if not file.exists():
+        raise ConfigError(
+            f"{file.parent} has no {file.name}, as bundles of earlier versions have none; run specact train again with "
+            "the folder of its run"
+        )
+    return {name: value.float() if value.dtype == torch.float16 else value for name, value in load_file(file).items()}

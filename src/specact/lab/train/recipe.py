@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 import msgspec
 from msgspec import Meta, field
@@ -35,17 +35,6 @@ from specact.systems.flash import FlashSettings
 
 Precision = Literal["float16", "float32"]
 _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabytes
-
-
-class Seeing(Protocol):
-    """The settings of observations in every policy's recipe; see :class:`PolicyRecipe`."""
-
-    @property
-    def sees(self) -> tuple[str, ...]: ...
-    @property
-    def history(self) -> dict[str, int]: ...
-    @property
-    def instruction(self) -> bool: ...
 
 
 class Recipe(Record, frozen=True, kw_only=True):
@@ -85,11 +74,7 @@ class Recipe(Record, frozen=True, kw_only=True):
         return {}
 
     def check_origin(self) -> None:
-        """Checks that there is exactly one source of demonstrations, and one control rate.
-
-        Raises:
-            ConfigError: if there is not.
-        """
+        """Refuses anything but one source of demonstrations, and one control rate."""
         if (self.env is None) == (self.rate_hz is None):
             raise ConfigError(
                 'a recipe needs either env = "NAME", whose control rate is known, or rate_hz = HZ where there is no '
@@ -496,6 +481,8 @@ class FlashRecipe(Record, frozen=True, kw_only=True):
 
 
 R = TypeVar("R", bound=Record)
+# What says what a policy sees.
+Seeing = PolicyRecipe | ChunkRecipe
 AnyRecipe = CodesRecipe | ChunkRecipe | DrafterRecipe | FlashRecipe
 KINDS: dict[str, type[ChunkRecipe | DrafterRecipe | FlashRecipe]] = {
     "flow": ChunkRecipe, "regression": ChunkRecipe, "tokens": ChunkRecipe, "drafters": DrafterRecipe,
@@ -542,11 +529,7 @@ def load_recipe(path: Path, kind: type[Record] = Record) -> Record:
 
 
 def chunk_recipe_of(manifest: Mapping[str, Any], name: str) -> ChunkRecipe:
-    """The recipe of a chunk policy that a bundle's manifest names.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """The recipe in the manifest of a chunk policy's bundle; refused if it is none."""
     settings = {key: value for key, value in manifest.items() if key != "teacher"}
     return read_record(settings, ChunkRecipe, f"the recipe of {name}")
 
@@ -558,11 +541,7 @@ def plain(recipe: Record) -> dict[str, Any]:
 
 
 def check_history(policy: Seeing) -> None:
-    """Checks the names of histories.
-
-    Raises:
-        ConfigError: if one is of an observation that the policy does not have.
-    """
+    """Refuses a history of an observation that the policy does not have."""
     for name in policy.history:
         if policy.sees and name not in policy.sees:
             raise unknown_name("observation in history", name, policy.sees)

@@ -107,7 +107,7 @@ class BundleVariants:
 
     def _quantise(self, tier: str, part: str, file: Path) -> None:
         needs_inputs = "int8_static" in _TIERS[tier].methods.values()
-        quantise(self._bundle.path / file.name, file, _TIERS[tier], self._typical[part] if needs_inputs else ())
+        quantise(self._bundle.files[part], file, _TIERS[tier], self._typical[part] if needs_inputs else ())
 
     def _split(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # of a split that was interrupted
