@@ -22,7 +22,7 @@ bundle with all of its parts. The wheel holds `ball` and `ball-chase-flow`.
 |---|---|---|---|---|
 """
 ABSENT = """
-Not in a checkout, because only studies need them:
+Not in a checkout, because only studies need them; one that shares a part brings the other bundle along:
 
 | bundle | MB | fingerprint | made by |
 |---|---|---|---|

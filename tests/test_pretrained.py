@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.tiny import needs_bundle
 
 from specact import SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import ConfigError
@@ -30,26 +31,13 @@ from specact.observation import Field, ObservationHistory, Window
 from specact.records import read_record
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
-ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
+ENVIRONMENTS = ("ball", "kitchen", "pusht", "relocate")
 # Others are made where they are needed, see pretrained/README.md.
 ABSENT = json.loads((PRETRAINED / "absent.json").read_text())
 
 PRESENT = sorted(path.parent for path in PRETRAINED.glob("*/manifest.json") if path.parent.name not in ABSENT)
 CALIBRATIONS = sorted(PRETRAINED.glob("*/calibration/*.json"))
-LEARNED = [
-    "ball",
-    "ball-distilled",
-    "kitchen",
-    "kitchen-distilled",
-    "pusht",
-    "pusht-distilled",
-    "peg",
-    "peg-distilled",
-    "relocate",
-    "relocate-distilled",
-    "swarm",
-    "swarm-distilled",
-]
+LEARNED = ["ball", "ball-distilled", "kitchen", "pusht", "relocate"]
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -138,14 +126,16 @@ def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:
             for name in noticed
             if (PRETRAINED / name).is_dir()
         ]
-        assert {file for recipe in recipes for file in recipe["data"] or ["generated"]} == set(data.split())
+        assert not recipes or {file for recipe in recipes for file in recipe["data"] or ["generated"]} == set(
+            data.split()
+        )
     assert {path.name for path in PRETRAINED.iterdir() if path.is_dir()} <= set(named)
     assert len(named) == len(set(named))
 
 
 def test_all_bundles_together_are_small() -> None:
     files = [file for bundle in PRESENT for file in bundle.rglob("*") if file.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 70e6
+    assert sum(path.stat().st_size for path in files) <= 43e6
     assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
 
 
@@ -218,7 +208,7 @@ def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
     assert draft < target
 
 
-@pytest.mark.parametrize("name", ["kitchen-tokens", "relocate-tokens", "metaworld-tokens"])
+@pytest.mark.parametrize("name", ["kitchen-tokens", "relocate-tokens"])
 def test_tokens_decoded_with_the_cache_are_those_of_one_pass_without_it(name: str) -> None:
     """Observation and tokens in a single pass, from an empty cache, where two tokens differ by more than rounding."""
     bundle = load_tokens(name)
@@ -254,6 +244,7 @@ def test_the_token_policy_sees_what_it_does_on_metaworld() -> None:
     with a probability below 1e-3 for other seeds.
     """
     pytest.importorskip("metaworld")
+    needs_bundle("metaworld-tokens")
     policy = load_tokens("metaworld-tokens").policy()
 
     def successes(blank: bool) -> int:
@@ -287,6 +278,7 @@ def test_acceptance_on_metaworld_looks_at_the_scene() -> None:
     .04 of the difference: for other episodes this fails with a probability of about 1e-4.
     """
     pytest.importorskip("metaworld")
+    needs_bundle("metaworld")
     bundle = load_pair("metaworld")
     policy, task, seen = SpeculativePolicy(bundle, Never(), seed=5), load_task("metaworld", bundle.observation), []
     robot = SimulatedRobot(task)

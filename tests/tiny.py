@@ -7,6 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from specact.bundle.bundle import find_bundle
+from specact.errors import ConfigError
+
 # Policies this small learn next to nothing; what is tested is that every part fits and every number is the right one.
 TINY = """
 env = "ball"
@@ -65,6 +70,14 @@ average = 0.9
 bfloat16 = false
 seed = 3
 """
+
+
+def needs_bundle(name: str) -> None:
+    """Skips a test where a bundle that only studies need is not in the checkout."""
+    try:
+        find_bundle(name)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 class KilledError(Exception):

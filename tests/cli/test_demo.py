@@ -9,6 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from tests.tiny import needs_bundle
 
 from specact.cli.demo import FLOW, Demo
 from specact.cli.report import Report
@@ -27,6 +28,7 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(tmp_path: Path, capsys: p
     os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
 )
 def test_a_pair_with_cameras_is_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs_bundle("metaworld")
     Demo("metaworld", episodes=1, out=tmp_path / "run", workers=1).run()
     told = capsys.readouterr().out.replace("\n", "")
     assert f"film: {tmp_path / 'run' / 'film.webm'}" in told

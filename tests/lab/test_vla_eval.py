@@ -19,6 +19,7 @@ import anyio
 import numpy as np
 import pytest
 from tests.children import wait_for
+from tests.tiny import needs_bundle
 
 from specact.errors import ConfigError
 from specact.lab.envs import load_task
@@ -115,6 +116,7 @@ def test_every_episode_is_that_of_eval(tmp_path: Path, bundle: str, env: str, me
 
 @needs_renderer
 def test_a_suite_with_cameras_and_instructions_is_that_of_eval(tmp_path: Path) -> None:
+    needs_bundle("metaworld")
     result = of_harness(PairServer("metaworld", "hybrid"), benchmark("metaworld", 1))
     assert [task["task"] for task in result["tasks"]] == list(load_task("metaworld").tasks)
     assert told(in_turn(result)) == of_ours("metaworld", "metaworld", "hybrid", 10, tmp_path / "run")
@@ -156,9 +158,9 @@ def test_observations_cross_unchanged() -> None:
 
 def test_a_pair_says_its_cameras_and_a_benchmark_refuses_others() -> None:
     assert PairServer("ball", "draft").get_observation_params() == {}
-    cameras = PairServer("metaworld", "draft").get_observation_params()["cameras"]
-    assert cameras == {"image.corner2": [64, 64], "image.gripper": [64, 64]}
-    with pytest.raises(ConfigError, match=r"ball has no camera 'image\.corner2', it has none; choose a pair"):
+    cameras = PairServer("pusht-camera", "draft").get_observation_params()["cameras"]
+    assert cameras == {"image": [96, 96]}
+    with pytest.raises(ConfigError, match=r"ball has no camera 'image', it has none; choose a pair"):
         TaskBenchmark("ball", cameras=cameras)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from experiments.flash.methods import METHODS as FLASH
 from experiments.freqcache import METHODS as FREQCACHE
+from tests.tiny import needs_bundle
 
 from specact.clock import VirtualClock
 from specact.errors import ObservationError
@@ -101,6 +102,7 @@ def pair(source: str) -> Any:
 
 @cache
 def _loaded(name: str, draft: str | None) -> Any:
+    needs_bundle(name)
     return load_pair(name, draft=draft)
 
 

@@ -183,7 +183,7 @@ def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolde
 
 def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: StagedFolder, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="split that one: specact split"):
-        reader_of(bundle, split_bundle("swarm", tmp_path / "swarm"))
+        reader_of(bundle, split_bundle("pusht", tmp_path / "pusht"))
     with serving(folder.path) as server:
         endpoint = Endpoint("ws", "127.0.0.1", server.port)
         for dialect in (split_contract(folder.spec, "0" * 16), bundle.exchange.contract):

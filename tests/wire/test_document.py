@@ -79,7 +79,7 @@ def test_the_codes_and_the_version() -> None:
     assert f"port is {endpoint.PORT}." in DOCUMENT and Address().port == endpoint.PORT
 
 
-TOKENS = load_pair("metaworld-tokens").exchange.contract
+TOKENS = load_pair("relocate-tokens").exchange.contract
 FLOWS = load_flow_pair(load_flow("pusht-flow")).exchange.contract
 
 

@@ -17,7 +17,7 @@ from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.drafter_bundle import DrafterBundle, load_drafters
 from specact.observation import Field, ObservationSpec
 
-SHIPPED = ("kitchen-tokens", "metaworld-tokens", "relocate-tokens")
+SHIPPED = ("kitchen-tokens", "relocate-tokens")
 
 
 @pytest.fixture(scope="module")

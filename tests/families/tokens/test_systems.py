@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from tests.families.tokens.dots import rngs
 from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
-from tests.tiny import quiet
+from tests.tiny import needs_bundle, quiet
 
 from specact.families.tokens.bins import to_actions
 from specact.families.tokens.decoding import DECODINGS, Decoding
@@ -47,6 +47,7 @@ def hand() -> Pair[Any]:
 @pytest.fixture(scope="module")
 def arm() -> Pair[Any]:
     """16 tokens for four actions; the last dimension is a gripper."""
+    needs_bundle("metaworld-tokens")
     return loaded("metaworld-tokens")
 
 

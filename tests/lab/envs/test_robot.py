@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from tests.tiny import needs_bundle
 
 from specact.lab.rollout.methods import load_method
 
@@ -85,6 +86,7 @@ def test_a_chunk_is_observed_within_only_where_a_history_needs_it(
 
 
 def test_rollouts_render_at_inferences_only(looks: list[float]) -> None:
+    needs_bundle("metaworld")
     bundle = load_pair("metaworld")
     assert bundle.execute > 1 and bundle.observation.history == 1
     outcomes, table = run_shard(Shard.of(bundle, "metaworld", load_method("draft"), GateSettings("never"), (0, 1), 0))

@@ -38,7 +38,7 @@ def windows_of(folder: StagedFolder, count: int) -> list[Window]:
 
 @pytest.mark.parametrize(
     ("bundle", "file", "stages"),
-    [("ball", "target.onnx", 8), ("metaworld", "target.onnx", 10), ("metaworld-draft", "policy.onnx", 4)],
+    [("ball", "target.onnx", 8), ("pusht-camera", "target.onnx", 10), ("metaworld-draft", "policy.onnx", 4)],
 )
 def test_any_cut_gives_the_very_bits_of_no_cut(bundle: str, file: str, stages: int, tmp_path: Path) -> None:
     folder = split_bundle(bundle, tmp_path / "split")
