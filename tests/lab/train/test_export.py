@@ -60,7 +60,7 @@ def test_onnx_runtime_answers_like_pytorch(
     windows, seen = some_windows(model, count)
     with torch.no_grad():
         logits, offsets = LastPosition(model)(seen)
-    answers = getattr(bundle, role).infer_batch(windows)
+    answers = getattr(bundle.parts, role).infer_batch(windows)
     assert len(answers) == count
     for answer, row, offset in zip(answers, logits, offsets, strict=True):
         np.testing.assert_allclose(answer.probs, row.double().softmax(-1).numpy(), atol=PARITY)
@@ -74,7 +74,7 @@ def test_onnx_runtime_answers_like_pytorch(
 def test_a_window_is_answered_alike_alone_and_in_a_batch(
     tiny_bundle: Path, networks: dict[str, VQBeT], role: str
 ) -> None:
-    policy: OnnxPolicy = getattr(load_pair(tiny_bundle), role)
+    policy: OnnxPolicy = getattr(load_pair(tiny_bundle).parts, role)
     windows, _ = some_windows(networks[role], 16)
     for window, row in zip(windows, policy.infer_batch(windows), strict=True):
         alone = policy.infer(window)

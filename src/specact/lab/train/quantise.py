@@ -190,19 +190,9 @@ def tiers(eight: Literal["int8_dynamic", "int8_static"] = "int8_dynamic") -> tup
 
 
 def quantise(source: Path, out: Path, tier: Tier, calibration: Sequence[Feeds] = ()) -> Path:
-    """Writes a quantised variant of an exported network; inputs and outputs are unchanged.
+    """Writes a quantised variant of a bundle's network to ``out``; inputs and outputs are unchanged.
 
-    Args:
-        source: an ``.onnx`` file of a bundle: draft or target of a pair, or encoder, prefix or expert of a flow policy.
-        out: file to write.
-        tier: degree of quantisation.
-        calibration: inputs by name, of typical observations; only ``int8_static`` needs them.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        ConfigError: if the tier needs calibration inputs and there are none, or the file cannot be written.
+    The method ``int8_static`` needs calibration: inputs by name, of typical observations.
     """
     model = folded(source)
     nodes: dict[Method, list[str]] = {}
@@ -276,10 +266,7 @@ def typical_inputs(
 ) -> dict[str, list[Feeds]]:
     """Inputs of every network that can be quantised, by part and then by name, at batch 1.
 
-    Args:
-        bundle: a pair, or a flow policy.
-        windows: observations, such as those of demonstrations.
-        steps: Euler steps; each gives the expert's inputs once.
+    Each of the Euler steps gives the expert's inputs once.
     """
     if isinstance(bundle, CodeParts):
         return {

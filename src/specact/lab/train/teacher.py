@@ -33,17 +33,7 @@ _BATCH = 64
 
 
 def check_teacher(teacher: LoadedPolicy, chunk: int, actions: int, rate_hz: float, episodes: Episodes) -> None:
-    """Refuses a target that cannot label these demonstrations.
-
-    Args:
-        teacher: the target.
-        chunk: actions that the draft predicts at once.
-        actions, rate_hz: of the demonstrations.
-        episodes: the demonstrations.
-
-    Raises:
-        ConfigError: if its chunks are shorter, its actions others, or it needs what the demonstrations do not hold.
-    """
+    """Refuses a target that cannot label demonstrations with these actions for a draft of this chunk."""
     spec = teacher.policy.spec
     if spec.actions != actions or spec.rate_hz != rate_hz:
         raise ConfigError(
@@ -80,18 +70,8 @@ def labelled(
     """Replaces the chunks that a dataset's windows should predict by the target's answers to the same observations.
 
     Answers are kept in the folder until the context ends without an error, so that a run that was stopped does not ask
-    again. They are clipped to the demonstrated range, which no action on the robot leaves.
-
-    Args:
-        dataset: its windows are changed.
-        teacher: the target; checked by :func:`check_teacher`.
-        chunk: actions that the draft predicts at once.
-        folder: of the run.
-        seed: of what is random about the target.
-        progress: called with (stage, done, total).
-
-    Raises:
-        DataError: if an answer is not finite.
+    again. They are clipped to the demonstrated range, which no action on the robot leaves; one that is not finite is
+    refused.
     """
     centre, scale = dataset.centre.numpy(), dataset.scale.numpy()
     parts = {folder / f"answers-{name}.npy": getattr(dataset, name) for name in ("train", "held_out")}
@@ -139,15 +119,9 @@ def _stored(path: Path, shape: tuple[int, ...]) -> np.memmap:
 def demonstrated_lessons(
     pair: Pair[Any], episodes: Episodes, wanted: int, folder: Path, advance: Callable[[int], None], *, seed: int = 0
 ) -> DistillationData:
-    """The outputs of both policies of a pair for demonstrated observations, without a simulator.
+    """The outputs of both policies of a pair for ``wanted`` demonstrated observations, without a simulator.
 
-    Args:
-        pair: of action codes, of chunks, or a token or flow policy with a draft.
-        episodes: demonstrations.
-        wanted: at most so many of their steps, drawn at random.
-        folder: where camera frames are kept; without a camera nothing is written.
-        advance: called with the number of steps so far.
-        seed: random seed.
+    Camera frames are kept in the folder.
 
     Raises:
         ConfigError: if the pair sees what the demonstrations do not hold, is of a family of the user's own, or drafts

@@ -26,18 +26,6 @@ def prune_history(bundle: CodeParts, window: int, out: Path, role: Role = "targe
     """Writes the variant of a pair's policy with a history of ``window`` observations, as an ``.onnx`` file.
 
     It runs like the original, with the bundle's spec except ``window``, see :func:`~specact.lab.train.rebuild.rebuild`.
-
-    Args:
-        bundle: a pair.
-        window: k, 1 to T; with T the outputs are the original's.
-        out: file to write.
-        role: which of the pair.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        ConfigError: if the window is out of range, the manifest lacks the architecture, or the file cannot be written.
     """
     export_policy(rebuild(bundle, role, window), out, half=bundle.manifest.recipe["precision"] == "float16")
     return out
