@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specact.lab.report.drawing import INK, label_points
+from specact.lab.report.drawing import INK, RULE
 from specact.lab.statistics import contrast, holm, mean_interval
 
 T = TypeVar("T")
@@ -102,3 +103,22 @@ def draw_success(summary: Mapping[str, Any], x: Mapping[str, float], groups: Seq
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK)
     axes.legend(fontsize=8, loc="lower right")
     return figure
+
+
+def label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Labels points; overlapping labels move down, with a line to their point.
+
+    Args:
+        axes: with the limits of the vertical axis set.
+        points: x, y and the name.
+    """
+    width, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
+    bottom, top = axes.get_ylim()
+    line_height = 0.032 * (top - bottom)
+    for x, y, name in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
+        label_y = y
+        while any(abs(x - other) < width and abs(label_y - level) < line_height for other, level in placed):
+            label_y -= line_height / 4
+        placed.append((x, label_y))
+        line = {"arrowstyle": "-", "color": RULE, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate(name, (x, y), (x + 0.25 * width, label_y), fontsize=7, color=INK, va="center", arrowprops=line)

@@ -23,8 +23,11 @@ EFFICIENCY, OF_HYBRID, OF_HYBRID_DISTILLED, EQUAL_RATE = 0.80, 0.99, 0.97, 0.03
 PAPERS_MARGIN = {"kitchen": 0.07, "ball": 0.21, "swarm": 0.11}
 RESULTS = ("met", "not met", "cannot be told")
 _SAMPLES = 400
-# Maximum share of samples with an undefined statistic; above it there is no interval. One tail of the interval.
+# Maximum share of samples with an undefined statistic; above it there is no interval.
 _UNDEFINED = 0.025
+# A run's stored result; all of them by BUNDLE-RUN.
+Summary = Mapping[str, Any]
+Study = Mapping[str, Summary]
 
 
 def evidence(run: Run) -> dict[str, Any]:
@@ -128,9 +131,6 @@ class Goal:
         return "met" if results == {"met"} else "not met" if "not met" in results else "cannot be told"
 
 
-# A run's stored result; all of them by BUNDLE-RUN.
-Summary = Mapping[str, Any]
-Study = Mapping[str, Summary]
 Judged = tuple[tuple[Part, ...], str]
 
 
@@ -139,51 +139,48 @@ def _stored(found: Mapping[str, float | None]) -> Interval:
     return Interval(**{name: float("nan") if value is None else value for name, value in found.items()})
 
 
-def _judge_skips(bundle: str, run: Summary, table: Summary) -> Judged:
-    papers = f"the paper: {PAPERS_MARGIN[bundle]:+.2f}" if bundle in PAPERS_MARGIN else ""
-    return (Part("difference", _stored(run["evidence"]["skips"])),), papers
+def _judge_skips(run: Summary, table: Summary) -> Judged:
+    papers = PAPERS_MARGIN.get(run["bundle"])
+    return (Part("difference", _stored(run["evidence"]["skips"])),), f"the paper: {papers:+.2f}" if papers else ""
 
 
-def _judge_efficiency(bundle: str, run: Summary, table: Summary) -> Judged:
+def _judge_efficiency(run: Summary, table: Summary) -> Judged:
     chosen = run["methods"]["learned"]["choice_efficiency"]
     beside = "" if chosen is None else f"among the steps it met {chosen:.2f}"
     return (Part("efficiency", _stored(run["evidence"]["efficiency"]), EFFICIENCY),), beside
 
 
-def _judge_head_draft(bundle: str, run: Summary, table: Summary) -> Judged | None:
+def _judge_head_draft(run: Summary, table: Summary) -> Judged | None:
     """The head as the draft has no rate, so it may come from the run at another one, on the same episodes."""
     other = run if "head_draft" in run["methods"] else table
-    if "head_draft" not in other.get("methods", ()):
+    if "head_draft" not in other["methods"]:
         return None
     learned, head = _wins(run, "learned"), _wins(other, "head_draft")
     common = slice(min(len(learned), len(head)))
-    shares = learned[common].mean(), head[common].mean()
-    part = Part("difference", success_margin(learned[common], head[common], 1.0))
-    return (part,), f"{shares[0]:.3f}, and the head {shares[1]:.3f} without sending anything"
+    beside = f"{learned[common].mean():.3f}, and the head {head[common].mean():.3f} without sending anything"
+    return (Part("difference", success_margin(learned[common], head[common], 1.0)),), beside
 
 
-def _judge_hybrid(bundle: str, run: Summary, table: Summary) -> Judged:
+def _judge_hybrid(run: Summary, table: Summary, share: float = OF_HYBRID) -> Judged:
+    """Of the gate with most successes in the first half of the episodes, on the second half."""
     gate, second, beside = _choose(run)
-    return (_share_of_hybrid(run, gate, second, OF_HYBRID),), beside
+    margin = success_margin(_wins(run, gate)[second], _wins(run, "hybrid")[second], share)
+    return (Part(f"success - {share:g} of hybrid's", margin),), beside
 
 
-def _judge_distilled(bundle: str, run: Summary, table: Summary) -> Judged:
-    gate, second, beside = _choose(run)
+def _judge_distilled(run: Summary, table: Summary) -> Judged:
+    parts, beside = _judge_hybrid(run, table, OF_HYBRID_DISTILLED)
+    gate, second, _ = _choose(run)
     # The random baseline with the gate's constraints: only the deviation has a limit on skips.
     rival = "random_learned" if gate != "adahi" and "random_learned" in run["methods"] else "random"
     sent, chance = (run["methods"][method]["transmission_rate"] for method in (gate, rival))
     above = success_margin(_wins(run, gate)[second], _wins(run, rival)[second], 1.0)
-    parts = _share_of_hybrid(run, gate, second, OF_HYBRID_DISTILLED), Part(f"success - {rival}'s", above)
+    parts = (*parts, Part(f"success - {rival}'s", above))
     if sent - chance > EQUAL_RATE:
         # The comparison is only fair at equal rates.
         more = EQUAL_RATE - (sent - chance)
-        parts = (*parts, Part(f"{EQUAL_RATE:g} - (sent - sent by {rival})", Interval(more, more, more)))  # type: ignore[assignment]
+        parts = (*parts, Part(f"{EQUAL_RATE:g} - (sent - sent by {rival})", Interval(more, more, more)))
     return parts, f"{beside}; it sends {sent:.2f}, {rival} {chance:.2f}"
-
-
-def _share_of_hybrid(run: Summary, gate: str, second: slice, share: float) -> Part:
-    margin = success_margin(_wins(run, gate)[second], _wins(run, "hybrid")[second], share)
-    return Part(f"success - {share:g} of hybrid's", margin)
 
 
 def _choose(run: Summary) -> tuple[str, slice, str]:
@@ -200,37 +197,27 @@ def _wins(run: Summary, method: str) -> NDArray[np.bool_]:
     return np.array([letter == "1" for letter in run["evidence"]["won"][method]])
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim in words, the endings of the bundles it is about, its rate, the methods it needs, and its test."""
-
-    what: str
-    endings: tuple[str, ...]
-    rate: float
-    needs: frozenset[str]
-    judge: Callable[[str, Summary, Summary], Judged | None]
-
-
-CLAIMS = (
-    Claim(
-        "true skip ratio of ADAHI above random's", ("", "-distilled", "-undertrained"), 0.6,
-        frozenset({"adahi", "random"}), _judge_skips,
+# A claim in words, the endings of the bundles it is about, its rate, the methods it needs, and its test.
+CLAIMS: tuple[tuple[str, tuple[str, ...], float, set[str], Callable[[Summary, Summary], Judged | None]], ...] = (
+    (
+        "true skip ratio of ADAHI above random's", ("", "-distilled", "-undertrained"), 0.6, {"adahi", "random"},
+        _judge_skips,
     ),
-    Claim(
+    (
         f"efficiency of the learned gate at least {EFFICIENCY:g}", ("", "-distilled"), 0.4,
-        frozenset({"learned", "oracle", "random"}), _judge_efficiency,
+        {"learned", "oracle", "random"}, _judge_efficiency,
     ),
-    Claim(
-        "success of the learned gate above that of its head as the draft", ("", "-distilled"), 0.4,
-        frozenset({"learned"}), _judge_head_draft,
+    (
+        "success of the learned gate above that of its head as the draft", ("", "-distilled"), 0.4, {"learned"},
+        _judge_head_draft,
     ),
-    Claim(
-        f"success of the chosen gate at least {OF_HYBRID:.0%} of hybrid's", ("",), 0.6,
-        frozenset({"hybrid", "adahi", "learned"}), _judge_hybrid,
+    (
+        f"success of the chosen gate at least {OF_HYBRID:.0%} of hybrid's", ("",), 0.6, {"hybrid", "adahi", "learned"},
+        _judge_hybrid,
     ),
-    Claim(
+    (
         f"success of the chosen gate at least {OF_HYBRID_DISTILLED:.0%} of hybrid's, and above random's",
-        ("-distilled",), 0.4, frozenset({"hybrid", "random", "learned"}), _judge_distilled,
+        ("-distilled",), 0.4, {"hybrid", "random", "learned"}, _judge_distilled,
     ),
 )  # fmt: skip
 
@@ -242,15 +229,14 @@ def goals_of(study: Study) -> Iterator[Goal]:
     tested on the second.
     """
     bundles = dict.fromkeys(summary["bundle"] for _, summary in sorted(study.items()))
-    for claim in CLAIMS:
+    for what, endings, rate, needs, judge in CLAIMS:
         for bundle in bundles:
-            ending = next((one for one in ("-distilled", "-undertrained") if bundle.endswith(one)), "")
+            ending = next((each for each in ("-distilled", "-undertrained") if bundle.endswith(each)), "")
             table = study.get(f"{bundle}-table", {"methods": {}})
-            run = table if claim.rate == 0.6 else study.get(f"{bundle}-rate-{claim.rate:g}", {"methods": {}})
-            if ending in claim.endings and claim.needs <= run["methods"].keys():
-                judged = claim.judge(bundle, run, table)
-                if judged is not None:
-                    yield Goal(claim.what, bundle, claim.rate, int(run["episodes"]), *judged)
+            run = table if rate == 0.6 else study.get(f"{bundle}-rate-{rate:g}", {"methods": {}})
+            judged = judge(run, table) if ending in endings and needs <= run["methods"].keys() else None
+            if judged is not None:
+                yield Goal(what, bundle, rate, int(run["episodes"]), *judged)
 
 
 def goals_table(goals: Iterable[Goal]) -> str:

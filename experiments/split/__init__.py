@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
-from experiments.split.forecast import RecurrentForecast, forecast_errors, train_forecast
+from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, study_links
 from experiments.split.simulated import PLACED, SIMULATED, simulated
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
@@ -91,7 +91,7 @@ def _costs(run: Run, factor: float) -> StageCosts:
 
 
 def _forecast(name: str, run: Run) -> Path:
-    return run.out / "forecasts" / name / "forecast.onnx"
+    return run.out / "forecasts" / name / "forecast.safetensors"
 
 
 def measure(folder: Path, run: Run) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def measure(folder: Path, run: Run) -> dict[str, Any]:
 def learn(name: str, folder: Path, run: Run) -> dict[str, float]:
     """Trains the forecast of a recording on its first part; its errors on the rest."""
     before, after = bandwidths_of(_link(name, run), _stages(run))
-    folder.mkdir(parents=True, exist_ok=True)
-    train_forecast(before, _forecast(name, run))
-    return forecast_errors(RecurrentForecast(_forecast(name, run)), before, after)
+    forecast = train_forecast(before)
+    save_forecast(forecast, _forecast(name, run))
+    return forecast_errors(forecast, before, after)
 
 
 def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -139,10 +139,8 @@ def simulate(folder: Path, run: Run) -> dict[str, list[dict[str, Any]]]:
             rows = tables.setdefault(f"{factor:g} times slower, server's load at most {budget:g}", [])
             methods = [name for name in SIMULATED if name != "server" or budget >= 1.0]
             for link in links:
-                count, learned = (
-                    int((link.seconds - link.trained_s) / PERIOD_S),
-                    RecurrentForecast(_forecast(link.name, run)),
-                )
+                count = int((link.seconds - link.trained_s) / PERIOD_S)
+                learned = load_forecast(_forecast(link.name, run))
                 for method in methods:
                     cell = simulated(method, link, costs, before[link.name], learned, count, budget)
                     rows.append({"link": link.name, "method": method, **cell_summary(cell)})

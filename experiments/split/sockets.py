@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from experiments.measure import slowed
-from experiments.split.forecast import RecurrentForecast
+from experiments.split.forecast import load_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of
 from experiments.split.simulated import PLACED, Oracle, chooser_of
 from specact.execution.verdicts import WAIT, LateVerdicts
@@ -115,7 +115,7 @@ class Device:
                 return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
             client = stack.enter_context(staged_client(staged, port))
             named = "smallest" if method == "adahi_placed" else method
-            chooser = chooser_of(named, self.costs, before, RecurrentForecast(self.forecast), oracle, np.inf)
+            chooser = chooser_of(named, self.costs, before, load_forecast(self.forecast), oracle, np.inf)
             target = SplitTarget(staged, reader_of(self.bundle, staged), client, chooser, DEADLINE_MS)
             if method in PLACED:
                 return self._alone(target)

@@ -118,7 +118,10 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     out = (folder / "sweep").resolve()
     specact(*command, "--out", out, folder=run.data if recorded else None)
     table, baselines, manifests = read_sweeps([out])
-    found = {part: as_rows(map(asdict, values)) for part, values in analyse(table, baselines).items()}
+    found = {
+        part: as_rows(value if isinstance(value, dict) else asdict(value) for value in values)
+        for part, values in analyse(table, baselines).items()
+    }
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"], **found}
     kept["calibrations"] = read_calibrations([out])
     base = run.data if recorded and run.data is not None else Path()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from experiments.measure import slowed
 from experiments.split import cell_summary, forecast_table, latency_table
-from experiments.split.forecast import forecast_errors
+from experiments.split.forecast import ForecastRecipe, forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, study_links
 from experiments.split.simulated import SIMULATED, Oracle, chooser_of, simulated
 
@@ -80,6 +80,23 @@ def test_an_oracle_says_what_the_exchange_will_take() -> None:
     assert oracle.forecast([1.0]) == pytest.approx(1e4 / 0.050)
     now[0] = 1.0
     assert oracle.forecast([1.0]) == pytest.approx(1e4 / 0.200)
+
+
+def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_learn(tmp_path: Path) -> None:
+    # High and low in turn, which the last value always gets wrong.
+    values = np.where(np.arange(700) % 2 == 0, 3e5, 1e5) + np.random.default_rng(0).normal(0.0, 1e3, 700)
+    learned = train_forecast(values[:400], ForecastRecipe(epochs=25))
+    found = forecast_errors(learned, values[:400], values[400:])
+    assert found["forecast_mae"] < 0.5 * found["last_mae"]
+    assert learned.forecast(values[:19].tolist()) == values[18], "too little of the past is as the last value"
+    save_forecast(learned, tmp_path / "made" / "f.safetensors")
+    past = values[:30].tolist()
+    assert load_forecast(tmp_path / "made" / "f.safetensors").forecast(past) == learned.forecast(past)
+    learned.scale[2] = 2.9e5
+    assert {learned.forecast(values[:count].tolist()) for count in (30, 31)} >= {2.9e5}, "never less than was seen"
+    for series in (values[:50], np.zeros(300)):
+        with pytest.raises(ConfigError, match="104"):
+            train_forecast(series)
 
 
 def test_errors_of_forecasts_stand_beside_the_last_value_s() -> None:

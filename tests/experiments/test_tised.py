@@ -181,48 +181,37 @@ def test_one_correction_holds_for_every_contrast_of_a_sweep(analysis: Any) -> No
     assert len(analysis.contrasts) == 3 * 4 * 3 + 4 * 5
 
 
+def ran(lever: str, strength: float, odds: float, *links: str) -> list[Table]:
+    return [
+        episodes(lever, strength, pace=0.1, hardware="h", kappa=1.0, chunks=9, odds=odds, each_s=0.0, link=link)
+        for link in links
+    ]
+
+
 def test_methods_of_the_frontier_are_compared_pair_by_pair_over_each_link() -> None:
     """Late is better than the asynchronous target over both links, and the draft as good as hybrid."""
-    methods = {"late": (0.6, 3.0), "remote_async": (2.0, 0.0), "chance": (1.0, 3.0)}
-    drafts = [("verification", 0.0, 1.0), ("verification", 1.0, 1.0)]
     links = ("loopback+delay=1", "loopback+delay=50")
-    table = join(
-        [
-            episodes(lever, s, pace=0.1, hardware="h", kappa=1.0, chunks=9, odds=odds, each_s=0.0, link=link)
-            for lever, s, odds in [(name, *found) for name, found in methods.items()] + drafts
-            for link in links
-        ]
-    )
-    found = compare_methods(shuffled(table))
+    settings = (
+        ("late", 0.6, 3.0), ("remote_async", 2.0, 0.0), ("chance", 1.0, 3.0), ("verification", 0.0, 1.0),
+        ("verification", 1.0, 1.0),
+    )  # fmt: skip
+    found = compare_methods(shuffled(join([table for setting in settings for table in ran(*setting, *links)])))
     # Four methods make six pairs; a strength of "chance" that is not the frontier's is none of them.
-    assert len(found) == 6 * 2 and {row.link for row in found} == set(links)
-    assert [row.p for row in found] == holm([row.success.p for row in found])
-    assert {row.success.test for row in found} == {"exact McNemar"} and {row.episodes for row in found} == {200}
+    assert len(found) == 6 * 2 and {row["link"] for row in found} == set(links)
+    assert [row["p"] for row in found] == holm([row["success"]["p"] for row in found])
+    assert {row["success"]["test"] for row in found} == {"exact McNemar"} and {row["episodes"] for row in found} == {
+        200
+    }
     for link in links:
-        at = {(row.first, row.second): row for row in found if row.link == link}
-        assert at["async target", "late adahi"].p < 0.001
-        assert at["async target", "late adahi"].success.difference.mean < -0.3
-        assert at["draft", "hybrid"].p == 1.0
-    assert (
-        analyse(
-            table, {lever: s for lever, s, _ in [*drafts, ("late", 0.6, 0), ("chance", 1.0, 0)]} | {"remote_async": 2.0}
-        ).methods
-        == found
-    )
+        at = {(row["first"], row["second"]): row for row in found if row["link"] == link}
+        assert at["async target", "late adahi"]["p"] < 0.001
+        assert at["async target", "late adahi"]["success"]["difference"]["mean"] < -0.3
+        assert at["draft", "hybrid"]["p"] == 1.0
     assert compare_methods(steps_sweep(paces=(0.2,), count=3)) == []
-
-
-def test_what_needs_no_link_is_compared_over_every_link() -> None:
-    def ran(lever: str, strength: float, link: str, odds: float) -> Table:
-        return episodes(lever, strength, pace=0.1, hardware="h", kappa=1.0, chunks=9, odds=odds, each_s=0.0, link=link)
-
-    links = ("loopback+delay=1", "loopback+delay=50")
-    table = join([ran("alone", 0.0, ON_BOARD, 3.0), *(ran("verification", 1.0, link, 0.0) for link in links)])
-    found = compare_methods(shuffled(table))
-    assert [(row.first, row.second, row.link) for row in found] == [
-        ("target on device", "hybrid", link) for link in links
-    ]
-    assert all(row.p < 0.001 and row.success.difference.mean > 0.3 for row in found)
+    # What needs no link is compared over every link.
+    table = join([*ran("alone", 0.0, 3.0, ON_BOARD), *ran("verification", 1.0, 0.0, *links)])
+    rows = [(row["first"], row["second"], row["link"]) for row in compare_methods(shuffled(table))]
+    assert rows == [("target on device", "hybrid", link) for link in links]
 
 
 def test_the_third_finding_where_it_was_planted(analysis: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import zlib
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,22 +133,3 @@ def save(drawing: Drawing, folder: Path, stem: str) -> tuple[bytes, list[Path]]:
     for path, content in contents.items():
         write_whole(path, content)
     return contents[folder / f"{stem}.svg"], list(contents)
-
-
-def label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Labels points; overlapping labels move down, with a line to their point.
-
-    Args:
-        axes: with the limits of the vertical axis set.
-        points: x, y and the name.
-    """
-    width, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
-    bottom, top = axes.get_ylim()
-    line_height = 0.032 * (top - bottom)
-    for x, y, name in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
-        label_y = y
-        while any(abs(x - other) < width and abs(label_y - level) < line_height for other, level in placed):
-            label_y -= line_height / 4
-        placed.append((x, label_y))
-        line = {"arrowstyle": "-", "color": RULE, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate(name, (x, y), (x + 0.25 * width, label_y), fontsize=7, color=INK, va="center", arrowprops=line)
