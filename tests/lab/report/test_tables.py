@@ -67,16 +67,19 @@ def test_a_family_has_the_columns_of_its_metrics_alone() -> None:
     assert not any(column(head, adahi=metrics()) for head in ("success at", "accepted", "passes", "full", "true skip"))
 
 
-def test_a_tables_p_is_holms_over_the_contrasts_that_it_shows() -> None:
-    methods = {name: metrics() for name in ("random", "adahi")}
-    runs = [run(name, p, 0.9, methods) for name, p in (("ball", 0.01), ("peg", 0.02), ("swarm", 0.5))]
+def test_the_summary_has_a_row_of_every_pair() -> None:
+    methods = {"ball": {"adahi": metrics(), "random": metrics()}, "kitchen-tokens": {"ar": metrics()}}
+    runs = [run(name, 0.02, 0.9, of_pair) for name, of_pair in methods.items()]
     summary = tables.summary_table(group(runs))
-    place = summary.heads.index("adahi \N{MINUS SIGN} random")
-    assert [row[place][1] for row in summary.rows] == [
-        (f"p = {p}", f"alone {alone}, exact McNemar") for p, alone in ((0.03, 0.01), (0.04, 0.02), (0.5, 0.5))
+    assert list(summary.heads) == ["bundle, episodes", "random", "adahi", "ar"]
+    success = (("0.500", "0.240 to 0.760"),)
+    assert summary.rows == [
+        ["ball, 10", success, success, tables.NONE],
+        ["kitchen-tokens, 10", *[tables.NONE] * 2, success],
     ]
+    assert [row["bundle"] for row in summary.csv] == ["ball", "ball", "kitchen-tokens"]
     (row,) = tables.contrasts_table(runs[0]).rows
-    assert row[0] == "adahi \N{MINUS SIGN} random" and row[2] == (("p = 0.9", "alone 0.01, exact McNemar"),)
+    assert row[0] == "adahi \N{MINUS SIGN} random" and row[2] == (("p = 0.9", "alone 0.02, exact McNemar"),)
 
 
 def test_the_command_line_says_the_same() -> None:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specact.gates.calibration import file_name
 from specact.lab.evaluation.rejection import RejectionModel, fit_rejection
 from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
 from specact.lab.report.runs import Run, Study
-from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.steps import free_steps
 
 _LEAST = 40  # steps, to fill 20 bins
@@ -80,7 +77,8 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
         curve = log.slope * np.log(log_x + log.shift) + log.intercept
         axes.plot(x_line, line, "--", color=colour, linewidth=1, label=f"linear fit to {label[-1]}")
         axes.plot(x_line, curve, color=colour, linewidth=1, label=f"logarithmic fit to {label[-1]}")
-    axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
+    reading = dict(run.summary["gates"]["adahi"]["options"]).get("reading", "reading unknown")
+    axes.set(xlabel=f"action deviation ({reading})", ylabel="rejection", ylim=(0, 1.02))
     axes.set_xscale("log" if wide else "linear")
     legend_below(figure, columns=2)
     caption = (
@@ -89,12 +87,6 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
         f"{_text(primary)}. A negative slope would mean a gate that asks where the target agrees."
     )
     yield Drawing("rejection", "Rejection over deviation", caption, figure, _rows(every, primary))
-
-
-def _reading(run: Run) -> str:
-    """The reading of the deviation that the run's calibration names."""
-    calibration = run.calibrations.get(Path(file_name(METHODS["adahi"].gate, run.summary["rate"])).stem)
-    return str(dict(calibration["settings"]["options"])["reading"]) if calibration else "reading unknown"
 
 
 def _text(model: RejectionModel) -> str:

@@ -162,7 +162,7 @@ def _of_study(study: Study, output: _Output, make_film: Callable[[], EpisodeFilm
         "weights": evaluation["fingerprint"],
         "machine": ", ".join(f"{part} {value}" for part, value in run.manifest["machine"].items()),
         "run folder": str(run.folder),
-        "gates": list(map(_gate, run.calibrations.values())) or NONE,
+        "gates": _gates(run) or NONE,
         "times in the figures": time_of(study.timed),
         "command": run.manifest["command"] or NONE,
     }
@@ -179,19 +179,19 @@ def _of_study(study: Study, output: _Output, make_film: Callable[[], EpisodeFilm
     except SpecactError as error:
         section.gaps.append(Gap(f"no films: {error}"))
     for each in [run] if study.timed is run else [run, study.timed]:
-        values = {**each.manifest, "calibration": each.calibrations}
-        section.details[f"Manifest of {each.folder}"] = json.dumps(values, indent=2)
+        section.details[f"Manifest of {each.folder}"] = json.dumps(
+            {**each.manifest, "gates": each.summary["gates"]}, indent=2
+        )
     return section
 
 
-def _gate(calibration: dict[str, Any]) -> str:
-    settings, checked = calibration["settings"], calibration["held_out"]
-    options = ", ".join(f"{option} {value}" for option, value in settings["options"])
-    limit = f"at most {settings['max_skips']} skips" if settings["max_skips"] else "no limit on skips"
-    return (
-        f"{settings['name']}: {options}; transmits above {settings['threshold']:.4g}, {limit} in a row; rate "
-        f"{checked['rate']:.3f} on {checked['episodes']} held-out episodes"
-    )
+def _gates(run: Run) -> list[str]:
+    """The calibrated gates, each with its threshold and its rate on held-out episodes."""
+    return [
+        f"{name}: transmits above {found['threshold']:.4g}, rate {found['held_out_rate']:.3f} on "
+        f"{found['held_out_episodes']:g} held-out episodes"
+        for name, found in run.summary["calibration"].items()
+    ]
 
 
 def _of_recording(recorded: Recorded, output: _Output, slug: str) -> Section:

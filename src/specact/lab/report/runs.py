@@ -18,7 +18,18 @@ from specact.lab.rollout.methods import METHODS
 
 _OF_MANIFEST = ("command", "specact", "evaluation", "timing", "machine", "order")
 _OF_EVALUATION = ("bundle", "env", "fingerprint", "episodes", "seed", "rate", "link", "methods")
-_OF_SUMMARY = ("bundle", "episodes", "rate", "link", "realtime", "score", "methods", "contrasts")
+_OF_SUMMARY = (
+    "bundle",
+    "episodes",
+    "rate",
+    "link",
+    "realtime",
+    "score",
+    "methods",
+    "contrasts",
+    "gates",
+    "calibration",
+)
 _OF_METHOD = ("success", "score", "inferences", "transmission_rate", "latency")
 # The settings in which the runs of a sweep may differ. The fingerprint identifies the bundle, whatever its path; errors
 # on demonstrations are independent of the episodes; a head is named only where it is a method's draft.
@@ -64,19 +75,6 @@ class Run:
     def binary(self) -> bool:
         """Whether the score is the success itself."""
         return all(m["score"]["mean"] == m["success"]["rate"] for m in self.methods.values())
-
-    @property
-    def calibrations(self) -> dict[str, dict[str, Any]]:
-        """The calibrations of its gates by file name, without the fits; unreadable ones are left out."""
-        found = {}
-        for path in sorted((self.folder / "calibration").glob("*.json")):
-            try:
-                calibration = _object(path)
-            except DataError:
-                continue
-            if calibration.keys() >= {"settings", "held_out"}:
-                found[path.stem] = {**calibration, "model": "left out"}
-        return found
 
     def outcomes(self, method: str) -> Table:
         """One row per episode.

@@ -9,7 +9,6 @@ from typing import Any
 from specact.lab.report.networks import networks_of
 from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.methods import METHODS
-from specact.lab.statistics import holm
 
 Metrics = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
@@ -136,7 +135,10 @@ COLUMNS: tuple[tuple[str, str, Callable[[Metrics], Cell]], ...] = (
         lambda m: f"{_ms(m['latency']['inference_p50_ms'])} / {_ms(m['latency']['inference_p99_ms'])}",
     ),
 )  # fmt: skip
-SUMMARY_METHODS = ("draft", "head_draft", "random", "adahi", "learned", "hybrid", "target", "target_on_device")
+SUMMARY_METHODS = (
+    "draft", "head_draft", "random", "adahi", "learned", "hybrid", "target", "target_on_device", "ar", "specvla",
+    "kerv", "heisd", "full", "full_2", "flash", "freqcache",
+)  # fmt: skip
 
 
 def methods_table(run: Run) -> Table:
@@ -178,26 +180,17 @@ def contrasts_table(run: Run) -> Table:
 
 
 def summary_table(studies: Sequence[Study]) -> Table:
-    """One row per pair: success, and the score where it is not binary, of the methods that most pairs have."""
-    methods = [name for name in SUMMARY_METHODS if any(name in study.table.methods for study in studies)]
-    differences = [_contrast_of(study.table, "adahi", "random") for study in studies]
-    corrected = iter(holm([each["p"] for each in differences if each is not None]))
+    """A row per pair: success of the methods that pairs of its family are compared by."""
+    present = [name for name in SUMMARY_METHODS if any(name in study.table.methods for study in studies)]
     rows: list[list[Cell]] = []
     data: list[dict[str, Any]] = []
-    for study, difference in zip(studies, differences, strict=True):
-        run = study.table
-        sent = _number("transmission_rate")(run.methods.get("adahi", {}))
-        compared = NONE if difference is None else (*_difference(difference), *_p(difference, next(corrected)))
-        name = f"{study.title}, {run.summary['episodes']}"
-        rows.append([name, *(_result(run, method) for method in methods), compared, sent, _time_saved(study)])
-        about = {"bundle": study.title, "env": run.evaluation["env"], "seed": run.evaluation["seed"]}
-        data += [{**about, **row} for row in methods_rows(run)]
-    heads = [
-        "bundle, episodes", *methods, "adahi \N{MINUS SIGN} random", "sent by adahi",
-        "time per action, adahi against hybrid",
-    ]  # fmt: skip
-    caption = "Success of every bundle; p after Holm's correction over the contrasts of this table"
-    return Table("summary", caption, heads, rows, data)
+    for study in studies:
+        methods, evaluation = study.table.methods, study.table.evaluation
+        cells = [_interval(methods[name]["success"]) if name in methods else NONE for name in present]
+        rows.append([f"{study.title}, {study.table.summary['episodes']}", *cells])
+        about = {"bundle": study.title, "env": evaluation["env"], "seed": evaluation["seed"]}
+        data += [{**about, **row} for row in methods_rows(study.table)]
+    return Table("summary", "Success of every bundle, with 95 % intervals", ["bundle, episodes", *present], rows, data)
 
 
 def runs_table(study: Study) -> Table:
@@ -221,30 +214,6 @@ def flat(value: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str
         nested = isinstance(entry, Mapping | list | tuple)
         result |= flat(entry, f"{prefix}{key}.") if nested else {f"{prefix}{key}": entry}
     return result
-
-
-def _contrast_of(run: Run, first: str, second: str) -> Metrics | None:
-    """The contrast of two methods in success; None where they were not compared."""
-    return next(
-        (row["success"] for row in run.summary["contrasts"] if (row["first"], row["second"]) == (first, second)), None
-    )
-
-
-def _result(run: Run, method: str) -> Cell:
-    if method not in run.methods:
-        return NONE
-    metrics = run.methods[method]
-    score = () if run.binary else (("", f"score {metrics['score']['mean']:.3f}"),)
-    return (*_interval(metrics["success"]), *score)
-
-
-def _time_saved(study: Study) -> Cell:
-    methods = study.timed.methods
-    if not {"adahi", "hybrid"} <= methods.keys():
-        return NONE
-    adahi, hybrid = (methods[name]["latency"]["per_action_ms"] for name in ("adahi", "hybrid"))
-    how = "real sockets" if study.timed.summary["realtime"] else "virtual time"
-    return ((f"{adahi / hybrid - 1:+.0%}", f"{_ms(adahi)} / {_ms(hybrid)} ms, {how}"),)
 
 
 def _difference(difference: Metrics) -> Noted:
