@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from experiments.split.recordings import series
 
-from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.model import SteadyLink
 from specact.systems.roboecc import Bandwidths, measured

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from experiments.__main__ import NAMES, load
-from experiments.grid import Part, Picture, Run, fill
+from experiments.grid import CELL, Part, Picture, Run, fill
 
+from specact.errors import RenderError
 from specact.lab.report.drawing import style
+from specact.lab.rollout.pool import Pool
+
+# A cell of every experiment that takes seconds at two episodes.
+SMALL = {
+    "adahi": "swarm/rejection", "budget": "published/ball/ball-one", "controller": "ball/noise/fixed-0",
+    "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
+    "metaworld": "experts", "split": "precision", "tised": "window-pusht", "tokens": "kitchen-tokens/gain",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_runs_at_two_episodes_and_its_result_fits_the_pages(name: str, tmp_path: Path) -> None:
+    experiment, cell = load(name), SMALL[name]
+    try:
+        experiment.run(Run(tmp_path / "out", quick=True, pool=Pool(1)), cell)
+    except RenderError as error:
+        pytest.skip(str(error))
+    assert (tmp_path / "out" / cell / CELL).exists()
+    copied = replace(experiment, results=Path(shutil.copytree(experiment.results, tmp_path / "results")))
+    assert list(copied.pages(copied.store([tmp_path / "out"])))
+    assert copied.stored() != experiment.stored()
 
 
 @pytest.mark.parametrize("name", NAMES)
