@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from specact.lab.report.drawing import INK, RULE
 from specact.lab.statistics import contrast, holm, mean_interval
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 # A label, a marker, and the names of methods.
 Group = tuple[str, str, Sequence[str]]
 
@@ -28,6 +30,17 @@ def seconds_of(work: Callable[[], object], passes: int = 1) -> float:
         work()
         seconds.append(time.perf_counter() - started)
     return min(seconds)
+
+
+def interleaved(
+    kinds: Mapping[str, Callable[[Item], object]], items: Iterable[Item], order: np.random.Generator, passes: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each kind of work on each item, in random order: what else the machine does falls on all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for item in items:
+        for name in order.permutation(list(kinds)).tolist():
+            seconds[name].append(seconds_of(partial(kinds[name], item), passes))
+    return seconds
 
 
 def slowed(work: Callable[..., T], seconds: Callable[..., float]) -> Callable[..., T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from experiments.grid import (
     placed,
     specact,
 )  # fmt: skip
-from experiments.measure import draw_success, relative_costs, seconds_of
+from experiments.measure import draw_success, interleaved, relative_costs
 from experiments.tables import (
     about_table,
     contrast_table,
@@ -139,16 +139,15 @@ def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str
         "stale": RoundRequest(False, check=always, cache=cache, local=True),
     }
     drafter = pair.composed(rounds=METHODS["block"].composition).drafter()
-    seconds: dict[str, list[float]] = {name: [] for name in (*kinds, "block")}
-    for number, window in enumerate(windows):
-        for name in order.permutation(list(seconds)).tolist():
 
-            def work(name: str = name, window: Window = window, number: int = number) -> object:
-                if name == "block":
-                    return drafter.propose(window, order)
-                return target.answer(window, StepAddress(seed, 0, 0, number)).round(kinds[name])
+    def run(request: RoundRequest, numbered: tuple[int, Window]) -> object:
+        return target.answer(numbered[1], StepAddress(seed, 0, 0, numbered[0])).round(request)
 
-            seconds[name].append(seconds_of(work))
+    work: dict[str, Callable[[tuple[int, Window]], object]] = {
+        **{name: partial(run, request) for name, request in kinds.items()},
+        "block": lambda numbered: drafter.propose(numbered[1], order),
+    }
+    seconds = interleaved(work, enumerate(windows), order)
     return relative_costs(seconds, seconds["full_10"])
 
 

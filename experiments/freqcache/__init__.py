@@ -28,7 +28,7 @@ from experiments.grid import (
     placed,
     specact,
 )  # fmt: skip
-from experiments.measure import draw_success, paired, relative_costs, seconds_of
+from experiments.measure import draw_success, interleaved, paired, relative_costs, seconds_of
 from experiments.tables import (
     about_table,
     contrast_table,
@@ -240,20 +240,17 @@ def smaller(folder: Path, run: Run) -> dict[str, Any]:
 
 def costs_of_policies(pairs: Mapping[str, Pair[Any]], seed: int) -> dict[str, dict[str, float]]:
     """Tokens of the prefix, and what encoder, prefix and ten steps take on the same observations, in turns."""
-    spent: dict[str, list[float]] = {name: [] for name in pairs}
+    windows = [window for path in windows_of(pairs[WHOLE], pairs[WHOLE].execute, 4, seed) for window in path]
     tokens: dict[str, int] = {}
-    for window in (window for path in windows_of(pairs[WHOLE], pairs[WHOLE].execute, 4, seed) for window in path):
-        for name, pair in pairs.items():
-            seen, networks = [pair.parts.policy.spec.observation.select(window)], pair.parts.policy.networks
-            noise = pair.parts.policy.noise(stream(seed, Role.GATE))[None]
 
-            def inference(networks: Any = networks, seen: Any = seen, noise: Any = noise) -> None:
-                cache = networks.cache(seen, networks.tokens(seen))
-                for step in range(10):
-                    networks.velocity(noise, np.full(1, step / 10, np.float32), cache)
+    def infer(name: str, window: Window) -> None:
+        policy = pairs[name].parts.policy
+        seen, noise = [policy.spec.observation.select(window)], policy.noise(stream(seed, Role.GATE))[None]
+        cameras = policy.networks.tokens(seen)
+        policy.denoised(noise, policy.networks.cache(seen, cameras), 10)
+        tokens[name] = cameras.shape[1]
 
-            spent[name].append(seconds_of(inference, 5))
-            tokens[name] = networks.tokens(seen).shape[1]
+    spent = interleaved({name: partial(infer, name) for name in pairs}, windows, stream(seed, Role.GATE), 5)
     return {name: {"tokens": tokens[name], **cost} for name, cost in relative_costs(spent, spent[WHOLE]).items()}
 
 

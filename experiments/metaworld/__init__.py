@@ -161,12 +161,12 @@ def rendering(folder: Path, run: Run) -> dict[str, Any]:
 
 
 def experts(folder: Path, run: Run) -> list[dict[str, Any]]:
-    """What ``specact data generate`` counts in 50 episodes of each task, without noise and with."""
+    """What ``specact data record`` counts in 50 episodes of each task, without noise and with."""
     counts = []
     for noise in (0.0, 0.4):
-        out = folder / f"experts-{round(100 * noise)}.npz"
-        words = ["--env", "metaworld", "--noise", str(noise), "--episodes", str(run.few(50))]
-        command = [sys.executable, "-m", "specact", "data", "generate", *words]
+        out = folder / f"experts-{round(100 * noise)}"
+        words = ["--env", "metaworld", "--pixels", "0", "--noise", str(noise), "--episodes", str(run.few(50))]
+        command = [sys.executable, "-m", "specact", "data", "record", *words]
         done = subprocess.run([*command, "--out", str(out), "--json"], check=True, stdout=subprocess.PIPE)
         said: dict[str, Any] = json.loads(done.stdout)
         counts.append({"noise": noise, **{key: value for key, value in said.items() if key != "path"}})

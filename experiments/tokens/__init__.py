@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 
 from experiments.flash.methods import METHODS as FLOW
 from experiments.grid import DOCS, Cell, Experiment, Part, Picture, Results, Run, evaluated, placed
-from experiments.measure import draw_success, paired
+from experiments.measure import draw_success, interleaved, paired
 from experiments.tables import (
     about_table,
     contrast_table,
@@ -158,14 +157,14 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
 
 def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, tuple[float, ...]]:
     """Time ratios of policies in so many Euler steps to greedy decoding, alternating, with intervals."""
-    rng, spent = np.random.default_rng(0), dict[str, list[float]]()
+    rng = np.random.default_rng(0)
     loaded = {label: load_policy(name, steps=steps).policy for label, (name, steps) in policies.items()}
     loaded["ar"] = load_policy(policy).policy
-    for _ in range(rounds):
-        for label, each in loaded.items():
-            window, started = each.spec.observation.zeros(), time.perf_counter()
-            each.infer(window, rng)
-            spent.setdefault(label, []).append(time.perf_counter() - started)
+
+    def infer(label: str, number: int) -> None:
+        loaded[label].infer(loaded[label].spec.observation.zeros(), rng)
+
+    spent = interleaved({label: partial(infer, label) for label in loaded}, range(rounds), rng)
     ratios = {label: mean_interval((np.log(spent[label]) - np.log(spent["ar"]))[10:]) for label in policies}
     return {label: tuple(np.exp([ratio.low, ratio.mean, ratio.high]).tolist()) for label, ratio in ratios.items()}
 

@@ -14,7 +14,7 @@ from specact.errors import RenderError
 from specact.lab.report.drawing import style
 from specact.lab.rollout.pool import Pool
 
-# A cell of every experiment that takes seconds at two episodes.
+# A small cell of every experiment; those that render frames without a GPU take minutes.
 SMALL = {
     "adahi": "swarm/rejection", "budget": "published/ball/ball-one", "controller": "ball/noise/fixed-0",
     "flash": "pusht-flow/rounds", "freqcache": "metaworld-flow/reuse", "gates": "readings/ball/jump",
@@ -22,7 +22,7 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_runs_at_two_episodes_and_its_result_fits_the_pages(name: str, tmp_path: Path) -> None:
     experiment, cell = load(name), SMALL[name]
