@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from specact import load_pair
-from specact.families.codes.pair import CodeDrafter
+from specact.families.codes.pair import codes_of
 from specact.gates.settings import GateChoices
 from specact.rng import Role, stream
 
@@ -23,11 +23,11 @@ def main() -> None:
     for name in ("ball", "swarm", "pusht"):
         bundle = load_pair(name)
         rng, window = stream(0, Role.GATE), bundle.observation.zeros()
-        drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
+        draft, drafter = codes_of(bundle, "the gates' cost").draft, bundle.drafter()
         gates = {gate: GateChoices().settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}
         times: dict[str, list[float]] = {"draft": [], **{gate: [] for gate in gates}}
         for _ in range(CALLS):
-            timed(times["draft"], bundle.draft.infer, window)  # alone, without sampling and decoding
+            timed(times["draft"], draft.infer, window)  # alone, without sampling and decoding
             step = drafter.propose(window, rng)
             for gate, built in gates.items():
                 timed(times[gate], built.score, step, rng)

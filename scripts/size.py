@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 2_378),
     f"{SRC}/lab/tised": (1_700, 2_177),
     f"{SRC}/lab/report": (800, 1_660),
-    "experiments": (4_500, 6_243),
+    "experiments": (4_500, 6_251),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 50_000),
 }

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-from experiments.flash import EXPERIMENT, cost_of, flow_pair, section
+from experiments.flash import cost_of, flow_pair
 from experiments.flash.methods import METHODS
-from experiments.grid import Run
 
 from specact.errors import ConfigError
 from specact.systems.flash import Rounds
@@ -45,18 +41,6 @@ def test_every_round_is_charged_and_failed_ones_in_full(name: str, found: dict[s
     rounds = METHODS[name].composition
     assert isinstance(rounds, Rounds)
     assert cost_of(rounds, found, COSTS) == pytest.approx(wanted)
-
-
-def test_a_policy_runs_and_its_section_names_every_method(tmp_path: Path) -> None:
-    EXPERIMENT.run(Run(tmp_path, quick=True), "pusht-flow/*")
-    names = ("pusht-flow/summary", "pusht-flow/rounds")
-    cells = {name: json.loads((tmp_path / name / "cell.json").read_text()) for name in names}
-    kept = EXPERIMENT.merge({}, cells)["flow"]
-    rounds = kept["pusht-flow"]["rounds"]
-    assert rounds["costs"]["full_10"]["relative"] == 1.0 and 0.0 <= rounds["acceptance"]["flash"]["seen"] <= 1.0
-    page = "\n".join(section(kept["pusht-flow"]["summary"], rounds))
-    assert all(f"| `{name}` |" in page for name in kept["pusht-flow"]["summary"]["methods"])
-    assert "`flash` - `unchecked`" in page and "2 paired episodes" in page
 
 
 def test_what_has_no_block_is_refused() -> None:
