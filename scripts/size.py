@@ -12,9 +12,9 @@ SRC = "src/specact"
 ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}": (1_600, 2_800),
     f"{SRC}/bundle": (450, 835),
-    f"{SRC}/gates": (1_000, 1_515),
-    f"{SRC}/families": (2_900, 5_999),
-    f"{SRC}/systems": (2_200, 1_992),
+    f"{SRC}/gates": (1_000, 1_414),
+    f"{SRC}/families": (2_900, 4_593),
+    f"{SRC}/systems": (2_200, 3_411),
     f"{SRC}/execution": (500, 537),
     f"{SRC}/robot": (900, 1_349),
     f"{SRC}/wire": (450, 748),

@@ -17,8 +17,7 @@ from tests.tiny import needs_bundle
 
 from specact import SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import ConfigError
-from specact.families.tokens import load_tokens
-from specact.families.tokens.network import Cache
+from specact.families.tokens.policy import Cache, load_tokens
 from specact.gates import ActionDeviation, Learned, Never
 from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices

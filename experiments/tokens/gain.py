@@ -10,11 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.tokens.methods import METHODS
-from specact.families.tokens.acceptance import relaxed
-from specact.families.tokens.decoding import Decoding
-from specact.families.tokens.drafting import TokenDrafter
-from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
+from experiments.tokens.methods import FILTER, METHODS, RETRIEVAL
+from specact.families.tokens.pair import Decoding, TokenDrafter
+from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.lab.statistics import mean_interval
 from specact.observation import Window
@@ -29,9 +27,9 @@ TOLERANCES = (0, 5, 9, 15, 20)
 # Drafters by themselves; each is measured at every tolerance.
 _DRAFTERS = {
     "the head": Decoding("", then="head"),
-    "the memory": Decoding("", "retrieval"),
+    "the memory": replace(RETRIEVAL, gate="always"),
     "the last action": Decoding("", "last"),
-    "the filter": Decoding("", "filter"),
+    "the filter": replace(FILTER, bins=0),
     "the bigram table": Decoding("", then="bigram"),
     "the draft policy": Decoding("", "draft"),
     "random tokens": Decoding("", "random"),

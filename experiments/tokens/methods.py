@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.grid import by_name
-from specact.families.tokens.decoding import Decoding
+from specact.families.tokens.pair import Decoding
 from specact.lab.rollout.methods import composed
+from specact.systems.heisd import Heisd
+from specact.systems.kerv import Kerv
+from specact.systems.tokens import DECODINGS
 
 SPECVLA = Decoding("Spec-VLA: a head drafts a tree, tokens within 9 bins are accepted", then="head", bins=9)
-KERV = Decoding(
-    "KERV: Spec-VLA, a Kalman tail, a tolerance that adapts (the repaired rule)", then="head", bins=15,
-    adapts="repaired", tail="velocity",
-)  # fmt: skip
-# Groups within 30 bins and tokens within 15; when the head drafts, Spec-VLA's 9 bins.
-HEISD = Decoding(
-    "HeiSD: a memory or the head drafts, and verification is skipped where features are alike", "retrieval",
-    then="head", bins=15, total=30, switches=True, gate="verify_skip",
-)  # fmt: skip
+KERV = Kerv("KERV: Spec-VLA, a Kalman tail, a tolerance that adapts (the repaired rule)")
+HEISD = Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike")
+# The memory or the filter alone.
+RETRIEVAL = Heisd(
+    "the memory alone, never verified: the control", then="none", bins=0, total=None, switches=False, gate="never"
+)
+FILTER = Kerv("a Kalman filter drafts, within 9 bins", "filter", then="none", bins=9, adapts=None, tail=None)
 MEMORY = replace(HEISD, switches=False)
 LAST = Decoding("", "last", then="head", bins=9)
 FIXED = "{} instead of the memory, two of three inferences not verified: the control"
@@ -38,17 +39,10 @@ METHODS = by_name(
         for bins in (5, 15, 20)
     ),
     composed("specvla_uniform", replace(SPECVLA, about="Spec-VLA within 9 bins, the gripper too", uniform=True)),
-    composed(
-        "specvla_device",
-        replace(
-            SPECVLA, proposes="head",
-            about="Spec-VLA with its head on the device, on the last verified feature; after its tree the server's own "
-            "head",
-        ),
-    ),
+    composed("specvla_device", DECODINGS["specvla_device"]),
     composed("last", Decoding("the last action drafts, within 9 bins", "last", bins=9)),
     composed("bigram", Decoding("a bigram table drafts, within 9 bins", then="bigram", bins=9)),
-    composed("filter", Decoding("a Kalman filter drafts, within 9 bins", "filter", bins=9)),
+    composed("filter", FILTER),
     composed("draft_9", Decoding("the draft policy drafts, within 9 bins", "draft", bins=9)),
     composed("random_tokens", Decoding("random tokens draft, within 9 bins", "random", bins=9)),
     composed(
@@ -102,5 +96,5 @@ METHODS = by_name(
     ),
     composed("last_fixed", replace(LAST, about=FIXED.format("the last action"), gate="periodic")),
     composed("draft_fixed", replace(LAST, about=FIXED.format("a draft policy"), proposes="draft", gate="periodic")),
-    composed("retrieval", Decoding("the memory alone, never verified: the control", "retrieval", gate="never"), "ar"),
+    composed("retrieval", RETRIEVAL, "ar"),
 )  # fmt: skip

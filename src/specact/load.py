@@ -27,15 +27,14 @@ from specact.families.chunks.sources import (
 from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.pair import load_codes
 from specact.families.codes.policy import CodeChunks
-from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.decoding import DECODINGS
-from specact.families.tokens.pair import load_token_pair
+from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.files import check_name, file_stem
 from specact.pair import Pair, PairSource
 from specact.plugins import load_object
 from specact.systems.flash import ROUNDS, FlashParts, Rounds, flash_pair, load_flash, load_flow_pair, remote_target
 from specact.systems.roboecc import KIND as STAGED
 from specact.systems.roboecc import SplitExchange, load_staged
+from specact.systems.tokens import DECODINGS, load_token_pair
 from specact.units import ActionUnits
 from specact.wire.exchange import Exchange
 

@@ -15,15 +15,12 @@ from experiments.tokens import compared, gain, section
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from msgspec import structs
+from tests.decodings import DECODINGS
 from tests.lab.train.test_drafters import LENGTH, recipe_for, train_drafters, write_target
 from tests.tiny import quiet
 
 from specact.errors import ConfigError
-from specact.families.tokens.decoding import DECODINGS
-from specact.families.tokens.drafter_bundle import DrafterBundle, DrafterSettings
 from specact.families.tokens.pair import TokenParts
-from specact.families.tokens.retrieval import SkipRule
-from specact.gates.verify_skip import Similarity, VerifySkip
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, read_table
 from specact.lab.rollout.pool import Pool
@@ -31,6 +28,8 @@ from specact.lab.rollout.steps import REASONS
 from specact.load import load_pair
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
+from specact.systems.heisd import Similarity, SkipRule, VerifySkip
+from specact.systems.tokens import DrafterBundle, DrafterSettings
 from specact.types import Origin, StepRecord
 
 STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft", "perfect")
@@ -216,7 +215,7 @@ def driven(pair: Pair[Any], gate: VerifySkip, count: int = 30) -> list[StepRecor
 def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long(folder: Path) -> None:
     loaded = load_pair(str(folder))
     assert isinstance(loaded.parts, TokenParts) and loaded.parts.drafters is not None
-    drafters, pair = loaded.parts.drafters, loaded.composed(decoding=replace(DECODINGS["heisd"], switches=False))
+    drafters, pair = loaded.parts.drafters, loaded.composed(decoding=DECODINGS["heisd_no_switch"])
     for reach in (0, 1, 3):
         records = driven(pair, VerifySkip(0.01, reach=reach))
         sent = [record.decision.transmit for record in records]
@@ -227,6 +226,7 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
     settings = replace(drafters.settings, skip=SkipRule(0.5, 2))
 
     def fitted(settings: DrafterSettings) -> DrafterBundle:
+        assert isinstance(drafters, DrafterBundle)
         return replace(drafters, spec=replace(drafters.spec, settings=settings))
 
     calibrated = pair.composed(drafters=fitted(settings))

@@ -19,7 +19,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.sources import load_regression
 from specact.families.codes.pair import load_codes
-from specact.families.tokens.bundle import load_tokens
+from specact.families.tokens.policy import load_tokens
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "ball": load_codes, "ball-chase-flow": load_flow, "metaworld-draft": load_regression,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from experiments.flash.methods import METHODS as FLASH
 from experiments.freqcache import METHODS as FREQCACHE
+from tests.decodings import DECODINGS
 from tests.tiny import needs_bundle
 
 from specact.clock import VirtualClock
@@ -23,13 +24,11 @@ from specact.fallback import Fallback
 from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
 from specact.families.codes.sampling import CodeDistribution, sample_codes, verify
-from specact.families.tokens.decoding import load_decoding
 from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
 from specact.gates.calibration import calibrated_gate, threshold_for_rate
 from specact.gates.controller import Controller, RateBudget
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
-from specact.gates.verify_skip import VerifySkip
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.calibrate import find_threshold
@@ -46,6 +45,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
 from specact.systems import freqcache as frequency
+from specact.systems.heisd import VerifySkip
 from specact.systems.roboecc import (
     Bandwidths,
     LastValue,
@@ -96,7 +96,7 @@ def pair(source: str) -> Any:
     if not system:
         return found
     # Loading once for all systems saves time.
-    parts = {"decoding": load_decoding(system)} if name.endswith("tokens") else {"rounds": _METHODS[system].composition}
+    parts = {"decoding": DECODINGS[system]} if name.endswith("tokens") else {"rounds": _METHODS[system].composition}
     return found.composed(**parts)
 
 
@@ -132,7 +132,7 @@ def evidence(record: StepRecord) -> dict[str, Any]:
         return known | {name: getattr(verdict, name, None) for name in ("codes", "rejection")}
     if drafted is None:
         return {}
-    asked, names = getattr(drafted, "question", drafted), {}
+    asked, names = getattr(drafted, "request", drafted), {}
     if hasattr(drafted, "feature"):
         known = {"retrieved": drafted.retrieved, "tolerance": asked.rule.each}
         known |= {name: getattr(asked, name) for name in ("candidates", "tail")}

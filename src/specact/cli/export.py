@@ -89,8 +89,8 @@ def _load(path: Path, kind: Kind) -> Bundle[Any]:
     from specact.families.chunks.flow import load_flow
     from specact.families.chunks.sources import load_regression
     from specact.families.codes.pair import load_codes
-    from specact.families.tokens.bundle import load_tokens
-    from specact.families.tokens.pair import load_token_pair
+    from specact.families.tokens.policy import load_tokens
+    from specact.systems.tokens import load_token_pair
 
     if kind == "pair":
         return load_codes(path)

@@ -30,8 +30,8 @@ GATES = {
     "uncertainty": "specact.gates.uncertainty:Uncertainty",
     "learned": "specact.gates.learned:Learned",
     "learned_action": "specact.gates.learned:Learned",
-    "verify_skip": "specact.gates.verify_skip:VerifySkip",
-    "similarity": "specact.gates.verify_skip:Similarity",
+    "verify_skip": "specact.systems.heisd:VerifySkip",
+    "similarity": "specact.systems.heisd:Similarity",
     "oracle": "specact.gates.learned:Oracle",
     "oracle_action": "specact.gates.learned:Oracle",
 }

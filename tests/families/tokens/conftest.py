@@ -9,7 +9,7 @@ import torch
 from tests.families.tokens.dots import RECIPE, dots
 
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.lab.train.chunks import demonstrated_stage, units_of, write_chunk_bundle
 from specact.lab.train.dataset import prepare
 from specact.lab.train.loop import run

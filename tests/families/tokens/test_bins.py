@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specact.families.tokens.bins import BINS, CENTRES, to_actions, to_tokens
+from specact.families.tokens.policy import BINS, CENTRES, to_actions, to_tokens
 from specact.lab.train.chunks import nearest_bins
 
 

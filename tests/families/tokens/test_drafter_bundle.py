@@ -13,9 +13,9 @@ from msgspec import structs
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.drafter_bundle import DrafterBundle, load_drafters
+from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.observation import Field, ObservationSpec
+from specact.systems.tokens import DrafterBundle, load_drafters
 
 SHIPPED = ("kitchen-tokens", "relocate-tokens")
 

@@ -17,20 +17,16 @@ import torch
 from msgspec import structs
 from safetensors.numpy import load_file
 from tests.children import wait_for
+from tests.decodings import DECODINGS
 from tests.families.tokens.dots import rngs, windows
 from tests.served import served, verifying
 
 from specact.errors import BundleError, ConfigError, MissingExtraError, WireError
 from specact.execution.verdicts import LateVerdicts
-from specact.families.tokens.acceptance import relaxed
-from specact.families.tokens.bins import to_actions, to_tokens
-from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.decoding import DECODINGS, Decoding
-from specact.families.tokens.drafters import Bigram, Decided
-from specact.families.tokens.head import HeadDrafter
-from specact.families.tokens.pair import TokenParts, load_token_pair
-from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
-from specact.families.tokens.tree import EMPTY, Tree
+from specact.families.tokens.drafters import Bigram
+from specact.families.tokens.pair import Decoding, TokenParts
+from specact.families.tokens.policy import TokenBundle, load_tokens, to_actions, to_tokens
+from specact.families.tokens.speculative import DRAFT, EMPTY, TAIL, Decided, Decoded, Tree, relaxed
 from specact.families.tokens.verify import DecodingRequest, TokenTarget
 from specact.families.tokens.wire import TokenExchange
 from specact.gates.baseline import Always, Never, Random
@@ -48,6 +44,9 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.rng import StepAddress
+from specact.systems.kerv import Kerv
+from specact.systems.specvla import HeadDrafter
+from specact.systems.tokens import load_token_pair
 from specact.types import OffloadTimes, Origin, Proposal, StepRecord
 from specact.verification import is_valid
 from specact.wire.exchange import Request
@@ -55,7 +54,7 @@ from specact.wire.exchange import Request
 PATIENT_MS = 30_000.0
 SEEN = windows(40, seed=4)
 # What the last action drafts is never right: the first inference after a plain one is always compensated.
-COMPENSATING = Decoding("for a test", "last", tail="last", plain_steps=2)
+COMPENSATING = Kerv("for a test", "last", then="none", bins=0, adapts=None, tail="last", plain_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +145,11 @@ def test_an_episode_begins_without_memory(pair: Pair[Any]) -> None:
     drafter: Any = pair.composed(decoding=COMPENSATING).drafter()
     drafter.on_action(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
     asked = drafter.propose(SEEN[0], rngs(1)[0])
-    assert asked.evidence.question.tail is not None and len(asked.evidence.question.candidates) == 1
+    assert asked.evidence.request.tail is not None and len(asked.evidence.request.candidates) == 1
     np.testing.assert_allclose(asked.actions, np.tile([0.5, -0.5], (3, 1)), atol=1.01 / 255.0)
     drafter.reset()
     asked = drafter.propose(SEEN[0], rngs(1)[0])
-    assert asked.evidence.question.tail is None and not len(asked.evidence.question.candidates)
+    assert asked.evidence.request.tail is None and not len(asked.evidence.request.candidates)
     np.testing.assert_array_equal(asked.actions, np.zeros((3, 2)))
 
 
@@ -304,7 +303,7 @@ def tree_after(pair: Pair[Any], decoded: Decoded) -> set[tuple[int, ...]]:
 
 
 def drafted_paths(record: StepRecord) -> set[tuple[int, ...]]:
-    rows = record.proposal.evidence.question.candidates
+    rows = record.proposal.evidence.request.candidates
     return {tuple(row[row >= 0].tolist()) for row in rows}
 
 
@@ -346,7 +345,7 @@ def test_a_head_on_the_device_drafts_nothing_without_the_target(drafted: Pair[An
     decoded = _decoded(record)
 
     def rows() -> np.ndarray:
-        found: np.ndarray = drafter.propose(SEEN[0], rng).evidence.question.candidates
+        found: np.ndarray = drafter.propose(SEEN[0], rng).evidence.request.candidates
         return found
 
     assert not len(rows())
@@ -390,7 +389,7 @@ def test_what_a_head_on_the_device_leaves_open_is_the_last_action(drafted: Pair[
     drafter.verified(_decoded(record))
     drafter.on_action(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
     proposal = drafter.propose(SEEN[0], rngs(1)[0])
-    best = proposal.evidence.question.candidates[0]
+    best = proposal.evidence.request.candidates[0]
     found, known = proposal.actions.ravel(), best >= 0
     assert 1 < known.sum() < 6
     np.testing.assert_array_equal(found[known], to_actions(best[known]))
@@ -406,7 +405,7 @@ def asked(pair: Pair[Any], **changes: Any) -> dict[str, np.ndarray]:
 
 class _Evidence:
     def __init__(self, question: DecodingRequest) -> None:
-        self.question = question
+        self.request = question
 
 
 def replace_question(question: DecodingRequest, **changes: Any) -> _Evidence:

@@ -11,28 +11,25 @@ from tests.families.tokens.dots import rngs, windows
 
 from specact.errors import ConfigError
 from specact.families.tokens import speculative
-from specact.families.tokens.acceptance import Acceptance, grouped, relaxed
-from specact.families.tokens.bins import BINS
-from specact.families.tokens.bundle import TokenBundle
-from specact.families.tokens.drafters import (
-    NO_CANDIDATES,
-    Bigram,
-    Candidates,
-    Decided,
-    GroupCandidates,
-    TreeDrafter,
-)
-from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
+from specact.families.tokens.drafters import NO_CANDIDATES, Bigram, Candidates, GroupCandidates, rows_of
+from specact.families.tokens.policy import BINS, Cache, Reading, TokenBundle, TokenNetworks, causal
 from specact.families.tokens.speculative import (
     DRAFT,
+    EMPTY,
     TAIL,
     TARGET,
+    Acceptance,
+    Decided,
     Decoded,
     Speculation,
+    Tree,
+    TreeDrafter,
     decode,
+    grouped,
     longest_accepted,
+    relaxed,
+    tree_of,
 )
-from specact.families.tokens.tree import EMPTY, Tree, rows_of, tree_of
 
 LENGTH, ACTIONS = 6, 2
 STRICT = relaxed(0, LENGTH, ACTIONS, ())

@@ -10,15 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from msgspec import structs
+from tests.decodings import DECODINGS
 from tests.families.tokens.dots import rngs
 from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
 from tests.tiny import needs_bundle, quiet
 
-from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import DECODINGS, Decoding
-from specact.families.tokens.kalman import Persistence
-from specact.families.tokens.network import causal
-from specact.families.tokens.pair import TokenParts, load_token_pair
+from specact.families.tokens.pair import TokenParts
+from specact.families.tokens.policy import causal, to_actions
 from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded
 from specact.families.tokens.verify import DecodingRequest
 from specact.gates.baseline import Always
@@ -32,6 +30,9 @@ from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
+from specact.systems.heisd import Heisd
+from specact.systems.kerv import Persistence
+from specact.systems.tokens import load_token_pair
 from specact.types import Origin, StepRecord
 
 PATIENT_MS = 30_000.0
@@ -106,10 +107,10 @@ def test_over_a_server_a_system_decides_as_here(hand: Pair[Any], name: str) -> N
             np.testing.assert_array_equal(getattr(decoded(other), part), getattr(decoded(one), part))
         np.testing.assert_array_equal(other.origins, one.origins)
         for part in ("each", "groups", "total"):
-            asked, known = (record.proposal.evidence.question.rule for record in (other, one))
+            asked, known = (record.proposal.evidence.request.rule for record in (other, one))
             np.testing.assert_array_equal(getattr(asked, part), getattr(known, part))
     assert any(decoded(record).bias.any() for record in here), "a relaxed system that accepts equal tokens alone"
-    groups = here[0].proposal.evidence.question.rule.groups
+    groups = here[0].proposal.evidence.request.rule.groups
     assert (np.bincount(groups).max() > 1) == name.startswith("heisd")
     assert any((decoded(record).sources == TAIL).any() for record in here) == (name == "kerv")
 
@@ -162,7 +163,7 @@ def test_a_gripper_is_strict_where_the_paper_does_not_say_otherwise(arm: Pair[An
 
 
 def question(drafter: Any, window: Window) -> DecodingRequest:
-    found: DecodingRequest = drafter.propose(window, rngs(1)[0]).evidence.question
+    found: DecodingRequest = drafter.propose(window, rngs(1)[0]).evidence.request
     return found
 
 
@@ -222,12 +223,16 @@ def test_a_jump_of_the_variability_lowers_the_tolerance_of_the_repaired_rule(
 def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: Pair[Any]) -> None:
     assert hand.parts.drafters is not None
     asked = hand.composed(decoding=DECODINGS["heisd_fixed"]).drafter().propose(states(hand, 1)[0], rngs(1)[0])
-    found = asked.evidence.question
+    found = asked.evidence.request
     assert len(found.candidates) == 5 and found.combined and asked.origin == Origin.RETRIEVED
     nearest = hand.parts.drafters.memory.nearest(asked.evidence.feature, 5).tokens
     np.testing.assert_array_equal(found.candidates, nearest)
-    alone = hand.composed(decoding=Decoding("", "retrieval", bins=9)).drafter().propose(states(hand, 1)[0], rngs(1)[0])
-    assert not alone.evidence.question.combined, "only groups are combined, not single tokens"
+    alone = (
+        hand.composed(decoding=Heisd("", then="none", bins=9, total=None, switches=False))
+        .drafter()
+        .propose(states(hand, 1)[0], rngs(1)[0])
+    )
+    assert not alone.evidence.request.combined, "only groups are combined, not single tokens"
 
 
 def test_every_action_says_where_its_tokens_come_from(arm: Pair[Any]) -> None:

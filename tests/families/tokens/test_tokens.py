@@ -14,9 +14,7 @@ from specact.errors import BundleError, ConfigError, ObservationError, WireError
 from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
 from specact.families.codes.sampling import softmax
-from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
-from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.policy import Cache, Reading, TokenBundle, TokenNetworks, TokenPolicy, causal, load_tokens
 from specact.lab.processes import serving
 from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.lab.train.test_drafters import write_target
 
-from specact.families.tokens.network import Array, TokenNetworks
 from specact.families.tokens.pair import TokenParts
+from specact.families.tokens.policy import Array, TokenNetworks
 from specact.families.tokens.verify import Prefilled, TokenTarget
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.bins import BINS
+from specact.families.tokens.policy import BINS
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.chunks import check_auxiliary, demonstrated_stage, nearest_bins, soft_bins
 from specact.lab.train.dataset import prepare

@@ -17,10 +17,7 @@ from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.drafter_bundle import load_drafters
-from specact.families.tokens.head import TokenHead
-from specact.families.tokens.network import causal
+from specact.families.tokens.policy import TokenBundle, causal, load_tokens
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.rollout import episode_seed
@@ -35,6 +32,8 @@ from specact.lab.train.tokens import TokenModel
 from specact.lab.train.train import train
 from specact.lab.train.windows import Statistics
 from specact.observation import vectors
+from specact.systems.specvla import TokenHead
+from specact.systems.tokens import load_drafters
 
 SPEC = ChunkSpec(vectors(1, goal=2, state=8), 3, 2, 20.0)
 LENGTH, WIDTH = 6, 32

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from specact.errors import DataError
-from specact.families.tokens.retrieval import Entries, Index, SkipRule, unit
 from specact.lab.statistics import wilson
 from specact.lab.train.skipping import agreement, fit_skip
+from specact.systems.heisd import Entries, Index, SkipRule, unit
 
 
 def agrees(bias: np.ndarray) -> bool:

@@ -1,45 +1,15 @@
-"""The interface of drafters for a chunk's tokens, and the simplest drafters."""
+"""Drafters of a chunk's tokens that need no network: given chunks, combinations of their groups, a bigram table."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.tokens.network import Array, Tokens
-from specact.families.tokens.tree import EMPTY, Tree, tree_of
-from specact.types import value
-
-
-@value
-class Decided:
-    """A drafter's input for one window: the decoded prefix of its chunk.
-
-    Attributes:
-        tokens: the n decoded tokens, at least one, int64 ``[n]``.
-        features: of the target, from which each of them was predicted, ``[n, W]``.
-        length: T, tokens of a whole chunk.
-    """
-
-    tokens: Tokens
-    features: Array
-    length: int
-
-    @property
-    def max_depth(self) -> int:
-        """Maximum useful depth of a tree; the target itself gives the token after it."""
-        return self.length - len(self.tokens) - 1
-
-
-class TreeDrafter(Protocol):
-    """Proposes continuations of the decoded tokens."""
-
-    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
-        """A tree of candidates for each of B windows, at most :attr:`Decided.max_depth` deep; it may be empty."""
-        ...
+from specact.families.tokens.policy import Tokens
+from specact.families.tokens.speculative import EMPTY, Decided, Tree, tree_of
 
 
 class NoCandidates:
@@ -85,7 +55,7 @@ class GroupCandidates:
         chunks: K of them, ``[K, T]``; more likely ones first. A chunk may end early, with -1 from there on; a group
             in which it ends is left out.
         groups: group of each of the T tokens, ``[T]``, see
-            :class:`~specact.families.tokens.acceptance.Acceptance`.
+            :class:`~specact.families.tokens.speculative.Acceptance`.
         strict: whether a token is a gripper's, bool ``[T]``.
         nodes: maximum size of the tree; less likely combinations are left out first.
     """
@@ -144,3 +114,21 @@ class Bigram:
             width = self._widths[min(depth, len(self._widths) - 1)]
             paths = [[*path, int(t)] for path in paths for t in self._followers[place + depth, path[-1], :width]]
         return tree_of(path[1:] for path in paths)
+
+
+def rows_of(tree: Tree, first: int, length: int) -> Tokens:
+    """The paths of a tree to its leaves as candidates of a request, ``[K, T]``; -1 after the end of a path.
+
+    Where the children of each node are in descending order of likelihood, the first row is the greedy path.
+
+    Args:
+        tree: continuations of one token, at most T - 1 deep.
+        first: that token.
+        length: T, tokens of a chunk.
+    """
+    paths = sorted(nodes.tolist() for nodes in tree.paths)
+    rows = np.full((len(paths), length), -1, np.int64)
+    rows[:, 0] = first
+    for row, nodes in zip(rows, paths, strict=True):
+        row[1 : 1 + len(nodes)] = tree.tokens[nodes]
+    return rows

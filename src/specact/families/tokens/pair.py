@@ -1,28 +1,216 @@
-"""A token policy as the target of a pair, with drafters of tokens or none."""
+"""A token policy as the target of a pair: how its chunks are drafted on the device, and verified by the target.
+
+Here are the compositions that need nothing but a policy and its own drafters. Those of Spec-VLA's head on the device,
+KERV and HeiSD extend :class:`Decoding` and :class:`TokenDrafter`, see :mod:`specact.systems`.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from specact.bundle.manifest import joint_fingerprint
-from specact.bundle.network import CPU, Compute
+import numpy as np
+
+from specact.errors import ConfigError
 from specact.families.chunks.pair import check_one_robot
-from specact.families.chunks.policy import ChunkPolicy
-from specact.families.chunks.sources import LoadedPolicy
-from specact.families.tokens.bundle import TokenBundle
-from specact.families.tokens.decoding import DECODINGS, Decoding
-from specact.families.tokens.drafter_bundle import DrafterBundle, load_drafters
-from specact.families.tokens.drafting import TokenDrafter
-from specact.families.tokens.policy import TokenPolicy
-from specact.families.tokens.verify import Prefilled, TokenTarget, TokenVerifier
+from specact.families.chunks.policy import ChunkPolicy, resized
+from specact.families.tokens.policy import BINS, Array, TokenPolicy, Tokens, to_actions, to_tokens
+from specact.families.tokens.speculative import Acceptance, Decoded, relaxed
+from specact.families.tokens.verify import DecodingRequest, Prefilled, TokenTarget, TokenVerifier
 from specact.families.tokens.wire import TokenExchange
+from specact.observation import Window
 from specact.pair import UNNAMED, Pair, PairSource
+from specact.types import Chunk, Origin, Proposal, StepRecord, value
 from specact.units import ActionUnits
-from specact.verification import Target
 
-# Folder of a bundle's drafters.
-DRAFTERS = "drafters"
+
+@dataclass(frozen=True)
+class Decoding:
+    """How chunks of tokens are drafted and accepted; systems extend it.
+
+    Attributes:
+        about: one line for a table.
+        proposes: candidates from the device: ``nothing``, the chunk of a ``draft`` policy, the ``last`` executed action
+            repeated, ``random`` tokens, or ``perfect``, the target's own chunk, which bounds what any drafter can gain.
+        then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
+            ``bigram``, or ``head`` (Spec-VLA's).
+        bins: tolerance of a token [bins]; 0 is strict.
+        uniform: whether the tolerance also applies to a gripper, as in Spec-VLA's paper.
+        gate: decides which steps are verified.
+        rate_of: for random controls: the decoding whose achieved rate is used.
+    """
+
+    about: str
+    proposes: str = "nothing"
+    then: str = "none"
+    bins: int = 0
+    uniform: bool = False
+    gate: str = "always"
+    rate_of: str | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether it needs what was fitted to the target."""
+        return self.then != "none" or (self.bins > 0 and not self.uniform)
+
+    def drafter(self, parts: TokenParts) -> TokenDrafter:
+        """A new drafter, of one robot."""
+        return TokenDrafter(parts, self)
+
+
+GREEDY = Decoding("greedy decoding, token by token")
+
+
+@value
+class DraftedTokens:
+    """Evidence of a proposal of tokens, for the gates of this family.
+
+    Attributes:
+        request: to the target.
+        feature: of the observation, of unit length, ``[F]``; None where the decoding compares none.
+        retrieved: whether the candidates come from a memory.
+    """
+
+    request: DecodingRequest
+    feature: Array | None = None
+    retrieved: bool = False
+
+
+class TokenDrafter:
+    """See :class:`~specact.pair.FollowingDrafter`.
+
+    The proposed actions are the most likely candidate. Where it ends, or without one, they are the draft's chunk if
+    there is a draft, else the last executed action repeated, or zeros (the middle of the demonstrated range) before
+    the first one.
+
+    Args:
+        parts: the target, what was fitted to it, a draft.
+        decoding: what is composed.
+
+    Attributes:
+        parts, decoding: as given.
+        executed: the last executed actions, ``[A]`` each, at most :attr:`history`.
+
+    Raises:
+        ConfigError: if the decoding needs drafters or a draft that are not there.
+    """
+
+    history = 1
+
+    def __init__(self, parts: TokenParts, decoding: Decoding) -> None:
+        if parts.drafters is None and decoding.learned:
+            raise ConfigError(
+                "this decoding needs drafters that learned from the target, and there are none beside its bundle; "
+                'train them: specact train with a recipe of kind = "drafters"'
+            )
+        if parts.draft is None and decoding.proposes == "draft":
+            raise ConfigError("this decoding needs a draft policy; name one: --draft NAME")
+        if decoding.proposes == "perfect" and not parts.policy.networks.decodes:
+            raise ConfigError(
+                "this decoding drafts with the target itself, and this copy has no decoder; use the complete bundle"
+            )
+        self.parts, self.decoding = parts, decoding
+        self.executed: deque[Array] = deque(maxlen=self.history)
+
+    @property
+    def stateless(self) -> bool:
+        """Whether what it proposes depends on the window alone."""
+        if self.decoding.proposes == "nothing":
+            return self.parts.draft is not None
+        return self.decoding.proposes in ("draft", "random", "perfect")
+
+    def reset(self) -> None:
+        self.executed.clear()
+
+    def on_action(self, drafted: Array, executed: Array) -> None:
+        self.executed.append(executed)
+
+    def on_inference(self, record: StepRecord) -> None:
+        pass
+
+    def on_verified(self, record: StepRecord) -> None:
+        assert record.outcome is not None
+        self.verified(record.outcome.evidence)
+
+    def verified(self, decoded: Decoded) -> None:
+        """Learns from an answer."""
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        return self.proposal(window, rng, DraftedTokens(self.request(self.candidates(window, rng))))
+
+    def request(self, candidates: Tokens) -> DecodingRequest:
+        """The request with these candidates."""
+        return DecodingRequest(candidates, self.decoding.then, False, self.rule(), self.tail())
+
+    def proposal(self, window: Window, rng: np.random.Generator, evidence: DraftedTokens) -> Proposal:
+        """The proposal of the most likely candidate."""
+        actions = self._actions(evidence.request.candidates, window, rng)
+        return Proposal(window, actions, evidence, Origin.RETRIEVED if evidence.retrieved else Origin.DRAFTED)
+
+    def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
+        """Candidates for a window, ``[K, T]``."""
+        policy, proposes = self.parts.policy, self.decoding.proposes
+        if proposes == "random":
+            return rng.integers(BINS, size=(1, policy.networks.length))
+        if proposes == "perfect":
+            return policy.decode([policy.spec.observation.select(window)], [rng])[0]
+        if proposes == "draft":
+            return _tokens(self._drafted(window, rng))
+        if proposes == "last" and self.executed:
+            return _tokens(self._repeated())
+        return np.zeros((0, policy.networks.length), np.int64)
+
+    def rule(self) -> Acceptance:
+        """The rule for the next request."""
+        return self.within(self.decoding.bins)
+
+    def within(self, bins: int) -> Acceptance:
+        """Every token within so many bins; a gripper's are strict, unless the decoding says otherwise."""
+        spec = self.parts.policy.spec
+        return relaxed(bins, spec.chunk * spec.actions, spec.actions, self.strict)
+
+    @property
+    def strict(self) -> Sequence[int]:
+        """Dimensions without tolerance."""
+        loose = self.parts.drafters is None or self.decoding.uniform
+        return () if loose else self.parts.drafters.settings.strict
+
+    def tail(self) -> Tokens | None:
+        """What replaces everything from the first rejected token on, ``[T]``, or None."""
+        return None
+
+    def _actions(self, candidates: Tokens, window: Window, rng: np.random.Generator) -> Chunk:
+        spec = self.parts.policy.spec
+        if not len(candidates):
+            return self._without_candidates(window, rng)
+        tokens = candidates[0]
+        if tokens[-1] < 0:
+            rest = _tokens(self._without_candidates(window, rng))[0]
+            tokens = np.where(tokens < 0, rest, tokens)
+        return to_actions(tokens).reshape(spec.chunk, spec.actions)
+
+    def _without_candidates(self, window: Window, rng: np.random.Generator) -> Chunk:
+        spec = self.parts.policy.spec
+        if self.parts.draft is not None:
+            return self._drafted(window, rng)
+        return self._repeated() if self.executed else np.zeros((spec.chunk, spec.actions), np.float32)
+
+    def _repeated(self) -> Chunk:
+        return np.repeat(self.executed[-1][None], self.parts.policy.spec.chunk, axis=0)
+
+    def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk:
+        draft = self.parts.draft
+        assert draft is not None
+        chunk = draft.infer(draft.spec.observation.select(window), rng)
+        return self.parts.units.from_environment(resized(chunk, self.parts.policy.spec.chunk))
+
+
+def _tokens(actions: Chunk) -> Tokens:
+    """The tokens ``[1, T]`` of a normalised chunk ``[H, A]``."""
+    return to_tokens(actions).reshape(1, -1)
 
 
 @dataclass(frozen=True)
@@ -31,7 +219,7 @@ class TokenParts:
 
     Attributes:
         policy: the target.
-        drafters: trained for it, or None.
+        drafters: a :class:`~specact.systems.tokens.DrafterBundle`, what was fitted to it, or None.
         draft: a policy on the device, or None.
         decoding: of verified steps, with its source of candidates.
         name, env, fingerprint, path, source: see :class:`~specact.pair.Pair`.
@@ -41,9 +229,9 @@ class TokenParts:
     """
 
     policy: TokenPolicy
-    drafters: DrafterBundle | None = None
+    drafters: Any = None
     draft: ChunkPolicy | None = None
-    decoding: Decoding = DECODINGS["ar"]
+    decoding: Decoding = GREEDY
     name: str = ""
     env: str = ""
     fingerprint: str = ""
@@ -59,10 +247,6 @@ class TokenParts:
         """Units of the tokens: the outermost bins are -1 and 1."""
         return ActionUnits(self.policy.units.centre, self.policy.units.scale)
 
-    def drafter(self) -> TokenDrafter:
-        """A new one, of one robot."""
-        return TokenDrafter(self.policy, self.units, self.decoding, self.drafters, self.draft)
-
     def target(self) -> TokenTarget:
         """The target with its own drafters.
 
@@ -72,10 +256,6 @@ class TokenParts:
         self.policy.networks.check_decodes()
         return TokenTarget(self.policy, {} if self.drafters is None else self.drafters.own)
 
-    def verifier(self, target: Target[Prefilled]) -> TokenVerifier:
-        """For a target in this process, see :class:`TokenExchange` for a server."""
-        return TokenVerifier(target, self.units)
-
     def pair(self) -> Pair[Prefilled]:
         """As a pair; all of a chunk is executed."""
         spec = self.policy.spec
@@ -83,36 +263,7 @@ class TokenParts:
         return Pair(
             name=self.name, observation=seen, units=self.units, execute=spec.chunk, rate_hz=spec.rate_hz, env=self.env,
             fingerprint=self.fingerprint, path=self.path, source=self.source, parts=self,
-            drafter=self.drafter, target=self.target, verifier=self.verifier,
+            drafter=lambda: self.decoding.drafter(self), target=self.target,
+            verifier=lambda target: TokenVerifier(target, self.units),
             exchange=TokenExchange(self.policy, self.units, self.name, self.fingerprint, self.target),
         )  # fmt: skip
-
-
-def load_token_pair(
-    bundle: TokenBundle,
-    draft: LoadedPolicy | None = None,
-    source: PairSource | None = None,
-    *,
-    decoding: Decoding = DECODINGS["ar"],
-    compute: Compute = CPU,
-) -> Pair[Prefilled]:
-    """A token policy's bundle as a pair, with the drafters in its folder.
-
-    Args:
-        bundle: the target.
-        draft: a policy on the device.
-        source: how it was named.
-        decoding: of verified steps.
-        compute: of the drafters.
-
-    Raises:
-        BundleError: if the drafters are damaged or incompatible with the target.
-        ConfigError: if the draft is incompatible with the target.
-    """
-    folder = bundle.path / DRAFTERS
-    drafters = load_drafters(folder, bundle, compute=compute) if folder.exists() else None
-    prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
-    return TokenParts(
-        bundle.policy(), drafters, None if draft is None else draft.policy, decoding, bundle.name, bundle.env,
-        joint_fingerprint(*prints), bundle.path, PairSource(str(bundle.path)) if source is None else source,
-    ).pair()  # fmt: skip

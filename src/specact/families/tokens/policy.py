@@ -1,20 +1,211 @@
-"""An autoregressive policy of action tokens."""
+"""A policy that writes actions token by token: its bins, its networks on ONNX Runtime, greedy or sampled decoding.
+
+Every dimension of an action is one of 256 uniform bins (RT-1, Brohan et al. 2022; OpenVLA, Kim et al. 2024); unlike
+there, the outermost bins are centred on -1 and 1, so that an action at its limit is represented exactly. An encoder
+reads the observation. One decoder graph processes the prefix, the next token of every window, or all nodes of a
+candidate tree in one pass: the attention mask and the KV cache are its inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, ObservationError
-from specact.families.chunks.flow import FlowUnits
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.network import CPU, Compute, Network, Shapes
+from specact.bundle.words import NetworkInputs, Words
+from specact.errors import BundleError, ConfigError, ObservationError
+from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.codes.sampling import softmax
-from specact.families.tokens.bins import to_actions
-from specact.families.tokens.network import Array, TokenNetworks, Tokens, causal
 from specact.observation import Window
 from specact.types import value
+
+Array = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+NETWORKS = {"encoder": "encoder.onnx", "decoder": "decoder.onnx"}
+TOKEN_PARTS = {**NETWORKS, "embedding": "embedding.safetensors", "normalisation": "normalisation.safetensors"}
+BINS = 256
+CENTRES: NDArray[np.float32] = np.linspace(-1.0, 1.0, BINS, dtype=np.float32)
+CENTRES.flags.writeable = False
+
+
+def to_tokens(actions: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The nearest bin of every number, 0 to 255; beyond [-1, 1] the outermost."""
+    tokens: NDArray[np.int64] = np.rint((np.clip(actions, -1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).astype(np.int64)
+    return tokens
+
+
+def to_actions(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The centres of bins, float32 in [-1, 1]."""
+    centres: NDArray[np.float32] = CENTRES[tokens]
+    return centres
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The outputs of a decoder, or of a drafting head, for N tokens of each of B windows.
+
+    Attributes:
+        logits: of the next token after each of them, ``[B, N, 256]``.
+        features: last hidden states, from which the logits are computed, ``[B, N, W]``.
+        entries: their keys and values in every layer, ``[B, L, 2, heads, N, W / heads]``; a head's have no axis L.
+    """
+
+    logits: Array
+    features: Array
+    entries: Array
+
+
+class Cache:
+    """KV cache of B windows.
+
+    Args:
+        entries: buffer for S tokens, ``[B, L, 2, heads, S, W / heads]``.
+
+    Attributes:
+        entries: as given.
+        lengths: number of cached tokens of each window, int64 ``[B]``.
+    """
+
+    def __init__(self, entries: Array) -> None:
+        self.entries, self.lengths = entries, np.zeros(len(entries), np.int64)
+
+    def select(self, rows: NDArray[np.int64]) -> Cache:
+        """A copy of the given ones of the B windows."""
+        other = Cache(self.entries[rows])
+        other.lengths[:] = self.lengths[rows]
+        return other
+
+    @property
+    def seen(self) -> Mask:
+        """Which of the S slots are filled, ``[B, S]``."""
+        seen: Mask = np.arange(self.entries.shape[-2]) < self.lengths[:, None]
+        return seen
+
+    def keep(self, entries: Array, chosen: Sequence[NDArray[np.int64]] | None = None) -> None:
+        """Appends the entries of accepted tokens.
+
+        Args:
+            entries: of a :class:`Reading`.
+            chosen: indices of the accepted ones of the N tokens, in order, for each window; all if not given.
+        """
+        chosen = [np.arange(entries.shape[-2])] * len(entries) if chosen is None else chosen
+        for row, (start, kept) in enumerate(zip(self.lengths.tolist(), chosen, strict=True)):
+            self.entries[row, ..., start : start + len(kept), :] = entries[row][..., kept, :]
+            self.lengths[row] += len(kept)
+
+
+class TokenNetworks:
+    """Encoder and decoder of one token policy.
+
+    Args:
+        files: the ``.onnx`` file of each part: ``encoder``, ``decoder``; without a decoder, on a device whose server
+            decodes, only the encoder can be used.
+        embedding: of the 256 tokens, float32 ``[256, W]``.
+        spec: of the bundle they belong to.
+        words: vocabulary of its instructions.
+        compute: where they run.
+
+    Attributes:
+        prefix: P, tokens of an observation, before those of the chunk.
+        length: tokens of a chunk, one for every dimension of every action.
+        width: W, of embeddings and features.
+        decodes: whether there is a decoder.
+
+    Raises:
+        BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        embedding: Array,
+        spec: ChunkSpec,
+        words: Words | None,
+        *,
+        compute: Compute = CPU,
+    ) -> None:
+        self._inputs, self._embedding = NetworkInputs(spec.observation, words), embedding
+        self.length, self.width = spec.chunk * spec.actions, embedding.shape[1]
+        tokens = ("batch", "prefix", self.width)
+        self._encoder = Network(files["encoder"], self._inputs.shapes, {"tokens": tokens}, compute)
+        self.prefix = self._encoder.sizes["prefix"]
+        self.decodes = "decoder" in files
+        if self.decodes:
+            slots, each = self.prefix + self.length, ("batch", "tokens")
+            inputs: Shapes = {
+                "embeddings": (*each, self.width), "positions": each, "seen": ("batch", slots),
+                "among": (*each, "tokens"), "cache": ("batch", "layers", 2, "heads", slots, "each"),
+            }  # fmt: skip
+            entries = ("batch", "layers", 2, "heads", "tokens", "each")
+            outputs = {"logits": (*each, BINS), "features": (*each, self.width), "entries": entries}
+            self._decoder = Network(files["decoder"], inputs, outputs, compute)
+            sizes = self._decoder.sizes
+            self._cache = sizes["layers"], 2, sizes["heads"], slots, sizes["each"]
+
+    def tokens(self, windows: Sequence[Window]) -> Array:
+        """The encoder's tokens of B windows, ``[B, P, W]``."""
+        return self._encoder.run(self._inputs.stack(windows))[0]
+
+    def check_decodes(self) -> None:
+        """Refuses what needs a decoder.
+
+        Raises:
+            BundleError: without a decoder.
+        """
+        if not self.decodes:
+            raise BundleError(
+                "this copy of a token policy was exported without its decoder, which runs on the server. Connect to a "
+                "server, as with specact run --server URL, or use the complete bundle"
+            )
+
+    def prefill(self, prefix: Array) -> tuple[Cache, Reading]:
+        """Processes the encoder's tokens of B windows, with full attention.
+
+        Returns:
+            A new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
+
+        Raises:
+            BundleError: without a decoder.
+        """
+        self.check_decodes()
+        batch, count, _ = prefix.shape
+        cache = Cache(np.zeros((batch, *self._cache), np.float32))
+        positions = np.broadcast_to(np.arange(count), (batch, count))
+        found = self._read(cache, prefix, positions, np.ones((batch, count, count), np.bool_))
+        cache.keep(found.entries)
+        return cache, found
+
+    def read(self, cache: Cache, tokens: Tokens, places: NDArray[np.int64], among: Mask) -> Reading:
+        """Processes N action tokens of each of B windows in one pass; the cache is not modified.
+
+        Args:
+            cache: of the B windows.
+            tokens: 0 to 255, ``[B, N]``.
+            places: position of each in the chunk, 0 to ``length - 1``, ``[B, N]``; alternative candidates share one.
+            among: attention mask among the tokens, row attends to column, ``[B, N, N]``; the diagonal is True.
+        """
+        return self._read(cache, self._embedding[tokens], self.prefix + places, among)
+
+    def _read(self, cache: Cache, embeddings: Array, positions: NDArray[np.int64], among: Mask) -> Reading:
+        given: dict[str, Any] = {
+            "embeddings": embeddings, "positions": positions, "seen": cache.seen, "among": among,
+            "cache": cache.entries,
+        }  # fmt: skip
+        return Reading(*self._decoder.run(given))
+
+
+def causal(batch: int, count: int) -> Mask:
+    """The causal attention mask, ``[B, N, N]``."""
+    return np.broadcast_to(np.tri(count, dtype=np.bool_), (batch, count, count))
 
 
 @value
@@ -118,3 +309,37 @@ class TokenPolicy:
         drawn = np.array([rng.random() for rng in rngs])[:, None] * above[:, -1:]
         chosen: Tokens = np.minimum(np.count_nonzero(above <= drawn, axis=-1), logits.shape[-1] - 1)
         return chosen
+
+
+@dataclass(frozen=True)
+class TokenBundle(Bundle[ChunkSpec]):
+    """A loaded bundle that holds a token policy.
+
+    Attributes:
+        networks, units: the parts.
+    """
+
+    networks: TokenNetworks
+    units: FlowUnits
+
+    def policy(self, temperature: float = 0.0) -> TokenPolicy:
+        """The policy at this temperature; the networks are shared."""
+        return TokenPolicy(self.networks, self.units, self.spec, temperature=temperature)
+
+
+def load_tokens(name_or_path: str | Path, *, compute: Compute = CPU) -> TokenBundle:
+    """Loads a bundle of a token policy and refuses parts that do not fit together.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package.
+        compute: where its networks run.
+
+    Raises:
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
+            token policy's bundle.
+        ConfigError: if there is no bundle of that name.
+    """
+    bundle = open_bundle(name_or_path, "tokens", ChunkSpec, TOKEN_PARTS)
+    embedding = bundle.tensors("embedding", {"embedding": (np.float32, (BINS, "width"))})["embedding"]
+    networks = TokenNetworks(bundle.files, embedding, bundle.spec, bundle.manifest.words, compute=compute)
+    return TokenBundle(bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle))

@@ -1,23 +1,211 @@
 """Speculative decoding of action tokens: a tree of candidates, one pass of the target, the longest accepted path.
 
-With the strict rule the tokens are those of greedy decoding, whatever was drafted (Leviathan et al. 2023). With a
-relaxed one (Spec-VLA, arXiv 2507.22424) accepted tokens keep the drafted values; with a tail (KERV, arXiv 2603.01581)
-everything from the first rejected token on is replaced by the tail, without another pass of the target.
+With the strict rule the tokens are those of greedy decoding, whatever was drafted (Leviathan et al. 2023). Under the
+others an accepted token keeps the *drafted* value, which differs from the target's by up to the tolerance; actions lie
+in [-1, 1] and a bin is 2/255 wide. With a tail everything from the first rejected token on is replaced by the tail,
+without another pass of the target. Systems choose rule and tail, see :mod:`specact.systems`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.tokens.acceptance import Acceptance
-from specact.families.tokens.drafters import Decided, TreeDrafter
-from specact.families.tokens.network import Array, Cache, Mask, Reading, TokenNetworks, Tokens
-from specact.families.tokens.tree import EMPTY, Indices, Tree
+from specact.errors import ConfigError
+from specact.families.tokens.policy import Array, Cache, Mask, Reading, TokenNetworks, Tokens
 from specact.types import value
+
+Indices = NDArray[np.int64]
+Bias = NDArray[np.int64]
+
+
+class Tree:
+    """Candidates that one pass of the target verifies.
+
+    Args:
+        tokens: of the N nodes, 0 to 255, ``[N]``.
+        parents: index of each node's parent, which must come before it; -1 for children of the decoded prefix, ``[N]``.
+
+    Attributes:
+        tokens, parents: as given.
+
+    Raises:
+        ValueError: for a parent that does not come before its child, or arrays that do not fit together.
+    """
+
+    def __init__(self, tokens: Tokens, parents: Indices) -> None:
+        if tokens.shape != parents.shape or not ((parents >= -1) & (parents < np.arange(len(parents)))).all():
+            raise ValueError(f"the parents of {len(tokens)} nodes must come before them, got {parents.tolist()}")
+        self.tokens, self.parents = tokens, parents
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def among(self) -> Mask:
+        """Attention mask ``[N, N]``: whether the node of a column is that of the row, or an ancestor."""
+        among = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                among[node] |= among[parent]
+        return among
+
+    @cached_property
+    def depths(self) -> Indices:
+        """Number of ancestors of each node, ``[N]``."""
+        depths: Indices = self.among.sum(axis=1) - 1
+        return depths
+
+    @cached_property
+    def paths(self) -> Sequence[Indices]:
+        """The nodes from the root to each leaf."""
+        leaf = np.ones(len(self) + 1, np.bool_)
+        leaf[self.parents] = False  # -1 is the additional last one
+        return [np.flatnonzero(among) for among in self.among[leaf[:-1]]]
+
+
+EMPTY = Tree(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def tree_of(sequences: Iterable[Sequence[int]]) -> Tree:
+    """The tree of these continuations."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    for sequence in sequences:
+        parent = -1
+        for token in sequence:
+            at = parent, int(token)
+            if at not in known:
+                known[at] = len(tokens)
+                tokens.append(at[1])
+                parents.append(parent)
+            parent = known[at]
+    return Tree(np.array(tokens, np.int64), np.array(parents, np.int64)) if tokens else EMPTY
+
+
+@value
+class Decided:
+    """A drafter's input for one window: the decoded prefix of its chunk.
+
+    Attributes:
+        tokens: the n decoded tokens, at least one, int64 ``[n]``.
+        features: of the target, from which each of them was predicted, ``[n, W]``.
+        length: T, tokens of a whole chunk.
+    """
+
+    tokens: Tokens
+    features: Array
+    length: int
+
+    @property
+    def max_depth(self) -> int:
+        """Maximum useful depth of a tree; the target itself gives the token after it."""
+        return self.length - len(self.tokens) - 1
+
+
+class TreeDrafter(Protocol):
+    """Proposes continuations of the decoded tokens."""
+
+    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
+        """A tree of candidates for each of B windows, at most :attr:`Decided.max_depth` deep; it may be empty."""
+        ...
+
+
+# Larger than any sum of biases in a group.
+UNLIMITED = 2**15 - 1
+
+
+@value
+class Acceptance:
+    """A group of tokens is accepted if each bias is within its tolerance, and their sum within the group's.
+
+    Attributes:
+        each: largest absolute bias of each of the chunk's T tokens [bins], 0 to 255, int64 ``[T]``.
+        groups: group of each token, int64 ``[T]``: 0, 1, ... without gaps. A group is accepted as a whole.
+        total: largest sum of the absolute biases of one group [bins].
+    """
+
+    each: Bias
+    groups: Bias
+    total: int = UNLIMITED
+
+    def accepted(self, bias: Bias, start: int) -> int:
+        """Number of accepted tokens of one path: whole groups, up to the first that is rejected.
+
+        An incomplete last group is judged by the tokens in the path.
+
+        Args:
+            bias: drafted token minus the target's most likely one, each given the path before it, ``[n]``.
+            start: position of the first of them in the chunk.
+        """
+        size = np.abs(bias)
+        near = size <= self.each[start : start + len(bias)]
+        groups = self.groups[start : start + len(bias)]
+        near &= np.bincount(groups, size)[groups] <= self.total
+        refused = np.flatnonzero(~near)
+        return int(np.searchsorted(groups, groups[refused[0]])) if refused.size else len(bias)
+
+
+def relaxed(bins: int, length: int, actions: int, strict: Collection[int]) -> Acceptance:
+    """Spec-VLA's rule (Wang et al. 2025, arXiv 2507.22424): each token within ``bins`` bins; 0 is strict.
+
+    Args:
+        bins: r, 0 to 255.
+        length: T, tokens of a chunk.
+        actions: A, dimensions of an action.
+        strict: dimensions that must be equal, such as a gripper; the paper has none.
+
+    Raises:
+        ConfigError: for a tolerance or a dimension out of range.
+    """
+    each = np.full(length, _check_bins(bins, 255, "a tolerance"))
+    each[_strict_mask(length, actions, strict)] = 0
+    return Acceptance(each, np.arange(length))
+
+
+def grouped(
+    total: int, each: int, length: int, actions: int, groups: Sequence[int], strict: Collection[int]
+) -> Acceptance:
+    """HeiSD's rule (arXiv 2603.17573): each token of a group within ``each`` bins, their sum within ``total``.
+
+    Args:
+        total, each: 30 and 15 in the paper.
+        length, actions: as for :func:`relaxed`.
+        groups: group of each of the action's A dimensions, 0, 1, ... in ascending order, such as position, rotation,
+            gripper.
+        strict: dimensions that must be equal; their groups must contain no others.
+
+    Raises:
+        ConfigError: for groups that are not ascending without gaps, or that mix strict dimensions and others.
+    """
+    steps = np.diff(groups, prepend=0)
+    kinds = [{group for dimension, group in enumerate(groups) if (dimension in strict) == own} for own in (True, False)]
+    if len(groups) != actions or groups[0] != 0 or not np.isin(steps, (0, 1)).all() or kinds[0] & kinds[1]:
+        raise ConfigError(
+            f"groups must number the {actions} dimensions of an action from 0 on without gaps, and those of a gripper "
+            f"must be their own; got {list(groups)} with a gripper at {sorted(strict)}"
+        )
+    found = relaxed(each, length, actions, strict)
+    whole = (np.arange(length) // actions) * (groups[-1] + 1) + np.resize(groups, length)
+    return Acceptance(found.each, whole, _check_bins(total, UNLIMITED, "a group's tolerance"))
+
+
+def _strict_mask(length: int, actions: int, strict: Collection[int]) -> NDArray[np.bool_]:
+    if not set(strict) <= set(range(actions)):
+        raise ConfigError(f"strict dimensions must lie between 0 and {actions - 1}, got {sorted(strict)}")
+    return np.isin(np.arange(length) % actions, sorted(strict))
+
+
+def _check_bins(bins: int, most: int, what: str) -> int:
+    if not 0 <= bins <= most:
+        raise ConfigError(f"{what} must lie between 0 and {most} bins, got {bins}")
+    return bins
+
 
 # Origin of a token. The numbers are part of the wire format.
 TARGET, DRAFT, TAIL = 0, 1, 2

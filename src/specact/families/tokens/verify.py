@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specact.families.tokens.acceptance import Acceptance
-from specact.families.tokens.drafters import NO_CANDIDATES, Candidates, GroupCandidates, TreeDrafter
-from specact.families.tokens.network import Cache, Reading, Tokens
-from specact.families.tokens.policy import TokenPolicy
-from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, Speculation, decode
+from specact.families.tokens.drafters import NO_CANDIDATES, Candidates, GroupCandidates
+from specact.families.tokens.policy import Cache, Reading, TokenPolicy, Tokens
+from specact.families.tokens.speculative import (
+    DRAFT,
+    TAIL,
+    Acceptance,
+    Decoded,
+    Speculation,
+    TreeDrafter,
+    decode,
+)
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import OffloadTimes, Origin, Outcome, Proposal, value
@@ -60,22 +66,22 @@ class Prefilled:
     cache: Cache
     prefix: Reading
 
-    def decode(self, questions: Sequence[DecodingRequest]) -> list[Decoded]:
+    def decode(self, requests: Sequence[DecodingRequest]) -> list[Decoded]:
         """The decoded chunks for a request of each window, in one batch."""
-        speculations = [self._speculation(question) for question in questions]
-        cache = self.cache.select(np.arange(len(questions)))
+        speculations = [self._speculation(request) for request in requests]
+        cache = self.cache.select(np.arange(len(requests)))
         # Extreme observations overflow to NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             return decode(self.policy.networks, cache, self.prefix, speculations)
 
-    def _speculation(self, question: DecodingRequest) -> Speculation:
-        rule, chunks = question.rule, question.candidates
-        own = [] if question.then == "none" else [self.drafters[question.then]]
+    def _speculation(self, request: DecodingRequest) -> Speculation:
+        rule, chunks = request.rule, request.candidates
+        own = [] if request.then == "none" else [self.drafters[request.then]]
         drafters: list[TreeDrafter] = own or [NO_CANDIDATES]
         if len(chunks):
-            first = GroupCandidates(chunks, rule.groups, rule.each == 0) if question.combined else Candidates(chunks)
+            first = GroupCandidates(chunks, rule.groups, rule.each == 0) if request.combined else Candidates(chunks)
             drafters = [first, *own]
-        return Speculation(drafters, rule, question.tail)
+        return Speculation(drafters, rule, request.tail)
 
 
 class TokenTarget:
@@ -114,8 +120,7 @@ class TokenVerifier(TargetVerifier[Prefilled]):
         self._units = units
 
     def judge(self, answer: Answer[Prefilled], proposal: Proposal, address: StepAddress) -> Outcome:
-        """See :class:`~specact.verification.TargetVerifier`; NaN actions if any logit is not finite."""
-        (decoded,) = answer.value.decode([proposal.evidence.question])
+        (decoded,) = answer.value.decode([proposal.evidence.request])
         return token_outcome(decoded, answer.value.policy, self._units, answer.times)
 
 

@@ -15,11 +15,8 @@ import numpy as np
 
 from specact.errors import WireError
 from specact.families.chunks.wire import ChunkExchange
-from specact.families.tokens.acceptance import UNLIMITED, Acceptance
-from specact.families.tokens.bins import BINS
-from specact.families.tokens.network import Tokens
-from specact.families.tokens.policy import TokenPolicy
-from specact.families.tokens.speculative import TAIL, Decoded
+from specact.families.tokens.policy import BINS, TokenPolicy, Tokens
+from specact.families.tokens.speculative import TAIL, UNLIMITED, Acceptance, Decoded
 from specact.families.tokens.verify import MAX_CANDIDATES, OWN_DRAFTERS, DecodingRequest, TokenTarget, token_outcome
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
@@ -55,7 +52,7 @@ class TokenExchange(ChunkExchange):
         return True
 
     def request(self, proposal: Proposal) -> Arrays:
-        asked: DecodingRequest = proposal.evidence.question
+        asked: DecodingRequest = proposal.evidence.request
         length = self._tokens.networks.length
         candidates = np.full((MAX_CANDIDATES, length), _NONE, np.int16)
         kept = asked.candidates[:MAX_CANDIDATES]

@@ -17,7 +17,6 @@ from specact.errors import BundleError
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts
 from specact.families.head import has_fitting_head
-from specact.families.tokens.decoding import DECODINGS
 from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.evaluation.cost import verification
 from specact.lab.rollout.methods import load_method
@@ -25,6 +24,7 @@ from specact.lab.statistics import Interval, seeds_interval, wilson
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 from specact.systems.flash import ROUNDS
+from specact.systems.tokens import DECODINGS
 from specact.wire import messages
 from specact.wire.exchange import Request
 

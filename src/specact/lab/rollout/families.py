@@ -15,10 +15,8 @@ from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, Of
 from specact.families.codes.policy import InfersCodes
 from specact.families.codes.sampling import verify
 from specact.families.distance import head_observation
-from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import DECODINGS, Decoding
-from specact.families.tokens.network import Tokens
-from specact.families.tokens.pair import TokenParts
+from specact.families.tokens.pair import Decoding, TokenParts
+from specact.families.tokens.policy import Tokens, to_actions
 from specact.families.tokens.speculative import TAIL, Decoded
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, observation_columns
@@ -28,6 +26,7 @@ from specact.observation import Window
 from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, streams
 from specact.systems.flash import ROUNDS, FlashParts, Round, Rounds
+from specact.systems.tokens import DECODINGS
 from specact.types import Miss, Proposal, StepRecord
 from specact.verification import LocalTarget, Target, Verifier
 
@@ -396,7 +395,7 @@ class _TokenAudit(Audit):
             errors = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
         return (
             *errors_rms, 0.0, bool((outcome.tokens == target).all()), 1 + len(outcome.accepted), sum(outcome.read),
-            sum(outcome.accepted), outcome.rejected, int(tail.sum()), record.proposal.evidence.question.rule.each.max(),
+            sum(outcome.accepted), outcome.rejected, int(tail.sum()), record.proposal.evidence.request.rule.each.max(),
             errors.astype(np.float32),
         )  # fmt: skip
 

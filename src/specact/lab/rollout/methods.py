@@ -9,11 +9,12 @@ from typing import Any, Literal
 from specact.errors import unknown_name
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.policy import CodePolicy
-from specact.families.tokens.decoding import DECODINGS, Decoding
+from specact.families.tokens.pair import Decoding
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.pair import Pair
 from specact.plugins import is_plugin
 from specact.systems.flash import ROUNDS, Rounds
+from specact.systems.tokens import DECODINGS
 
 # A method that a run is compared with; of several names the first one that ran.
 Rival = str | tuple[str, ...]

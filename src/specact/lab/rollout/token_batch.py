@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specact.clock import RealClock
-from specact.families.tokens.network import Tokens
+from specact.families.tokens.policy import Tokens
 from specact.families.tokens.verify import TokenTarget, token_outcome
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
@@ -62,7 +62,7 @@ class TokenBatch:
         clock = RealClock()
         started = clock.now()
         prefilled = self._target.prefill([request.proposal.window for request in requests])
-        decoded = prefilled.decode([request.proposal.evidence.question for request in requests])
+        decoded = prefilled.decode([request.proposal.evidence.request for request in requests])
         times = OffloadTimes(target=(clock.now() - started) / len(requests))
         self.greedy = {
             request.address: one.tokens

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from specact.errors import ConfigError
-from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.files import write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot, play

@@ -21,8 +21,7 @@ from specact.errors import unknown_name
 from specact.families.chunks.flow import FLOW_PARTS, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import REGRESSION_PARTS, LoadedPolicy
-from specact.families.tokens.bins import BINS
-from specact.families.tokens.bundle import TOKEN_PARTS
+from specact.families.tokens.policy import BINS, TOKEN_PARTS
 from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.attention import perceptron
@@ -305,7 +304,7 @@ _LOSSES: dict[str, tuple[str, Callable[..., tuple[Tensor, Tensor]]]] = {
 
 
 def nearest_bins(chunk: Tensor) -> Tensor:
-    """:func:`~specact.families.tokens.bins.to_tokens` for tensors on any device."""
+    """:func:`~specact.families.tokens.policy.to_tokens` for tensors on any device."""
     return ((chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()
 
 

@@ -24,7 +24,7 @@ from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.pair import DRAFT, ChunkParts, PairSettings
 from specact.families.chunks.sources import RegressionBundle, load_regression
 from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
-from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.rollout.distillation import Collect

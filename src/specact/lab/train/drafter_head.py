@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from specact.families.tokens.bins import BINS
+from specact.families.tokens.policy import BINS
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.loop import Metrics
 from specact.lab.train.rebuild import stored_weights
 
 
 class DrafterHead(nn.Module):
-    """See :class:`~specact.families.tokens.head.TokenHead`.
+    """See :class:`~specact.systems.specvla.TokenHead`.
 
     Args:
         embedding: of the target's tokens ``[256, W]``, frozen.

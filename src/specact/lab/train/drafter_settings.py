@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.tokens.acceptance import grouped
-from specact.families.tokens.bins import to_actions
-from specact.families.tokens.drafter_bundle import DrafterSettings
-from specact.families.tokens.head import TokenHead
-from specact.families.tokens.kalman import Kalman
-from specact.families.tokens.kinematics import KinematicMetric
-from specact.families.tokens.network import causal
-from specact.families.tokens.retrieval import Entries, Index, unit
-from specact.families.tokens.threshold import typical_change, variability
+from specact.families.tokens.policy import causal, to_actions
+from specact.families.tokens.speculative import grouped
 from specact.lab.rollout.token_rollouts import TokenRollouts
 from specact.lab.train.skipping import agreement, fit_skip
+from specact.systems.heisd import Entries, Index, KinematicMetric, unit
+from specact.systems.kerv import Kalman, typical_change, variability
+from specact.systems.specvla import TokenHead
+from specact.systems.tokens import DrafterSettings
 
 # HeiSD's tolerance of a group's sum and of each of its tokens, and the middle of KERV's tolerances [bins].
 GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10
@@ -55,7 +52,7 @@ def fit_settings(
         rollouts: of the memory.
         held_out: other episodes.
         actions: A.
-        strict, groups: see :class:`~specact.families.tokens.drafter_bundle.DrafterSettings`; no groups: each dimension
+        strict, groups: see :class:`~specact.systems.tokens.DrafterSettings`; no groups: each dimension
             its own.
         path: likewise; none: all numbers of the state.
         window: history of the kinematic metric in inferences.

@@ -16,10 +16,7 @@ from torch import Tensor, nn
 
 from specact import __version__
 from specact.errors import ConfigError
-from specact.families.tokens.bins import BINS
-from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, BigramTable, DraftedFor, DrafterSettings
-from specact.families.tokens.head import TokenHead
+from specact.families.tokens.policy import BINS, TokenBundle, load_tokens
 from specact.files import write_whole
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
@@ -40,6 +37,8 @@ from specact.lab.train.loop import (
 )
 from specact.lab.train.recipe import DrafterRecipe, plain
 from specact.rng import Role, stream
+from specact.systems.specvla import TokenHead
+from specact.systems.tokens import DRAFTER_PARTS, BigramTable, DraftedFor, DrafterSettings
 
 # Maximum number of inferences for validation.
 _VALIDATED = 2048

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.sources import kind_of_source
-from specact.families.tokens.bins import BINS
+from specact.families.tokens.policy import BINS
 from specact.files import check_name
 from specact.gates.settings import table_entries
 from specact.lab.data.sources import Source

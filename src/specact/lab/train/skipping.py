@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.families.tokens.retrieval import Index, SkipRule, unit
 from specact.lab.statistics import Interval, wilson
+from specact.systems.heisd import Index, SkipRule, unit
 
 Floats = NDArray[np.float64]
 # Quantiles of the similarity that are tried as bounds.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.tokens.drafting import TokenDrafter
+from specact.families.tokens.pair import TokenDrafter
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.data.episodes import Episodes
 from specact.lab.rollout.distillation import data_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specact.bundle.words import Words
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.bins import BINS
+from specact.families.tokens.policy import BINS
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.export import Graph, some_observations
 from specact.lab.train.flow import Encoder
@@ -19,7 +19,7 @@ from specact.lab.train.windows import Statistics
 
 
 class Decoder(nn.Module):
-    """Embedded tokens to the logits of the next tokens, see :class:`~specact.families.tokens.network.Reading`.
+    """Embedded tokens to the logits of the next tokens, see :class:`~specact.families.tokens.policy.Reading`.
 
     Args:
         recipe: its sizes.

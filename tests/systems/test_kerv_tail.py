@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.families.tokens.bins import to_actions, to_tokens
-from specact.families.tokens.kalman import Extrapolation, Kalman, Persistence
+from specact.families.tokens.policy import to_actions, to_tokens
 from specact.records import read_record
+from specact.systems.kerv import Extrapolation, Kalman, Persistence
 
 
 def textbook(q: float, r: float, history: np.ndarray, *, halved: bool = False) -> float:

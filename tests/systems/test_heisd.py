@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specact.errors import BundleError, ConfigError, ObservationError
-from specact.families.tokens.retrieval import Entries, Index, SkipRule, load_entries, unit
+from specact.errors import BundleError, ConfigError, MissingExtraError, ObservationError
 from specact.records import read_record
+from specact.systems import heisd
+from specact.systems.heisd import Entries, Index, SkipRule, load_entries, unit
 
 
 def entries(count: int = 60, seed: int = 0) -> Entries:
@@ -118,3 +120,52 @@ def test_a_rule_is_kept_as_it_is_and_refused_out_of_range() -> None:
     for values in ((1.1, 3), (0.9, -1)):
         with pytest.raises(ConfigError):
             SkipRule(*values)
+
+
+def clustered(count: int, seed: int) -> Entries:
+    """Features of count steps of 40 places that are always the same."""
+    centres, rng = np.random.default_rng(0).normal(size=(40, 48)), np.random.default_rng(seed)
+    features = unit(centres[rng.integers(40, size=count)] + 0.5 * rng.normal(size=(count, 48)))
+    numbers = np.arange(count)
+    return Entries(features, np.zeros((count, 2), np.int64), numbers, numbers)
+
+
+def recall(approximate: Index, exact: Index, queries: np.ndarray, count: int) -> float:
+    """The share of the nearest that is found."""
+    return float(np.mean([
+        np.isin(exact.nearest(query, count).steps, approximate.nearest(query, count).steps).mean() for query in queries
+    ]))  # fmt: skip
+
+
+def test_a_graph_finds_almost_all_and_answers_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, queries = clustered(3000, 1), clustered(150, 2).features
+    exact, graph, again = Index(known), Index(known, graph=True), Index(known, graph=True)
+    assert recall(graph, exact, queries, 5) > 0.97
+    for query in queries[:50]:
+        np.testing.assert_array_equal(graph.nearest(query, 5).steps, again.nearest(query, 5).steps)
+    # What is asked for is what is searched for: the nearest to something else are not these.
+    other = Index(replace(known, features=known.features[::-1]), graph=True)
+    assert recall(graph, exact, queries, 5) > 5 * recall(other, exact, queries, 5)
+    monkeypatch.setattr(heisd, "_GRAPH_DEGREE", 2)
+    monkeypatch.setattr(heisd, "_EF_SEARCH", 1)
+    assert recall(Index(known, graph=True), exact, queries, 5) < 0.9
+
+
+def test_where_the_graph_leads_to_too_few_it_compares_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = clustered(200, 1)
+    graph = Index(known, graph=True)
+    import voyager
+
+    class Torn:
+        def query(self, *_: object, **__: object) -> None:
+            raise voyager.RecallError("fewer")
+
+    monkeypatch.setattr(graph, "_graph", Torn())
+    feature = known.features[3]
+    np.testing.assert_array_equal(graph.nearest(feature, 7).steps, Index(known).nearest(feature, 7).steps)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "voyager", None)
+    with pytest.raises(MissingExtraError, match=r"specact\[retrieval\]"):
+        Index(clustered(5, 1), graph=True)

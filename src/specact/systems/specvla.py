@@ -1,8 +1,22 @@
-"""The learned drafter of Spec-VLA (arXiv 2507.22424): one decoder layer on the target's features and its own."""
+"""Spec-VLA (Wang et al. 2025, arXiv 2507.22424): a head drafts a tree of tokens, near ones are accepted.
+
+The head estimates the target's feature for the next token from token i and the feature it was predicted from::
+
+    f'_i = layer(W [e_i; f_i]),        p(. | i) = softmax(out(f'_i))
+
+with the target's embedding e and output layer out. It grows a tree (EAGLE-2, Li et al. 2024): a node's likelihood is
+the product along its path, the ``top`` likeliest of a level are expanded, the ``nodes`` likeliest kept. The target
+reads the tree in one pass and accepts the longest path whose tokens lie within r bins of its own most likely ones,
+``|d_i - t_i| <= r``, with r = 9 (:func:`~specact.families.tokens.speculative.relaxed`).
+
+What we changed: a gripper's tokens are strict, unless a decoding is ``uniform`` as in the paper; and
+``specvla_device`` has the head on the robot, on the last verified chunk's first token and feature.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,10 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.bundle.network import CPU, Compute, Network, Shapes
-from specact.families.tokens.bins import BINS
-from specact.families.tokens.drafters import Decided
-from specact.families.tokens.network import Array, Mask, Reading, Tokens, causal
-from specact.families.tokens.tree import Tree
+from specact.families.tokens.drafters import rows_of
+from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
+from specact.families.tokens.policy import BINS, Array, Mask, Reading, Tokens, causal
+from specact.families.tokens.speculative import Decided, Decoded, Tree
+from specact.families.tokens.verify import MAX_CANDIDATES
+from specact.observation import Window
 from specact.types import Floats
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -173,3 +189,55 @@ def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(-1, keepdims=True)
     found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return found
+
+
+@dataclass(frozen=True)
+class DeviceHead(Decoding):
+    """Spec-VLA with its head on the device; after its tree the server's own head drafts."""
+
+    proposes: str = "head"
+    then: str = "head"
+    bins: int = 9
+
+    def drafter(self, parts: TokenParts) -> TokenDrafter:
+        return DeviceHeadDrafter(parts, self)
+
+
+class DeviceHeadDrafter(TokenDrafter):
+    """Reads the last verified chunk's first token and the target's feature from which it was predicted.
+
+    Both are of an earlier observation: a device without the target has no newer ones. Arguments as for
+    :class:`~specact.families.tokens.pair.TokenDrafter`.
+    """
+
+    def __init__(self, parts: TokenParts, decoding: Decoding) -> None:
+        super().__init__(parts, decoding)
+        # A tree has at most as many paths as nodes, so that each has its row in the request.
+        settings = parts.drafters.settings
+        nodes = min(settings.nodes, MAX_CANDIDATES)
+        self._head = HeadDrafter(parts.drafters.head, settings.top, settings.depth, nodes)
+        self._last_verified: Decided | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self._last_verified = None
+
+    def verified(self, decoded: Decoded) -> None:
+        # Rounded as on the wire, so that the same is drafted with the target here and elsewhere.
+        feature = decoded.feature.astype(np.float16).astype(np.float32)
+        self._last_verified = Decided(decoded.tokens[:1], feature[None], len(decoded.tokens))
+
+    def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
+        last = self._last_verified
+        if last is None:
+            return np.zeros((0, self.parts.policy.networks.length), np.int64)
+        (tree,) = self._head.grow([last])
+        return rows_of(tree, int(last.tokens[0]), last.length)
+
+
+SPECVLA: dict[str, Decoding] = {
+    "specvla": Decoding("Spec-VLA: a head drafts a tree, tokens within 9 bins are accepted", then="head", bins=9),
+    "specvla_device": DeviceHead(
+        "Spec-VLA with its head on the device, on the last verified feature; after its tree the server's own head"
+    ),
+}

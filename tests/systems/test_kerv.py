@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
-from specact.families.tokens.threshold import AdaptiveThreshold, Spacing, Threshold, typical_change, variability
 from specact.records import read_record
+from specact.systems.kerv import AdaptiveThreshold, Spacing, Threshold, typical_change, variability
 
 BINS = st.lists(st.floats(0.0, 100.0), max_size=30)
 

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from specact.errors import BundleError
-from specact.families.tokens.drafters import Decided
-from specact.families.tokens.head import HeadDrafter, TokenHead
-from specact.families.tokens.network import Reading, causal
-from specact.families.tokens.tree import Tree
+from specact.families.tokens.policy import Reading, causal
+from specact.families.tokens.speculative import Decided, Tree
 from specact.lab.train.drafter_head import DrafterHead
 from specact.lab.train.drafters import export_head
+from specact.systems.specvla import HeadDrafter, TokenHead
 
 LENGTH, WIDTH = 7, 16
 
@@ -212,7 +211,7 @@ def test_trees_of_a_batch_are_those_of_each_window_alone(head: TokenHead, top: i
 
 def test_of_equals_the_parent_is_kept() -> None:
     """A child that is certain is as likely as its parent."""
-    from specact.families.tokens.head import _most_likely
+    from specact.systems.specvla import _most_likely
 
     tree = _most_likely(np.array([7, 8, 9]), np.array([-1, 0, 1]), np.array([-0.5, -0.5, -0.5]), 2)
     assert tree.tokens.tolist() == [7, 8] and tree.parents.tolist() == [-1, 0]

@@ -1,4 +1,4 @@
-"""A bundle of drafters for one target, with a manifest that identifies the target."""
+"""Token policies with what is trained for them: the bundle of drafters, every named decoding, and the pair of both."""
 
 from __future__ import annotations
 
@@ -11,19 +11,39 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.manifest import joint_fingerprint
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.acceptance import grouped
-from specact.families.tokens.bins import BINS
-from specact.families.tokens.bundle import TokenBundle
-from specact.families.tokens.drafters import Bigram, TreeDrafter
-from specact.families.tokens.head import HeadDrafter, TokenHead
-from specact.families.tokens.kalman import Kalman, Motion
-from specact.families.tokens.kinematics import KinematicMetric
-from specact.families.tokens.retrieval import Index, SkipRule, load_entries
+from specact.families.chunks.sources import LoadedPolicy
+from specact.families.tokens.drafters import Bigram
+from specact.families.tokens.pair import GREEDY, Decoding, TokenParts
+from specact.families.tokens.policy import BINS, TokenBundle
+from specact.families.tokens.speculative import TreeDrafter, grouped
+from specact.families.tokens.verify import Prefilled
+from specact.pair import Pair, PairSource
 from specact.records import check_fields
+from specact.systems.heisd import HEISD, Index, KinematicMetric, SkipRule, load_entries
+from specact.systems.kerv import KERV, Kalman, Motion
+from specact.systems.specvla import SPECVLA, HeadDrafter, TokenHead
 
+# Controls of HeiSD.
+_FIXED = "{} instead of the memory, two of three inferences not verified: the control"
+DECODINGS: dict[str, Decoding] = {
+    "ar": GREEDY,
+    "strict": Decoding("a head drafts a tree, equal tokens are accepted: greedy decoding's tokens", then="head"),
+    "strict_last": Decoding("the last action drafts, equal tokens are accepted", "last"),
+    "strict_draft": Decoding("the draft policy drafts, equal tokens are accepted", "draft"),
+    "draft_9": Decoding("the draft policy drafts, within 9 bins", "draft", bins=9),
+    "last": Decoding("the last action drafts, within 9 bins", "last", bins=9),
+    "last_fixed": Decoding(_FIXED.format("the last action"), "last", then="head", bins=9, gate="periodic"),
+    "draft_fixed": Decoding(_FIXED.format("a draft policy"), "draft", then="head", bins=9, gate="periodic"),
+    **SPECVLA,
+    **KERV,
+    **HEISD,
+}
+# Folder of a bundle's drafters.
+DRAFTERS = "drafters"
 DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
 # A tree may be about ten times as large as those of the papers, so that a manifest cannot ask for any amount of memory.
 UpTo64 = Annotated[int, Meta(ge=1, le=64)]
@@ -36,16 +56,16 @@ class DrafterSettings:
 
     Attributes:
         strict: dimensions of an action without tolerance, such as a gripper.
-        groups: the group of each dimension, see :func:`~specact.families.tokens.acceptance.grouped`.
+        groups: the group of each dimension, see :func:`~specact.families.tokens.speculative.grouped`.
         path: at least 2 indices into the observation ``state`` of the point whose path HeiSD's metric uses.
         filters: by motion model, ``velocity`` and ``walk``.
-        scale: K_S of KERV's threshold, see :func:`~specact.families.tokens.threshold.typical_change`.
+        scale: K_S of KERV's threshold, see :func:`~specact.systems.kerv.typical_change`.
         metric: of a path with a point for every inference.
         fast: smallest F at which the memory proposes.
         skip: rule for skipping verification.
-        top, depth, nodes: size of the head's tree, see :class:`~specact.families.tokens.head.HeadDrafter`; 1 to 64, 1
+        top, depth, nodes: size of the head's tree, see :class:`~specact.systems.specvla.HeadDrafter`; 1 to 64, 1
             to 64 and 1 to 512.
-        graph: whether the memory is searched in a graph, see :class:`~specact.families.tokens.retrieval.Index`.
+        graph: whether the memory is searched in a graph, see :class:`~specact.systems.heisd.Index`.
 
     Raises:
         ConfigError: for a number out of range, or filters other than these two.
@@ -191,3 +211,33 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
         raise BundleError(f"the memory in {path} is not of this target's chunks and features; copy the bundle again")
     index = Index(memory, graph=made_for.settings.graph)
     return DrafterBundle(path, bundle.manifest, made_for, bundle.files, head, BigramTable(**table), index)
+
+
+def load_token_pair(
+    bundle: TokenBundle,
+    draft: LoadedPolicy | None = None,
+    source: PairSource | None = None,
+    *,
+    decoding: Decoding = GREEDY,
+    compute: Compute = CPU,
+) -> Pair[Prefilled]:
+    """A token policy's bundle as a pair, with the drafters in its folder.
+
+    Args:
+        bundle: the target.
+        draft: a policy on the device.
+        source: how it was named.
+        decoding: of verified steps.
+        compute: of the drafters.
+
+    Raises:
+        BundleError: if the drafters are damaged or incompatible with the target.
+        ConfigError: if the draft is incompatible with the target.
+    """
+    folder = bundle.path / DRAFTERS
+    drafters = load_drafters(folder, bundle, compute=compute) if folder.exists() else None
+    prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
+    return TokenParts(
+        bundle.policy(), drafters, None if draft is None else draft.policy, decoding, bundle.name, bundle.env,
+        joint_fingerprint(*prints), bundle.path, PairSource(str(bundle.path)) if source is None else source,
+    ).pair()  # fmt: skip

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError, ObservationError
-from specact.families.tokens.kinematics import KinematicMetric
 from specact.records import read_record
+from specact.systems.heisd import KinematicMetric
 
 W = 15
 # R and D themselves, as long as they are below 1.

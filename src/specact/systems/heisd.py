@@ -1,0 +1,496 @@
+"""HeiSD (Zheng et al. 2026, arXiv 2603.17573): a memory of the target's chunks drafts where the robot moves fast.
+
+For an observation with feature f (the mean of the target encoder's tokens, of unit length):
+
+1. kinematic switch: ``F = alpha Norm(R) + (1 - alpha) Norm(D)`` of the last w points of the path, R its radius, D its
+   length. Where ``F >= fast`` the memory drafts the K = 5 chunks with the largest ``cos(f, f_k)``, whose groups
+   (position, rotation, gripper) are combined to a tree; elsewhere Spec-VLA's head drafts, within 9 bins.
+2. acceptance by groups: each token within 15 bins, the sum of a group within 30
+   (:func:`~specact.families.tokens.speculative.grouped`).
+3. verify-skip: a retrieved chunk is executed unverified while ``cos(f, f_v)`` to the last verified feature is at least
+   a bound, and that is at most so many inferences ago.
+
+What we changed: the memory is one file, searched exactly or in a graph as in the paper; the bounds of verify-skip are
+fitted to held-out rollouts and may never be reached, so that :class:`Similarity` skips as often as it is asked to; R
+and D are defined as in the paper or as in its released code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from specact.errors import BundleError, ConfigError, MissingExtraError, ObservationError
+from specact.families.tokens.pair import Decoding, DraftedTokens, TokenDrafter, TokenParts
+from specact.families.tokens.policy import BINS, Array, Tokens
+from specact.families.tokens.speculative import Acceptance, grouped
+from specact.families.tokens.verify import DecodingRequest
+from specact.files import write_whole
+from specact.gates.gate import Gate
+from specact.observation import Window
+from specact.records import Share, WholeNumber, check_arguments, check_fields
+from specact.types import Proposal, StepRecord
+
+# Candidates retrieved from the memory (K in the released code), and the tolerance in bins where the head drafts.
+_NEIGHBOURS, _HEAD_BINS = 5, 9
+# Of the memory's file.
+_KINDS = {"features": np.float16, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}
+_Floats = NDArray[np.float64]
+Definition = Literal["paper", "code"]
+_PERCENTILE = 95.0
+# A window with a smaller extent, relative to its distance from the origin, does not move: that is rounding error. One
+# with a smaller width, relative to its length, is straight.
+_MIN_EXTENT, _MIN_WIDTH = 1e-12, 1e-6
+
+
+@dataclass(frozen=True)
+class KinematicMetric:
+    """The fused metric ``F = alpha Norm(R) + (1 - alpha) Norm(D)`` of the last w points of a path.
+
+    R measures how straight the path is. The points are projected onto their plane (the first two principal axes), and a
+    circle is fitted to them by least squares (Kasa 1976; the paper fits iteratively). ``paper``: R is the mean distance
+    of the projected points to its centre, and D the length of the path, ``sum |P_i - P_i+1|``. ``code``, as in the
+    code that was released: R is the circle's radius, and ``D = sum |P_last - P_i|``.
+    ``Norm(x) = (x - least) / (most - least)``, within [0, 1].
+
+    Straight windows have an infinite radius, so that their Norm(R) is 1; without motion, F is 0.
+
+    Args:
+        window: w, number of points, at least 3.
+        alpha: weight of the radius, in [0, 1].
+        least_radius, most_radius: smallest R of calibration, and its 95th percentile, in the unit of the points.
+        least_distance, most_distance: the same for D.
+        definition: which of the two.
+
+    Raises:
+        ConfigError: for values that are not allowed.
+    """
+
+    window: Annotated[int, Meta(ge=3, le=1 << 20)]
+    alpha: Share
+    least_radius: float
+    most_radius: float
+    least_distance: float
+    most_distance: float
+    definition: Definition = "paper"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for least, most in ((self.least_radius, self.most_radius), (self.least_distance, self.most_distance)):
+            if not 0.0 <= least <= most < math.inf:
+                raise ConfigError(f"ranges of the kinematic metric must fulfil 0 <= least <= most, got {least}, {most}")
+
+    @classmethod
+    def fit(
+        cls,
+        paths: Sequence[NDArray[np.floating]],
+        window: int = 15,
+        alpha: float = 0.5,
+        definition: Definition = "paper",
+    ) -> Self:
+        """The metric with the ranges of given paths: from the smallest value to the 95th percentile.
+
+        Args:
+            paths: points of the end effector, or joints, one per control step, ``[n, d]`` with d at least 2.
+            window, alpha, definition: as of the metric.
+
+        Raises:
+            ConfigError: for points that are not finite or of one dimension, or if no path is as long as a window.
+        """
+        try:
+            found = [_measure(path, window, definition) for path in paths if len(path) >= window]
+        except ObservationError as error:
+            raise ConfigError(f"the kinematic metric cannot be fitted to these paths: {error}") from None
+        if not found:
+            raise ConfigError(f"the kinematic metric needs a path of at least {window} points to be fitted to")
+        radii, distances = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return cls(window, alpha, *_range(radii[np.isfinite(radii)]), *_range(distances), definition)
+
+    def now(self, points: NDArray[np.floating]) -> float:
+        """F of the last w points, in [0, 1]; 0 if there are fewer, as for precise motion.
+
+        Args:
+            points: oldest first, ``[k, d]``.
+
+        Raises:
+            ObservationError: for points that are not finite, or of one dimension.
+        """
+        found = self.along(points[-self.window :])
+        return float(found[-1]) if len(found) else 0.0
+
+    def along(self, path: NDArray[np.floating]) -> _Floats:
+        """F at every point of a path, ``[n]``; see :meth:`now`."""
+        found = np.zeros(len(path))
+        if len(path) >= self.window:
+            radii, distances = _measure(path, self.window, self.definition)
+            straight = _normalised(radii, self.least_radius, self.most_radius)
+            fast = _normalised(distances, self.least_distance, self.most_distance)
+            fused = self.alpha * straight + (1.0 - self.alpha) * fast
+            found[self.window - 1 :] = np.where(distances > 0.0, fused, 0.0)
+        return found
+
+
+def _measure(path: NDArray[np.floating], window: int, definition: Definition) -> tuple[_Floats, _Floats]:
+    """R and D of every window of a path, ``[n - w + 1]`` each; both 0 without motion."""
+    path = np.asarray(path, np.float64)
+    if path.ndim != 2 or path.shape[1] < 2 or not np.isfinite(path).all():
+        raise ObservationError(
+            f"a path must be finite points of at least 2 dimensions, got an array of shape {path.shape}", "not_finite"
+        )
+    points = np.swapaxes(np.lib.stride_tricks.sliding_window_view(path, window, axis=0), 1, 2)
+    offsets = points - points.mean(axis=1, keepdims=True)
+    _, extents, axes = np.linalg.svd(offsets, full_matrices=False)
+    moves = extents[:, 0] > _MIN_EXTENT * np.abs(points).max(axis=(1, 2))
+    bent = moves & (extents[:, 1] > _MIN_WIDTH * extents[:, 0])
+    # Along principal axes through the mean, the normal equations of x^2 + y^2 = 2 a x + 2 b y + c are diagonal.
+    plane = offsets[bent] @ np.swapaxes(axes[bent, :2], 1, 2)
+    squares = (plane**2).sum(axis=2, keepdims=True)
+    centres = (plane * squares).sum(axis=1, keepdims=True) / (2.0 * extents[bent, None, :2] ** 2)
+    radii = np.where(moves, np.inf, 0.0)
+    if definition == "paper":
+        radii[bent] = np.linalg.norm(plane - centres, axis=2).mean(axis=1)
+        lengths = np.linalg.norm(np.diff(points, axis=1), axis=2)
+    else:
+        radii[bent] = np.sqrt((centres**2).sum(axis=(1, 2)) + squares.mean(axis=(1, 2)))
+        lengths = np.linalg.norm(points[:, -1:] - points, axis=2)
+    return radii, np.where(moves, lengths.sum(axis=1), 0.0)
+
+
+def _range(values: _Floats) -> tuple[float, float]:
+    """Smallest value and 95th percentile; both 0 for no values, as if no radius is finite."""
+    return (float(values.min()), float(np.percentile(values, _PERCENTILE))) if len(values) else (0.0, 0.0)
+
+
+def _normalised(values: _Floats, least: float, most: float) -> _Floats:
+    """From 0 at ``least`` to 1 at ``most``; 1 if they are equal."""
+    shares = np.clip((values - least) / (most - least if most > least else 1.0), 0.0, 1.0)
+    return np.where(values >= most, 1.0, shares)
+
+
+# Of the graph that a memory may be searched in: M and ef_construction as in the paper, and ef of a query.
+_GRAPH_DEGREE, _EF_CONSTRUCTION, _EF_SEARCH = 16, 100, 100
+
+
+def unit(features: NDArray[np.floating]) -> Array:
+    """Features of unit length, ``[..., F]``, whose dot products are cosines.
+
+    Raises:
+        ObservationError: for one that is 0 or not finite.
+    """
+    lengths = np.linalg.norm(features.astype(np.float64), axis=-1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0.0)).all():
+        raise ObservationError("a feature is 0 or not finite, so that nothing is like it", "not_finite")
+    scaled: Array = (features / lengths).astype(np.float32)
+    return scaled
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The memory: features and chunks of n steps.
+
+    Attributes:
+        features: of unit length, ``[n, F]``.
+        tokens: the target's or the demonstrated chunk, ``[n, T]``, each 0 to 255.
+        episodes, steps: of origin, ``[n]``.
+
+    Raises:
+        ConfigError: if it is empty or inconsistent.
+    """
+
+    features: Array
+    tokens: Tokens
+    episodes: Tokens
+    steps: Tokens
+
+    def __post_init__(self) -> None:
+        shapes = {name: part.shape for name, part in vars(self).items()}
+        count, apart = len(self.features), np.linalg.norm(self.features, axis=-1) - 1.0
+        aligned = all(shape[:1] == (count,) for shape in shapes.values())
+        ranks = [len(shape) for shape in shapes.values()]
+        if not count or ranks != [2, 2, 1, 1] or not all(self.tokens.shape) or not aligned:
+            raise ConfigError(f"entries need features [n, F], tokens [n, T], episodes [n] and steps [n], got {shapes}")
+        if not (np.abs(apart) < 1e-3).all() or self.tokens.min() < 0 or self.tokens.max() >= BINS:
+            raise ConfigError(f"entries need features of length 1, see unit(), and tokens of 0 to {BINS - 1}")
+
+    def save(self, path: Path) -> None:
+        """Writes a safetensors file.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        write_whole(path, save({name: np.ascontiguousarray(vars(self)[name], kind) for name, kind in _KINDS.items()}))
+
+
+def load_entries(path: Path) -> Entries:
+    """Reads a file of :meth:`Entries.save`.
+
+    Raises:
+        BundleError: if the file is missing, damaged or of another kind.
+    """
+    try:
+        parts = load_file(path)
+        if {name: part.dtype for name, part in parts.items()} != _KINDS:
+            raise ConfigError(f"it holds {sorted(parts)}")
+        features = parts.pop("features").astype(np.float32)
+        return Entries(features, **{**parts, "tokens": parts["tokens"].astype(np.int64)})
+    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two for dtypes that NumPy lacks
+        raise BundleError(f"{path} holds no entries to retrieve ({error}); export it again") from None
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The K most similar entries, best first: their chunks ``[K, T]``, cosines and origin ``[K]``."""
+
+    tokens: Tokens
+    similarities: Array
+    episodes: Tokens
+    steps: Tokens
+
+
+class Index:
+    """A search of entries by cosine: exact, or in a graph (HNSW, Malkov and Yashunin 2018), which may miss some.
+
+    The graph is built on one thread from a fixed seed, so that results are reproducible.
+
+    Args:
+        entries: the memory.
+        graph: whether to search in a graph, which compares with a few hundred entries.
+
+    Raises:
+        MissingExtraError: for a graph without the package voyager.
+    """
+
+    def __init__(self, entries: Entries, *, graph: bool = False) -> None:
+        self.entries = entries
+        self._graph: Any = None
+        if graph:
+            try:
+                import voyager
+            except ModuleNotFoundError as error:
+                raise MissingExtraError("voyager", "retrieval") from error
+            self._recall_error = voyager.RecallError
+            self._graph = voyager.Index(
+                voyager.Space.InnerProduct, entries.features.shape[1], M=_GRAPH_DEGREE,
+                ef_construction=_EF_CONSTRUCTION, random_seed=1,
+            )  # fmt: skip
+            self._graph.add_items(entries.features, num_threads=1)
+
+    def nearest(self, feature: NDArray[np.floating], count: int = 1) -> Retrieved:
+        """The ``count`` entries nearest to a feature, or all if there are fewer.
+
+        Args:
+            feature: ``[F]``, of any norm but 0.
+            count: K, at least 1.
+
+        Raises:
+            ObservationError: for a feature that is 0 or not finite.
+        """
+        entries, feature = self.entries, unit(feature)
+        found = np.sort(self._search(feature, min(count, len(entries.features))))
+        similarities = entries.features[found] @ feature
+        order = np.argsort(-similarities, kind="stable")
+        found = found[order]
+        return Retrieved(entries.tokens[found], similarities[order], entries.episodes[found], entries.steps[found])
+
+    def _search(self, feature: Array, count: int) -> Tokens:
+        """Indices of the nearest, in any order; an exact search where the graph finds too few."""
+        if self._graph is not None:
+            try:
+                found, _ = self._graph.query(feature, k=count, num_threads=1, query_ef=max(_EF_SEARCH, 2 * count))
+                return np.asarray(found, np.int64)
+            except self._recall_error:
+                pass
+        nearest: Tokens = np.argpartition(-(self.entries.features @ feature), count - 1)[:count]
+        return nearest
+
+
+@dataclass(frozen=True)
+class SkipRule:
+    """Condition for executing a retrieved chunk without verification: soon after a verified step with similar features.
+
+    Attributes:
+        similarity: smallest cosine of the feature and that of the last verified step.
+        distance: largest number of steps since then; 0 for never.
+    """
+
+    similarity: Annotated[float, Meta(ge=-1, le=1)] = 1.0
+    distance: WholeNumber = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Heisd(Decoding):
+    """HeiSD and its variants.
+
+    Attributes:
+        proposes, then, bins: the memory, the head, the tolerance of a token.
+        total: tolerance of a group's sum; None accepts every token by itself.
+        switches: whether the memory drafts only where the robot moves fast and straight.
+        gate: verify-skip.
+    """
+
+    proposes: str = "retrieval"
+    then: str = "head"
+    bins: int = 15
+    total: int | None = 30
+    switches: bool = True
+    gate: str = "verify_skip"
+    learned = True
+
+    def drafter(self, parts: TokenParts) -> TokenDrafter:
+        return HeisdDrafter(parts, self)
+
+
+class HeisdDrafter(TokenDrafter):
+    """Keeps the path of one robot. Arguments as for :class:`~specact.families.tokens.pair.TokenDrafter`."""
+
+    def __init__(self, parts: TokenParts, decoding: Heisd) -> None:
+        super().__init__(parts, decoding)
+        self._heisd, self._path = decoding, deque[Array](maxlen=parts.drafters.settings.metric.window)
+
+    @property
+    def stateless(self) -> bool:
+        return not self._heisd.switches
+
+    def reset(self) -> None:
+        super().reset()
+        self._path.clear()
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        policy, fast = self.parts.policy, self._is_fast(window)
+        tokens = policy.networks.tokens([policy.spec.observation.select(window)])[0]
+        feature, candidates = unit(tokens.mean(axis=0)), np.zeros((0, policy.networks.length), np.int64)
+        if fast:
+            candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS).tokens
+        combined = fast and self._heisd.total is not None
+        request = DecodingRequest(candidates, self._heisd.then, combined, self._rule(fast))
+        return self.proposal(window, rng, DraftedTokens(request, feature, fast))
+
+    def _is_fast(self, window: Window) -> bool:
+        settings = self.parts.drafters.settings
+        if not self._heisd.switches:
+            return True
+        self._path.append(window["state"][-1, list(settings.path)])
+        return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
+
+    def _rule(self, retrieved: bool) -> Acceptance:
+        spec, total = self.parts.policy.spec, self._heisd.total
+        if total is None:
+            return self.within(self._heisd.bins)
+        if not retrieved:
+            return self.within(_HEAD_BINS)
+        length, groups = spec.chunk * spec.actions, self.parts.drafters.settings.groups
+        return grouped(total, self._heisd.bins, length, spec.actions, groups, self.strict)
+
+
+_MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)
+HEISD: dict[str, Decoding] = {
+    "heisd": Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike"),
+    "heisd_random": Heisd("HeiSD, verified at random at its rate: the control", gate="random", rate_of="heisd"),
+    "heisd_no_switch": _MEMORY,
+    "heisd_similar": replace(
+        _MEMORY, about="HeiSD, verified at the gates' rate, where features are least alike", gate="similarity"
+    ),
+    "heisd_similar_random": replace(
+        _MEMORY, about="HeiSD, verified at random at that rate: the control", gate="random", rate_of="heisd_similar"
+    ),
+    "heisd_fixed": replace(
+        _MEMORY, about="HeiSD as in its released code: two of three inferences not verified", gate="periodic"
+    ),
+    "retrieval": Heisd(
+        "the memory alone, never verified: the control", then="none", bins=0, total=None, switches=False, gate="never"
+    ),
+}
+
+# Score if there is nothing to compare; above 2, the maximum of 1 - cos.
+_NOT_SIMILAR = 3.0
+
+
+class VerifySkip(Gate):
+    """Skips a retrieved proposal if the features are similar to those of the last verified inference.
+
+    Score: ``1 - cos(f_t, f_v)``; 3, above its range, if nothing was retrieved or the last verification was too long
+    ago.
+
+    Args:
+        threshold: one minus the smallest similarity that is safe, see docs/tokens.md.
+        reach: maximum number of inferences since the last verified one; None for no limit.
+
+    Raises:
+        ConfigError: for a reach below 0.
+    """
+
+    calibrated = False
+
+    def __init__(self, threshold: float, *, reach: WholeNumber | None, **limits: Any) -> None:
+        super().__init__(threshold, **limits)
+        check_arguments(VerifySkip.__init__, {"reach": reach})
+        self.reach = reach
+        self._verified: Array | None = None
+        self._since = 0
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
+        skip = _remembering(pair).parts.drafters.settings.skip
+        return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        evidence: DraftedTokens = proposal.evidence
+        self._since += 1
+        too_long_ago = self.reach is not None and self._since > self.reach
+        if not evidence.retrieved or evidence.feature is None or self._verified is None or too_long_ago:
+            return _NOT_SIMILAR
+        return 1.0 - float(evidence.feature @ self._verified)
+
+    def on_verified(self, record: StepRecord) -> None:
+        self._verified, self._since = record.proposal.evidence.feature, 0
+
+    def reset(self) -> None:
+        super().reset()
+        self._verified, self._since = None, 0
+
+
+class Similarity(VerifySkip):
+    """HeiSD's verify-skip at a transmission rate: its threshold is calibrated instead of fitted for safety.
+
+    Skips the retrieved proposals whose features are most similar to those of the last verified inference, however long
+    ago that was. Arguments as for :class:`~specact.gates.gate.Gate`.
+    """
+
+    calibrated = True
+
+    def __init__(self, threshold: float, **limits: Any) -> None:
+        super().__init__(threshold, reach=None, **limits)
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
+        _remembering(pair)
+        return cls(threshold, **settings)
+
+
+def _remembering(pair: Any) -> Any:
+    """The pair, whose decoding must propose from a memory.
+
+    Raises:
+        ConfigError: if it is no token policy with drafters, or its decoding retrieves nothing.
+    """
+    bare = getattr(pair.parts, "drafters", None) is None
+    if bare or pair.parts.decoding.proposes != "retrieval":
+        raise ConfigError(
+            f"{pair.name} {'has no drafters beside it' if bare else 'is decoded without its memory'}, whose features "
+            "could be compared; choose a token policy with drafters and a decoding that retrieves, such as "
+            "heisd_no_switch of relocate-tokens, or a gate that looks at actions alone, such as deviation"
+        )
+    return pair
