@@ -67,6 +67,9 @@ class Target:
         self._ball = load_exchange("ball")
         self.name, self.fingerprint, self.contract = "large", self._ball.fingerprint, self._ball.contract
 
+    def read(self, arrays: Arrays) -> Any:
+        return self._ball.read(arrays)
+
     def answer(self, kind: str, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
         time.sleep(1e-3 * batch_ms(BATCH_MS, EACH_MS, len(requests)))
         return self._ball.answer(kind, requests)

@@ -44,9 +44,9 @@ def frame(payload: bytes) -> bytes:
 class Peer:
     """A device's connection, as a misbehaving server sees it."""
 
-    def __init__(self, side: socket.socket) -> None:
-        self.side, self.protocol, self.greeting = side, ServerProtocol(max_size=None), b""
-        self.headers: dict[str, str] = {}
+    def __init__(self, side: socket.socket, greeting: bytes | str | None = None) -> None:
+        self.side, self.protocol, self.greeting = side, ServerProtocol(max_size=None), greeting
+        self.headers, self.path = dict[str, str](), ""
         self._lock = threading.Lock()
 
     def say(self, message: bytes | str | msgspec.Struct, pieces: int = 1) -> None:
@@ -71,10 +71,11 @@ class Peer:
             self.protocol.receive_data(data)
             for event in self.protocol.events_received():
                 if isinstance(event, HttpRequest):
-                    self.headers = dict(event.headers.raw_items())
+                    self.headers, self.path = dict(event.headers.raw_items()), event.path
                     self.protocol.send_response(self.protocol.accept(event))
-                    if self.greeting:
-                        self.protocol.send_binary(self.greeting)
+                    self.raw(b"".join(self.protocol.data_to_send()))
+                    if self.greeting is not None:
+                        self.say(self.greeting)
                 elif isinstance(event, Frame) and event.opcode is Opcode.BINARY:
                     # As libraries do: a ping is answered before what came after it.
                     self.raw(b"".join(self.protocol.data_to_send()))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import importlib
 import importlib.util
 import json
 import os
 import random
+import runpy
 import select
 import socket
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,8 +26,6 @@ import pytest
 from tests.children import wait_for
 from tests.remote.conftest import PATIENT_MS, Peer, listening
 from tests.remote.test_parity import SERVED, flow_pair
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import ServerConnection, serve
 
 import specact
 from specact import Pair
@@ -89,11 +87,6 @@ def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: S
         client.connect(0.5)
 
 
-def test_a_pair_of_codes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="family is 'codes'"):
-        openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_pair("ball").exchange.contract)
-
-
 ARM = """
 import msgspec
 import numpy as np
@@ -150,55 +143,45 @@ def honest(seen: dict[str, Any]) -> dict[str, Any]:
     return {"actions": answer_to(seen["observation/state"][0]), "server_timing": {"infer_ms": 0.5}}
 
 
-Behave = Callable[[ServerConnection, dict[str, Any], int], None]
+Behave = Callable[[Peer, dict[str, Any], int], None]
+
+
+def answering(peer: Peer, seen: dict[str, Any], number: int) -> None:
+    peer.say(openpi.encode(honest(seen)))
 
 
 class Foreign:
-    """A server of openpi's protocol, with the libraries that others use.
+    """A server of openpi's protocol.
 
     Attributes:
         behave: told of each observation, and of its number.
         metadata: said first.
         seen: every observation.
-        requests: the opening requests: path, and what was in Authorization.
+        peers: every connection.
     """
 
     def __init__(self) -> None:
-        self.behave: Behave = lambda connection, seen, number: connection.send(openpi.encode(honest(seen)))
+        self.behave: Behave = answering
         self.metadata: bytes | str | None = openpi.encode({"reset_pose": [0.0, 1.0]})
         self.seen: list[dict[str, Any]] = []
-        self.requests: list[tuple[str, str | None]] = []
+        self.peers: list[Peer] = []
         self.released = threading.Event()
-        self.threads: list[threading.Thread] = []
 
-    def handle(self, connection: ServerConnection) -> None:
-        self.threads.append(threading.current_thread())
-        assert connection.request is not None
-        self.requests.append((connection.request.path, connection.request.headers.get("Authorization")))
-        with contextlib.suppress(ConnectionClosed):
-            if self.metadata is not None:
-                connection.send(self.metadata)
-            for message in connection:
-                assert isinstance(message, bytes)
-                self.seen.append(openpi.decode(message))
-                self.behave(connection, self.seen[-1], len(self.seen))
+    def serve(self, side: socket.socket) -> None:
+        self.peers.append(Peer(side, self.metadata))
+        for message in self.peers[-1].messages():
+            self.seen.append(openpi.decode(message))
+            self.behave(self.peers[-1], self.seen[-1], len(self.seen))
 
 
 @contextmanager
 def foreign() -> Iterator[tuple[Foreign, int]]:
     there = Foreign()
-    with serve(there.handle, "127.0.0.1", 0, compression=None) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with listening(there.serve) as port:
         try:
-            yield there, server.socket.getsockname()[1]
+            yield there, port
         finally:
             there.released.set()
-            server.shutdown()
-            for one in (thread, *there.threads):
-                one.join(60)
-            # The server's selector refers to itself, and would be found as left behind.
-            gc.collect()
 
 
 @chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=20.0, low=[-500, -500], high=[500, 500])
@@ -263,9 +246,9 @@ def test_a_wrong_reply_is_a_miss_and_the_next_step_is_answered_whatever_its_time
     reply, cause = WRONG[wrong]
     times: list[Any] = [None, 3, {}, {"infer_ms": "x"}, {"infer_ms": float("nan")}, {"infer_ms": -1}, {"infer_ms": [1]}]
 
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
         right = openpi.encode({**honest(seen), "server_timing": times[number % len(times)]})
-        connection.send(reply(seen) if number % 2 else right)
+        peer.say(reply(seen) if number % 2 else right)
 
     with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
         there.behave = behave
@@ -276,10 +259,10 @@ def test_a_wrong_reply_is_a_miss_and_the_next_step_is_answered_whatever_its_time
 
 
 def test_a_late_reply_is_discarded_and_counted() -> None:
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
         if number == 2:
             assert there.released.wait(60)
-        connection.send(openpi.encode(honest(seen)))
+        peer.say(openpi.encode(honest(seen)))
 
     with (
         foreign() as (there, port),
@@ -296,9 +279,9 @@ def test_a_late_reply_is_discarded_and_counted() -> None:
 
 
 def test_a_lost_reply_costs_the_connection() -> None:
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
         if number != 2:
-            connection.send(openpi.encode(honest(seen)))
+            peer.say(openpi.encode(honest(seen)))
 
     with foreign() as (there, port), asking(port, 100.0) as (client, ask):
         there.behave = behave
@@ -308,33 +291,16 @@ def test_a_lost_reply_costs_the_connection() -> None:
         assert client.counts["connections"] == 2
 
 
-def at_once(connection: ServerConnection, *replies: bytes) -> None:
-    """Sends messages before the connection's own thread can answer a ping between them.
-
-    What is repeated only after the next request was read is that one's answer, for all one can see without a time.
-    """
-    with connection.protocol_mutex:
-        for reply in replies:
-            connection.protocol.send_binary(reply)
-        connection.send_data()
-
-
 def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way() -> None:
-    connections = list[Peer]()
+    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
+        answering(peer, seen, number)
+        if len(there.peers) == 1:
+            # The next request has arrived, and is not read yet.
+            select.select([peer.side], [], [], 60)
+            answering(peer, seen, number)
 
-    def serve_again(side: socket.socket) -> None:
-        peer = Peer(side)
-        peer.greeting = openpi.encode({})
-        connections.append(peer)
-        for payload in peer.messages():
-            reply = openpi.encode(honest(openpi.decode(payload)))
-            peer.say(reply)
-            if len(connections) == 1:
-                # The next request has arrived, and is not read yet.
-                select.select([side], [], [], 60)
-                peer.say(reply)
-
-    with listening(serve_again) as port, asking(port, PATIENT_MS) as (client, ask):
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
+        there.behave = behave
         assert good(ask(1), 1)
         found = ask(2)
         assert isinstance(found, str) and found == "disconnected"
@@ -343,46 +309,41 @@ def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way() -> None
         assert all(good(ask(number), number) for number in range(3, 9))
 
 
+def late(peer: Peer, seen: dict[str, Any], number: int) -> None:
+    time.sleep(0.25 + 0.005 * (number % 30))
+    answering(peer, seen, number)
+
+
+def twice(peer: Peer, seen: dict[str, Any], number: int) -> None:
+    answering(peer, seen, number)
+    answering(peer, seen, number)
+
+
+def failing(peer: Peer, seen: dict[str, Any], number: int) -> None:
+    peer.say("Traceback")
+    peer.raw(b"\x88\x02\x03\xf3")
+
+
+BEHAVIOURS: list[Behave] = [
+    *[answering] * 4, twice, late, failing, lambda peer, seen, number: None,
+    lambda peer, seen, number: peer.say("no"), lambda peer, seen, number: peer.raw(b"\x88\x02\x03\xf3"),
+    lambda peer, seen, number: peer.say(openpi.encode({"actions": answer_to(np.inf)})),
+    lambda peer, seen, number: peer.side.shutdown(socket.SHUT_RDWR),
+]  # fmt: skip
+
+
 def test_whatever_it_does_no_step_gets_the_answer_of_another() -> None:
-    rng = random.Random(0)
-    done = Counter[str]()
-
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
-        what = rng.choice(["honest"] * 4 + ["twice", "lost", "text", "late", "not finite", "closed", "failed", "torn"])
-        done[what] += 1
-        reply = openpi.encode(honest(seen))
-        if what == "honest":
-            connection.send(reply)
-        elif what == "twice":
-            at_once(connection, reply, reply)
-        elif what == "late":
-            there.released.wait(rng.uniform(0.25, 0.4))
-            connection.send(reply)
-        elif what == "text":
-            connection.send("no")
-        elif what == "not finite":
-            connection.send(openpi.encode({"actions": answer_to(np.inf)}))
-        elif what == "closed":
-            connection.close(1011)
-        elif what == "failed":
-            connection.send("Traceback")
-            connection.close(1011)
-        elif what == "torn":
-            connection.socket.shutdown(socket.SHUT_RDWR)
-
-    with (
-        foreign() as (there, port),
-        asking(port, 200.0, msgspec.structs.replace(QUICK, silence_s=0.15)) as (client, ask),
-    ):
-        there.behave = behave
-        found = Counter[str]()
+    rng, settings = random.Random(0), msgspec.structs.replace(QUICK, silence_s=0.15)
+    with foreign() as (there, port), asking(port, 200.0, settings) as (client, ask):
+        there.behave = lambda peer, seen, number: rng.choice(BEHAVIOURS)(peer, seen, number)
+        causes = Counter[str]()
         for number in range(120):
             answer = ask(number)
             assert isinstance(answer, str) or good(answer, number), f"another step's answer at {number}"
-            found[answer if isinstance(answer, str) else "answered"] += 1
+            causes[answer if isinstance(answer, str) else "answered"] += 1
             wait_for(lambda: client.problem is None)
-        assert found["answered"] and len(found) > 2 and len(done) > 3
-        there.behave = lambda connection, seen, number: connection.send(openpi.encode(honest(seen)))
+        assert causes["answered"] and len(causes) > 2
+        there.behave = answering
         until_good(ask, 300)
 
 
@@ -447,8 +408,8 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "robot.toml").write_text(CAMERAS)
     monkeypatch.setenv("SPECACT_TOKEN", "correct horse battery staple")
 
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
-        connection.send(openpi.encode({"actions": answer_to(seen["observation/state"][1, 0])}))
+    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
+        peer.say(openpi.encode({"actions": answer_to(seen["observation/state"][1, 0])}))
 
     with foreign() as (there, port):
         there.behave = behave
@@ -477,7 +438,9 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
         }  # fmt: skip
         np.testing.assert_array_equal(seen["observation/image"], np.moveaxis(front[0], -1, 0))
         assert (seen["prompt"], seen["endpoint"]) == ("fold it", "infer")
-        assert set(there.requests) == {("/some/where", None), ("/some/where", "Api-Key correct horse battery staple")}
+        assert {(peer.path, peer.headers.get("Authorization")) for peer in there.peers} == {
+            ("/some/where", None), ("/some/where", "Api-Key correct horse battery staple"),
+        }  # fmt: skip
 
 
 @contextmanager
@@ -505,8 +468,8 @@ def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle
         "[observation.pose]\nshape = [2]\ninput = 'observation/state'\n"
     )
 
-    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
-        connection.send(openpi.encode({"actions": np.full((spec.chunk, spec.actions), seen["observation/state"][0])}))
+    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
+        peer.say(openpi.encode({"actions": np.full((spec.chunk, spec.actions), seen["observation/state"][0])}))
 
     with foreign() as (there, port), closing_clients():
         there.behave = behave
@@ -524,63 +487,47 @@ def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle
         assert (there_too.port, there_too.token) == (port, "x" * 16)
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["openpi:", "openpi:127.0.0.1:8000", "openpi:http://127.0.0.1:8000", "openpi:ws://", "openpi:ws://a:b",
-     "openpi:ws://a:8000?x=1", "openpi:ws://me@a:8000", "openpi:ws://a:70000", "openpi:ws://a b:8000"],
-)  # fmt: skip
-def test_what_is_no_address(source: str) -> None:
-    with pytest.raises(ConfigError):
-        openpi_endpoint(source, None, None, foreign_pair().exchange.contract)
+ADDRESSES = ("", "127.0.0.1:8000", "http://127.0.0.1:8000", "ws://", "ws://a:b", "ws://a:8000?x=1", "ws://me@a:8000",
+             "ws://a:70000", "ws://a b:8000")  # fmt: skip
+DESCRIPTIONS = {
+    DESCRIPTION.replace("chunk = 3", "chunk = 4"): "chunk", DESCRIPTION.replace("low", "lowest"): "lowest",
+    DESCRIPTION + "channels_first = true\n": "uint8", "": "chunk", DESCRIPTION.replace("[2]", "[0]"): "shape",
+}  # fmt: skip
 
 
-def test_a_description_of_another_policy_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "robot.toml"
-    for text, why in (
-        (DESCRIPTION, None),
-        (DESCRIPTION.replace("chunk = 3", "chunk = 4"), "the pair was made for one with"),
-        (DESCRIPTION.replace("low", "lowest"), "unknown key"),
-        (DESCRIPTION + "channels_first = true\n", "for uint8 frames alone"),
-        ("", "chunk"),
-        (DESCRIPTION.replace("[2]", "[0]"), "shape"),
-    ):
+def test_addresses_and_descriptions_that_cannot_be_used_and_a_pair_of_codes_are_refused(tmp_path: Path) -> None:
+    contract, file = foreign_pair().exchange.contract, tmp_path / "robot.toml"
+    for address in ADDRESSES:
+        with pytest.raises(ConfigError):
+            openpi_endpoint(f"openpi:{address}", None, None, contract)
+    source = f"openpi:ws://127.0.0.1:1#{file}"
+    file.write_text(DESCRIPTION)
+    endpoint = openpi_endpoint(source, None, None, contract)
+    with pytest.raises(ConfigError, match="JPEG"):
+        Client(endpoint, contract, jpeg_quality=90)
+    with pytest.raises(ConfigError, match="codes"):
+        openpi_endpoint(source, None, None, specact.load_pair("ball").exchange.contract)
+    for text, name in DESCRIPTIONS.items():
         file.write_text(text)
-        source = f"openpi:ws://127.0.0.1:1#{file}"
-        if why is None:
-            assert openpi_endpoint(source, None, None, foreign_pair().exchange.contract).port == 1
-        else:
-            with pytest.raises(ConfigError, match=why):
-                openpi_endpoint(source, None, None, foreign_pair().exchange.contract)
-
-
-def test_jpeg_is_refused() -> None:
-    pair = foreign_pair()
-    with pytest.raises(ConfigError, match="specact's own protocol"):
-        Client(endpoint(pair, 1), pair.exchange.contract, jpeg_quality=90)
+        with pytest.raises(ConfigError, match=name):
+            openpi_endpoint(source, None, None, contract)
 
 
 # ---- openpi's own server --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
 def openpis_server() -> Any:
     """openpi's server class, where it is importable, or in the checkout that SPECACT_OPENPI names."""
     pytest.importorskip("openpi_client", reason="needs openpi-client (see the Makefile)")
     name = "openpi.serving.websocket_policy_server"
-    checkout = os.environ.get("SPECACT_OPENPI")
-    if checkout is None:
-        return pytest.importorskip(
-            name, reason="needs openpi, or a checkout of it in SPECACT_OPENPI"
-        ).WebsocketPolicyServer
+    if (checkout := os.environ.get("SPECACT_OPENPI")) is None:
+        pytest.importorskip(name, reason="needs openpi, or a checkout of it in SPECACT_OPENPI")
+        return importlib.import_module(name).WebsocketPolicyServer
     path = Path(checkout) / "src" / Path(*name.split(".")).with_suffix(".py")
-    spec = importlib.util.spec_from_file_location("openpis_server", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.WebsocketPolicyServer
+    return runpy.run_path(str(path))["WebsocketPolicyServer"]
 
 
-def test_openpis_own_server(openpis_server: Any) -> None:
+def test_openpis_own_server() -> None:
     class Policy:
         def infer(self, seen: dict[str, Any]) -> dict[str, Any]:
             number = seen["observation/state"][0]
@@ -590,33 +537,19 @@ def test_openpis_own_server(openpis_server: Any) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    server = openpis_server()(Policy(), host="127.0.0.1", port=port, metadata={"name": "pi0"})
     loop = asyncio.new_event_loop()
-    server = openpis_server(Policy(), host="127.0.0.1", port=port, metadata={"name": "pi0"})
-
-    def run() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-
     task = loop.create_task(server.run())
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     try:
-        pair = foreign_pair()
-        with Client(endpoint(pair, port), pair.exchange.contract, settings=QUICK) as client:
-            client.connect(10.0)
-            target = RemoteTarget(client, pair.exchange, PATIENT_MS)
-            found = dict[int, Any]()
-            for number in (1, 2, 13, 14, 15):
-                wait_for(lambda: client.problem is None)
-                seen = Window({"state": np.array([[number, 0.0]], np.float32)})
-                found[number] = target.submit(seen, StepAddress(0, 0, 0, number)).result()
-                if number == 13:
-                    # It says why and hangs up.
-                    wait_for(lambda: client.counts["connections"] == 2)
-        assert isinstance(found[13], Miss) and found[13].cause == "refused"
-        for number in (1, 2, 14, 15):
-            np.testing.assert_array_equal(found[number].value, answer_to(number))
-            assert found[number].times.target > 0.0
+        with asking(port, PATIENT_MS) as (client, ask):
+            for number in (1, 2):
+                assert good(ask(number), number)
+            # It says why and hangs up.
+            assert ask(13) == "refused"
+            wait_for(lambda: client.counts["connections"] == 2)
+            assert good(ask(14), 14)
     finally:
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
