@@ -57,7 +57,7 @@ def measure(bundle: Pair[Any], gates: dict[str, Gate]) -> dict[tuple[str, str], 
     """(act, session.run) in ms of every inferring step, by gate and kind of step, on a random walk of observations."""
     rng = np.random.default_rng(0)
     sessions = []
-    for network in (bundle.parts.draft, bundle.parts.target):
+    for network in (bundle.parts.draft._network, bundle.parts.target._network):
         sessions.append(TimedSession(network._session))
         network._session = sessions[-1]
     robots = {name: SpeculativePolicy(bundle, gate) for name, gate in gates.items()}

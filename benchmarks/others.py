@@ -28,6 +28,7 @@ import numpy as np
 from server import Robot
 
 from specact import Pair, load_pair
+from specact.bundle.network import open_session
 from specact.load import load_policy
 from specact.observation import ObservationSpec, Window
 
@@ -110,7 +111,8 @@ def serve_as_lerobot(infer: Infer, spec: ObservationSpec, port: int) -> None:
 
 def outputs_of(pair: Pair[Any]) -> Infer:
     """Nothing but ``session.run``."""
-    session = pair.parts.target._session
+    assert pair.path is not None
+    session = open_session(pair.path / "target.onnx")
 
     def infer(observation: dict[str, Any]) -> dict[str, Any]:
         logits, offsets = session.run(None, {name: value[None] for name, value in observation.items()})

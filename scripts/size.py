@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/wire": (450, 748),
     f"{SRC}/remote": (800, 1_090),
     f"{SRC}/server": (1_100, 1_726),
-    f"{SRC}/links": (700, 878),
+    f"{SRC}/links": (700, 809),
     f"{SRC}/contracts": (350, 649),
     f"{SRC}/tised": (0, 0),
     f"{SRC}/cli": (2_000, 2_910),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -116,6 +118,50 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()
+
+
+class Cable:
+    """A relay to a server of this machine, for :func:`listening`, that breaks as told.
+
+    Attributes:
+        flows: cleared, nothing passes, and nothing is lost.
+        plugged: cleared, new connections end at once.
+        endings: each ends all connections there are: ``reset``, or ``freeze``, after which they look open.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.flows, self.plugged, self._over = threading.Event(), threading.Event(), threading.Event()
+        self.endings: list[str] = []
+        self.mend()
+
+    def mend(self) -> None:
+        self.flows.set()
+        self.plugged.set()
+
+    def end(self) -> None:
+        """Lets go of what is frozen."""
+        self._over.set()
+        self.mend()
+
+    def serve(self, side: socket.socket) -> None:
+        before = len(self.endings)
+        if not self.plugged.is_set():
+            return
+        with socket.create_connection(("127.0.0.1", self._port)) as server:
+            other = {side: server, server: side}
+            while not self._over.is_set():
+                for ready in select.select(list(other), [], [], 0.01)[0]:
+                    self.flows.wait(60)
+                    if len(self.endings) == before:
+                        other[ready].sendall(data := ready.recv(65536))
+                        if not data:
+                            return
+                if len(self.endings) > before:
+                    if self.endings[-1] == "freeze":
+                        self._over.wait(60)
+                    side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    return
 
 
 Behave = Callable[["Rogue", Peer, Ask], None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.children import wait_for
-from tests.remote.conftest import PATIENT_MS, Robot, at, driving
+from tests.remote.conftest import PATIENT_MS, Cable, Robot, at, driving, listening
 
 from specact import Pair
 from specact.lab.processes import ServerProcess, serving
@@ -69,26 +69,27 @@ def test_a_server_is_killed_and_started_again(ball: Pair[Any]) -> None:
 
 @pytest.mark.parametrize("fault", ["half open", "reset and refused", "black hole", "patient"])
 def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Pair[Any], server: ServerProcess) -> None:
-    settings = ClientSettings(silence_s=60.0 if fault == "patient" else 1.0)
-    with (
-        Shaper(load_link("lan"), "127.0.0.1", server.port) as shaper,
-        robots(ball, shaper.port, settings) as made,
-        driving(*made),
-    ):
-        more(made, 5)
-        before = [robot.causes["deadline"] for robot in made]
-        if fault == "half open":
-            shaper.half_open()
-        elif fault == "reset and refused":
-            shaper.refuse(0.5)
-            shaper.reset_all()
-        else:
-            shaper.black_hole(2.5)
-        missed(made, 8)
-        more(made, 5)
+    settings, cable = ClientSettings(silence_s=60.0 if fault == "patient" else 1.0), Cable(server.port)
+    with listening(cable.serve) as port, robots(ball, port, settings) as made:
+        try:
+            with driving(*made):
+                more(made, 5)
+                before = [robot.causes["deadline"] for robot in made]
+                if fault == "half open":
+                    cable.endings.append("freeze")
+                elif fault == "reset and refused":
+                    cable.plugged.clear()
+                    cable.endings.append("reset")
+                else:
+                    cable.flows.clear()
+                missed(made, 8)
+                cable.mend()
+                more(made, 5)
+        finally:
+            cable.end()
     for robot, earlier in zip(made, before, strict=True):
         robot.check(*LOST)
-        assert robot.client.counts["connections"] >= (1 if fault == "patient" else 2)
+        assert robot.client.counts["connections"] >= (2 if fault in ("half open", "reset and refused") else 1)
         # Three in a row, and nothing more is sent before a sign of life; later ones are the machine's doing.
         assert robot.causes["deadline"] - earlier < robot.causes.total() - earlier
 

@@ -1,4 +1,4 @@
-"""A TCP relay that makes real sockets behave as if a link model lay between them, faults included."""
+"""A TCP relay that makes real sockets behave as if a link model lay between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -21,13 +20,13 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.links.model import Link
+from specact.records import Seed, check_arguments
 from specact.rng import Role, stream
 from specact.types import Floats
 
 Address = tuple[socket.AddressFamily, Any]
-Ending = Literal["closed", "reset", "refused", "frozen"]
-Kind = Literal["opened"] | Ending
 Chunk = tuple[bytes | None, float]
+Ending = Literal["closed", "reset", "refused"]
 _CHUNK_BYTES, _MAX_IN_FLIGHT, _BACKLOG, _MAX_SAMPLES = 16 * 1024, 256, 1024, 10_000
 
 
@@ -37,12 +36,12 @@ class LinkEvent:
 
     Attributes:
         connection: its number, from 0.
-        kind: ``opened``, or how it ended: ``closed`` by both sides, ``reset``, ``refused`` by the target, ``frozen``.
+        kind: ``opened``, or how it ended: ``closed`` by both sides, ``reset``, ``refused`` by the target.
         up_bytes, down_bytes: relayed so far.
     """
 
     connection: int
-    kind: Kind
+    kind: Literal["opened"] | Ending
     up_bytes: int
     down_bytes: int
 
@@ -73,15 +72,6 @@ class Pacer:
         return self._due
 
 
-class _Connection:
-    """What is known of a connection: bytes passed down and up, how it is to end, and whether it has ended."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.passed = number, [0, 0]
-        self.requested: Ending = "closed"
-        self.ended = asyncio.Event()
-
-
 class Shaper:
     """Listens on a port and relays every connection to a target, with the delay and rate of a link model.
 
@@ -92,8 +82,7 @@ class Shaper:
     An event loop in a thread of its own relays. If other threads keep the interpreter busy, it wakes up to its switch
     interval (5 ms) late; then run ``specact proxy`` in a process of its own. :attr:`lateness` measures the accuracy.
 
-    A context manager: the port is open inside. All controls may be called from any thread except that of ``on_event``;
-    where they overlap, the latest end counts.
+    A context manager: the port is open inside.
 
     Args:
         link: the model, for both directions.
@@ -114,36 +103,29 @@ class Shaper:
     """
 
     def __init__(
-        self, link: Link, host: str, port: int, *, seed: int = 0, listen_host: str = "127.0.0.1", listen_port: int = 0,
+        self, link: Link, host: str, port: int, *, seed: Seed = 0, listen_host: str = "127.0.0.1", listen_port: int = 0,
         on_event: Callable[[LinkEvent], None] = lambda event: None,
     ) -> None:  # fmt: skip
-        if not 0 <= seed < 2**64:
-            raise ConfigError(f"the seed of a shaper must lie in [0, 2^64), got {seed}")
+        check_arguments(type(self).__init__, {"seed": seed})
         self._link, self._seed, self._on_event = link, seed, on_event
         self._target, self._listen_at = resolve(host, port), resolve(listen_host, listen_port)
-        self._open: dict[_Connection, asyncio.Task[None]] = {}
         self._late: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self.port = self.connections = self.up_bytes = self.down_bytes = 0
-        self._start = self._held_until = self._closed_until = 0.0
+        self._start, self._running = 0.0, threading.Event()
 
     def __enter__(self) -> Self:
         self._start, self._listener = time.monotonic(), _listener(self._listen_at)
         self.port = self._listener.getsockname()[1]
-        self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shaper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shaper", daemon=True)
         self._thread.start()
-        self._accepting = asyncio.run_coroutine_threadsafe(self._accept(), self._loop)
+        self._running.wait()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._accepting.cancel()
-        self._end_all("closed")
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
-        self._loop.close()
-        self._listener.close()
 
     @property
     def lateness(self) -> Floats:
@@ -153,85 +135,48 @@ class Shaper:
         """
         return np.array(list(self._late), dtype=np.float64)
 
-    def black_hole(self, seconds: float) -> None:
-        """Holds back all data for ``seconds``, of new connections too; it is relayed afterwards."""
-        self._held_until = max(self._held_until, time.monotonic() + seconds)
-
-    def refuse(self, seconds: float) -> None:
-        """Refuses new connections for ``seconds``; existing ones continue."""
-
-        async def close() -> None:
-            self._closed_until = max(self._closed_until, time.monotonic() + seconds)
-            # On Linux a bound socket can listen again after a shutdown.
-            with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result()
-
-    def reset_all(self) -> None:
-        """Ends all connections with a TCP reset to both sides; data in flight is lost."""
-        self._end_all("reset")
-
-    def half_open(self) -> None:
-        """Freezes the existing connections: both sides see them open, but nothing is relayed; new ones work.
-
-        As when a robot leaves radio range, or a server loses power: neither an end nor a reset is sent, until
-        :meth:`reset_all` or the end of the shaper.
-        """
-        self._end_all("frozen")
-
     def pacer(self, connection: int, up: bool) -> Pacer:
         """What delays the messages of a connection in one direction."""
         rng = stream(self._seed, Role.LINK, robot=connection, step=0 if up else 1)
         return Pacer(self._link, up, self._start, rng)
 
-    def _end_all(self, ending: Ending) -> None:
-        async def end() -> None:
-            ending_now = {connection: task for connection, task in self._open.items() if not task.done()}
-            for connection, task in ending_now.items():
-                connection.requested = ending
-                connection.ended.clear()
-                task.cancel()
-            await asyncio.gather(*[connection.ended.wait() for connection in ending_now])
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+    def _run(self) -> None:
+        with (
+            self._listener,
+            suppress(asyncio.CancelledError),
+            asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_PreciseSelector())) as runner,
+        ):
+            runner.run(self._accept())
 
     async def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = await self._loop.sock_accept(self._listener)
-            except OSError:  # no longer listening, or out of file descriptors
-                await asyncio.sleep(max(0.01, self._closed_until - time.monotonic()))
-                if time.monotonic() >= self._closed_until:
-                    self._listener.listen(_BACKLOG)
-                continue
-            connection = _Connection(self.connections)
-            self.connections += 1
-            self._open[connection] = task = asyncio.create_task(self._serve(connection, client))
-            task.add_done_callback(partial(self._forget, connection))
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop, self._task = asyncio.get_running_loop(), task
+        self._running.set()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    client, _ = await self._loop.sock_accept(self._listener)
+                except OSError:  # out of file descriptors
+                    await asyncio.sleep(0.01)
+                    continue
+                group.create_task(self._serve(self.connections, client))
+                self.connections += 1
 
-    def _forget(self, connection: _Connection, task: asyncio.Task[None]) -> None:
-        del self._open[connection]
-
-    async def _serve(self, connection: _Connection, client: socket.socket) -> None:
-        self._notify(connection, "opened")
+    async def _serve(self, number: int, client: socket.socket) -> None:
+        passed = [0, 0]  # bytes down and up
+        self._on_event(LinkEvent(number, "opened", 0, 0))
+        ending: Ending = "closed"
         with socket.socket(self._target[0], socket.SOCK_STREAM) as server, client:
             try:
-                ending = await self._relay(connection, client, server)
-            except asyncio.CancelledError:
-                ending = connection.requested
-            self._notify(connection, ending)
-            while ending == "frozen":
-                connection.ended.set()
-                with suppress(asyncio.CancelledError):
-                    await self._loop.create_future()
-                ending = connection.requested
-            if ending in ("reset", "refused"):
+                ending = await self._relay(number, client, server, passed)
+            finally:
+                self._on_event(LinkEvent(number, ending, passed[1], passed[0]))
+            if ending != "closed":
                 for side in (client, server):
                     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.ended.set()
 
-    async def _relay(self, connection: _Connection, client: socket.socket, server: socket.socket) -> Ending:
+    async def _relay(self, number: int, client: socket.socket, server: socket.socket, passed: list[int]) -> Ending:
         for side in (client, server):
             side.setblocking(False)
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -244,8 +189,8 @@ class Shaper:
             async with asyncio.TaskGroup() as group:
                 for up, source, sink in ((True, client, server), (False, server, client)):
                     chunks = asyncio.Queue[Chunk](_MAX_IN_FLIGHT)
-                    group.create_task(self._read(source, self.pacer(connection.number, up), chunks))
-                    group.create_task(self._write(sink, chunks, connection, up))
+                    group.create_task(self._read(source, self.pacer(number, up), chunks))
+                    group.create_task(self._write(sink, chunks, passed, up))
         except* OSError:  # one side is closed; the other one is closed too
             ending = "reset"
         return ending
@@ -260,13 +205,11 @@ class Shaper:
                 chunk = None
             await chunks.put((chunk, pacer.due(len(chunk or b""), time.monotonic())))
 
-    async def _write(
-        self, sink: socket.socket, chunks: asyncio.Queue[Chunk], connection: _Connection, up: bool
-    ) -> None:
+    async def _write(self, sink: socket.socket, chunks: asyncio.Queue[Chunk], passed: list[int], up: bool) -> None:
         """Sends each chunk when it is due."""
         while True:
             chunk, due = await chunks.get()
-            while (left := max(due, self._held_until) - time.monotonic()) > 0.0:
+            while (left := due - time.monotonic()) > 0.0:
                 await asyncio.sleep(left)
             if chunk is None:
                 raise ConnectionResetError
@@ -275,13 +218,9 @@ class Shaper:
                 return
             self._late.append(-left)
             await self._loop.sock_sendall(sink, chunk)
-            connection.passed[up] += len(chunk)
+            passed[up] += len(chunk)
             self.up_bytes += len(chunk) * up
             self.down_bytes += len(chunk) * (not up)
-
-    def _notify(self, connection: _Connection, kind: Kind) -> None:
-        down, up = connection.passed
-        self._on_event(LinkEvent(connection.number, kind, up, down))
 
 
 class _PreciseSelector(selectors.DefaultSelector):
@@ -309,23 +248,15 @@ def resolve(host: str, port: int) -> Address:
 
 
 def _listener(at: Address) -> socket.socket:
-    family, (host, port, *rest) = at
+    family, address = at
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port or _free_port(at), *rest))
+        listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
+        where = f"{address[0]}:{address[1]}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port") from error
     listener.setblocking(False)
     return listener
-
-
-def _free_port(at: Address) -> int:
-    """A free port by number: Linux keeps a port over a shutdown only if it was bound by number."""
-    with socket.socket(at[0], socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(at[1])
-        port: int = probe.getsockname()[1]
-        return port
