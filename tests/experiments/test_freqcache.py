@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from experiments.freqcache import REUSE, compare_variants, flow_pair
-from tests.systems.test_freqcache_rounds import window
+from tests.systems.test_freqcache import window
 
 from specact.errors import ConfigError
 from specact.pair import Pair

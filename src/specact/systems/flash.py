@@ -788,12 +788,12 @@ def remote_target(path: Path) -> LoadedPolicy:
         BundleError: if the manifest does not describe it, or cannot be read.
     """
     bundle, where = open_bundle(path, "flash", MadeFor, FLASH_PARTS), f"{path / MANIFEST}: target"
-    told = read_record(bundle.manifest.target, DescribedTarget, where, BundleError)
+    described = read_record(bundle.manifest.target, DescribedTarget, where, BundleError)
     try:
-        units = units_of(told.low, told.high, told.spec.actions)
+        units = units_of(described.low, described.high, described.spec.actions)
     except SpecactError as error:
         raise BundleError(f"{where}: {error}") from None
-    low, high = np.array(told.low, np.float32), np.array(told.high, np.float32)
+    low, high = np.array(described.low, np.float32), np.array(described.high, np.float32)
     flow = FlowUnits((low + high) / np.float32(2.0), np.ones_like(low), low, high)
-    policy = FlowPolicy(RemoteParts(bundle.name), flow, told.spec)
+    policy = FlowPolicy(RemoteParts(bundle.name), flow, described.spec)
     return LoadedPolicy(bundle.name, policy, units, bundle.spec.target, bundle.env)

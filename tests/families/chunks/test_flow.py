@@ -79,11 +79,7 @@ def test_the_weight_of_the_guidance(time: float) -> None:
     assert guidance_weight(time, 1e9) == pytest.approx(wanted)
     assert guidance_weight(time, 5.0) == pytest.approx(min(5.0, wanted))
     assert guidance_weight(1.0 - time, 1e9) == pytest.approx(wanted)  # early as late
-
-
-def test_the_weight_is_limited_where_it_would_be_infinite() -> None:
     assert guidance_weight(0.0, 5.0) == guidance_weight(1.0, 5.0) == 5.0
-    assert guidance_weight(0.5, 5.0) == pytest.approx(2.0)
 
 
 def guided(given: NDArray[np.float64], known: int, noise: NDArray[np.float32], steps: int = 50) -> NDArray[np.float32]:
@@ -228,9 +224,9 @@ def test_inpainting_without_weights_changes_nothing_even_where_there_is_nothing_
 
 
 def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
-    for steps, beta in ((0, 5.0), (1, -1.0), (1, float("nan"))):
+    for steps, spread in ((0, 1.0), (1, -1.0), (1, float("nan"))):
         with pytest.raises(ConfigError, match="at least 1 step"):
-            FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=steps, beta=beta)
+            FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=steps, spread=spread)
     short = Inpainting(np.zeros((5, 2), np.float32), np.zeros(5, np.float32))
     with pytest.raises(
         ConfigError, match=r"chunks have shape \(6, 2\), but the actions to inpaint have shape \(5, 2\)"
@@ -285,35 +281,3 @@ def test_a_guided_chunk_goes_on_from_the_last_one() -> None:
     usual = np.mean(jumps["within"])
     assert np.mean(jumps["guided"]) < 1.5 * usual
     assert np.mean(jumps["pasted"]) > 1.2 * np.mean(jumps["guided"])
-
-
-def test_the_ball_policy_does_what_it_is_shipped_for() -> None:
-    """It brings the ball to rest on a goal that moves at 5 cm/s, eight actions of a chunk at a time.
-
-    It succeeds in more than .9 of many episodes. Of 20 it then succeeds in fewer than 13 with probability 4e-4, were
-    the seeds free; for these the outcome is fixed up to the last bits of a float.
-    """
-    bundle = load_flow(SHELF / "ball-chase-flow")
-    policy, task = bundle.policy(steps=3), load_task(bundle.env)
-    env, window, reached = task.make(pace=0.05), ObservationHistory(bundle.spec.observation), 0
-    for episode in range(20):
-        window.reset()
-        seen, done, rng = window.push(env.reset(seed=episode)[0]), False, np.random.default_rng(episode)
-        for step in range(task.max_steps):
-            if step % 8 == 0:
-                chunk = policy.infer(seen, rng)
-            observation, _, done, _, info = env.step(chunk[step % 8])
-            seen = window.push(observation)
-            if done:
-                break
-        reached += info["success"]
-    assert reached >= 13
-
-
-@pytest.mark.parametrize("name", ["pusht-flow", "ball-chase-flow"])
-def test_what_is_shipped_is_small_and_whole(name: str) -> None:
-    bundle = load_flow(SHELF / name)
-    assert bundle.name == name
-    assert max(bundle.manifest.parity.values()) < 2e-4
-    assert bundle.manifest.training["flow"]["step"] == bundle.manifest.recipe["steps"]
-    assert sum(path.stat().st_size for path in bundle.path.iterdir()) < 4e6

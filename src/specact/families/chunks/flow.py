@@ -25,6 +25,7 @@ Velocity = Callable[[Array, float], Array]
 Guide = Callable[[Array, float], tuple[Array, Array]]
 NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
 FLOW_PARTS = {**NETWORKS, "normalisation": "normalisation.safetensors"}
+_BETA = 5.0  # the paper's limit of the guidance's weight
 
 
 def integrate(velocity: Velocity, noise: Array, steps: int) -> Array:
@@ -87,13 +88,13 @@ class FlowUnits:
 
     def to_environment(self, x: Array) -> Array:
         """Actions ``[..., A]`` in the environment's units, clipped to the demonstrated range."""
-        own = slice(x.shape[-1])
-        return np.clip(self.centre[own] + self.scale[own] * x, self.low[own], self.high[own])
+        width = slice(x.shape[-1])
+        return np.clip(self.centre[width] + self.scale[width] * x, self.low[width], self.high[width])
 
     def to_flow(self, action: Array) -> Array:
         """Actions ``[..., A]`` in the flow's units."""
-        own = slice(action.shape[-1])
-        return (action - self.centre[own]) / self.scale[own]
+        width = slice(action.shape[-1])
+        return (action - self.centre[width]) / self.scale[width]
 
 
 class FlowParts(Protocol):
@@ -190,11 +191,7 @@ class FlowPolicy:
     Args:
         networks, units, spec: the parts of one policy.
         steps: Euler steps; fewer are faster, and a single one gives the mean of the demonstrations.
-        beta: largest weight of the guidance; 5 in the paper.
         spread: standard deviation of the initial noise; 0 makes the policy deterministic.
-
-    Attributes:
-        spec, networks, units, steps: as given.
 
     Raises:
         ConfigError: for a number out of range.
@@ -204,15 +201,12 @@ class FlowPolicy:
     steady = True
 
     def __init__(
-        self, networks: FlowParts, units: FlowUnits, spec: ChunkSpec, *,
-        steps: int = 10, beta: float = 5.0, spread: float = 1.0,
-    ) -> None:  # fmt: skip
-        if steps < 1 or not beta >= 0.0 or not spread >= 0.0:
-            raise ConfigError(
-                f"a flow takes at least 1 step, and a beta and a spread of at least 0, got {steps}, {beta} and {spread}"
-            )
+        self, networks: FlowParts, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, spread: float = 1.0
+    ) -> None:
+        if steps < 1 or not spread >= 0.0:
+            raise ConfigError(f"a flow takes at least 1 step, and a spread of at least 0, got {steps} and {spread}")
         self.networks, self.units, self.spec, self.steps = networks, units, spec, steps
-        self._beta, self._spread = beta, spread
+        self._spread = spread
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Array:
         if inpainting is None:
@@ -277,23 +271,19 @@ class FlowPolicy:
             velocity, pull = self.networks.guide(x[None], now, cache, wanted, weights)
             return velocity[0], pull[0]
 
-        return integrate_guided(guide, noise, self.steps, self._beta)
+        return integrate_guided(guide, noise, self.steps, _BETA)
 
 
 @dataclass(frozen=True)
 class FlowBundle(Bundle[ChunkSpec]):
-    """A loaded bundle that holds a flow policy.
-
-    Attributes:
-        networks, units: the parts.
-    """
+    """A loaded bundle that holds a flow policy."""
 
     networks: FlowNetworks
     units: FlowUnits
 
-    def policy(self, steps: int = 10, beta: float = 5.0, spread: float = 1.0) -> FlowPolicy:
+    def policy(self, steps: int = 10, spread: float = 1.0) -> FlowPolicy:
         """The policy with this number of Euler steps; the networks are shared."""
-        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta, spread=spread)
+        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, spread=spread)
 
 
 def load_flow(
@@ -316,9 +306,8 @@ def load_flow(
     for part in variants or ():
         if part not in NETWORKS:
             raise unknown_name("network of a flow policy", part, NETWORKS)
-    networks = FlowNetworks(
-        {**bundle.files, **(variants or {})}, bundle.spec, bundle.manifest.words, compute=compute
-    )  # fmt: skip
+    files = {**bundle.files, **(variants or {})}
+    networks = FlowNetworks(files, bundle.spec, bundle.manifest.words, compute=compute)
     return FlowBundle(bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle))
 
 

@@ -30,28 +30,18 @@ from specact.units import ActionUnits
 # Files that save_pretrained writes for a policy and its processors.
 _WEIGHTS = "model.safetensors"
 _FILES = ("config.json", _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
-# Flow policies: their noise is an argument, and they draw no other random numbers.
-_FLOWS = ("pi0", "pi05", "smolvla")
-# Deterministic policies.
-_DETERMINISTIC = ("act",)
+# The noise of flow policies is an argument, and they draw no other random numbers.
+_FLOWS, _DETERMINISTIC = ("pi0", "pi05", "smolvla"), ("act",)
 # Settings that are overridden: initial weights that are replaced anyway, and compilation, which hides the parts.
 _OVERRIDES = {"pretrained_backbone_weights": None, "load_vlm_weights": False, "compile_model": False}
 _OBSERVED = (FeatureType.STATE, FeatureType.ENV, FeatureType.VISUAL)
 
 
 class LeRobotModel:
-    """A LeRobot policy with its saved processors, as a function of a batch of windows.
+    """A LeRobot policy with its saved processors, in a folder of ``save_pretrained``, as a function of a batch.
 
-    The policy is reset before each inference. Inferences run one at a time: the policy's queues, the state of its
-    processors and PyTorch's generator are shared by the whole process.
-
-    Args:
-        path: a folder with the files of ``save_pretrained``, of the policy and of both processors.
-
-    Attributes:
-        config, policy: LeRobot's.
-        observation: the policy's observation spec.
-        lock: held during an inference.
+    The policy is reset before each inference. Inferences run one at a time, under ``lock``: the policy's queues, the
+    state of its processors and PyTorch's generator are shared by the whole process.
 
     Raises:
         BundleError: if the weights are not those of the policy, or it stores its observation history in an unsupported
@@ -100,10 +90,7 @@ class LeRobotModel:
     ) -> Array:
         """Chunks ``[B, H, A]`` in the environment's units, each sampled with its own generator.
 
-        Args:
-            inputs: arrays ``[B, T, ...]`` by name; camera frames uint8 ``[B, T, H, W, 3]``.
-            rngs: B generators.
-            instruction: B texts, if the policy needs an instruction.
+        Inputs are arrays ``[B, T, ...]`` by name, camera frames uint8 ``[B, T, H, W, 3]``, and B texts if needed.
         """
         with self.lock, torch.no_grad():
             if self.config.type in _FLOWS:
@@ -113,15 +100,11 @@ class LeRobotModel:
             if self.config.type in _DETERMINISTIC:
                 return self.actions(self.predict(inputs, instruction))
             # All others draw from PyTorch's generator: one by one, so that a chunk does not depend on its batch.
-            rows = [
-                self._sampled(
-                    {name: array[row : row + 1] for name, array in inputs.items()},
-                    None if instruction is None else instruction[row : row + 1],
-                    rng,
-                )
-                for row, rng in enumerate(rngs)
-            ]
-            return np.concatenate(rows)
+            chunks = []
+            for row, rng in enumerate(rngs):
+                alone = {name: array[row : row + 1] for name, array in inputs.items()}
+                chunks.append(self._sampled(alone, None if instruction is None else instruction[row : row + 1], rng))
+            return np.concatenate(chunks)
 
     def predict(self, inputs: Inputs, instruction: Sequence[str] | None, **noise: torch.Tensor) -> torch.Tensor:
         """The policy's ``predict_action_chunk`` for preprocessed inputs, ``[B, H, A]`` in the policy's units."""
@@ -140,8 +123,8 @@ class LeRobotModel:
 
     def actions(self, chunk: torch.Tensor) -> Array:
         """The postprocessed chunk, in the environment's units."""
-        found: Array = self._after(chunk).float().cpu().numpy()
-        return found
+        actions: Array = self._after(chunk).float().cpu().numpy()
+        return actions
 
     def tensor(self, array: Array) -> torch.Tensor:
         """A copy on the policy's device."""
@@ -150,9 +133,9 @@ class LeRobotModel:
     def limits(self) -> tuple[Array, Array] | None:
         """Minimum and maximum of the demonstrated actions ``[A]``, from the postprocessor's statistics, or None."""
         for step in self._after.steps if self.absolute else ():
-            found = (getattr(step, "stats", None) or {}).get(ACTION, {})
-            if "min" in found and "max" in found:
-                low, high = (np.asarray(found[end], np.float32).reshape(-1) for end in ("min", "max"))
+            stats = (getattr(step, "stats", None) or {}).get(ACTION, {})
+            if "min" in stats and "max" in stats:
+                low, high = (np.asarray(stats[end], np.float32).reshape(-1) for end in ("min", "max"))
                 return low, high
         return None
 
@@ -174,9 +157,6 @@ class LeRobotParts:
 
     Their time runs from 1, noise, to 0, data: ``v(x, t) = -v'(x, 1 - t)``. Their chunks are padded to a width W common
     to all robots, ``[H, W]`` with W at least A; padded dimensions are not guided.
-
-    Args:
-        model: the policy.
     """
 
     def __init__(self, model: LeRobotModel) -> None:
@@ -191,7 +171,7 @@ class LeRobotParts:
         reads the state; its embedding is the last token. Pi0.5 reads its state as words. Positions, which the policy's
         own layers receive separately, are added to the tokens.
         """
-        kind, network, found = self._model.config.type, self._model.policy.model, list[Any]()
+        kind, network, embedded = self._model.config.type, self._model.policy.model, list[Any]()
 
         def embed(
             images: Any, masks: Any, words: torch.Tensor, read: Any, *state: torch.Tensor, noise: torch.Tensor
@@ -201,15 +181,15 @@ class LeRobotParts:
             more = 0 if whole else self._model.config.tokenizer_max_length - words.shape[1]
             tokens = _with_positions(_unmasked_first(prefix[0].float(), prefix[1], more))
             if kind == "pi0":
-                own = network.state_proj(state[0].to(network.state_proj.weight.dtype))[:, None]
-                own = torch.nn.functional.pad(own, (0, tokens.shape[-1] - own.shape[-1]))
-                tokens = torch.cat([tokens, own.float()], dim=1)
-            found.extend((tokens.cpu().numpy(), prefix))
+                extra = network.state_proj(state[0].to(network.state_proj.weight.dtype))[:, None]
+                extra = torch.nn.functional.pad(extra, (0, tokens.shape[-1] - extra.shape[-1]))
+                tokens = torch.cat([tokens, extra.float()], dim=1)
+            embedded.extend((tokens.cpu().numpy(), prefix))
             return noise
 
         self._predict(windows, sample_actions=embed)
-        tokens: Array = found[0]
-        self._last = tokens, found[1]
+        tokens: Array = embedded[0]
+        self._last = tokens, embedded[1]
         return tokens
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> dict[str, Any]:
@@ -217,15 +197,15 @@ class LeRobotParts:
 
         Images are encoded again, unless ``tokens`` is the array that :meth:`tokens` returned last.
         """
-        kept, last = dict[str, Any](), self._last
+        arguments, last = dict[str, Any](), self._last
 
         def note(x_t: torch.Tensor, timestep: torch.Tensor, **prefix: Any) -> torch.Tensor:
-            kept.update(prefix)
+            arguments.update(prefix)
             return torch.zeros_like(x_t)
 
         known = {} if last is None or tokens is not last[0] else {"embed_prefix": lambda *given, **named: last[1]}
         self._predict(windows, denoise_step=note, **known)
-        return kept
+        return arguments
 
     def _predict(self, windows: Sequence[Window], **seams: Any) -> None:
         """Runs an inference in which some methods of the network are replaced."""
@@ -244,8 +224,8 @@ class LeRobotParts:
 
     def velocity(self, chunks: Array, times: Array, cache: dict[str, Any]) -> Array:
         with self._model.lock, torch.no_grad():
-            found: Array = self._velocity(self._model.tensor(chunks), self._model.tensor(times), cache).cpu().numpy()
-        return found
+            velocity: Array = self._velocity(self._model.tensor(chunks), self._model.tensor(times), cache).cpu().numpy()
+        return velocity
 
     def guide(
         self, chunk: Array, time: Array, cache: dict[str, Any], wanted: Array, weights: Array
@@ -267,14 +247,10 @@ class LeRobotParts:
 
 
 def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
-    """A LeRobot policy as a chunk policy.
+    """The LeRobot policy ``lerobot:PATH@HZ`` as a chunk policy.
 
-    SmolVLA, pi0 and pi05 become a :class:`~specact.families.chunks.flow.FlowPolicy`, unless their actions are relative
-    to the observation; all others are called by their ``predict_action_chunk``.
-
-    Args:
-        source: ``lerobot:PATH@HZ``.
-        steps: Euler steps of a flow policy.
+    SmolVLA, pi0 and pi05 become a :class:`~specact.families.chunks.flow.FlowPolicy` of so many steps, unless their
+    actions are relative to the observation; all others are called by their ``predict_action_chunk``.
 
     Raises:
         ConfigError: if the source does not name a saved policy and a rate.
@@ -323,11 +299,7 @@ def _named(source: str) -> tuple[Path, float]:
 
 
 def _check_weights(state: dict[str, torch.Tensor], file: Path) -> None:
-    """Refuses missing and incompatible weights, which LeRobot reports and then leaves at their initial values.
-
-    Raises:
-        BundleError: if the file does not hold exactly the weights of the policy.
-    """
+    """Refuses missing and incompatible weights, which LeRobot reports and then leaves at their initial values."""
     with safe_open(file, "pt") as saved:
         shapes = {name: list(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
     strange = [name for name, shape in shapes.items() if name not in state or list(state[name].shape) != shape]
@@ -344,10 +316,10 @@ def _check_weights(state: dict[str, torch.Tensor], file: Path) -> None:
 def _flow_units(model: LeRobotModel, limits: tuple[Array, Array] | None) -> FlowUnits | None:
     """Units of the padded flow, or None if its outputs are not mapped to actions by offset and scale."""
     width, padded = model.config.action_feature.shape[0], model.config.max_action_dim
-    centre, one, other = (
+    centre, unit, other = (
         model.actions(torch.full((1, 1, width), value))[0, 0] for value in (0.0, 1.0, -3.0)
     )  # fmt: skip
-    scale = one - centre
+    scale = unit - centre
     if not np.allclose(other, centre - 3.0 * scale, rtol=1e-4, atol=1e-5):
         return None
     low, high = limits or (np.full(width, -np.inf, np.float32), np.full(width, np.inf, np.float32))
@@ -365,13 +337,7 @@ def _to_lerobot(array: Any) -> torch.Tensor:
 
 
 def _unmasked_first(tokens: torch.Tensor, mask: torch.Tensor, padding: int) -> torch.Tensor:
-    """Unmasked tokens first, then zeros for masked ones and for the padding, ``[B, N + padding, W]``.
-
-    Args:
-        tokens: ``[B, N, W]``.
-        mask: whether each token is attended to, ``[B, N]``.
-        padding: number of additional tokens.
-    """
+    """Of ``[B, N, W]`` the tokens that are attended to, then zeros for the others and so many more."""
     order = torch.argsort(~mask.bool(), dim=1, stable=True)[..., None].expand_as(tokens)
     return torch.nn.functional.pad((tokens * mask[..., None]).gather(1, order), (0, 0, 0, padding))
 

@@ -83,8 +83,7 @@ def openpi_source(
     Args:
         source: ``openpi:ws://HOST:PORT`` (``wss`` likewise; port 8000 if not given), a path where the server has
             another than ``/``, and ``#FILE.toml``, the description.
-        token: sent as openpi's API key, or None.
-        tls: context for ``wss``; None for the system's certificates.
+        token, tls: openpi's API key, and the context for ``wss``; None for none, and for the system's certificates.
         timeout: for the connection and the metadata [s].
 
     Raises:
@@ -95,19 +94,15 @@ def openpi_source(
     endpoint, spec, units = _parse(source, token, tls)
     conversation = OpenpiConversation(endpoint, timeout)
     conversation.close()
-    said = conversation.metadata
+    metadata = conversation.metadata
     if spec is None:
-        spec = _spec_of(said, source)
-    name, fingerprint = (printable(text, 64) if isinstance(text, str) else "" for text in map(said.get, _NAMES))
+        spec = _spec_of(metadata, source)
+    name, fingerprint = (printable(text, 64) if isinstance(text, str) else "" for text in map(metadata.get, _NAMES))
     return OpenpiSource(endpoint, spec, units, name or endpoint.host, fingerprint)
 
 
 def target_endpoint(server: str, token: str | None, tls: ssl.SSLContext | None, contract: Contract) -> Endpoint:
-    """Address of the server of a pair's target, in this package's protocol or, with the prefix, in openpi's.
-
-    Args:
-        server: see :meth:`~specact.remote.endpoint.Endpoint.parse` and :func:`openpi_source`.
-        token, tls, contract: see :func:`openpi_endpoint`.
+    """Address of the server of a pair's target, in this package's protocol or openpi's: :func:`openpi_endpoint`.
 
     Raises:
         ConfigError: if it is no such address, or its protocol does not serve this pair.
@@ -118,11 +113,7 @@ def target_endpoint(server: str, token: str | None, tls: ssl.SSLContext | None, 
 
 
 def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, contract: Contract) -> OpenpiEndpoint:
-    """Address of a pair's target; sends nothing.
-
-    Args:
-        source, token, tls: see :func:`openpi_source`.
-        contract: of the pair; a description, which is optional, must agree with it.
+    """Address of a pair's target, see :func:`openpi_source`; a description, if there is one, must be of the contract.
 
     Raises:
         ConfigError: if it is no such name, the description cannot be used, or the pair is not one of chunk policies.
@@ -141,17 +132,17 @@ def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, 
     return endpoint
 
 
-def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
+def openpi_policy(server: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
     """The policy, queried for one window at a time, as the protocol has no batches; for use without step deadlines.
 
     Args:
-        found: the policy's source.
+        server: the policy's source.
         deadline_s: timeout of a reply [s]; the first one of a policy that is compiled takes long.
 
     Raises:
         RemoteError: if there is no connection.
     """
-    client = Client(found.endpoint, ChunkExchange(found.spec).contract)
+    client = Client(server.endpoint, ChunkExchange(server.spec).contract)
     try:
         client.connect(_CONNECT_TIMEOUT_S)
     except BaseException:
@@ -164,7 +155,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
         answer = client.request("infer", request, 1e3 * deadline_s, wait_if_busy=True).result()
         if isinstance(answer, Miss):
             why = f": {client.problem}" if client.problem else ""
-            raise MissError(f"{found.endpoint} gave no usable answer ({answer.cause}{why})", answer.cause)
+            raise MissError(f"{server.endpoint} gave no usable answer ({answer.cause}{why})", answer.cause)
         return answer[0][CHUNK]
 
     def answer(inputs: Inputs, rngs: Sequence[np.random.Generator], instruction: Sequence[str] = ()) -> Any:
@@ -172,7 +163,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
         windows = [Window({name: array[k] for name, array in inputs.items()}, *instruction[k : k + 1]) for k in rows]
         return np.stack([ask(window, rng) for window, rng in zip(windows, rngs, strict=True)])
 
-    return FunctionPolicy(found.spec, answer, units=found.units, fingerprint=found.fingerprint, seeded=True)
+    return FunctionPolicy(server.spec, answer, units=server.units, fingerprint=server.fingerprint, seeded=True)
 
 
 def _parse(
@@ -191,19 +182,19 @@ def _parse(
     if not file:
         return endpoint, None, None
     path = Path(file)
-    said = read_toml(path, ServerDescription, "description of a policy")
+    description = read_toml(path, ServerDescription, "description of a policy")
     try:
-        spec, units = said.spec(said.instruction), said.units
+        spec, units = description.spec(description.instruction), description.units
     except SpecactError as error:
         raise ConfigError(f"{path}: {error}") from None
-    keys = {name: Key(entry.input, entry.channels_first) for name, entry in said.observation.items()}
-    return replace(endpoint, keys=keys, names_endpoint=said.endpoint), spec, units
+    keys = {name: Key(entry.input, entry.channels_first) for name, entry in description.observation.items()}
+    return replace(endpoint, keys=keys, names_endpoint=description.endpoint), spec, units
 
 
-def _spec_of(said: Mapping[str, Any], source: str) -> ChunkSpec:
+def _spec_of(metadata: Mapping[str, Any], source: str) -> ChunkSpec:
     try:
-        observation = read_spec({"fields": said["observation"], "instruction": said["instruction"]})
-        spec = ChunkSpec(observation, said["action_horizon"], said["action_dim"], said["rate_hz"])
+        observation = read_spec({"fields": metadata["observation"], "instruction": metadata["instruction"]})
+        spec = ChunkSpec(observation, metadata["action_horizon"], metadata["action_dim"], metadata["rate_hz"])
     except (KeyError, SpecactError) as error:
         raise BundleError(
             f"the server at {source} does not say what its policy takes and gives ({printable(str(error))}); describe "

@@ -357,9 +357,9 @@ def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
     """Reads and checks a pair's manifest."""
     bundle = open_bundle(path, "chunks", PairSpec, {})
     manifest, file = bundle.manifest, path / MANIFEST
-    told = read_record(manifest.units, _Units, f"{file}: units", BundleError)
+    stored = read_record(manifest.units, _Units, f"{file}: units", BundleError)
     with np.errstate(over="ignore"):
-        units = ActionUnits(np.array(told.centre, np.float32), np.array(told.scale, np.float32))
+        units = ActionUnits(np.array(stored.centre, np.float32), np.array(stored.scale, np.float32))
     check_scale(file, units.centre, units.scale)
     for part in ("draft", "target"):
         if not {part} <= manifest.sources.keys() & manifest.steps.keys() & manifest.fingerprints.keys():
@@ -375,13 +375,13 @@ def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
 
 
 def _load_source(source: str, load: Load, manifest: Manifest, part: str, compute: Compute) -> LoadedPolicy:
-    found, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
-    if found.fingerprint != wanted:
+    loaded, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
+    if loaded.fingerprint != wanted:
         raise BundleError(
-            f"{source} has fingerprint {found.fingerprint!r}, but the pair was made with {wanted!r}; make it again "
+            f"{source} has fingerprint {loaded.fingerprint!r}, but the pair was made with {wanted!r}; make it again "
             "with specact pair"
         )
-    return found
+    return loaded
 
 
 def _load_target(source: str, load: Load, manifest: Manifest, compute: Compute) -> ChunkPolicy:

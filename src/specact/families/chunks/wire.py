@@ -107,14 +107,14 @@ def check_served(spec: ChunkSpec) -> ChunkSpec:
     # Python integers, which cannot overflow. The control loop keeps every array as long as the longest history.
     observation = sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields)
     size = history * observation + 4 * spec.chunk * spec.actions
-    for what, low, asked, high in (
+    for what, low, number, high in (
         ("longest history", 1, history, MAX_HISTORY),
         ("bytes of observations and actions", 1, size, MAX_BYTES),
         ("control rate [Hz]", MIN_RATE_HZ, spec.rate_hz, MAX_RATE_HZ),
     ):
-        if not low <= asked <= high:
+        if not low <= number <= high:
             raise BundleError(
-                f"the {what} of a server's policy must be {low} to {high} for this device, got {asked}; serve a policy "
-                "within these limits"
+                f"the {what} of a server's policy must be {low} to {high} for this device, got {number}; serve a "
+                "policy within these limits"
             )
     return spec
