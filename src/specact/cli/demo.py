@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from specact.files import write_whole
 from specact.records import Count, Seed
 
 if TYPE_CHECKING:
-    from specact.lab.report.paths import TracedEpisode
     from specact.pair import Pair
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
@@ -52,14 +50,13 @@ class Demo(Options):
         with Pool(self.workers) as pool, progress_bars() as update:
             what = Evaluation(self.pair, None, methods, self.episodes, self.seed)
             summary = evaluate(what, folder, update, pool, command=command_line())
-        compared = methods == METHODS
-        shown = (_picture(pair, summary, folder, self.seed) or _film(folder)) if compared else None
         lines: list[str | Table] = [summary_table(summary), *contrast_lines(summary)]
-        lines += [*([_sentence(summary)] if compared else []), f"run folder: {folder}"]
-        if shown is not None:
-            summary |= {"shown": str(shown[0]), "choice": shown[1]}
-            lines += [f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}", shown[1]]
-        print_result(self.json, summary, lines)
+        if methods == METHODS:
+            lines.append(_sentence(summary))
+            if (shown := _shown(pair, summary, self.seed, folder)) is not None:
+                summary |= {"shown": str(shown[0]), "choice": shown[1]}
+                lines += [f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}", shown[1]]
+        print_result(self.json, summary, [*lines, f"run folder: {folder}"])
 
 
 def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
@@ -85,8 +82,15 @@ def _sentence(summary: dict[str, Any]) -> str:
     )
 
 
-def _film(folder: Path) -> tuple[Path, str] | None:
-    """Writes a film of an episode of the run, and why that one, if this machine can render the environment."""
+def _shown(pair: Pair[Any], summary: dict[str, Any], seed: int, folder: Path) -> tuple[Path, str] | None:
+    """A picture of rollouts, or a film of an episode, and what is shown; None if this machine can make neither."""
+    try:
+        from specact.lab.report.paths import draw_comparison
+
+        if (title := draw_comparison(pair, summary, seed, folder / "rollouts.png")) is not None:
+            return folder / "rollouts.png", title
+    except ModuleNotFoundError:
+        pass
     try:
         from specact.lab.report.films import show_film
         from specact.lab.report.runs import find_runs
@@ -94,39 +98,5 @@ def _film(folder: Path) -> tuple[Path, str] | None:
         shown = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid"))
     except (ModuleNotFoundError, ConfigError):
         return None
-    path = folder / "film.webm"
-    write_whole(path, shown.film.video)
-    return path, shown.why
-
-
-def _picture(pair: Pair[Any], summary: dict[str, Any], folder: Path, seed: int) -> tuple[Path, str] | None:
-    """Writes a picture of rollouts, and says which, if Matplotlib is installed and the environment can be drawn."""
-    try:
-        from specact.lab.report.paths import POINTS, choose, draw_paths, trace
-    except ModuleNotFoundError:
-        return None
-    from specact.gates import Always, Never
-    from specact.gates.calibration import calibrated_gate
-    from specact.policy import SpeculativePolicy
-
-    if summary["env"] not in POINTS:
-        return None
-    try:
-        gates = {"draft": Never(), "ADAHI": calibrated_gate(pair, "deviation", summary["rate"]), "hybrid": Always()}
-    except ConfigError:
-        return None
-
-    @cache
-    def traced(name: str, episode: int) -> TracedEpisode:
-        return trace(SpeculativePolicy(pair, gates[name], seed=seed), summary["env"], episode, seed)
-
-    shown = choose(lambda episode: traced("draft", episode).success, summary["episodes"])
-    rows = {name: [traced(name, episode) for episode in shown] for name in gates}
-    failing, alone = sum(not episode.success for episode in rows["draft"]), summary["methods"]["draft"]["success"]
-    title = (
-        f"The first {failing} episodes in which the draft alone fails, and the first {len(shown) - failing} in which "
-        f"it succeeds (of all {alone['n']} it fails in {alone['n'] - alone['k']})"
-    )
-    path = folder / "rollouts.png"
-    draw_paths(rows, summary["env"], title, path)
-    return path, f"{title}."
+    write_whole(folder / "film.webm", shown.film.video)
+    return folder / "film.webm", shown.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -108,42 +109,37 @@ class Eval(Options):
         options.report(summary, summary_table(summary))
 
 
+# Columns of the table of methods: heading, explanation, and the cell of a method's metrics.
+_COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "success": ("", lambda m: f"{m['success']['rate']:.3f}"),
+    "95 %": ("", lambda m: f"{m['success']['low']:.2f}-{m['success']['high']:.2f}"),
+    "score": ("", lambda m: _MISSING if m["score"]["mean"] == m["success"]["rate"] else f"{m['score']['mean']:.3f}"),
+    "sent": ("transmission rate", lambda m: f"{m['transmission_rate']:.2f}"),
+    "true skip": (
+        "share of skipped steps that the target would have accepted", lambda m: optional(m.get("true_skip_ratio")),
+    ),
+    "loss": ("gated loss, skipped and would have been rejected", lambda m: optional(m.get("gated_loss"), 3)),
+    "change": (
+        "mean change of the action that verification of a skipped step would have made",
+        lambda m: optional(m["action_change_loss"]),
+    ),
+    "passes": ("of the target's decoder per inference", lambda m: optional(m.get("passes"))),
+    "accepted": ("drafted tokens per pass", lambda m: optional(m.get("accepted_per_pass"))),
+    "full": ("share of rounds that denoised", lambda m: optional(m.get("full"))),
+    "ms/action": ("", lambda m: f"{m['latency']['per_action_ms']:.2f}"),
+}  # fmt: skip
+
+
 def summary_table(summary: dict[str, Any]) -> Table:
     """The methods of an evaluation side by side, narrow enough for 80 columns; without columns that no method has."""
     from specact.lab.report.networks import all_networks
 
     methods: dict[str, dict[str, Any]] = summary["methods"]
-    binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
+    cells = {column: [cell(m) for m in methods.values()] for column, (_, cell) in _COLUMNS.items()}
+    shown = {column: values for column, values in cells.items() if set(values) != {_MISSING}}
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
-    captions = {
-        "sent": "transmission rate",
-        "true skip": "share of skipped steps that the target would have accepted",
-        "loss": "gated loss, skipped and would have been rejected",
-        "change": "mean change of the action that verification of a skipped step would have made",
-        "passes": "of the target's decoder per inference",
-        "accepted": "drafted tokens per pass",
-        "full": "share of rounds that denoised",
-        "ms/action": "measured in one process" if summary["link"] == "none" else how,
-    }
-    rows = [
-        {
-            "method": name,
-            "success": f"{m['success']['rate']:.3f}",
-            "95 %": f"{m['success']['low']:.2f}-{m['success']['high']:.2f}",
-            "score": _MISSING if binary else f"{m['score']['mean']:.3f}",
-            "sent": f"{m['transmission_rate']:.2f}",
-            "true skip": optional(m.get("true_skip_ratio")),
-            "loss": optional(m.get("gated_loss"), 3),
-            "change": optional(m["action_change_loss"]),
-            "passes": optional(m.get("passes")),
-            "accepted": optional(m.get("accepted_per_pass")),
-            "full": optional(m.get("full")),
-            "ms/action": f"{m['latency']['per_action_ms']:.2f}",
-        }
-        for name, m in methods.items()
-    ]
-    shown = [column for column in rows[0] if any(row[column] != _MISSING for row in rows)]
-    notes = [f"{column}: {captions[column]}" for column in shown if column in captions]
+    how = "measured in one process" if summary["link"] == "none" else how
+    notes = [f"{column}: {_COLUMNS[column][0]}" for column in shown if _COLUMNS[column][0]] + [f"ms/action: {how}"]
     networks = [f"{net.name} {net.parameters:,} ({net.ms:.2g} ms)" for net in all_networks(methods.values())]
     if networks:
         notes.append(f"parameters and time at batch 1: {', '.join(networks)}")
@@ -151,7 +147,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
         shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
         notes.append(f"success with a score above {least}: {shares}")
     title = f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}"
-    return table_of(title, [{column: row[column] for column in shown} for row in rows], " · ".join(notes))
+    rows = [dict(zip(("method", *shown), row, strict=True)) for row in zip(methods, *shown.values(), strict=True)]
+    return table_of(title, rows, " · ".join(notes))
 
 
 def contrast_lines(summary: dict[str, Any]) -> list[str]:

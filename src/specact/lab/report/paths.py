@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 from numpy.typing import NDArray
 
-from specact.errors import unknown_name
+from specact.errors import ConfigError, unknown_name
+from specact.gates import Always, Never
+from specact.gates.calibration import calibrated_gate
 from specact.lab.envs import load_task
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 
@@ -45,6 +49,37 @@ class TracedEpisode:
     transmitted: NDArray[np.bool_]
     success: bool
     scene: Any
+
+
+def draw_comparison(pair: Pair[Any], summary: Mapping[str, Any], seed: int, path: Path) -> str | None:
+    """Draws draft, ADAHI and hybrid on episodes of an evaluation; what is shown, or None where it cannot be drawn.
+
+    Args:
+        pair: that was evaluated.
+        summary: of the evaluation, see :func:`~specact.lab.evaluation.run.evaluate`.
+        seed: of the evaluation.
+        path: of the picture.
+    """
+    if summary["env"] not in POINTS:
+        return None
+    try:
+        gates = {"draft": Never(), "ADAHI": calibrated_gate(pair, "deviation", summary["rate"]), "hybrid": Always()}
+    except ConfigError:
+        return None
+
+    @cache
+    def traced(name: str, episode: int) -> TracedEpisode:
+        return trace(SpeculativePolicy(pair, gates[name], seed=seed), summary["env"], episode, seed)
+
+    shown = choose(lambda episode: traced("draft", episode).success, summary["episodes"])
+    rows = {name: [traced(name, episode) for episode in shown] for name in gates}
+    failing, alone = sum(not episode.success for episode in rows["draft"]), summary["methods"]["draft"]["success"]
+    title = (
+        f"The first {failing} episodes in which the draft alone fails, and the first {len(shown) - failing} in which "
+        f"it succeeds (of all {alone['n']} it fails in {alone['n'] - alone['k']})"
+    )
+    draw_paths(rows, summary["env"], title, path)
+    return f"{title}."
 
 
 def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> TracedEpisode:

@@ -1,0 +1,171 @@
+"""What a device should run, on real evaluations: what is found, left out and said to be missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("mujoco")
+
+from specact import load_pair
+from specact.cli.advise import Advise
+from specact.errors import ConfigError
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.report import advice
+from specact.lab.report.advice import advise, parts_of, round_trip_ms, runs_of, ways_of
+from specact.lab.rollout.pool import Pool
+
+METHODS = ("draft", "head_draft", "target", "hybrid", "random_learned", "learned")
+# Stated, so that no answer depends on a clock: what this device would take.
+PARTS = {
+    "draft": 1.0, "head_draft": 2.0, "target": 8.0, "gate random": 0.1, "gate deviation": 0.1, "gate uncertainty": 0.5,
+    "gate learned": 1.2, "gate learned_action": 2.0,
+}  # fmt: skip
+STAND_IN_MS = 4321.0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An evaluation that was accounted with the time of somebody's stand-in for a large target."""
+    out = tmp_path_factory.mktemp("advise") / "run"
+    what = Evaluation("ball", None, METHODS, 40, seed=5, rate=0.4, target_ms=STAND_IN_MS, shard=40)
+    evaluate(what, out, lambda *told: None, Pool(1))
+    return out
+
+
+def answer(run: Path | None, budget_ms: float, **options: Any) -> dict[str, Any]:
+    pair = load_pair("ball")
+    runs, left_out = runs_of(pair, () if run is None else (run,))
+    assert not left_out
+    return advise(pair, runs, budget_ms, {"": PARTS}, **options)
+
+
+def test_a_target_that_fits_runs_on_the_device(run: Path) -> None:
+    for folder in (run, None):
+        found = answer(folder, 8.0)
+        assert found["target_fits"] and found["advice"].startswith("the target fits on the device")
+    slower = answer(run, 8.0, kappa=2.0)
+    assert not slower["target_fits"] and any("--kappa" in text for text in slower["missing"])
+
+
+def test_the_head_as_the_draft_needs_no_gate_and_less_a_server(run: Path) -> None:
+    """True rates of about .97, .97 and .66 for head, target and draft."""
+    found, cheaper = answer(run, 2.1), answer(run, 1.5)
+    assert found["advice"].startswith("the learned gate's head on the draft as the draft, alone")
+    assert "no gate is needed" in found["advice"] and found["no_server_from_ms"] <= 8.0
+    assert "head" not in cheaper["advice"].split(";")[0] and "alone" not in cheaper["advice"]
+    assert answer(run, 0.5)["advice"].startswith("the target on a server at every inference")
+
+
+def test_gates_stand_beside_chance_with_their_privileges_and_given_times_are_not_used(run: Path) -> None:
+    found = answer(run, 2.1)
+    assert "4321" in (run / "manifest.json").read_text() and "4321" not in json.dumps(found)
+    ways = {way["method"]: way for way in found["ways"]}
+    assert ways.keys() == {*METHODS, "target_on_device"}
+    assert ways["target"]["mean_ms"] == round_trip_ms(load_pair("ball"), "wifi-paper") + PARTS["target"]
+    assert ways["learned"]["device_ms"] == PARTS["draft"] + PARTS["gate learned"]
+    assert ways["learned"]["over_chance"]["low"] <= ways["learned"]["over_chance"]["mean"]
+    assert all(way["over_chance"] is None for name, way in ways.items() if name != "learned")
+    assert ways["target_on_device"]["success"] == ways["target"]["success"]
+    assert (ways["target"]["asked"], ways["target_on_device"]["asked"]) == (1.0, 0.0)
+
+
+def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_bundle: Path) -> None:
+    from specact.cli.main import VERBS
+
+    nothing = answer(None, 0.5)
+    assert nothing["advice"].startswith("which draft or gate is enough cannot be said") and nothing["ways"] == []
+    wanted = next(text for text in nothing["missing"] if text.startswith("success of"))
+    assert "draft, head_draft, target, hybrid, random, adahi, uncertainty, random_learned, learned:" in wanted
+    assert "success of random, adahi, uncertainty:" in " ".join(answer(run, 0.5)["missing"])
+    said = [*nothing["missing"], *answer(None, 0.5, link="lte")["missing"]]
+    assert any("longer than a control step" in text for text in said)
+    headless = {part: ms for part, ms in PARTS.items() if "head" not in part and "learned" not in part}
+    said += advise(load_pair(tiny_bundle), [], 0.5, {"": headless})["missing"]
+    assert any(text.startswith("a learned gate: specact calibrate") for text in said)
+    commands = [shlex.split(found) for text in said for found in re.findall("specact [^;]+", text)]
+    assert {words[1] for words in commands} <= set(VERBS)
+
+
+def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_path: Path) -> None:
+    for name, key, value in (
+        ("other", "fingerprint", "0" * 12), ("stale", "offset", "draft"), ("elsewhere", "env", "pusht"),
+        ("decoded", "decoding", "specvla"),
+    ):  # fmt: skip
+        manifest = Path(shutil.copytree(run, tmp_path / name)) / "manifest.json"
+        values = json.loads(manifest.read_text())
+        values["evaluation"][key] = value
+        manifest.write_text(json.dumps(values))
+    runs, left_out = runs_of(load_pair("ball"), [tmp_path])
+    assert runs == [] and left_out.keys() == {tmp_path / name for name in ("other", "stale", "elsewhere", "decoded")}
+
+
+def test_a_flow_policys_target_takes_the_time_of_a_whole_round_and_fewer_steps_are_advised(tmp_path: Path) -> None:
+    pair = load_pair("ball-chase-flow")
+    methods = ("full", "full_1", "flash", "block")
+    evaluate(Evaluation("ball-chase-flow", None, methods, 4, shard=4), tmp_path / "run", lambda *_: None, Pool(1))
+    runs, left_out = runs_of(pair, (tmp_path / "run",))
+    assert len(runs) == 1 and not left_out
+    measured = parts_of(pair, runs)
+    parts = measured[""]
+    assert parts["target"] > 10.0 * parts["gate random"]  # ten steps of a network, and no network at all
+    assert measured.keys() == {"", *methods}
+    found = advise(pair, runs, 100.0 * parts["target"], measured)
+    costs = {(way["method"], way["on_device"]): way["device_ms"] for way in found["ways"]}
+    # The block alone runs on the device, and so can full rounds; their success is the same there.
+    full = {(name, on_device) for name in ("full", "full_1") for on_device in (False, True)}
+    assert costs.keys() == {*full, ("flash", False), ("block", False)}
+    assert costs["block", False] > 3.0 * parts["draft"]
+    assert costs["full", True] == measured["full"]["target"] > 10.0 * costs["full", False]
+    assert any(line.startswith("success of full_2: specact eval") for line in found["missing"])
+    runs = [replace(runs[0], summary=runs[0].summary | {"methods": {m: runs[0].methods[m] for m in methods[:2]}})]
+    stated = {
+        "": {"target": 9.0, "ask": 0.1},
+        "full": {"target": 9.0, "ask": 0.1},
+        "full_1": {"target": 1.0, "ask": 0.1},
+    }
+    for budget_ms, wanted in ((0.5, "the target on a server"), (2.0, "the target on the device (full_1)")):
+        found = advise(pair, runs, budget_ms, stated)
+        assert found["advice"].startswith(wanted) and found["no_server_from_ms"] == 1.0
+
+
+def test_a_target_that_fits_and_fails_is_not_advised(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target of this run fits, and a tenth of the draft's successes are its own."""
+    ways = ways_of(runs_of(load_pair("ball"), (run,))[0], {"": PARTS})
+    bad = {f"0/{k}": k % 10 == 0 for k in range(40)}
+    worse = [replace(way, successes={0: bad}) if way.method in ("target", "target_on_device") else way for way in ways]
+    monkeypatch.setattr(advice, "ways_of", lambda *_: worse)
+    assert answer(run, 8.0)["advice"].startswith("the target fits on the device, but more succeeds with")
+
+
+def test_the_same_episodes_twice_count_once_and_two_endings_of_one_are_refused(run: Path, tmp_path: Path) -> None:
+    pair, other = load_pair("ball"), Path(shutil.copytree(run, tmp_path / "other"))
+    runs, _ = runs_of(pair, (run, other))
+    assert {way.episodes for way in ways_of(runs, {"": PARTS})} == {40}
+    (path,) = (other / "episodes" / "draft").glob("*.parquet")
+    table = pq.read_table(path)
+    index = table.schema.get_field_index("success")
+    pq.write_table(table.set_column(index, "success", pc.invert(table["success"])), path)
+    with pytest.raises(ConfigError, match=r"5/0 .* of draft in .*other"):
+        ways_of(runs_of(pair, (run, other))[0], {"": PARTS})
+
+
+def test_it_is_printed_with_what_other_policies_need(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Advise(pair="ball", budget_ms=1e6, runs=(run,), kappa=3.0).run()
+    said = capsys.readouterr().out
+    assert "on the device, not measured: 3 times as long" in said and "link wifi-paper, modelled: 12." in said
+    assert "advice: the target fits on the device" in said
+    assert re.search(r"^for other policies of ball, with .* of their target's time: ", said, re.MULTILINE)
+    assert re.search(r"^ ?learned 0\.4 +0\.\d\d ", said, re.MULTILINE)
+    Advise(pair="ball", budget_ms=0.0, json=True).run()
+    assert json.loads(capsys.readouterr().out)["target_fits"] is False
