@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
-import pytest
 from tests.cli.conftest import Typed, strictly
 
 from specact import __version__, load_pair
-from specact.cli.eval import Comparison, Details, Times
 from specact.cli.main import VERBS
-from specact.cli.options import Parts
 from specact.lab.data.readers import read
 
 INTERVAL = {"mean", "low", "high"}
@@ -34,12 +28,6 @@ def test_help_names_every_verb_and_the_version_is_said(typed: Typed) -> None:
     helped = typed("--help")
     assert helped.status == 0 and all(verb in helped.out for verb in VERBS)
     assert typed("--version") == (0, f"specact {__version__}\n", "")
-
-
-def test_the_whole_help_of_eval_names_every_option(typed: Typed) -> None:
-    helped = typed("eval", "--help-all").out
-    for name in {field.name for kind in (Comparison, Details, Times, Parts) for field in fields(kind)} - {"parts"}:
-        assert re.search(rf"--{name.replace('_', '-')}[ ,]", helped), name
 
 
 def test_a_verb_imports_no_other_verb_and_not_the_lab(environment: dict[str, str]) -> None:
@@ -104,17 +92,6 @@ def test_data_generate_and_info(typed: Typed, tmp_path: Path) -> None:
         name: [counts["steps"], size] for name, size in (("state", 8), ("action", 2), ("goal", 2))
     }
     assert str(counts["steps"]) in typed("data", "info", path).out
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"not an archive at all", None])
-def test_data_info_of_a_bad_file(typed: Typed, tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "bad.npz"
-    if content is None:
-        state, action = np.zeros((5, 2), np.float32), np.zeros((4, 1), np.float32)
-        np.savez(path, state=state, action=action, episode_ends=np.array([5]))
-    else:
-        path.write_bytes(content)
-    typed("data", "info", path, "--json").refuses("bad.npz")
 
 
 def test_train_a_tiny_recipe(typed: Typed, tmp_path: Path) -> None:

@@ -47,8 +47,9 @@ def test_anything_with_observe_and_act_is_driven(life: Life, ball: Words) -> Non
     assert "sent       1.00" in done.out
     # It has no stop() and no stop action.
     assert "its last action stays in force" in done.out
-    refused = life.run(*ball, "--robot", "toy:Runner")
-    assert refused.status == 2 and "Runner" in refused.remarks
+    for robot, named in (("Runner", "Runner"), ("Absent", "no such device: /dev/arm0")):
+        refused = life.run(*ball, "--robot", f"toy:{robot}")
+        assert refused.status == 2 and named in refused.remarks
 
 
 def test_late_verdicts_are_counted(life: Life, ball: Words) -> None:
@@ -200,8 +201,3 @@ def test_a_process_that_stood_still_does_not_play_on_from_an_old_chunk(life: Lif
     for action in life.actions[played : played + execute]:
         expected = policy.act({"state": np.full(8, 0.4), "goal": np.array([0.2, 0.1])})
         assert action == [float(x) for x in expected]
-
-
-def test_a_robot_that_cannot_be_made_is_an_error_that_says_what_to_do(life: Life, ball: Words) -> None:
-    done = life.run(*ball, "--robot", "toy:Absent")
-    assert done.status == 2 and "no such device: /dev/arm0; toy.Absent() must work" in done.remarks

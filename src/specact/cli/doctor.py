@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
@@ -52,13 +52,13 @@ class Doctor(Options):
         with Client(endpoint, contract, "doctor") as client:
             welcome = client.connect(10.0)
             found = probe(client, self.requests, pair.execute / pair.rate_hz)
+        stages = {stage: getattr(found, f"{stage}_ms") for stage in ("total", "network", "queue", "target")}
         return {
             "url": server, "bundle": welcome.bundle, "version": welcome.version, "requests": self.requests,
             "lost": found.lost, "deadline_ms": found.deadline_ms,
             "stages_ms": {
-                stage: dict(zip(("p50", "p95", "p99"), np.quantile(times, (0.5, 0.95, 0.99)).tolist(), strict=True))
-                for stage in ("total", "network", "queue", "target")
-                for times in [getattr(found, f"{stage}_ms")]
+                stage: {f"p{share}": float(np.quantile(times, share / 100)) for share in (50, 95, 99)}
+                for stage, times in stages.items()
             },
         }  # fmt: skip
 
@@ -72,17 +72,21 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
     from specact.lab.evaluation.cost import measure_call, measure_inference
 
     drafter, rng = pair.drafter(), np.random.default_rng(0)
-    found = {
+    installed = {name.lower().replace("_", "-") for found in distributions() if (name := found.name)}
+    findings = {
         "specact": __version__, "python": platform.python_version(), "machine": platform.machine(),
         "providers": onnxruntime.get_available_providers(),
-        "missing": {extra: _missing(packages.values()) for extra, packages in EXTRAS.items()},
+        "missing": {
+            extra: [package for package in packages.values() if package.partition("[")[0] not in installed]
+            for extra, packages in EXTRAS.items()
+        },
         "bundle": str(pair.path), "fingerprint": pair.fingerprint,
         "draft_ms": 1e3 * measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros()),
         "period_ms": 1e3 / pair.rate_hz,
     }  # fmt: skip
     if isinstance(pair.parts, CodeParts) and pair.parts.local_target is not None:
-        found["target_ms"] = 1e3 * measure_inference(pair.parts.local_target, pair.parts.spec.target)
-    return found
+        findings["target_ms"] = 1e3 * measure_inference(pair.parts.local_target, pair.parts.spec.target)
+    return findings
 
 
 def _lines(findings: dict[str, Any]) -> Iterator[str]:
@@ -103,8 +107,3 @@ def _lines(findings: dict[str, Any]) -> Iterator[str]:
             f"  this is longer than the control period of {findings['period_ms']:.0f} ms: verified steps delay the "
             "control loop; lower --rate or use a faster link"
         )
-
-
-def _missing(packages: Iterable[str]) -> list[str]:
-    installed = {name.lower().replace("_", "-") for found in distributions() if (name := found.name)}
-    return [package for package in packages if package.partition("[")[0] not in installed]

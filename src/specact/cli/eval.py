@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +14,12 @@ from specact.cli.output import command_line, print_result, progress_bars, table_
 from specact.gates.settings import GateChoices
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 
-# Shown for a number that a method does not have.
-_MISSING = "-"
+# Columns of the report's table of methods that are printed, under a short heading.
+_SHOWN = {
+    "success": "success", "score": "score", "sent": "sent", "true skip": "true skip", "gated loss": "loss",
+    "action change": "change", "passes": "passes", "accepted per pass": "accepted", "full": "full",
+    "ms per action": "ms/action",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,45 +112,31 @@ class Eval(Options):
         options.report(summary, summary_table(summary))
 
 
-# Columns of the table of methods: heading, explanation, and the cell of a method's metrics.
-_COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "success": ("", lambda m: f"{m['success']['rate']:.3f}"),
-    "95 %": ("", lambda m: f"{m['success']['low']:.2f}-{m['success']['high']:.2f}"),
-    "score": ("", lambda m: _MISSING if m["score"]["mean"] == m["success"]["rate"] else f"{m['score']['mean']:.3f}"),
-    "sent": ("transmission rate", lambda m: f"{m['transmission_rate']:.2f}"),
-    "true skip": (
-        "share of skipped steps that the target would have accepted", lambda m: optional(m.get("true_skip_ratio")),
-    ),
-    "loss": ("gated loss, skipped and would have been rejected", lambda m: optional(m.get("gated_loss"), 3)),
-    "change": (
-        "mean change of the action that verification of a skipped step would have made",
-        lambda m: optional(m["action_change_loss"]),
-    ),
-    "passes": ("of the target's decoder per inference", lambda m: optional(m.get("passes"))),
-    "accepted": ("drafted tokens per pass", lambda m: optional(m.get("accepted_per_pass"))),
-    "full": ("share of rounds that denoised", lambda m: optional(m.get("full"))),
-    "ms/action": ("", lambda m: f"{m['latency']['per_action_ms']:.2f}"),
-}  # fmt: skip
-
-
 def summary_table(summary: dict[str, Any]) -> Table:
     """The methods of an evaluation side by side, narrow enough for 80 columns; without columns that no method has."""
     from specact.lab.report.networks import all_networks
+    from specact.lab.report.tables import COLUMNS, NONE
 
     methods: dict[str, dict[str, Any]] = summary["methods"]
-    cells = {column: [cell(m) for m in methods.values()] for column, (_, cell) in _COLUMNS.items()}
-    shown = {column: values for column, values in cells.items() if set(values) != {_MISSING}}
+    binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
+    rows, notes = [{"method": name} for name in methods], list[str]()
+    for head, hint, cell in COLUMNS:
+        cells = [cell(metrics) for metrics in methods.values()]
+        if head not in _SHOWN or set(cells) == {NONE} or (head == "score" and binary):
+            continue
+        notes += [] if head in ("success", "score") else [f"{_SHOWN[head]}: {hint}"]
+        for row, found in zip(rows, cells, strict=True):
+            row[_SHOWN[head]] = found if isinstance(found, str) else found[0][0]
+            if head == "success":
+                row["95 %"] = found[0][1].replace(" to ", "-")
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
-    how = "measured in one process" if summary["link"] == "none" else how
-    notes = [f"{column}: {_COLUMNS[column][0]}" for column in shown if _COLUMNS[column][0]] + [f"ms/action: {how}"]
+    notes.append("measured in one process" if summary["link"] == "none" else how)
     networks = [f"{net.name} {net.parameters:,} ({net.ms:.2g} ms)" for net in all_networks(methods.values())]
-    if networks:
-        notes.append(f"parameters and time at batch 1: {', '.join(networks)}")
+    notes += [f"parameters and time at batch 1: {', '.join(networks)}"] if networks else []
     for least in next(iter(methods.values())).get("success_at", {}):
         shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
         notes.append(f"success with a score above {least}: {shares}")
     title = f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}"
-    rows = [dict(zip(("method", *shown), row, strict=True)) for row in zip(methods, *shown.values(), strict=True)]
     return table_of(title, rows, " · ".join(notes))
 
 
@@ -165,8 +154,3 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
     if lines:
         lines.append(f"p is after Holm's correction over all contrasts above ({len(lines)}).")
     return lines
-
-
-def optional(value: float | None, decimals: int = 2) -> str:
-    """A number as text; a dash for None."""
-    return _MISSING if value is None else f"{value:.{decimals}f}"

@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional
 
 from specact.cli.calibrate import GateOptions, training_folder
-from specact.cli.eval import Comparison, optional
+from specact.cli.eval import Comparison
 from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import command_line, progress_bars, table_of
 from specact.errors import ConfigError
@@ -38,35 +38,28 @@ class Demonstrations(Options):
             ConfigError: if there is no recipe, or it names files and there is no folder.
             DataError: if they cannot be read.
         """
-        if self.recipe is None:
-            return self._of_pair(pair)
+        from specact.families.codes.pair import CodeParts
         from specact.lab.data.generate import demonstrations
         from specact.lab.envs import load_task
+        from specact.lab.evaluation.imitation import demonstration_split
         from specact.lab.train.recipe import Recipe, load_recipe
 
+        if self.recipe is None:
+            if not isinstance(pair.parts, CodeParts) or not pair.parts.manifest.recipe:
+                raise ConfigError(
+                    f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the "
+                    "recipe of the draft, and --data, the folder of its files"
+                )
+            return demonstration_split(pair.parts, self.data, self.env)
         wanted = load_recipe(self.recipe, Recipe)
         if wanted.data and self.data is None:
-            raise ConfigError(
-                f"{self.recipe} names files ({', '.join(wanted.data)}); give their folder with --data FOLDER"
-            )
-        files = [(self.data or Path()) / name for name in wanted.data]
+            raise ConfigError(f"{self.recipe} names files ({', '.join(wanted.data)}); give their folder with --data")
         made = demonstrations(
-            None if wanted.env is None else load_task(wanted.env), files, wanted.generate_episodes,
-            wanted.generate_noise, wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz,
+            None if wanted.env is None else load_task(wanted.env),
+            [(self.data or Path()) / name for name in wanted.data], wanted.generate_episodes, wanted.generate_noise,
+            wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz,
         )  # fmt: skip
         return made.split(wanted.held_out, wanted.seed)
-
-    def _of_pair(self, pair: Pair[Any]) -> tuple[Episodes, Episodes]:
-        from specact.families.codes.pair import CodeParts
-
-        if not isinstance(pair.parts, CodeParts) or not pair.parts.manifest.recipe:
-            raise ConfigError(
-                f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the recipe "
-                "of the draft, and --data, the folder of its files"
-            )
-        from specact.lab.evaluation.imitation import demonstration_split
-
-        return demonstration_split(pair.parts, self.data, self.env)
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ class Eval(Options):
                 seed=options.seed, command=command_line(),
             )  # fmt: skip
         title = f"{summary['bundle']}: {summary['episodes']} demonstrations"
-        options.report(summary, table_of(title, _rows(summary), _CAPTION))
+        options.report(summary, table_of(title, [_row(*method) for method in summary["methods"].items()], _CAPTION))
 
 
 Offline = Annotated[Calibrate, tyro.conf.subcommand("calibrate")] | Annotated[Eval, tyro.conf.subcommand("eval")]
@@ -140,12 +133,9 @@ _CAPTION = (
 )
 
 
-def _rows(summary: dict[str, Any]) -> list[dict[str, str]]:
-    return [
-        {
-            "method": name, "error": f"{m['error']['mean']:.4f}",
-            "95 %": f"{m['error']['low']:.3f}-{m['error']['high']:.3f}", "sent": f"{m['transmission_rate']:.2f}",
-            "change": optional(m["action_change_loss"]),
-        }
-        for name, m in summary["methods"].items()
-    ]  # fmt: skip
+def _row(name: str, metrics: dict[str, Any]) -> dict[str, str]:
+    error, change = metrics["error"], metrics["action_change_loss"]
+    return {
+        "method": name, "error": f"{error['mean']:.4f}", "95 %": f"{error['low']:.3f}-{error['high']:.3f}",
+        "sent": f"{metrics['transmission_rate']:.2f}", "change": "-" if change is None else f"{change:.2f}",
+    }  # fmt: skip

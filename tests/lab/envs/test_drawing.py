@@ -13,15 +13,13 @@ from specact.lab.envs import load_task
 from specact.errors import RenderError
 try:
     env = load_task(sys.argv[1]).make(render_mode="rgb_array")
-    env.reset(seed=0)
+    print(env.reset(seed=0)[1])
     env.render()
 except RenderError as error:
     print(error)
 """
-ADVICE = (
-    "set MUJOCO_GL=egl (Debian packages libegl1, libegl-mesa0 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) "
-    "to draw without a display"
-)
+SPECACT = "from specact.cli.main import main; main()"
+ADVICE = ("MUJOCO_GL=egl", "libegl1", "MUJOCO_GL=osmesa", "libosmesa6")
 
 
 def without_display(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -34,22 +32,17 @@ def without_display(script: str, *arguments: str, **variables: str) -> subproces
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")
 @pytest.mark.parametrize("task", ["ball", "kitchen", "relocate", "peg", "metaworld"])
-def test_no_display(task: str) -> None:
+def test_no_display_is_needed_until_something_is_drawn(task: str) -> None:
     done = without_display(DRAW, task)
-    assert done.stdout.strip() == f"no display is available for rendering; {ADVICE}", done.stderr
+    started, _, refused = done.stdout.partition("\n")
+    assert "success" in started and "display" in refused and all(part in refused for part in ADVICE), done.stderr
 
 
-def test_a_renderer_that_mujoco_cannot_load() -> None:
-    done = without_display(DRAW, "ball", MUJOCO_GL="nonsense")
-    assert done.stdout.startswith("MuJoCo cannot draw with MUJOCO_GL='nonsense' (RuntimeError: invalid value"), done
-    assert f"; {ADVICE}, or unset it if nothing is rendered" in done.stdout
-
-
-@pytest.mark.parametrize("task", ["ball", "metaworld"])
-def test_a_renderer_that_fails_says_so_once(task: str) -> None:
+@pytest.mark.parametrize(("task", "renderer"), [("ball", "nonsense"), ("ball", "disabled"), ("metaworld", "disabled")])
+def test_a_renderer_that_cannot_be_loaded_says_so_once(task: str, renderer: str) -> None:
     """Its destructor, which frees what the constructor did not make, prints nothing."""
-    done = without_display(DRAW, task, MUJOCO_GL="disabled")
-    assert done.stdout.startswith("MuJoCo cannot draw with MUJOCO_GL='disabled'"), done
+    done = without_display(DRAW, task, MUJOCO_GL=renderer)
+    assert f"MUJOCO_GL='{renderer}'" in done.stdout and all(part in done.stdout for part in ADVICE), done
     assert "Traceback" not in done.stderr
 
 
@@ -57,17 +50,7 @@ def test_a_renderer_that_fails_says_so_once(task: str) -> None:
 def test_frames_are_not_recorded_without_a_display(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     words = ["data", "record", "--env", "metaworld/reach-v3", "--out", out, "--episodes", "1"]
-    done = without_display("from specact.cli.main import main; main()", *words)
-    assert done.returncode == 2
-    assert f"no display is available for rendering; {ADVICE}" in " ".join(done.stderr.split())
-    assert not Path(out).exists()
-    done = without_display("from specact.cli.main import main; main()", *words, "--pixels", "0")
+    done = without_display(SPECACT, *words)
+    assert done.returncode == 2 and "display" in done.stderr and not Path(out).exists()
+    done = without_display(SPECACT, *words, "--pixels", "0")
     assert done.returncode == 0 and "1 episodes" in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("task", ["ball", "kitchen", "metaworld"])
-def test_what_draws_nothing_needs_no_display(task: str) -> None:
-    done = without_display(
-        f"from specact.lab.envs import load_task; print(load_task('{task}').make().reset(seed=0)[1])"
-    )
-    assert "success" in done.stdout, done.stderr

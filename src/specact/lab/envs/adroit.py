@@ -17,6 +17,7 @@ from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.drawing import rendered
 from specact.lab.envs.task import Task
+from specact.lab.envs.ticking import Begun, Stepped
 
 # On import gymnasium-robotics prints a note about the dense rewards of Adroit, which are not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
@@ -76,19 +77,14 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._steps = 0
         self._there = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Random positions of ball and target, given by the seed; the hand always starts in the same pose."""
         super().reset(seed=seed)
         raw, _ = self._sim.reset(seed=seed)
         self._steps, self._there = 0, 0
         return {"state": observe(raw)}, self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Advances by 10 ms."""
+    def step(self, action: NDArray[np.float32]) -> Stepped:
         raw, _, _, _, info = self._sim.step(np.asarray(action, dtype=np.float64))
         there = bool(info["success"])
         self._steps += 1
@@ -96,11 +92,6 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return {"state": observe(raw)}, float(there), False, self._steps >= MAX_STEPS, self._info()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
-
-        Raises:
-            RenderError: if this machine cannot draw.
-        """
         return None if self.render_mode is None else rendered(self._sim)
 
     def close(self) -> None:

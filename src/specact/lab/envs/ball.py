@@ -9,7 +9,6 @@ to rest *on the goal*: what counts is its speed relative to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import cos, exp, sin
 from typing import Any, ClassVar, cast
@@ -24,6 +23,7 @@ from specact.errors import ConfigError
 from specact.lab.envs.cameras import Renderer
 from specact.lab.envs.drawing import drawing
 from specact.lab.envs.task import Seen, Task
+from specact.lab.envs.ticking import Begun, TickingEnv
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ _XML = f"""
 """
 
 
-class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
+class BallEnv(TickingEnv):
     """The plate-and-ball environment; the module describes the task.
 
     Observation: ``state`` float32 ``[8]`` = ball position (2) / HALF_SIZE, ball velocity (2) / 0.5 m/s, tilt (2) /
@@ -135,9 +135,6 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     velocity (2) / 0.5 m/s.
     Action: float32 ``[2]`` in [-1, 1], the commanded tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
     Reward: 1 on the step that succeeds, else 0. Ends on success or when the ball leaves the plate.
-
-    :meth:`step` calls :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, so that
-    commands can also change within a control period (:class:`~specact.lab.envs.ticking.Ticking`).
 
     Args:
         render_mode: None or ``rgb_array``.
@@ -148,8 +145,6 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         position, velocity: of the ball in the plate's frame, float64 ``[2]`` [m], [m/s].
         tilt, tilt_rate: of the plate, float64 ``[2]`` [rad], [rad/s].
         goal, goal_velocity: in the plate's frame, float64 ``[2]`` [m], [m/s].
-        tick_s: time step of the physics [s].
-        ticks: number of time steps in a control period.
 
     Raises:
         ConfigError: for a pace that is not a number >= 0.
@@ -177,9 +172,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.goal = self.goal_velocity = np.zeros(2)
         self._renderer: Renderer | None = None
 
-    def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Ball near the edge at low speed, goal roughly opposite behind the pillar, plate level."""
         super().reset(seed=seed)
         random = self.np_random
@@ -199,25 +192,13 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._success = False
         return self.look(), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Advances by 50 ms; actions outside [-1, 1] are clipped."""
-        self.command(action)
-        self.run(_SUBSTEPS)
-        reward, terminated, truncated, info = self.settle()
-        return self.look(), reward, terminated, truncated, info
-
     def command(self, action: NDArray[np.float32]) -> None:
-        """Sets the servos' target."""
         self.data.ctrl[:] = np.clip(action, -1.0, 1.0) * MAX_TILT
 
     def run(self, ticks: int) -> None:
-        """Advances the physics."""
         mujoco.mj_step(self.model, self.data, nstep=ticks)
 
     def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Ends a control period: checks whether the ball has come to rest or left the plate."""
         self._measure()
         (x, y), (vx, vy), (goal_x, goal_y) = self.position, self.velocity - self.goal_velocity, self.goal
         resting = (x - goal_x) ** 2 + (y - goal_y) ** 2 < GOAL_RADIUS**2 and vx * vx + vy * vy < SLOW**2
@@ -227,16 +208,10 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return float(self._success), bool(self._success or lost), False, self._info()
 
     def look(self) -> dict[str, NDArray[np.float32]]:
-        """The current observation."""
         self._measure()
         return self._observation()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A frame, uint8 ``[480, 480, 3]``; None without render mode. The renderer is made on first use.
-
-        Raises:
-            RenderError: if this machine cannot draw.
-        """
         if self.render_mode is None:
             return None
         if self._renderer is None:
@@ -250,7 +225,6 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return frame
 
     def close(self) -> None:
-        """Frees the renderer, if there is one."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None

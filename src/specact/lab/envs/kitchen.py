@@ -21,7 +21,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Cameras, Sizes, free_camera
 from specact.lab.envs.drawing import rendered
 from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Settled
+from specact.lab.envs.ticking import Begun, Settled, TickingEnv
 
 # On import gymnasium-robotics prints a note about Adroit, which is not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
@@ -129,7 +129,7 @@ def features(episodes: Episodes) -> Episodes:
     return episodes.with_numbers(action, state=observe(state), goal=one_hot(goal))
 
 
-class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
+class Kitchen(TickingEnv):
     """FrankaKitchen-v1 with a chain of four of its seven subtasks.
 
     Observation: ``state`` float32 ``[30]``, see :func:`observe`; ``goal`` float32 ``[7]``, the current subtask one-hot;
@@ -141,20 +141,15 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
     completed so far (0..4), ``success`` whether all are, ``chain`` their numbers. Terminates on success; truncated
     after 560 steps (45 s).
 
-    :meth:`step` is :meth:`command`, :meth:`run`, :meth:`settle` and :meth:`look`: the camera is rendered on request
-    (:class:`~specact.lab.envs.ticking.Ticking`; a tick is a control period).
-
     Args:
         render_mode: None or ``rgb_array``.
         frames: height and width by name of the cameras to render.
 
     Attributes:
         raw: the simulator's observation ``[59]``, as recorded in demonstrations.
-        tick_s, ticks: a control period [s], in one tick.
     """
 
     tick_s = 1.0 / RATE_HZ
-    ticks = 1
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}  # type: ignore[misc]
 
@@ -179,9 +174,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._action = np.zeros(ROBOT)
         self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Starts with a random chain (uniform over ordered choices), or with ``options={"chain": [numbers]}``.
 
         Raises:
@@ -200,41 +193,25 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._rewarded = self._score()
         return self.look(), self._info()
 
-    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
-        """Advances by 80 ms."""
-        self.command(action)
-        self.run(1)
-        reward, terminated, truncated, info = self.settle()
-        return self.look(), reward, terminated, truncated, info
-
     def command(self, action: NDArray[np.float32]) -> None:
-        """Sets the current action ``[9]``."""
         self._action = np.asarray(action, dtype=np.float64)
 
     def run(self, ticks: int) -> None:
-        """Advances the simulator by control periods."""
         for _ in range(ticks):
             observation, *_ = self._sim.step(self._action)
             self._update(observation)
 
     def settle(self) -> Settled:
-        """Ends a control period."""
         self._steps += 1
         score, before = self._score(), self._rewarded
         self._rewarded = score
         return float(score - before), score == CHAIN, self._steps >= MAX_STEPS, self._info()
 
     def look(self) -> dict[str, NDArray[Any]]:
-        """The current observation."""
         seen = self._cameras.look(self._sim.data, self._frames)
         return {"state": observe(self.raw), "goal": one_hot(current(self._chain, self._done)), **seen}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
-
-        Raises:
-            RenderError: if this machine cannot draw.
-        """
         return None if self.render_mode is None else rendered(self._sim)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Camera, Cameras, Sizes
 from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Settled
+from specact.lab.envs.ticking import Begun, Settled, TickingEnv
 
 RATE_HZ = 20.0
 REPEAT = 4  # simulation steps per action; Meta-World runs at 80 Hz
@@ -97,7 +97,7 @@ def features(episodes: Episodes) -> Episodes:
     return episodes
 
 
-class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
+class MetaWorld(TickingEnv):
     """Tasks of Meta-World at 20 Hz.
 
     Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``, a sentence; and on request the cameras
@@ -107,9 +107,6 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     closes), held for four simulation steps (50 ms).
     Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` Meta-World's, at any step so far; ``score`` the
     same as a number; ``task`` the task's name. Terminates on success; truncated after 100 steps (5 s).
-
-    :meth:`step` is :meth:`command`, :meth:`run`, :meth:`settle` and :meth:`look`: cameras are rendered on request
-    (:class:`~specact.lab.envs.ticking.Ticking`; a tick is a control period).
 
     The simulator of a task is built when it is first selected, and kept: 30 MB, or 100 MB after rendering.
 
@@ -122,11 +119,9 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     Attributes:
         task: name of the current task.
         raw: the simulator's observation ``[39]`` with objects and goal, the input of the scripted experts.
-        tick_s, ticks: a control period [s], in one tick.
     """
 
     tick_s = 1.0 / RATE_HZ
-    ticks = 1
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
@@ -154,9 +149,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._action = np.zeros(ACTIONS, np.float32)
         self.raw: NDArray[np.float64] = np.zeros(39)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Begins an episode: the seed selects the task and the positions; the arm always starts in the same pose."""
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
@@ -170,19 +163,10 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._steps, self._success = 0, False
         return self.look(), self._info()
 
-    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Advances by 50 ms, or until success."""
-        self.command(action)
-        self.run(1)
-        reward, terminated, truncated, info = self.settle()
-        return self.look(), reward, terminated, truncated, info
-
     def command(self, action: NDArray[np.float32]) -> None:
-        """Sets the current action ``[4]``."""
         self._action = np.clip(action, -1.0, 1.0)
 
     def run(self, ticks: int) -> None:
-        """Advances the simulator by control periods, or until success."""
         for _ in range(ticks * REPEAT):
             self.raw, _, _, _, info = self._sim.step(self._action)
             self._success = self._success or bool(info["success"])
@@ -190,22 +174,15 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
                 break
 
     def settle(self) -> Settled:
-        """Ends a control period."""
         self._steps += 1
         return float(self._success), self._success, self._steps >= MAX_STEPS, self._info()
 
     def look(self) -> dict[str, Any]:
-        """The current observation."""
         seen = self._cameras.look(self._sim.data, self._frames)
         hidden = {SCENE: scene(self.raw)} if self._privileged else {}
         return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **hidden, **seen}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene from the camera ``image.corner2``, uint8 ``[480, 480, 3]``; None without a render mode.
-
-        Raises:
-            RenderError: if this machine cannot draw.
-        """
         if self.render_mode is None:
             return None
         return self._cameras.look(self._sim.data, {"image.corner2": (SCENE_PX, SCENE_PX)})["image.corner2"]

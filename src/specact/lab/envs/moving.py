@@ -17,29 +17,24 @@ class MovingWorld:
     """A task's environment whose time does not wait for the policy.
 
     World time is continuous; physics is simulated in ticks. A tick runs as soon as world time passes its middle, under
-    the current command; a sensor observes the world after the ticks so far. A delay is thus rounded to the nearest tick
-    without bias, and as the remainder is kept, many short delays add up correctly. Where an environment can be stopped
-    only between control periods (see :class:`WholePeriods`) the tick is a whole period, which is the rounding of delays
-    in "The Speedup Paradox" (arXiv 2606.28529). Observations can be up to half a tick ahead of or behind world time.
+    the current command. A delay is thus rounded to the nearest tick without bias, and as the remainder is kept, many
+    short delays add up correctly. Where an environment can be stopped only between control periods, the tick is a whole
+    period, which is the rounding of delays in "The Speedup Paradox" (arXiv 2606.28529).
 
-    Success, failure and time limit are checked as in the plain environment: every control period of the world since the
-    reset. An episode ends at its success, even if the plain environment would continue for a better score.
+    Success, failure and time limit are checked every control period of the world since the reset. An episode ends at
+    its success, even if the plain environment would continue for a better score.
 
     Args:
         task: the task.
         idle: the robot's behaviour without an action. ``hold`` commands the task's holding action once; ``last`` keeps
-            the last command (a robot with position targets or displacements arrives there; an environment of whole
-            periods repeats the action); ``neutral`` commands zeros once, the middle of every action's range: a level
-            plate on ball, no displacement on PushT. Where the task holds by repeating the last action, as ball does,
-            the first two are the same.
+            the last command (an environment of whole periods repeats the action); ``neutral`` commands zeros once, the
+            middle of every action's range.
         pace: the world's own rate of change, >= 0, see :class:`~specact.lab.envs.task.Task`.
         render_mode: of the environment.
 
     Attributes:
-        task, idle, pace: as given.
-        static: whether the world stands still while the robot waits: at pace 0, with an idle mode in
+        static: whether the world stands still while the robot waits: at pace 0, with an idle mode of
             :attr:`Task.still <specact.lab.envs.task.Task.still>`.
-        env: the environment.
         period_s, limit_s: control period and time limit of an episode [s].
         now: world time since the reset [s]. It stops at the control period that ends the episode.
         done: whether the episode is over; True before the first :meth:`reset`.

@@ -21,6 +21,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.envs.drawing import rendered
 from specact.lab.envs.metaworld import hold, scripted
 from specact.lab.envs.task import Task
+from specact.lab.envs.ticking import Begun, Stepped
 
 MAX_STEPS = 500
 RATE_HZ = 80.0
@@ -127,9 +128,7 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._steps, self._score, self._success, self._start = 0, 0.0, False, 1.0
         self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Starts with random positions of peg and box, or with ``options={"start": [x, y, z, x, y, z]}`` [m].
 
         The arm always starts in the same pose.
@@ -145,10 +144,7 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._start = self._sim.distance()
         return self._observation(), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Advances by 12.5 ms."""
+    def step(self, action: NDArray[np.float32]) -> Stepped:
         self.raw, _, _, _, info = self._sim.step(np.clip(action, -1.0, 1.0))
         self._steps += 1
         self._success = self._success or bool(info["success"])
@@ -157,11 +153,6 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return self._observation(), reward, self._success, self._steps >= MAX_STEPS, self._info()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
-
-        Raises:
-            RenderError: if this machine cannot draw.
-        """
         return None if self.render_mode is None else rendered(self._sim)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Seen, Task
+from specact.lab.envs.ticking import Begun, TickingEnv
 
 MAX_STEPS = 300
 RATE_HZ = 10.0
@@ -112,7 +113,7 @@ def features(episodes: Episodes) -> Episodes:
     return episodes.with_numbers(displacement(episodes.action, state[:, :2]), state=observe(state))
 
 
-class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
+class PushT(TickingEnv):
     """gym-pusht with the observations of :func:`observe` and displacements as actions.
 
     Observation: ``{"state": float32 [26]}``, with ``frames`` also ``image``, the scene from above, uint8
@@ -123,9 +124,6 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
     ``score`` the largest so far, ``success`` whether that is above 0.85. Terminates above a coverage of 0.95, as
     gym-pusht does; truncated after 300 steps (30 s).
 
-    :meth:`step` calls :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, so that
-    commands can also change within a control period (:class:`~specact.lab.envs.ticking.Ticking`).
-
     Args:
         render_mode: None or ``rgb_array``.
         pace: speed of the belt under the block [px/s], >= 0.
@@ -133,8 +131,6 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     Attributes:
         belt: velocity of the belt, x and y [px/s].
-        tick_s: time step of the physics [s].
-        ticks: number of time steps in a control period.
 
     Raises:
         ConfigError: for a pace that is not a number >= 0.
@@ -168,9 +164,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         raw: NDArray[np.float64] = self._sim.get_obs()
         return raw
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Starts in a random state, or with ``options={"state": raw}`` in a recorded one, ``[5]``."""
         super().reset(seed=seed)
         self._sim.reset(seed=seed)
@@ -181,21 +175,12 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._best, self._steps = 0.0, 0
         return self.look(), self._info(self._coverage())
 
-    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
-        """Advances by 0.1 s."""
-        self.command(action)
-        self.run(TICKS)
-        reward, terminated, truncated, info = self.settle()
-        return self.look(), reward, terminated, truncated, info
-
     def command(self, action: NDArray[np.float32]) -> None:
-        """Sets the agent's target, relative to its current position."""
         away = ACTION_SCALE_PX * np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
         x, y = np.clip(self.raw[:2] + away, 0.0, ARENA_PX).tolist()
         self._sim._last_action = self._target = x, y
 
     def run(self, ticks: int) -> None:
-        """Advances the physics like gym-pusht's step."""
         sim, (x, y), (east, south) = self._sim, self._target, self.belt
         for _ in range(ticks):
             (at_x, at_y), (to_x, to_y) = sim.agent.position, sim.agent.velocity
@@ -207,21 +192,18 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
             sim.space.step(TICK_S)
 
     def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Ends a control period and computes the coverage."""
         coverage = self._coverage()
         self._steps += 1
         reward = min(max(coverage / self._sim.success_threshold, 0.0), 1.0)
         return reward, coverage > self._sim.success_threshold, self._steps >= MAX_STEPS, self._info(coverage)
 
     def look(self) -> dict[str, NDArray[Any]]:
-        """The current observation."""
         state = observe(self.raw)
         if not self._frames:
             return {"state": state}
         return {"state": state, "image": _frame(self._sim._draw()), "agent": position(state)}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene, uint8 ``[680, 680, 3]``; None without a render mode."""
         return self._sim.render() if self.render_mode else None
 
     def close(self) -> None:

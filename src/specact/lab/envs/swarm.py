@@ -8,7 +8,6 @@ have many modes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
@@ -17,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from specact.lab.envs.task import Task
+from specact.lab.envs.ticking import Begun, Stepped
 
 HALF_SIZE = 1.2  # arena, centre to wall [m]
 RADIUS = 0.1  # of a drone [m]
@@ -73,9 +73,7 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.position = self.velocity = self.target = np.zeros((drones, 2))
         self._pairs = np.triu_indices(drones, 1)
 
-    def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
         """Drones at rest at random places, targets at random places at least 0.8 m from their drone."""
         super().reset(seed=seed)
         self.position = self._sample_positions(np.full((self.drones, 2), np.inf))
@@ -85,10 +83,7 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._success = False
         return self._observation(), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Advance by 100 ms; actions outside [-1, 1] are clipped."""
+    def step(self, action: NDArray[np.float32]) -> Stepped:
         push = ACCELERATION * np.clip(np.asarray(action, np.float64).reshape(self.drones, 2), -1.0, 1.0)
         for _ in range(_SUBSTEPS):
             self.velocity = self.velocity + _DT * (push - DRAG * self.velocity)

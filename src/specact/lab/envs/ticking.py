@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Seen = dict[str, NDArray[np.float32]]
 Settled = tuple[float, bool, bool, dict[str, Any]]
+# What Gymnasium's ``reset`` and ``step`` return.
+Begun = tuple[dict[str, Any], dict[str, Any]]
+Stepped = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 
 
 class Ticking(Protocol):
@@ -49,6 +52,19 @@ class Ticking(Protocol):
     def close(self) -> None:
         """As Gymnasium's."""
         ...
+
+
+class TickingEnv(gym.Env[dict[str, Any], NDArray[np.float32]], Ticking):
+    """Base of :class:`Ticking` environments, whose commands can change within a control period."""
+
+    ticks = 1
+
+    def step(self, action: NDArray[np.float32]) -> Stepped:
+        """Advances by a control period."""
+        self.command(action)
+        self.run(self.ticks)
+        settled = self.settle()
+        return self.look(), *settled
 
 
 def as_ticking(env: gym.Env[Any, Any], rate_hz: float) -> Ticking:

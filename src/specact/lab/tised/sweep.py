@@ -335,6 +335,8 @@ def _request(sweep: Sweep) -> dict[str, Any]:
     request: dict[str, Any] = json.loads(json.dumps(asdict(sweep)))
     for setting in request["settings"]:
         driver = setting["driver"]
+        if (source := driver.pop("source", None)) is not None:  # of a pair
+            driver |= {"bundle": source.pop("name_or_path"), "named": source}
         driver["bundle"] = Path(driver["bundle"]).name
         for key in ("files", "stages"):
             driver.pop(key, None)  # derived from bundle, lever and strength
