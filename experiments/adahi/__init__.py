@@ -93,7 +93,7 @@ SIZES = {
 
 def plan(run: Run) -> Iterator[Cell]:
     """First the table of every pair, then the next run of every pair, so that a stopped study covers all."""
-    by_pair = [list(_evaluations(pair, run)) for pair in PAIRS]
+    by_pair = [list(_evaluations(pair, run)) for pair in PAIRS if _exists(pair)]
     for number in range(max(map(len, by_pair))):
         for name, evaluation in (cells[number] for cells in by_pair if number < len(cells)):
             yield Cell(name, partial(with_evidence, evaluation))
@@ -117,6 +117,8 @@ def _shape(model: Any) -> dict[str, Any]:
 
 def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
     """The cells of a pair with its own draft, and with its under-trained and its distilled one where these exist.
+
+    ``scripts/make-pretrained`` brings back those that are not in a checkout.
 
     Learned gates and heads run where they were trained. Rates below the one that the limit on skips forces are run
     without ADAHI, the only gate with that limit.
@@ -146,7 +148,7 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
         return cell(f"{pair}/rate-{rate:g}{ending}", methods, size.at_rate, rate)
 
     yield at(size.rates[0])
-    if size.distilled:
+    if size.distilled and _exists(f"{pair}-distilled"):
         yield cell(f"{pair}-distilled/rate-{size.rates[0]:g}", DISTILLED, size.distilled, size.rates[0])
     elif _exists(f"{pair}-distilled"):
         yield cell(f"{pair}-distilled/table", ("draft", "head_draft"), size.table)
@@ -154,7 +156,7 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
         yield cell(f"{pair}/real-time", REAL, size.real, realtime=True, deadline_ms=500.0)
     if size.rejection:
         yield cell(f"{pair}/rejection", ("adahi",), size.rejection)
-    if size.undertrained:
+    if size.undertrained and _exists(f"{pair}-undertrained"):
         yield cell(f"{pair}-undertrained/table", UNDERTRAINED, size.undertrained)
     yield from map(at, size.rates[1:])
     for rate in size.curve:
