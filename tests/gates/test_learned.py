@@ -11,7 +11,7 @@ import onnx
 import pytest
 from msgspec import structs
 from tests.gates.steps import RNG, Fixed, distribution, proposal, tokenizer
-from tests.tiny import KilledError, quiet
+from tests.tiny import KilledError, kill_at, quiet
 
 from specact import load_pair
 from specact.bundle.bundle import HEAD
@@ -125,22 +125,12 @@ def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Pair[Any], dict[s
 
 def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = load_pair(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
-    recipe, before = (
-        structs.replace(FEW, steps=30, rates=(0.4,)),
-        sorted(path.name for path in bundle.parts.path.iterdir()),
-    )
-    seen: list[str] = []
-
-    def stop(stage: str, done: int, total: int) -> None:
-        seen.append(stage)
-        if seen.count("target head") == 45:  # in the second of two rounds
-            raise KilledError
-
+    recipe, before = structs.replace(FEW, steps=30, rates=(0.4,)), {path.name for path in bundle.parts.path.iterdir()}
     with Pool(1) as pool:
         roll = collector(300, pool, quiet)
         with pytest.raises(KilledError):
-            train_head(bundle, recipe, roll, bundle.parts.path / "gate", stop)
-        assert sorted(path.name for path in bundle.parts.path.iterdir()) == sorted([*before, "gate"])
+            train_head(bundle, recipe, roll, bundle.parts.path / "gate", kill_at("head-1", 15))
+        assert {path.name for path in bundle.parts.path.iterdir()} == {*before, "gate"}
         with pytest.raises(ConfigError, match="has no learned gate"):
             GateChoices().settings("learned", load_pair(bundle.parts.path))
         train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
