@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 from tests.tiny import needs_bundle
 
-from specact import SpeculativePolicy, calibrated_gate, load_pair
+from specact import calibrated_gate, load_pair
 from specact.errors import ConfigError
 from specact.families.tokens.policy import Cache, load_tokens
-from specact.gates import ActionDeviation, Learned, Never
+from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
 from specact.lab.envs import load_task
@@ -53,17 +53,13 @@ def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None
 
 
 @pytest.mark.parametrize("file", CALIBRATIONS, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
-def test_every_stored_calibration_fits_its_weights_and_holds_its_rate(file: Path) -> None:
-    calibration = read_calibration(file, load_pair(file.parents[1]))
-    assert calibration.held_out["rate"] == pytest.approx(calibration.rate, abs=0.03)
-    assert file.name == file_name(calibration.settings.name, calibration.rate)
-
-
-@pytest.mark.parametrize("file", CALIBRATIONS, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
-def test_every_stored_gate_is_the_one_that_an_evaluation_asks_for(file: Path) -> None:
+def test_every_stored_calibration_is_the_one_that_an_evaluation_asks_for_and_holds_its_rate(file: Path) -> None:
     """Else it is calibrated anew in every run. A bundle's limit on skips holds for the deviation alone."""
     bundle = load_pair(file.parents[1])
-    stored = read_calibration(file, bundle).settings
+    calibration = read_calibration(file, bundle)
+    stored = calibration.settings
+    assert calibration.held_out["rate"] == pytest.approx(calibration.rate, abs=0.03)
+    assert file.name == file_name(stored.name, calibration.rate)
     assert stored.without_threshold() == GateChoices().settings(stored.name, bundle)
     recommended = {"deviation": "max_skips", "learned": "learned_max_skips", "learned_action": "learned_max_skips"}
     assert stored.max_skips == bundle.recommended_gates.get(recommended.get(stored.name, ""))
@@ -72,14 +68,10 @@ def test_every_stored_gate_is_the_one_that_an_evaluation_asks_for(file: Path) ->
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_gate_belongs_to_its_pair_and_knows_more_than_chance(name: str) -> None:
     bundle = load_pair(PRETRAINED / name)
-    assert isinstance(calibrated_gate(bundle, "learned", rate=0.6), Learned)
+    for rate in (0.6,) if name.startswith("kitchen") else (0.4, 0.6):
+        assert isinstance(calibrated_gate(bundle, "learned", rate), Learned)
     stored = json.loads((bundle.parts.path / "calibration" / "learned-0.60.json").read_text())
     assert stored["model"]["auroc"] > 0.8  # chance is 0.5; no deviation reaches 0.7 on any pair
-
-
-@pytest.mark.parametrize("name", [name for name in LEARNED if not name.startswith("kitchen")])
-def test_a_learned_gate_is_ready_for_a_smaller_budget(name: str) -> None:
-    assert isinstance(calibrated_gate(load_pair(PRETRAINED / name), "learned", rate=0.4), Learned)
 
 
 @pytest.mark.parametrize("name", [name for name in LEARNED if name.endswith("-distilled")])
@@ -130,12 +122,6 @@ def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:
         )
     assert {path.name for path in PRETRAINED.iterdir() if path.is_dir()} <= set(named)
     assert len(named) == len(set(named))
-
-
-def test_all_bundles_together_are_small() -> None:
-    files = [file for bundle in PRESENT for file in bundle.rglob("*") if file.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 43e6
-    assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
 
 
 def test_the_list_of_bundles_is_that_of_the_folder() -> None:
@@ -267,39 +253,3 @@ def test_the_token_policy_sees_what_it_does_on_metaworld() -> None:
     seen, unseen = successes(blank=False), successes(blank=True)
     assert seen >= 5
     assert unseen <= seen - 2
-
-
-@pytest.mark.skipif(os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL")
-def test_acceptance_on_metaworld_looks_at_the_scene() -> None:
-    """Over the windows of an episode of each task, draft and target agree less if both see black frames.
-
-    The mean probability that a drafted code is accepted is .33 with cameras and .17 without, with a standard error of
-    .04 of the difference: for other episodes this fails with a probability of about 1e-4.
-    """
-    pytest.importorskip("metaworld")
-    needs_bundle("metaworld")
-    bundle = load_pair("metaworld")
-    policy, task, seen = SpeculativePolicy(bundle, Never(), seed=5), load_task("metaworld", bundle.observation), []
-    robot = SimulatedRobot(task)
-    for episode in range(10):
-        policy.reset(episode)
-        robot.start(episode_seed(5, episode, task))
-        for _ in range(80):
-            if robot.done:
-                break
-            window = policy.observe(robot.observe())
-            if policy.wants_inference:
-                seen.append(window)
-            robot.act(policy.act_on(window))
-    robot.close()
-
-    def accepted(windows: list[Window]) -> float:
-        pairs = zip(bundle.parts.target.infer_batch(windows), bundle.parts.draft.infer_batch(windows), strict=True)
-        return float(np.mean([np.minimum(large.probs, small.probs).sum(-1).prod() for large, small in pairs]))
-
-    def black(window: Window) -> Window:
-        frames = bundle.observation.images
-        shown = {name: np.zeros_like(array) if name in frames else array for name, array in window.arrays.items()}
-        return Window(shown, window.instruction)
-
-    assert accepted(seen) > accepted([black(window) for window in seen])

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -332,81 +331,53 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def start(
+def run(
     tmp_path: Path, command: list[str], environment: dict[str, str], server: ServerProcess
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a run of a robot that is recorded to ``run.mcap``."""
+) -> Iterator[subprocess.Popen[str]]:
+    """A run of a robot that is recorded to ``run.mcap``; it is ended with the test."""
     (tmp_path / "toy.py").write_text(ARM)
-    begun: list[subprocess.Popen[str]] = []
-
-    def run(*options: str) -> subprocess.Popen[str]:
-        words = [
-            *command, "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "toy:Arm",
-            "--record", "run.mcap", "--json", *options,
-        ]  # fmt: skip
-        begun.append(
-            subprocess.Popen(
-                words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        )
-        return begun[-1]
-
-    yield run
-    for process in begun:
+    words = [
+        *command, "run", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "toy:Arm", "--record",
+        "run.mcap", "--json", "--seconds", "600", "--stop-action", "0", "0",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        yield process
         process.kill()
-        process.communicate()
-
-
-def _state_of(step: int) -> list[float]:
-    return np.full(8, 0.001 * step, np.float32).tolist()
-
-
-def test_a_run_on_a_server_is_recorded_to_its_end(start: Any, tmp_path: Path) -> None:
-    process = start("--seconds", "2", "--stop-action", "0", "0")
-    out, remarks = process.communicate(timeout=300)
-    summary = json.loads(out)
-    assert process.returncode == 0, remarks
-    assert summary["recording"] == {"file": "run.mcap", "steps": summary["ticks"], "dropped": 0, "error": None}
-    found, (_, about) = by_rosbags(tmp_path / "run.mcap"), by_mcap(tmp_path / "run.mcap")
-    assert [message.values.tolist() for message in found["/observation/state"]] == [
-        _state_of(step) for step in range(summary["ticks"])
-    ]
-    # And the stop action behind them.
-    assert len(found["/action"]) == summary["ticks"] + 1 and found["/action"][-1].values.tolist() == [0.0, 0.0]
-    assert found["/action"][-1].origin == "fallback"
-    inferences = found["/inference"]
-    assert len(inferences) == summary["inferences"]
-    assert np.mean([message.transmit for message in inferences]) == pytest.approx(summary["transmission_rate"])
-    assert Counter(message.miss for message in inferences if message.miss) == summary["misses"]
-    assert json.loads(about["command"]).startswith("specact run --bundle ball") and len(about["fingerprint"]) > 2
-    assert json.loads(about["units"]).keys() == {"centre", "scale"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
-    start: Any, tmp_path: Path, number: signal.Signals
+    run: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    process, path = start("--seconds", "600"), tmp_path / "run.mcap"
+    path = tmp_path / "run.mcap"
 
     def flushed() -> bool:
-        assert process.poll() is None, process.communicate()
+        assert run.poll() is None, run.communicate()
         with suppress(DataError):  # it is not there yet, or has just been made
             return len(read_recording(path).steps) >= 10
         return False
 
     wait_for(flushed)
     before = len(read_recording(path).steps)
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=300)
-    raw, found = by_mcap(path)[0], by_rosbags(path)
+    run.send_signal(number)
+    out, _ = run.communicate(timeout=300)
+    (raw, about), found = by_mcap(path), by_rosbags(path)
     states = [message.values.tolist() for message in found["/observation/state"]]
-    assert len(states) >= before and states == [_state_of(step) for step in range(len(states))]
+    seen = [np.full(8, 0.001 * step, np.float32).tolist() for step in range(len(states))]
+    assert len(states) >= before and states == seen
     assert {topic: len(messages) for topic, messages in raw.items()} == {
         topic: len(messages) for topic, messages in found.items()
     }
     steps = read_recording(path).steps
     # The last one may have been interrupted when the robot had seen something and not acted yet.
     assert [step.number for step in steps] == list(range(len(steps))) and len(states) - len(steps) in (0, 1)
+    assert json.loads(about["command"]).startswith("specact run ball")
+    assert json.loads(about["units"]).keys() == {"centre", "scale"}
     if number == signal.SIGTERM:
-        # Nothing is missing.
-        assert process.returncode == 143 and len(steps) == json.loads(out)["ticks"]
+        # Nothing is missing, and the stop action comes last.
+        summary = json.loads(out)
+        assert run.returncode == 143 and len(steps) == summary["ticks"] == summary["recording"]["steps"]
+        assert found["/action"][-1].values.tolist() == [0.0, 0.0] and found["/action"][-1].origin == "fallback"
+        assert np.mean([each.transmit for each in found["/inference"]]) == pytest.approx(summary["transmission_rate"])
