@@ -176,31 +176,6 @@ def test_joint_law_of_two_codebooks_is_the_targets_product(kinds: tuple[str, str
         assert distance(law, product(p)) <= EXACT
 
 
-@pytest.mark.parametrize("codes", [5, 16])
-@pytest.mark.parametrize("book", [0, 1])
-def test_each_codebook_follows_the_target_whatever_happens_in_the_other(codes: int, book: int) -> None:
-    # The law of one codebook, given the other's draft and uniforms, is always p_k: then the joint law is the product.
-    p, q = pairs(("random", "sparse"), codes, seed=1)
-    rng = np.random.default_rng(codes)
-    other = 1 - book
-    for _ in range(3):
-        z, test, redraw = int(rng.integers(codes)), *rng.random(2)
-
-        def step(
-            drafted: Codes, own: np.random.Generator, z: int = z, test: float = test, redraw: float = redraw
-        ) -> Verdict:
-            own_test, own_redraw = own.random(2)
-            both = np.empty(2, dtype=np.int64)
-            both[book], both[other] = drafted[0], z
-            numbers = np.empty((2, 2))
-            numbers[:, book], numbers[:, other] = (own_test, own_redraw), (test, redraw)
-            verdict = verify_codes(p, q, both, scripted(numbers.ravel().tolist()))
-            return Verdict(verdict.codes[[book]], verdict.accepted[[book]], verdict.rejection[[book]])
-
-        law = output_law(step, q[book], independent_grid(p[[book]], q[[book]]))
-        assert distance(law, p[book]) <= EXACT
-
-
 # ---- a sequential secondary head ------------------------------------------------------------------------------------
 
 
@@ -271,44 +246,6 @@ def test_a_pair_of_different_forms_is_refused() -> None:
     for target, draft in ((with_head, without), (without, with_head)):
         with pytest.raises(ValueError, match="sequential secondary"):
             verify(target, draft, np.array([0, 0]), np.random.default_rng(0))
-
-
-# ---- the classic mistakes fail the same check -----------------------------------------------------------------------
-
-
-def resampling_from_the_target(p: Floats, q: Floats) -> Step:
-    def step(codes: Codes, rng: np.random.Generator) -> Verdict:
-        test, redraw = rng.random((2, len(codes)))
-        rejection = rejection_probability(p, q, codes)
-        accepted = test >= rejection
-        return Verdict(np.where(accepted, codes, sample(p, redraw)), accepted, rejection)
-
-    return step
-
-
-def test_mistake_resampling_from_the_target_is_caught() -> None:
-    p, q = pairs(["random"], 6, seed=0)
-
-    def grid(codes: Codes) -> list[list[float]]:
-        return [[ratio(p[0], q[0], int(codes[0]))], list(np.cumsum(p[0]))]
-
-    assert distance(output_law(resampling_from_the_target(p, q), q[0], grid), p[0]) > CLEARLY_WRONG
-
-
-def test_mistake_argmax_draft_with_softmax_probabilities_is_caught() -> None:
-    p, q = pairs(["random"], 6, seed=0)
-    greedy = one_hot(int(q[0].argmax()), 6)
-    assert distance(output_law(verifying(p, q), greedy, independent_grid(p, q)), p[0]) > CLEARLY_WRONG
-
-
-@pytest.mark.parametrize("side", ["draft", "target"])
-def test_mistake_different_temperatures_are_caught(side: str) -> None:
-    logits = np.random.default_rng(0).normal(size=(2, 1, 6))
-    p, q = softmax(logits[0]), softmax(logits[1])
-    seen_p = softmax(logits[0], 0.7) if side == "target" else p
-    seen_q = softmax(logits[1], 0.7) if side == "draft" else q  # drawn at temperature 1, verified as if at 0.7
-    law = output_law(verifying(seen_p, seen_q), q[0], independent_grid(seen_p, seen_q))
-    assert distance(law, p[0]) > CLEARLY_WRONG
 
 
 def test_mistake_secondary_read_at_the_drafts_primary_is_caught() -> None:
@@ -385,18 +322,6 @@ def test_gated_loss_of_one_codebook_is_exactly_the_missed_rejections(
     assert lost == pytest.approx(missed, abs=EXACT)
 
 
-def test_gated_loss_of_one_codebook_is_exact_for_a_gate_that_flips_coins_too() -> None:
-    p, q = pairs(["random"], 5, seed=4)
-    skip = np.random.default_rng(0).random(5)  # probability of skipping, by drafted code
-    verified, executed = np.zeros(5), np.zeros(5)
-    for drafted, verdict, probability in enumerate_cells(verifying(p, q), q[0], independent_grid(p, q)):
-        verified[verdict.codes[0]] += probability
-        executed[verdict.codes[0]] += (1.0 - skip[drafted[0]]) * probability
-        executed[drafted[0]] += skip[drafted[0]] * probability
-    rejection = np.array([rejection_probability(p, q, np.array([z]))[0] for z in range(5)])
-    assert distance(executed, verified) == pytest.approx(float((q[0] * skip) @ rejection), abs=EXACT)
-
-
 @example_count(25)
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(0, 511))
 def test_gated_loss_of_two_codebooks_is_at_most_the_missed_rejections(
@@ -413,25 +338,6 @@ def test_gated_loss_of_two_codebooks_can_be_strictly_less() -> None:
     p, q = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.5, 0.5], [1.0, 0.0]])
     lost, missed = gated_loss(p, q, set(np.ndindex(2, 2)))
     assert (lost, missed) == pytest.approx((0.5, 0.75), abs=EXACT)
-
-
-@pytest.mark.parametrize("mask", [0b111111111, 0b101010101, 0b000110110, 0b110001011])
-def test_gated_loss_of_two_codebooks_is_exact_where_only_one_differs(mask: int) -> None:
-    p, q = pairs(("random", "equal"), 3, seed=8)
-    skipped = {codes for place, codes in enumerate(np.ndindex(3, 3)) if mask >> place & 1}
-    lost, missed = gated_loss(p, q, skipped)
-    assert lost == pytest.approx(missed, abs=EXACT) and missed > 0.01
-
-
-def test_gated_loss_is_exact_only_given_the_state() -> None:
-    # Two equally likely states with p and q exchanged: averaged over them nothing seems lost by never transmitting.
-    p, q = pairs(["random"], 4, seed=5)
-    everything: set[tuple[int, ...]] = {(z,) for z in range(4)}
-    for a, b in ((p, q), (q, p)):
-        lost, missed = gated_loss(a, b, everything)
-        assert lost == pytest.approx(missed, abs=EXACT) and missed > 0.1
-    executed = [output_law(gated(a, b, everything), b[0], independent_grid(a, b)) for a, b in ((p, q), (q, p))]
-    assert distance(executed[0] + executed[1], p[0] + q[0]) <= EXACT
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
@@ -583,8 +489,7 @@ def test_softmax_of_large_logits_and_in_double_precision() -> None:
 def test_wrong_shapes_are_refused_by_name(
     target: tuple[int, ...], draft: tuple[int, ...], codes: tuple[int, ...]
 ) -> None:
-    allowed = r"expected target_probs and draft_probs \[G, K\] and codes \[G\]; got"
-    with pytest.raises(ValueError, match=allowed) as caught:
+    with pytest.raises(ValueError, match=r"\[G, K\]") as caught:
         verify_codes(np.ones(target), np.ones(draft), np.zeros(codes, dtype=np.int64), np.random.default_rng(0))
     assert all(str(shape) in str(caught.value) for shape in (target, draft, codes))
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from specact.bundle.manifest import Manifest
 from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
@@ -99,7 +100,8 @@ TOKENIZER = ActionTokenizer(np.zeros(1, np.float32), np.ones(1, np.float32), TAB
 
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
     draft, target = cast(Any, Slow(clock, delays)), cast(Any, Slow(clock, [0.0]))
-    pair = CodeParts(Path(), cast(Any, None), SPEC, {}, TOKENIZER, draft, target)
+    unwritten = Manifest(format=2, name="test", env="", spec={}, fingerprints={"target": ""})
+    pair = CodeParts(Path(), unwritten, SPEC, {}, TOKENIZER, draft, target)
     return SpeculativePolicy(pair.pair(), gate or Never(), clock=clock, **options)
 
 

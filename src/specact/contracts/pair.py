@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from msgspec import msgpack
@@ -14,6 +13,7 @@ from specact.errors import ContractError, WireError
 from specact.files import is_name
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
+from specact.records import Count, Positive, Record, read_record
 from specact.rng import Role, StepAddress, stream
 from specact.types import Chunk, OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
@@ -57,19 +57,18 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
         )
 
 
+class _Values(Record, frozen=True):
+    execute: Count
+    rate_hz: Positive
+    overlap: Literal["drop", "average"]
+
+
 def _check_values(pair: Pair[Any]) -> None:
     expect(is_name(pair.name), f"name must be 1 to 64 of the characters A-Z a-z 0-9 . _ + -, got {pair.name!r:.80}")
-    expect(
-        isinstance(pair.observation, ObservationSpec),
-        f"observation must be an ObservationSpec, got {pair.observation!r:.60}",
-    )
-    expect(isinstance(pair.units, ActionUnits), f"units must be ActionUnits, got {pair.units!r:.60}")
-    expect(
-        type(pair.execute) is int and pair.execute >= 1,
-        f"execute must be an integer of at least 1, got {pair.execute!r}",
-    )
-    expect(pair.overlap in ("drop", "average"), f"overlap must be drop or average, got {pair.overlap!r}")
-    expect(0.0 < pair.rate_hz < math.inf, f"rate_hz must be positive and finite, got {pair.rate_hz}")
+    for name, kind in (("observation", ObservationSpec), ("units", ActionUnits)):
+        expect(isinstance(getattr(pair, name), kind), f"{name} must be {kind.__name__}, got {getattr(pair, name)!r:.60}")
+    values = {name: getattr(pair, name) for name in _Values.__struct_fields__}
+    read_record(values, _Values, "the pair", ContractError)
     contract = pair.exchange.contract
     expect(isinstance(contract, Contract), f"the exchange's contract must be a Contract, got {contract!r:.60}")
     missing = contract.observation.fields.keys() - pair.observation.fields.keys()
