@@ -10,7 +10,7 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_800),
+    f"{SRC}": (1_600, 2_796),
     f"{SRC}/bundle": (450, 835),
     f"{SRC}/gates": (1_000, 1_414),
     f"{SRC}/families": (2_900, 4_593),
@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/remote": (800, 1_090),
     f"{SRC}/server": (1_100, 1_726),
     f"{SRC}/links": (700, 809),
-    f"{SRC}/contracts": (350, 649),
+    f"{SRC}/contracts": (350, 648),
     f"{SRC}/tised": (0, 0),
     f"{SRC}/cli": (2_000, 2_595),
     f"{SRC}/lab": (0, 602),

@@ -65,8 +65,8 @@ class _Values(Record, frozen=True):
 
 def _check_values(pair: Pair[Any]) -> None:
     expect(is_name(pair.name), f"name must be 1 to 64 of the characters A-Z a-z 0-9 . _ + -, got {pair.name!r:.80}")
-    for name, kind in (("observation", ObservationSpec), ("units", ActionUnits)):
-        expect(isinstance(getattr(pair, name), kind), f"{name} must be {kind.__name__}, got {getattr(pair, name)!r:.60}")
+    for value, kind in ((pair.observation, ObservationSpec), (pair.units, ActionUnits)):
+        expect(isinstance(value, kind), f"a pair needs an {kind.__name__}, got {value!r:.60}")
     values = {name: getattr(pair, name) for name in _Values.__struct_fields__}
     read_record(values, _Values, "the pair", ContractError)
     contract = pair.exchange.contract
