@@ -13,8 +13,8 @@ whose stages both sides hold, so that a change loads nothing.
 We changed: T(k) also counts what an answer requires, the observation sent up for k >= 1 and the answer sent down for
 k = N (``faithful``); :class:`SmallestTotal` takes argmin T(k) at B^, since the published rule (:class:`RoboeccRule`)
 ignores T; thresholds, which are not published, are one standard deviation of the changes so far; times of stages are
-measured, not a roofline; activations cross as float16, as 8 bits or exactly. The paper's LSTM forecast, which is no
-better than the last value on our links, is in experiments/split.
+measured, not a roofline; activations cross as float16, as 8 bits or exactly. Robots forecast by the last value; the
+paper's LSTM is compared with it in experiments/split.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from specact.remote.client import Client
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.systems.flash import FlashParts
-from specact.types import Floats, Miss, OffloadTimes, value
+from specact.types import Floats, Miss, OffloadTimes
 from specact.verification import Answer, Pending
 from specact.wire import exchange as wire
 from specact.wire.arrays import Arrays, ArraySpec, Layout
@@ -573,23 +573,6 @@ def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | W
         return error
 
 
-@value
-class Placed:
-    """Placement and times of one inference.
-
-    Attributes:
-        cut: number of stages that the server ran.
-        device_s: time of the device's stages [s].
-        offload: times of the request.
-        missed: whether there was no usable reply.
-    """
-
-    cut: int
-    device_s: float
-    offload: OffloadTimes
-    missed: bool
-
-
 class SplitTarget(Generic[A]):
     """See :class:`~specact.verification.Target`: the answer does not depend on where the stages ran.
 
@@ -604,7 +587,7 @@ class SplitTarget(Generic[A]):
 
     Attributes:
         cut, seen: the current cut, and the measured bandwidths.
-        last: placement of the last inference; None before the first.
+        device_s: time of the device's stages in the last inference [s], 0 if it was missed; None before the first.
         counts: inferences by cut, ``cut 0`` to ``cut N``, and ``switches``.
 
     Raises:
@@ -620,14 +603,14 @@ class SplitTarget(Generic[A]):
         self._deadline_ms, self._precision = positive_deadline(deadline_ms), precision
         kind_at(self._spec, self._spec.stages, precision)  # raises for an unknown precision
         self.cut, self.seen = first, Bandwidths()
-        self.last: Placed | None = None
+        self.device_s: float | None = None
         self.counts: Counter[str] = Counter()
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         cut = self.chooser.choose(self.cut, self.seen)
         if not 0 <= cut <= self._spec.stages:
             raise ConfigError(f"a cut lies between 0 and {self._spec.stages}, but the chooser returned {cut}")
-        self.counts["switches"] += bool(self.last) and cut != self.cut
+        self.counts["switches"] += self.device_s is not None and cut != self.cut
         self.cut = cut
         reply: Pending[tuple[Arrays, OffloadTimes]] = Pending(lambda: ({}, OffloadTimes()))
         if cut:
@@ -642,12 +625,11 @@ class SplitTarget(Generic[A]):
     ) -> Answer[A] | Miss:
         """Waits for the server's stages and runs the device's, which count as the target's inference."""
         self.counts[f"cut {cut}"] += 1
-        result = reply.result()
+        self.device_s, result = 0.0, reply.result()
         if isinstance(result, Miss):
             if result.sent and result.cause == "deadline":
                 # An upper bound of the bandwidth.
                 self._record_bandwidth(cut, self._deadline_ms / 1e3)
-            self.last = Placed(cut, 0.0, result.times, missed=True)
             return result
         arrays, times = result
         started = time.monotonic()
@@ -656,11 +638,9 @@ class SplitTarget(Generic[A]):
         try:
             answer = self._read(self._outputs(window, cut, arrays), window, address)
         except WireError:
-            self.last = Placed(cut, 0.0, times, missed=True)
             return Miss("invalid", times)
-        device_s = time.monotonic() - started
-        self.last = Placed(cut, device_s, times, missed=False)
-        return Answer(answer, OffloadTimes(times.encode, times.network, times.queue, times.target + device_s))
+        self.device_s = time.monotonic() - started
+        return Answer(answer, OffloadTimes(times.encode, times.network, times.queue, times.target + self.device_s))
 
     def _outputs(self, window: Window, cut: int, arrays: Arrays) -> list[Array]:
         if cut == 0:
@@ -764,10 +744,10 @@ def measure_costs(
     for row, window in enumerate(windows):
         for cut in range(spec.stages + 1):
             fixed.cut = cut
-            answer, placed = target.submit(window, StepAddress(0, 0, 0, 0)).result(), target.last
-            if isinstance(answer, Miss) or placed is None:
+            answer, device_s = target.submit(window, StepAddress(0, 0, 0, 0)).result(), target.device_s or 0.0
+            if isinstance(answer, Miss):
                 raise RemoteError(f"the server did not answer at cut {cut}; look at the link")
-            device[row, cut], server[row, cut] = placed.device_s, placed.offload.target
+            device[row, cut], server[row, cut] = device_s, answer.times.target - device_s
     # More stages cannot take less time: noise must not give a stage a negative time.
     on_device = np.maximum.accumulate(device.min(axis=0)[::-1])[::-1]
     on_server = np.diff(np.maximum.accumulate(np.median(server, axis=0)))

@@ -196,7 +196,7 @@ def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
     assert pair.fingerprint == load_pair(block, target="my_flow:padded").fingerprint
     for rounds in ("flash_device", "block"):
         with pytest.raises(BundleError, match=r"small drafts for is not here; name it with --target"):
-            _ = pair.composed(rounds=ROUNDS[rounds]).drafter
+            pair.composed(rounds=ROUNDS[rounds]).drafter()
     with pytest.raises(BundleError, match=r"small drafts for is not here"):
         pair.target()
     with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
