@@ -20,7 +20,7 @@ from experiments.split.simulated import PLACED, SIMULATED, simulated
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
 from experiments.tables import markdown
 from specact.lab.evaluation.calibrate import calibrate_along
-from specact.lab.evaluation.cost import measure_inference
+from specact.lab.evaluation.cost import median_ms
 from specact.lab.processes import serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
@@ -102,7 +102,7 @@ def measure(folder: Path, run: Run) -> dict[str, Any]:
         measure_costs(staged, client, windows[:3])  # to warm up both sides
         costs, _ = measure_costs(staged, client, windows)
     measured = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
-    measured["draft_s"] = measure_inference(bundle.parts.draft, bundle.parts.spec.draft)
+    measured["draft_s"] = 1e-3 * median_ms({0: partial(bundle.parts.draft.infer, bundle.observation.zeros())})[0]
     about = {"machine": platform.machine(), "seed": run.seed, "inferences": run.few(60), "period_s": PERIOD_S}
     return {**about, "costs": measured}
 

@@ -195,7 +195,7 @@ def test_other_policies_are_compared_on_the_same_episodes() -> None:
 
 @pytest.mark.parametrize("method", ["specvla", "kerv"])
 def test_only_a_token_policy_can_be_decoded_otherwise(method: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no token policy"):
+    with pytest.raises(ConfigError, match="token policy"):
         evaluate(Evaluation("ball", methods=(method,), episodes=1), tmp_path / "run", quiet, Pool(1))
     assert not (tmp_path / "run" / "manifest.json").exists()
 

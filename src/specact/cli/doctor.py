@@ -69,9 +69,9 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
 
     from specact import __version__
     from specact.families.codes.pair import CodeParts
-    from specact.lab.evaluation.cost import measure_call, measure_inference
+    from specact.lab.evaluation.cost import median_ms
 
-    drafter, rng = pair.drafter(), np.random.default_rng(0)
+    drafter, rng, window = pair.drafter(), np.random.default_rng(0), pair.observation.zeros()
     installed = {name.lower().replace("_", "-") for found in distributions() if (name := found.name)}
     findings = {
         "specact": __version__, "python": platform.python_version(), "machine": platform.machine(),
@@ -81,11 +81,11 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
             for extra, packages in EXTRAS.items()
         },
         "bundle": str(pair.path), "fingerprint": pair.fingerprint,
-        "draft_ms": 1e3 * measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros()),
+        "draft_ms": median_ms({0: lambda: drafter.propose(window, rng)})[0],
         "period_ms": 1e3 / pair.rate_hz,
     }  # fmt: skip
-    if isinstance(pair.parts, CodeParts) and pair.parts.local_target is not None:
-        findings["target_ms"] = 1e3 * measure_inference(pair.parts.local_target, pair.parts.spec.target)
+    if isinstance(pair.parts, CodeParts) and (target := pair.parts.local_target) is not None:
+        findings["target_ms"] = median_ms({0: lambda: target.infer(window)})[0]
     return findings
 
 

@@ -41,7 +41,7 @@ class Demonstrations(Options):
         from specact.families.codes.pair import CodeParts
         from specact.lab.data.generate import demonstrations
         from specact.lab.envs import load_task
-        from specact.lab.evaluation.imitation import demonstration_split
+        from specact.lab.evaluation.offline import demonstration_split
         from specact.lab.train.recipe import Recipe, load_recipe
 
         if self.recipe is None:

@@ -238,7 +238,7 @@ def test_a_memory_proposes_the_tokens_of_its_five_nearest_entries(hand: Pair[Any
 def test_every_action_says_where_its_tokens_come_from(arm: Pair[Any]) -> None:
     """Compensated before accepted before replaced, action by action."""
     origins = set()
-    audit = rollout_of(arm, load_method("kerv")).audit()
+    family = rollout_of(arm, load_method("kerv"))
     composed = arm.composed(decoding=DECODINGS["kerv"])
     policy = SpeculativePolicy(composed, Always(), seed=1)
     rng, fields = np.random.default_rng(0), arm.observation.fields
@@ -265,11 +265,11 @@ def test_every_action_says_where_its_tokens_come_from(arm: Pair[Any]) -> None:
         # The error of a tail, by dimension, against what greedy decoding says of the same observation.
         (greedy,) = arm.parts.policy.decode([arm.parts.policy.spec.observation.select(window)], rngs(1))[0]
         error = np.abs(to_actions(found.tokens) - to_actions(greedy)).reshape(4, 4)
-        told = audit.judge(record, None, greedy)[-1]
+        told = family.judge(record, None, greedy)
         for dimension in range(4):
             tail = sources[:, dimension] == TAIL
             if tail.any():
-                assert told[dimension] == pytest.approx(error[tail, dimension].mean(), abs=1e-6)
+                assert told[f"tail_{dimension}"] == pytest.approx(error[tail, dimension].mean(), abs=1e-6)
             else:
-                assert np.isnan(told[dimension])
+                assert np.isnan(told[f"tail_{dimension}"])
     assert origins >= {Origin.COMPENSATED, Origin.ACCEPTED}

@@ -14,6 +14,7 @@ from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import REASONS
+from specact.pair import PairSource
 
 
 class ShiftingPool:
@@ -46,7 +47,7 @@ class ShiftingPool:
 
 
 class _Bundle:
-    source = "nowhere"
+    source = PairSource("nowhere")
     fingerprint = "0"
     exchange = load_pair("ball").exchange
     recommended_gates: ClassVar[dict[str, Any]] = {}

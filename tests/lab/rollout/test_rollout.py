@@ -26,7 +26,7 @@ from specact.lab.rollout import rollout
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
-from specact.lab.rollout.steps import REASONS, STAGES, CodeAudit
+from specact.lab.rollout.steps import REASONS, STAGES, Audit
 from specact.lab.statistics import choice_efficiency
 from specact.links.link import LINKS
 from specact.types import Origin, StepRecord
@@ -135,7 +135,7 @@ def test_a_folder_of_another_run_is_refused(
     made: Made, tiny_bundle: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     folder = Path(shutil.copytree(made.folder, tmp_path / "run"))
-    with pytest.raises(ConfigError, match=r"holds another run .*choose another --out"):
+    with pytest.raises(ConfigError, match="another run"):
         evaluate(evaluation(tiny_bundle, **changes), folder, quiet, Pool(1))
     assert_same(folder, made.folder)
 
@@ -143,29 +143,25 @@ def test_a_folder_of_another_run_is_refused(
 @pytest.mark.parametrize("content", ["", '{"evaluation": {', "5", "{}"])
 def test_a_broken_run_folder_is_a_sentence(tiny_bundle: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"manifest\.json is damaged .*choose another --out"):
+    with pytest.raises(ConfigError, match="damaged"):
         evaluate(evaluation(tiny_bundle), tmp_path, quiet, Pool(1))
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "named"),
     [
-        ({"methods": ("adahii",)}, r"unknown method 'adahii'; did you mean 'adahi'"),
-        ({"methods": ()}, "methods must be named once each, got none"),
-        ({"methods": ("draft", "draft")}, "methods must be named once each"),
-        ({"link": "wifi-papr"}, r"unknown link 'wifi-papr'; did you mean 'wifi-paper'"),
-        ({"rate": 1.0}, "strictly between 0 and 1"),
-        ({"episodes": 0}, "at least 1"),
+        ({"methods": ("adahii",)}, "adahi'"),
+        ({"methods": ()}, "methods"),
+        ({"methods": ("draft", "draft")}, "draft"),
+        ({"link": "wifi-papr"}, "wifi-paper"),
+        ({"offset": "targte"}, "offset"),
+        ({"rate": 1.0}, "rate"),
+        ({"demonstrations": 0}, "demonstrations"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(tiny_bundle: Path, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+def test_settings_that_make_no_sense_are_refused(tiny_bundle: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         evaluation(tiny_bundle, **changes)
-
-
-def test_an_unknown_offset_is_refused_before_anything_is_written(tiny_bundle: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown offset"):
-        evaluation(tiny_bundle, offset="targte")
 
 
 def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,13 +193,13 @@ def test_logged_quantities_are_those_of_the_distributions(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, method: str, gate: str
 ) -> None:
     rows: list[tuple[StepRecord, CodeDistribution, CodeDistribution]] = []
-    add = CodeAudit.add
+    add = Audit.add
 
-    def spy(self: CodeAudit, records: Any, drafts: Any, targets: Any) -> None:
+    def spy(self: Audit, records: Any, drafts: Any, targets: Any) -> None:
         rows.extend(zip(records, drafts, targets, strict=True))
         add(self, records, drafts, targets)
 
-    monkeypatch.setattr(CodeAudit, "add", spy)
+    monkeypatch.setattr(Audit, "add", spy)
     _, table = run_shard(shard_of(tiny_bundle, method, gate, (0, 1)))
     bundle = load_pair(tiny_bundle)
     assert len(rows) == len(table["step"]) > 20

@@ -2,8 +2,7 @@
 
 from specact.lab.tised.decomposition import Averages
 
-# Kinetix, success by task: car, catapult, catcher, grasp, lunar, cheetah; keyed by refinement steps.
-KINETIX_TASKS = ("car", "catapult", "catcher", "grasp", "lunar", "cheetah")
+# Kinetix, success by task (car, catapult, catcher, grasp, lunar, cheetah), keyed by refinement steps.
 KINETIX_ZERO_DELAY = {
     1: (0.984, 0.555, 0.953, 0.984, 0.914, 0.672),
     3: (1.000, 0.727, 0.984, 0.984, 0.914, 0.836),
@@ -14,12 +13,9 @@ KINETIX_AGX_15W = {
     3: (0.938, 0.461, 0.586, 0.844, 0.914, 0.836),
     5: (0.820, 0.477, 0.500, 0.805, 0.867, 0.844),
 }
-# The delay on the AGX at 15 W in whole simulation steps.
-KINETIX_AGX_15W_DELAY = {1: 0, 3: 1, 5: 2}
 
 # DOM: refinement steps, delay [ms], success [%] at 100 % and at 125 % of the speed.
 DOM_STEPS = (1, 2, 5, 10)
-DOM_DELAY_MS = (14.28, 16.25, 19.92, 25.69)
 DOM_SUCCESS = {1.00: (68, 76, 74, 70), 1.25: (36, 34, 48, 46)}
 
 # pi0.5 on the static UR5e task: steps, T_inf [s], and means over successful trials.
@@ -31,7 +27,6 @@ PI05_TASK_S = {"RTX 4070": (44.6, 41.5, 38.6, 37.1), "AGX 50 W": (159.5, 108.5, 
 
 # UR5e dynamic, AGX at 30 W: steps, delay [s], successes of 20 at three positions; and of 60 by hardware.
 UR5E_DELAY_S = {16: 0.77, 4: 0.41}
-UR5E_SUCCESSES = {16: (10, 7, 9), 4: (16, 13, 16)}
 UR5E_BY_HARDWARE = {"RTX 4070": {4: 48, 16: 50}, "AGX 30 W": {4: 45, 16: 26}}
 
 # Latency of the AGX at 15 W over that of the RTX 4070: the least and the largest ratio over the step counts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError
-from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts
 from specact.families.head import has_fitting_head
 from specact.gates.settings import LEARNED, GateChoices
-from specact.lab.evaluation.cost import verification
-from specact.lab.rollout.methods import load_method
+from specact.lab.evaluation.cost import decision, median_ms
+from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.methods import HYBRID, load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
 from specact.pair import Pair
-from specact.rng import Role, StepAddress, stream
+from specact.rng import StepAddress
 from specact.systems.flash import ROUNDS
 from specact.systems.tokens import DECODINGS
 from specact.wire import messages
@@ -249,44 +248,23 @@ def measure_together(
         rounds, gates: as there.
     """
     calls = {(name, part): call for name, pair in pairs.items() for part, call in _parts(pair, gates).items()}
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    for _ in range(rounds + 10):
-        for key, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[key].append(time.perf_counter() - start)
-    found: dict[str, dict[str, float]] = {name: {} for name in pairs}
-    for (name, part), times in seconds.items():
-        found[name][part] = 1e3 * float(np.median(times[10:]))
-    return found
+    times = median_ms(calls, rounds)
+    return {name: {part: ms for (of, part), ms in times.items() if of == name} for name in pairs}
 
 
 def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], object]]:
     """The parts to time."""
-    window, rng, drafter = pair.observation.zeros(), stream(0, Role.GATE), pair.drafter()
-    proposal = drafter.propose(window, rng)
-    calls: dict[str, Callable[[], object]]
-    if isinstance(pair.parts, CodeParts):
-        draft, target = pair.parts.draft, pair.parts.local_target
-        calls = {"draft": lambda: draft.infer(window)}
-        if target is not None:
-            calls["target"] = lambda: target.infer(window)
-    else:
-        calls = {"draft": lambda: drafter.propose(window, rng)}
-        with suppress(BundleError):  # it is only on a server
-            calls["target"] = verification(pair)
-    calls["ask"] = _asking(pair)
-    has_head = has_fitting_head(pair)
-    if isinstance(pair.parts, CodeParts) and has_head:
-        proposer = HeadDraft(pair.parts.draft, load_head(pair))
-        calls[HEAD_DRAFT] = lambda: proposer.infer(window)
-    of_codes = isinstance(pair.parts, CodeParts)
+    family, has_head, of_codes = rollout_of(pair, HYBRID), has_fitting_head(pair), isinstance(pair.parts, CodeParts)
+    draft = family.call("draft")
+    calls = {"draft": draft, "ask": _asking(pair)}
+    with suppress(BundleError):  # it is only on a server
+        calls["target"] = family.call("target")
+    if of_codes and has_head:
+        head = family.call("head")
+        calls[HEAD_DRAFT] = lambda: (draft(), head())
     learned = (LEARNED if of_codes else LEARNED[:1]) if has_head else ()
     for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
-        gate = GateChoices().settings(name, pair).build(pair)
-        gate.reset()
-        gate.on_action(proposal.actions[0], proposal.actions[0])
-        calls[f"gate {name}"] = lambda gate=gate: gate.decide(proposal, rng)  # type: ignore[misc]
+        calls[f"gate {name}"] = decision(GateChoices().settings(name, pair).build(pair), pair)
     return calls
 
 

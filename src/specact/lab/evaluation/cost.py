@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from specact.bundle.manifest import MANIFEST, read_manifest
-from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts
-from specact.families.codes.policy import CodePolicy
-from specact.families.distance import load_distance_head
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.rollout.families import decoded_by
-from specact.lab.rollout.methods import Method
+from specact.lab.rollout.families import decoded_by, rollout_of
+from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.rollout import Shard
-from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
-from specact.rng import Role, StepAddress, stream
-from specact.verification import LocalTarget
+from specact.rng import Role, stream
+
+Key = TypeVar("Key")
 
 # Gates without a decision, and oracles, which query the target: their time is not meaningful.
 _WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
@@ -62,82 +59,44 @@ class Timing:
 
 def measure(evaluation: Evaluation, pair: Pair[Any]) -> Timing:
     """The times of an evaluation: those that its settings give, and measured ones for the others."""
-    methods = evaluation.resolved
-    draft_ms, head_ms, target_ms = evaluation.draft_ms, evaluation.head_ms, evaluation.target_ms
-    if draft_ms is None:
-        draft_ms = 1e3 * measure_proposal(pair)
-    if target_ms is None:
-        target_ms = 1e3 * measure_answer(pair)
-    if not any(method.uses_head for method in methods):
-        head_ms = 0.0
-    elif head_ms is None:
-        head_ms = 1e3 * measure_head(pair)
+    methods, kappa, family = evaluation.resolved, evaluation.kappa, rollout_of(pair, HYBRID)
+
+    def of_part(part: Literal["draft", "target", "head"], given_ms: float | None) -> float:
+        return median_ms({part: family.call(part)})[part] if given_ms is None else given_ms
+
+    draft_ms, target_ms = of_part("draft", evaluation.draft_ms), of_part("target", evaluation.target_ms)
+    head_ms = of_part("head", evaluation.head_ms) if any(method.uses_head for method in methods) else 0.0
     gate_ms = {}
     for gate, method in sorted({method.gate: method for method in methods}.items()):
         if gate in _WITHOUT_TIME:
             gate_ms[gate] = 0.0
         elif evaluation.gate_ms is not None:
-            gate_ms[gate] = evaluation.kappa * evaluation.gate_ms
+            gate_ms[gate] = kappa * evaluation.gate_ms
         else:
             decoded = decoded_by(method, pair)
-            built = evaluation.gates.settings(gate, decoded).build(decoded)
-            gate_ms[gate] = evaluation.kappa * 1e3 * measure_decision(built, decoded)
-    return Timing(
-        evaluation.kappa * draft_ms, evaluation.kappa * head_ms, target_ms, evaluation.kappa * target_ms, gate_ms
-    )
+            decide = decision(evaluation.gates.settings(gate, decoded).build(decoded), decoded)
+            gate_ms[gate] = kappa * median_ms({gate: decide})[gate]
+    return Timing(kappa * draft_ms, kappa * head_ms, target_ms, kappa * target_ms, gate_ms)
 
 
-def measure_inference(policy: CodePolicy, observation: ObservationSpec, repeats: int = 200) -> float:
-    """Median seconds of one inference at batch 1, on an observation of zeros, after a warm-up."""
-    return measure_call(policy.infer, observation.zeros(), repeats)
+def median_ms(calls: Mapping[Key, Callable[[], object]], repeats: int = 200, warm_up: int = 10) -> dict[Key, float]:
+    """Median milliseconds of calls that alternate, after a warm-up: the machine's other work hits all of them."""
+    times: dict[Key, list[float]] = {key: [] for key in calls}
+    for _ in range(repeats + warm_up):
+        for key, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[key].append(time.perf_counter() - start)
+    return {key: 1e3 * float(np.median(seconds[warm_up:])) for key, seconds in times.items()}
 
 
-def measure_call(infer: Callable[[Window], object], window: Window, repeats: int = 200) -> float:
-    """Median seconds of one call, after a warm-up."""
-    times = []
-    for _ in range(repeats + 10):
-        start = time.perf_counter()
-        infer(window)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[10:]))
-
-
-def measure_head(pair: Pair[Any]) -> float:
-    """Median seconds of one inference of the learned gate's head on this machine."""
-    if isinstance(pair.parts, CodeParts):
-        both = measure_inference(HeadDraft(pair.parts.draft, load_head(pair)), pair.parts.spec.draft)
-        return max(0.0, both - measure_inference(pair.parts.draft, pair.parts.spec.draft))
-    head, drafted = load_distance_head(pair), np.zeros((pair.execute, len(pair.units.centre)), np.float32)
-    return measure_call(lambda window: head.estimate(window, drafted), pair.observation.zeros())
-
-
-def measure_proposal(pair: Pair[Any]) -> float:
-    """Median seconds of one inference of the draft on this machine."""
-    if isinstance(pair.parts, CodeParts):
-        return measure_inference(pair.parts.draft, pair.parts.spec.draft)
-    drafter, rng = pair.drafter(), np.random.default_rng(0)
-    return measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros())
-
-
-def measure_answer(pair: Pair[Any]) -> float:
-    """Median seconds of one inference of the target on this machine."""
-    if isinstance(pair.parts, CodeParts):
-        return measure_inference(pair.parts.target, pair.parts.spec.target)
-    verify = verification(pair)
-    return measure_call(lambda _: verify(), pair.observation.zeros())
-
-
-def verification(pair: Pair[Any]) -> Callable[[], object]:
-    """The verification of one proposal by the target in this process, on an observation of zeros.
-
-    The targets of some families only prepare when they answer, and compute when the proposal is judged.
-
-    Raises:
-        BundleError: if the pair's target is only on a server.
-    """
-    proposal = pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0))
-    verifier, address = pair.verifier(LocalTarget(pair.target())), StepAddress(0, 0, 0, 0)
-    return lambda: verifier.submit(proposal, address).result()
+def decision(gate: Gate, pair: Pair[Any]) -> Callable[[], object]:
+    """A decision of a gate on a proposal for an observation of zeros, a learned gate's head included."""
+    rng = stream(0, Role.GATE)
+    proposal = pair.drafter().propose(pair.observation.zeros(), rng)
+    gate.reset()
+    gate.on_action(proposal.actions[0], proposal.actions[0])
+    return lambda: gate.decide(proposal, rng)
 
 
 def timed(shard: Shard, timing: Timing, **settings: Any) -> Shard:
@@ -147,12 +106,7 @@ def timed(shard: Shard, timing: Timing, **settings: Any) -> Shard:
     return replace(shard, **settings | times)
 
 
-def read_timing(manifest: dict[str, Any]) -> Timing:
-    """The times in a run folder's manifest."""
-    return Timing(**manifest["timing"])
-
-
-def method_cost(method: Method, bundle: Pair[Any], timing: Timing) -> dict[str, float]:
+def method_cost(method: Method, pair: Pair[Any], timing: Timing) -> dict[str, float]:
     """Size and time of the networks that a method evaluates; 0 for those that it does not.
 
     Returns:
@@ -161,10 +115,8 @@ def method_cost(method: Method, bundle: Pair[Any], timing: Timing) -> dict[str, 
     """
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
     # Parameters of third-party policies are unknown.
-    known = (
-        {} if bundle.path is None or not (bundle.path / MANIFEST).exists() else read_manifest(bundle.path).parameters
-    )
-    parts = ["draft", "target"] if isinstance(bundle.parts, CodeParts) else []
+    known = {} if pair.path is None or not (pair.path / MANIFEST).exists() else read_manifest(pair.path).parameters
+    parts = ["draft", "target"] if isinstance(pair.parts, CodeParts) else []
     parts += ["head"] if method.uses_head else []
     sizes = {f"{part}_parameters": known.get(part, 0) if used[part] else 0 for part in parts}
     return {
@@ -175,24 +127,3 @@ def method_cost(method: Method, bundle: Pair[Any], timing: Timing) -> dict[str, 
         "head_ms": timing.head_ms if used["head"] else 0.0,
         "target_ms": 1e3 * timing.target_s(method) if used["target"] else 0.0,
     }
-
-
-def measure_decision(gate: Gate, bundle: Pair[Any], repeats: int = 200) -> float:
-    """Median seconds of one decision, a learned gate's head included, on an observation of zeros, after a warm-up.
-
-    Args:
-        gate: its state is changed.
-        bundle: its draft makes the proposals.
-        repeats: number of timed decisions.
-    """
-    rng, window = stream(0, Role.GATE), bundle.observation.zeros()
-    drafter = bundle.drafter()
-    gate.reset()
-    times = []
-    for _ in range(repeats + 10):
-        proposal = drafter.propose(window, rng)
-        start = time.perf_counter()
-        gate.decide(proposal, rng)
-        times.append(time.perf_counter() - start)
-        gate.on_action(proposal.actions[0], proposal.actions[0])
-    return float(np.median(times[10:]))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
 
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError
 from specact.families.codes.pair import Offset
 from specact.gates.settings import BUNDLE_DEFAULTS, ORACLES, GateChoices
 from specact.lab.rollout.methods import Method, load_method
 from specact.links.link import load_link
 from specact.load import check_decoding
 from specact.pair import PairSource
-from specact.records import Count, NotNegative, Positive, Seed, check_arguments
+from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, check_fields
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Evaluation:
     methods: tuple[str | Method, ...] = ("draft", "target", "hybrid", "random", "adahi")
     episodes: Count = 100
     seed: Seed = 0
-    rate: float = 0.6
+    rate: InsideUnit = 0.6
     link: str = "wifi-paper"
     offset: Offset = "target"
     gates: GateChoices = BUNDLE_DEFAULTS
@@ -85,15 +85,18 @@ class Evaluation:
         """How the pair is loaded."""
         return PairSource(self.bundle, self.draft, self.target, self.decoding)
 
+    @property
+    def data_folder(self) -> Path | None:
+        """The folder of :attr:`data`."""
+        return None if self.data is None else Path(self.data)
+
     def __post_init__(self) -> None:
-        names = [method.name for method in self.resolved]
+        check_fields(self)
         load_link(self.link)
         check_decoding(self.decoding)
-        if self.offset not in get_args(Offset):
-            raise unknown_name("offset", self.offset, get_args(Offset))
+        names = [method.name for method in self.resolved]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"methods must be named once each, got {', '.join(names) or 'none'}")
-        check_arguments(Evaluation, {name: value for name, value in vars(self).items() if name != "methods"})
         times = self.draft_ms, self.gate_ms, self.head_ms, self.target_ms
         if self.realtime and (times != (None,) * 4 or self.kappa != 1.0):
             raise ConfigError("in real time every time is measured; leave out the accounted ones and kappa")
@@ -102,5 +105,3 @@ class Evaluation:
                 "the latency of an oracle gate is not meaningful, because it queries the target before it decides; "
                 "remove it from --methods"
             )
-        if not 0.0 < self.rate < 1.0:
-            raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")

@@ -25,10 +25,10 @@ from specact.errors import BundleError, ConfigError, RenderError, SpecactError
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.cost import read_timing, timed
+from specact.lab.evaluation.cost import Timing, timed
 from specact.lab.evaluation.run import read_gates
 from specact.lab.rollout.families import decoded_by, rollout_of
-from specact.lab.rollout.methods import Method, load_method
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, control_step, simulated
 from specact.load import load_pair
 from specact.pair import Pair
@@ -77,7 +77,7 @@ class Film:
         screens: from left to right.
         speed: simulated seconds per second.
         video: WebM with VP9, of ``WIDTH_PX`` by ``HEIGHT_PX``.
-        poster: four moments of each method, from the first to the last, as one WebP of the same size.
+        poster: its frame in the middle, as WebP.
     """
 
     episode: int
@@ -106,31 +106,16 @@ def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Seq
     """
     film = _read(folder, episode, methods)
     if film is None:
-        _check_bundle(manifest["evaluation"])
-        film = _render(_FilmRequest(folder, manifest, episode, tuple(methods), longest))
+        film = _Filming(folder, manifest, episode, tuple(methods), longest).render()
         # A run folder that cannot be written to can still be shown.
         with suppress(ConfigError):
             _write(folder, film)
     return film
 
 
-def _pair(evaluation: dict[str, Any]) -> Pair[Any]:
-    """The evaluated pair."""
-    return load_pair(evaluation["bundle"], **{part: evaluation[part] for part in ("draft", "target", "decoding")})
-
-
-def _check_bundle(evaluation: dict[str, Any]) -> None:
-    fingerprint = _pair(evaluation).fingerprint
-    if fingerprint != evaluation["fingerprint"]:
-        raise BundleError(
-            f"the bundle {evaluation['bundle']!r} has fingerprint {fingerprint}, but {evaluation['fingerprint']} was "
-            "evaluated; run the evaluation again to film it"
-        )
-
-
 @dataclass(frozen=True)
-class _FilmRequest:
-    """The arguments of a rendering process; see :func:`load_film`."""
+class _Filming:
+    """What is filmed, see :func:`load_film`."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -138,36 +123,84 @@ class _FilmRequest:
     methods: tuple[str, ...]
     longest: int
 
+    def render(self) -> Film:
+        """In a new process: MuJoCo chooses its renderer on import, and some renderers crash the process."""
+        pair, evaluated = self.pair(), self.manifest["evaluation"]["fingerprint"]
+        if pair.fingerprint != evaluated:
+            raise BundleError(
+                f"the bundle {pair.name!r} has fingerprint {pair.fingerprint}, but {evaluated} was evaluated; run the "
+                "evaluation again to film it"
+            )
+        # The renderer that is set, else the headless ones.
+        chosen, reasons = os.environ.get("MUJOCO_GL", ""), []
+        for renderer in (chosen,) if chosen or sys.platform != "linux" else ("egl", "osmesa"):
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                try:
+                    film = process.submit(_render_with, self, renderer).result()
+                except BrokenProcessPool:
+                    film = "the process that drew ended"
+            if isinstance(film, Film):
+                return film
+            reasons.append(f"{renderer or 'default'}: {film}")
+        raise ConfigError(
+            f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
+        )
 
-def _render(request: _FilmRequest) -> Film:
-    """Renders in a new process: MuJoCo chooses its renderer on import, and some renderers crash the process."""
-    reasons = []
-    for renderer in _renderers():
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            try:
-                film = process.submit(_render_with, request, renderer).result()
-            except BrokenProcessPool:
-                film = "the process that drew ended"
-        if isinstance(film, Film):
-            return film
-        reasons.append(f"{renderer or 'default'}: {film}")
-    raise ConfigError(
-        f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
-    )
+    def pair(self) -> Pair[Any]:
+        """The evaluated pair."""
+        evaluation = self.manifest["evaluation"]
+        return load_pair(evaluation["bundle"], **{part: evaluation[part] for part in ("draft", "target", "decoding")})
+
+    def stride(self, rate_hz: float) -> int:
+        """Control steps between two frames."""
+        return max(1, round(rate_hz / RATE_HZ), math.ceil(self.longest / MOST_FRAMES))
+
+    def simulate(self, name: str) -> _Rollout:
+        """The episode under one method."""
+        evaluation, method, pair = self.manifest["evaluation"], load_method(name), self.pair()
+        gate = read_gates(self.folder)[name]
+        shard = timed(
+            Shard.of(pair, evaluation["env"], method, gate, (self.episode,), evaluation["seed"]),
+            Timing(**self.manifest["timing"]), link=evaluation["link"], offset=evaluation["offset"],
+        )  # fmt: skip
+        pair = decoded_by(method, pair)
+        task = load_task(evaluation["env"], pair.observation)
+        family = rollout_of(pair, method, shard.offset)
+        world = SimulatedRobot(task, render_mode="rgb_array")
+        robot = simulated(shard, pair, family, world, self.episode)
+        every = self.stride(task.rate_hz)
+        frames, steps, sent = [_frame(world.env)], [0], []
+        while not world.done:
+            control_step([robot], family)
+            record = robot.policy.record
+            sent.append(record is not None and record.decision.transmit)
+            if world.steps % every == 0 or world.done:
+                frames.append(_frame(world.env))
+                steps.append(world.steps)
+        world.close()
+        screen = Screen(name, world.success, world.steps, sum(sent) / len(sent), world.steps / task.rate_hz)
+        return _Rollout(screen, frames, steps, sent)
+
+    def film(self) -> Film:
+        """The episode under all methods."""
+        rollouts = [self.simulate(method) for method in self.methods]
+        last = max(rollout.screen.steps for rollout in rollouts)
+        count = max(len(rollout.frames) for rollout in rollouts)
+        moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
+        images = [_side_by_side([_tile(rollout, last, moment) for rollout in rollouts]) for moment in moments]
+        poster = io.BytesIO()
+        images[count // 2].save(poster, "WEBP", quality=70, method=4)
+        rate_hz = load_task(self.manifest["evaluation"]["env"]).rate_hz
+        screens, speed = tuple(rollout.screen for rollout in rollouts), RATE_HZ * self.stride(rate_hz) / rate_hz
+        return Film(self.episode, screens, speed, _video(images), poster.getvalue())
 
 
-def _renderers() -> tuple[str, ...]:
-    """Values of MUJOCO_GL to try: the one that is set, else the headless ones."""
-    chosen = os.environ.get("MUJOCO_GL", "")
-    return (chosen,) if chosen or sys.platform != "linux" else ("egl", "osmesa")
-
-
-def _render_with(request: _FilmRequest, renderer: str) -> Film | str:
+def _render_with(filming: _Filming, renderer: str) -> Film | str:
     """The film; the reason where rendering failed."""
     if renderer:
         os.environ["MUJOCO_GL"] = renderer
     try:
-        return _film(request, [_simulate(request, method) for method in request.methods])
+        return filming.film()
     except RenderError as error:
         return str(error)
     except SpecactError:
@@ -192,84 +225,26 @@ class _Rollout:
     sent: list[bool]
 
 
-def _simulate(request: _FilmRequest, method: str) -> _Rollout:
-    evaluation = request.manifest["evaluation"]
-    pair = _pair(evaluation)
-    shard = _shard(request, load_method(method), pair)
-    pair = decoded_by(shard.method, pair)
-    task = load_task(evaluation["env"], pair.observation)
-    family = rollout_of(pair, shard.method, shard.offset)
-    world = SimulatedRobot(task, render_mode="rgb_array")
-    robot = simulated(shard, pair, family, world, request.episode)
-    every = _stride(request, task.rate_hz)
-    frames, steps, sent = [_frame(world.env)], [0], []
-    while not world.done:
-        control_step([robot], family)
-        record = robot.policy.record
-        sent.append(record is not None and record.decision.transmit)
-        if world.steps % every == 0 or world.done:
-            frames.append(_frame(world.env))
-            steps.append(world.steps)
-    world.close()
-    screen = Screen(method, world.success, world.steps, sum(sent) / len(sent), world.steps / task.rate_hz)
-    return _Rollout(screen, frames, steps, sent)
-
-
-def _stride(request: _FilmRequest, rate_hz: float) -> int:
-    """Control steps between two frames."""
-    return max(1, round(rate_hz / RATE_HZ), math.ceil(request.longest / MOST_FRAMES))
-
-
-def _shard(request: _FilmRequest, method: Method, pair: Pair[Any]) -> Shard:
-    evaluation, timing = request.manifest["evaluation"], read_timing(request.manifest)
-    gate = read_gates(request.folder)[method.name]
-    shard = Shard.of(pair, evaluation["env"], method, gate, (request.episode,), evaluation["seed"])
-    return timed(shard, timing, **{name: evaluation[name] for name in ("link", "offset")})
-
-
 def _frame(env: Any) -> Image.Image:
     pixels: NDArray[np.uint8] = env.render()
     return ImageOps.pad(Image.fromarray(pixels), (SIZE_PX, SIZE_PX), Image.Resampling.BOX)
 
 
-def _film(request: _FilmRequest, rollouts: Sequence[_Rollout]) -> Film:
-    last = max(rollout.screen.steps for rollout in rollouts)
-    file = io.BytesIO()
-    poster = _side_by_side(
-        [_tile(rollout, last, _four_moments(rollout.frames), "four moments") for rollout in rollouts]
-    )
-    poster.save(file, "WEBP", quality=70, method=4)
-    count = max(len(rollout.frames) for rollout in rollouts)
-    moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
-    video = _video(_side_by_side([_moment(rollout, last, moment) for rollout in rollouts]) for moment in moments)
-    rate_hz = load_task(request.manifest["evaluation"]["env"]).rate_hz
-    speed = RATE_HZ * _stride(request, rate_hz) / rate_hz
-    return Film(request.episode, tuple(rollout.screen for rollout in rollouts), speed, video, file.getvalue())
-
-
-def _moment(rollout: _Rollout, last: int, moment: int) -> Image.Image:
-    """A tile of one frame of the film; a rollout that is over stays at its last frame."""
-    own = min(moment, len(rollout.frames) - 1)
-    over, sent = moment > own, rollout.sent[max(0, rollout.steps[own] - 1)]
+def _tile(rollout: _Rollout, last: int, moment: int) -> Image.Image:
+    """A frame of one rollout, the last one once it is over; above it method, text and a bar of all steps."""
+    number = min(moment, len(rollout.frames) - 1)
+    over, sent = moment > number, rollout.sent[max(0, rollout.steps[number] - 1)]
     text = "over" if over else "sent" if sent else "the draft's own"
-    return _tile(rollout, last, rollout.frames[own], text, rollout.steps[own], SENT if sent and not over else OWN)
-
-
-def _tile(
-    rollout: _Rollout, last: int, picture: Image.Image, text: str, step: int | None = None, frame: str = OWN
-) -> Image.Image:
-    """An image with a border; above it method, text and a bar of all steps, with a mark at ``step``."""
     tile = Image.new("RGB", (FRAME_PX, ABOVE_PX + FRAME_PX), GROUND)
     draw = ImageDraw.Draw(tile)
     draw.text((0, 0), f"{rollout.screen.method}: {text}", INK, ImageFont.load_default(20))
-    for place, sent in enumerate(rollout.sent):
+    for place, sent_there in enumerate(rollout.sent):
         left, right = (round(FRAME_PX * at / last) for at in (place, place + 1))
-        draw.rectangle((left, TEXT_PX, max(left, right - 1), TEXT_PX + BAR_PX - 1), SENT if sent else OWN)
-    if step is not None:
-        at = min(round(FRAME_PX * step / last), FRAME_PX - 2)
-        draw.rectangle((at, TEXT_PX - 2, at + 1, TEXT_PX + BAR_PX + 1), INK)
-    draw.rectangle((0, ABOVE_PX, FRAME_PX, ABOVE_PX + FRAME_PX), frame)
-    tile.paste(picture, (BORDER_PX, ABOVE_PX + BORDER_PX))
+        draw.rectangle((left, TEXT_PX, max(left, right - 1), TEXT_PX + BAR_PX - 1), SENT if sent_there else OWN)
+    at = min(round(FRAME_PX * rollout.steps[number] / last), FRAME_PX - 2)
+    draw.rectangle((at, TEXT_PX - 2, at + 1, TEXT_PX + BAR_PX + 1), INK)
+    draw.rectangle((0, ABOVE_PX, FRAME_PX, ABOVE_PX + FRAME_PX), SENT if sent and not over else OWN)
+    tile.paste(rollout.frames[number], (BORDER_PX, ABOVE_PX + BORDER_PX))
     return tile
 
 
@@ -278,16 +253,6 @@ def _side_by_side(tiles: Sequence[Image.Image]) -> Image.Image:
     for place, tile in enumerate(tiles):
         row.paste(tile, (PAD_PX + place * (FRAME_PX + PAD_PX), PAD_PX))
     return row
-
-
-def _four_moments(frames: Sequence[Image.Image]) -> Image.Image:
-    half = SIZE_PX // 2
-    picture = Image.new("RGB", (SIZE_PX, SIZE_PX))
-    for place in range(4):
-        moment = frames[round(place * (len(frames) - 1) / 3)]
-        row, column = divmod(place, 2)
-        picture.paste(moment.resize((half, half), Image.Resampling.BOX), (column * half, row * half))
-    return picture
 
 
 def _video(frames: Iterable[Image.Image]) -> bytes:

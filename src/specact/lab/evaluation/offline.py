@@ -6,32 +6,169 @@ actions and to the target's, and the transmission rate.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
+from specact.families.codes.pair import CodeParts
 from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings, load_gate
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.generate import demonstrations as read_demonstrations
 from specact.lab.data.locks import locked
+from specact.lab.data.readers import format_of
+from specact.lab.data.sources import Source
+from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
-from specact.lab.evaluation.imitation import OpenLoopJob, OpenLoopResult, run_open_loop
 from specact.lab.evaluation.metrics import contrasts, step_metrics
-from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.steps import Table
+from specact.lab.rollout.rollout import Robot, run_together
+from specact.lab.rollout.steps import Audit, Table
 from specact.lab.statistics import mean_interval
-from specact.pair import Pair
+from specact.load import load_pair
+from specact.observation import Observation
+from specact.pair import Pair, PairSource
+from specact.policy import SpeculativePolicy
+from specact.records import read_record
+from specact.verification import LocalTarget
 
 Progress = Callable[[str, int, int], None]
-ROUNDS = 2
+
+
+def demonstration_files(pair: CodeParts, data: Path | None) -> list[Path]:
+    """The files that a pair was trained on; none where its demonstrations come from a scripted expert.
+
+    Args:
+        pair: made by ``specact train``.
+        data: folder that the recipe's data paths are relative to.
+
+    Raises:
+        ConfigError: if the recipe names files and no folder is given.
+        DataError: if a file is missing, or of unknown format.
+    """
+    names = pair.manifest.recipe["data"]
+    if names and data is None:
+        raise ConfigError(
+            f"the demonstrations of {pair.name!r} are files ({', '.join(names)}); give their folder with --data FOLDER"
+        )
+    files = [(data or Path()) / name for name in names]
+    for file in files:
+        format_of(file)
+    return files
+
+
+def demonstration_split(pair: CodeParts, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
+    """The demonstrations that a pair was trained on, and the held-out ones, made again from its manifest.
+
+    Args:
+        pair, data: see :func:`demonstration_files`.
+        env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
+
+    Raises:
+        ConfigError: if the recipe names files and no folder is given, or the pair's environment is third-party code
+            that the user did not name.
+        DataError: if they cannot be read.
+    """
+    recipe = pair.manifest.recipe
+    episodes = read_demonstrations(
+        load_task(env_of(pair, env)) if pair.env else None, demonstration_files(pair, data),
+        recipe["generate_episodes"], recipe["generate_noise"], recipe["seed"],
+        sources=read_record(recipe.get("observations", {}), dict[str, Source], "observations"),
+        rate_hz=recipe.get("rate_hz"),
+    )  # fmt: skip
+    return episodes.split(recipe["held_out"], recipe["seed"])
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """One method open loop on demonstrations: a piece of work for a worker process.
+
+    Attributes:
+        source: of the pair.
+        episodes: the demonstrations.
+        method: how the pair drafts and verifies.
+        gate: calibrated.
+        seed: random seed.
+        first: number of the first episode; part of the random streams' addresses.
+    """
+
+    source: PairSource
+    episodes: Episodes
+    method: Method
+    gate: GateSettings
+    seed: int
+    first: int = 0
+
+    def run(self) -> OpenLoopResult:
+        """Observes the demonstrated states, whatever its actions; executes chunks as on the robot."""
+        pair = decoded_by(self.method, load_pair(self.source))
+        family = rollout_of(pair, self.method)
+        verifier, drafter = family.verifier(LocalTarget(pair.target())), family.drafter()
+        policy = SpeculativePolicy(pair, self.gate.build(pair), drafter=drafter, verifier=verifier, seed=self.seed)
+        normalised, raw, audit, episodes = [], [], Audit(family), self.episodes
+        # Unused frames are not read: that would cost time, and they may be missing.
+        seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
+        for number, span in enumerate(episodes.slices(), self.first):
+            policy.reset(number)
+            replay = _Replay(seen, range(span.start, span.stop))
+            run_together([Robot(policy, replay)], family, audit)
+            error = np.stack(replay.acted) - episodes.action[span]
+            raw.append(float(np.square(error).sum(axis=1).mean()))
+            normalised.append(float(np.square(error / pair.units.scale).sum(axis=1).mean()))
+        return OpenLoopResult(np.array(normalised), np.array(raw), audit.table())
+
+
+@dataclass(frozen=True)
+class OpenLoopResult:
+    """The result of a method open loop.
+
+    Attributes:
+        error: mean squared error of the actions in each episode, summed over the action's dimensions, normalised (each
+            dimension's training range is [-1, 1]), ``[E]``.
+        raw: the same in the environment's units.
+        steps: one row per inference, as in :mod:`specact.lab.rollout.families`.
+    """
+
+    error: NDArray[np.float64]
+    raw: NDArray[np.float64]
+    steps: Table
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """``mean``, ``low``, ``high`` of the error with a 95 % interval over episodes, ``raw``, and ``episodes``."""
+        return asdict(mean_interval(self.error)) | {"raw": float(self.raw.mean()), "episodes": len(self.raw)}
+
+
+def run_open_loop(work: OpenLoop) -> OpenLoopResult:
+    """:meth:`OpenLoop.run` for a worker process."""
+    return work.run()
+
+
+class _Replay:
+    """A demonstration as a world: its observations do not depend on the actions."""
+
+    def __init__(self, seen: Mapping[str, Any], steps: range) -> None:
+        self._seen, self._steps = seen, steps
+        self.acted: list[NDArray[np.float32]] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.acted) == len(self._steps)
+
+    def observe(self) -> Observation:
+        return {name: values[self._steps[len(self.acted)]] for name, values in self._seen.items()}
+
+    def act(self, action: NDArray[np.float32]) -> None:
+        self.acted.append(action)
 
 
 def calibrate_offline(
@@ -43,7 +180,7 @@ def calibrate_offline(
     progress: Progress,
     *,
     method: Method = HYBRID,
-    rounds: int = ROUNDS,
+    rounds: int = 2,
     seed: int = 0,
 ) -> Calibration:
     """Finds a gate's threshold for a rate on demonstrations, and checks it on others.
@@ -67,18 +204,13 @@ def calibrate_offline(
         raise DataError("at least two demonstrations are needed: one to calibrate on and one to check on")
     numbers = np.arange(len(demonstrations))
     parts = demonstrations.select(numbers[::2]), demonstrations.select(numbers[1::2])
-    stage, done = f"calibrating {gate.name}", 0
 
     def roll(settings: GateSettings, number: int) -> Table:
-        nonlocal done
-        checking = number > rounds
-        progress(stage, done, rounds + 2)
-        table = _run(pair, method, settings, parts[checking], pool, seed).steps
-        done += 1
-        progress(stage, done, rounds + 2)
-        return table
+        progress(f"calibrating {gate.name}", number, rounds + 2)
+        return _run(pair, method, settings, parts[number > rounds], pool, seed).steps
 
     search = find_threshold(gate, rate, rounds, roll)
+    progress(f"calibrating {gate.name}", rounds + 2, rounds + 2)
     provenance = {"along": "demonstrations", "episodes": len(demonstrations), "rounds": rounds, "seed": seed}
     return search.calibration(pair, rate, len(parts[1]), provenance, pair.source.decoding)
 
@@ -104,7 +236,7 @@ def evaluate_offline(
         pair: the policies.
         methods: to compare.
         demonstrations: held out in the training of both policies.
-        rate: transmission rate that gates are calibrated for.
+        rate: transmission rate that gates are calibrated for, in (0, 1).
         out: run folder.
         pool, progress: as for :func:`calibrate_offline`.
         gates: readings that the papers leave open.
@@ -113,7 +245,7 @@ def evaluate_offline(
 
     Returns:
         The summary: for each method ``error`` (mean squared error to the demonstrated actions, normalised, with a 95 %
-        interval over episodes), ``raw`` in the environment's units, ``transmission_rate``, and the
+        interval over episodes), ``raw`` in the environment's units, and the
         :func:`~specact.lab.evaluation.metrics.step_metrics`; paired ``contrasts`` of the error with Holm's correction
         over all of them.
 
@@ -139,19 +271,18 @@ def evaluate_offline(
     settings: dict[str, GateSettings] = {}
     with locked(out):
         for done, method in enumerate(sorted(ran, key=lambda method: method.rate_of is not None)):
-            progress("methods", done, len(methods))
-            name = method.name
-            settings[name] = _gate(method, pair, rate, gates, calibration_set, results, pool, progress, seed)
-            results[name] = _run(pair, method, settings[name], held_out, pool, seed)
-        progress("methods", len(methods), len(methods))
-        rows = {
-            method.name: {
-                "error": dataclasses.asdict(mean_interval(results[method.name].error)),
-                "raw": float(results[method.name].raw.mean()),
-                **step_metrics(results[method.name].steps, sends=not method.on_device),
-            }
-            for method in ran
-        }
+            progress("methods", done, len(ran))
+            gate = uncalibrated_gate(method, gates, pair)
+            if method.rate_of is not None:
+                steps = {name: result.steps for name, result in results.items()}
+                gate = gate_at_rate_of_rival(method, gate, rate, steps)
+            elif load_gate(method.gate).calibrated:
+                gate = calibrate_offline(
+                    pair, gate, rate, calibration_set, pool, progress, method=method, seed=seed
+                ).settings
+            settings[method.name], results[method.name] = gate, _run(pair, method, gate, held_out, pool, seed)
+        progress("methods", len(ran), len(ran))
+        errors = {name: {"error": result.error} for name, result in results.items()}
         summary = {
             "kind": "offline",
             "command": command,
@@ -160,34 +291,19 @@ def evaluate_offline(
             "calibrated_on": len(calibration_set),
             "rate": rate,
             "seed": seed,
-            "methods": rows,
-            "gates": {method.name: dataclasses.asdict(settings[method.name]) for method in ran},
-            "contrasts": contrasts(
-                ran, {name: {"error": result.error} for name, result in results.items()}, ("error",)
-            ),
+            "methods": {
+                method.name: {
+                    "error": asdict(mean_interval(results[method.name].error)),
+                    "raw": float(results[method.name].raw.mean()),
+                    **step_metrics(results[method.name].steps, sends=not method.on_device),
+                }
+                for method in ran
+            },
+            "gates": {method.name: asdict(settings[method.name]) for method in ran},
+            "contrasts": contrasts(ran, errors, ("error",)),
         }
         write_json(out / "summary.json", summary)
     return summary
-
-
-def _gate(
-    method: Method,
-    pair: Pair[Any],
-    rate: float,
-    gates: GateChoices,
-    calibration_set: Episodes,
-    results: dict[str, OpenLoopResult],
-    pool: Pool,
-    progress: Progress,
-    seed: int,
-) -> GateSettings:
-    initial = uncalibrated_gate(method, gates, pair)
-    if method.rate_of is not None:
-        steps = {ran: result.steps for ran, result in results.items()}
-        return gate_at_rate_of_rival(method, initial, rate, steps)
-    if not load_gate(method.gate).calibrated:
-        return initial
-    return calibrate_offline(pair, initial, rate, calibration_set, pool, progress, method=method, seed=seed).settings
 
 
 def _run(
@@ -195,13 +311,11 @@ def _run(
 ) -> OpenLoopResult:
     """Splits the demonstrations among the workers; results do not depend on their number."""
     parts = np.array_split(np.arange(len(demonstrations)), min(pool.workers, len(demonstrations)))
-    jobs = [OpenLoopJob(pair.source, demonstrations.select(part), method, gate, seed, int(part[0])) for part in parts]
-    by_first = {job.first: result for job, result in pool.each(run_open_loop, jobs)}
+    work = [OpenLoop(pair.source, demonstrations.select(part), method, gate, seed, int(part[0])) for part in parts]
+    by_first = {part.first: result for part, result in pool.each(run_open_loop, work)}
     results = [by_first[first] for first in sorted(by_first)]
-    steps = {name: np.concatenate([result.steps[name] for result in results]) for name in results[0].steps}
-    return dataclasses.replace(
-        results[0],
-        error=np.concatenate([result.error for result in results]),
-        raw=np.concatenate([result.raw for result in results]),
-        steps=steps,
+    return OpenLoopResult(
+        np.concatenate([result.error for result in results]),
+        np.concatenate([result.raw for result in results]),
+        {name: np.concatenate([result.steps[name] for result in results]) for name in results[0].steps},
     )

@@ -77,24 +77,17 @@ def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> Rejecti
     x = np.array([scores[part].mean() for part in parts])
     y = np.array([rejections[part].mean() for part in parts])
     error = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
-    auroc = roc_auc(scores, rejections > 0.5)
+    auroc, constant = roc_auc(scores, rejections > 0.5), np.ptp(scores) == 0.0 or np.ptp(rejections) == 0.0
     return RejectionModel(
         scores=x.tolist(),
         rejections=y.tolist(),
         errors=error,
         linear=_line(x, y, 0.0),
         logarithmic=_logarithm(x, y),
-        spearman=_spearman(scores, rejections),
+        spearman=float("nan") if constant else float(stats.spearmanr(scores, rejections).statistic),
         auroc=float("nan") if auroc is None else auroc,
         steps=len(scores),
     )
-
-
-def _spearman(scores: Floats, rejections: Floats) -> float:
-    if np.ptp(scores) == 0.0 or np.ptp(rejections) == 0.0:
-        return float("nan")
-    result: Any = stats.spearmanr(scores, rejections)
-    return float(result.statistic)
 
 
 def _line(x: Floats, y: Floats, shift: float) -> Fit:
@@ -107,13 +100,11 @@ def _line(x: Floats, y: Floats, shift: float) -> Fit:
 def _logarithm(x: Floats, y: Floats) -> Fit:
     """The shift is searched between a thousandth and a hundred times the largest score."""
     lowest, top = float(x.min()), max(float(x.max()), 1e-9)
-    if lowest < 0.0:
-        x = x - lowest
+    x = x - min(0.0, lowest)
 
     def fit(log_shift: float) -> Fit:
         shift = float(np.exp(log_shift))
         return _line(np.log(x + shift), y, shift)
 
     bounds = (np.log(top * 1e-3), np.log(top * 1e2))
-    best = optimize.minimize_scalar(lambda value: -fit(value).r2, bounds=bounds, method="bounded")
-    return fit(float(best.x))
+    return fit(float(optimize.minimize_scalar(lambda value: -fit(value).r2, bounds=bounds, method="bounded").x))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from specact.errors import ConfigError, DataError
 from specact.families.codes.pair import CodeParts
+from specact.families.head import head_fingerprint
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
@@ -25,20 +26,24 @@ from specact.lab.data.locks import locked
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
-from specact.lab.evaluation.cost import method_cost, read_timing, timed
+from specact.lab.evaluation.cost import Timing, measure, method_cost, timed
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.imitation import OpenLoopJob, demonstration_files, held_out_demonstrations, imitation_error
-from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.rollout.families import depends_on_content, rollout_of
+from specact.lab.evaluation.offline import OpenLoop, demonstration_files, demonstration_split, run_open_loop
+from specact.lab.rollout.families import family_of, rollout_of
+from specact.lab.rollout.folder import RunFolder
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
 from specact.load import load_pair
-from specact.pair import Pair, PairSource
+from specact.pair import Pair
 
 Progress = Callable[[str, int, int], None]
+
+_MEASURED = "every time is measured over real sockets; the simulated world waits"
+_ALONE = "every time is measured, with draft and target in one process and no link; the simulated world waits"
+_ACCOUNTED = "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper"
 
 
 def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
@@ -59,30 +64,29 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
     Raises:
         ConfigError: if ``out`` holds another run, is locked by another process, or cannot be written, a method is
             unknown, or a gate cannot hold the rate.
-        BundleError: if the bundle, or a calibration in it, does not fit.
+        BundleError: if the pair, or a calibration in it, does not fit.
     """
     with locked(out):
         return _evaluate(evaluation, out, progress, pool, command)
 
 
 def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = load_pair(evaluation.source)
-    env = evaluation.env or env_of(bundle, None)
-    task = load_task(env)
-    ran = evaluation.resolved
-    initial_gates = {method.name: uncalibrated_gate(method, evaluation.gates, bundle) for method in ran}
+    pair = load_pair(evaluation.source)
+    env = evaluation.env or env_of(pair, None)
+    task, ran = load_task(env), evaluation.resolved
+    initial_gates = {method.name: uncalibrated_gate(method, evaluation.gates, pair) for method in ran}
     for settings in initial_gates.values():
         settings.check_rate(evaluation.rate)
     for method in ran:
-        rollout_of(bundle, method, evaluation.offset)
-    check_fit(bundle, task)
+        rollout_of(pair, method, evaluation.offset)
+    check_fit(pair, task)
     if evaluation.mse:
-        env_of(bundle, evaluation.env)
-        if not isinstance(bundle.parts, CodeParts):
-            raise ConfigError(f"nobody knows what {bundle.name!r} was trained on; leave out --mse")
-        demonstration_files(bundle.parts, None if evaluation.data is None else Path(evaluation.data))
-    manifest = claim(out, evaluation, bundle, env, command)
-    started = time.perf_counter()
+        env_of(pair, evaluation.env)
+        if not isinstance(pair.parts, CodeParts):
+            raise ConfigError(f"nobody knows what {pair.name!r} was trained on; leave out --mse")
+        demonstration_files(pair.parts, evaluation.data_folder)
+    manifest = _claim(out, evaluation, pair, env, command)
+    started, timing = time.perf_counter(), Timing(**manifest["timing"])
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
     calibrations: dict[str, Calibration] = {}
@@ -90,7 +94,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
         if evaluation.realtime:
-            runner = stack.enter_context(RealTime(bundle, evaluation.link, evaluation.deadline_ms, evaluation.seed))
+            runner = stack.enter_context(RealTime(pair, evaluation.link, evaluation.deadline_ms, evaluation.seed))
         # Random gates run last, at the rate that their rival achieved.
         for method in sorted(ran, key=lambda method: method.rate_of is not None):
             name, settings = method.name, initial_gates[method.name]
@@ -98,24 +102,24 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
                 # By the gate, and by the method's composition where it has one: the score depends on what is proposed.
                 key = "-".join(filter(None, (method.gate, method.decoding)))
                 if key not in calibrations:
-                    calibrations[key] = _calibration(bundle, env, method, evaluation, out, pool, progress)
+                    calibrations[key] = _calibration(pair, env, method, evaluation, out, pool, progress)
                 settings = calibrations[key].settings
             elif method.rate_of is not None:
                 settings = gate_at_rate_of_rival(method, settings, evaluation.rate, steps)
             gates[name] = settings
-            outcomes[name], steps[name] = _run_method(
-                method, settings, evaluation, env, manifest, bundle, out, runner, progress
-            )
-        imitation_errors = {}
-        if evaluation.mse and isinstance(bundle.parts, CodeParts):
-            imitation_errors = _imitation_errors(evaluation, bundle.parts, gates, out, pool, progress)
-    timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
+            shard = Shard.of(pair, env, method, settings, range(evaluation.episodes), evaluation.seed)
+            whole = timed(shard, timing, link=evaluation.link, offset=evaluation.offset)
+            outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
+        imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
     methods = {
         method.name: {
             **method_metrics(
-                outcomes[method.name], steps[method.name], sends=not method.on_device, success_at=success_at
+                outcomes[method.name],
+                steps[method.name],
+                sends=not method.on_device,
+                success_at=SUCCESS_AT.get(env, ()),
             ),
-            "cost": method_cost(method, bundle, timing),
+            "cost": method_cost(method, pair, timing),
         }
         for method in ran
     }
@@ -126,33 +130,20 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         "env": env,
         "episodes": evaluation.episodes,
         "seed": evaluation.seed,
-        "bundle": bundle.name,
+        "bundle": pair.name,
         "rate": evaluation.rate,
         # Token and flow policies are evaluated without a link, see :func:`~specact.lab.rollout.rollout.measured`.
-        "link": "none" if depends_on_content(bundle) and not evaluation.realtime else evaluation.link,
+        "link": "none" if family_of(pair).measured and not evaluation.realtime else evaluation.link,
         "realtime": evaluation.realtime,
         "score": task.score,
         "methods": methods,
-        "gates": {method.name: dataclasses.asdict(gates[method.name]) for method in ran},
+        "gates": {method.name: asdict(gates[method.name]) for method in ran},
         "contrasts": contrasts(ran, outcomes),
         "calibration": {name: _calibration_summary(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(out / "summary.json", summary)
     return summary
-
-
-def finished(evaluation: Evaluation, out: Path) -> bool:
-    """Whether ``out`` holds this evaluation, completed.
-
-    Raises:
-        ConfigError: if it holds another one.
-    """
-    if not (out / "summary.json").exists():
-        return False
-    bundle = load_pair(evaluation.source)
-    claim(out, evaluation, bundle, evaluation.env or bundle.env, "")
-    return True
 
 
 def read_gates(folder: Path) -> dict[str, GateSettings]:
@@ -177,104 +168,97 @@ def read_table(folder: Path) -> Table:
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
-def _run_method(
-    method: Method,
-    settings: GateSettings,
-    evaluation: Evaluation,
-    env: str,
-    manifest: dict[str, Any],
-    bundle: Pair[Any],
-    out: Path,
-    runner: Pool | RealTime,
-    progress: Progress,
-) -> tuple[Table, Table]:
-    folders = [out / kind / file_stem(method.name) for kind in ("episodes", "steps")]
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    whole = timed(
-        Shard.of(bundle, env, method, settings, range(evaluation.episodes), evaluation.seed), read_timing(manifest),
-        link=evaluation.link, offset=evaluation.offset,
-    )  # fmt: skip
-    starts = range(0, evaluation.episodes, evaluation.shard)
-    shards = [dataclasses.replace(whole, episodes=whole.episodes[i : i + evaluation.shard]) for i in starts]
-    missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
-    done = evaluation.episodes - sum(len(shard.episodes) for shard in missing)
-    progress(method.name, done, evaluation.episodes)
-    for shard, (episodes, table) in runner.run(missing):
-        write_shard(out, shard, episodes, table)
-        done += len(shard.episodes)
-        progress(method.name, done, evaluation.episodes)
-    return read_table(folders[0]), read_table(folders[1])
-
-
 def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) -> None:
     """Writes a shard's tables into a run folder."""
-    columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in dataclasses.fields(Outcome)}
+    columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in fields(Outcome)}
     if not any(columns["task"]):
         del columns["task"]  # only suites have tasks
     # The outcomes are written last: they mark the shard as finished.
     for kind, table in (("steps", steps), ("episodes", {name: np.array(values) for name, values in columns.items()})):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(table), sink)
-        write_whole(out / kind / file_stem(shard.method.name) / _file(shard), sink.getvalue().to_pybytes())
+        write_whole(_file(out, kind, shard), sink.getvalue().to_pybytes())
+
+
+def _claim(out: Path, evaluation: Evaluation, pair: Pair[Any], env: str, command: str) -> dict[str, Any]:
+    """The run folder's manifest: the settings, the machine, and the accounted times."""
+    weights = {"fingerprint": pair.fingerprint}
+    if isinstance(pair.parts, CodeParts) and any(method.proposes == "head" for method in evaluation.resolved):
+        # The pair's fingerprint does not cover the head. Learned gates name it in their calibrations.
+        weights["head"] = head_fingerprint(pair)
+    methods: dict[str, Any] = {"methods": [method.name for method in evaluation.resolved]}
+    if values := [method for method in evaluation.methods if isinstance(method, Method)]:
+        # What determines the results of a method that has no name of its own.
+        methods["compositions"] = [
+            {name: value for name, value in asdict(method).items() if name not in ("about", "rivals")}
+            for method in values
+        ]
+    order = _MEASURED if evaluation.realtime else _ALONE if family_of(pair).measured else _ACCOUNTED
+    return RunFolder(out, "evaluation").claim(
+        asdict(evaluation) | methods | {"env": env} | weights,
+        command,
+        lambda: {"timing": asdict(measure(evaluation, pair)), "order": order},
+    )
+
+
+def _run_method(whole: Shard, size: int, out: Path, runner: Pool | RealTime, progress: Progress) -> tuple[Table, Table]:
+    """The outcomes and steps of all of a method's episodes, in shards of this size."""
+    name, total = whole.method.name, len(whole.episodes)
+    shards = [replace(whole, episodes=whole.episodes[start : start + size]) for start in range(0, total, size)]
+    missing = [shard for shard in shards if not _file(out, "episodes", shard).exists()]
+    done = total - sum(len(shard.episodes) for shard in missing)
+    progress(name, done, total)
+    for shard, (episodes, table) in runner.run(missing):
+        write_shard(out, shard, episodes, table)
+        done += len(shard.episodes)
+        progress(name, done, total)
+    return read_table(out / "episodes" / file_stem(name)), read_table(out / "steps" / file_stem(name))
+
+
+def _file(out: Path, kind: str, shard: Shard) -> Path:
+    return out / kind / file_stem(shard.method.name) / f"{shard.episodes[0]:06d}.parquet"
 
 
 def _calibration(
-    bundle: Pair[Any], env: str, method: Method, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
+    pair: Pair[Any], env: str, method: Method, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
-    """The run folder's calibration; else the bundle's or a new one, stored there so that the run can resume."""
-    gate, decoding = method.gate, method.decoding or bundle.source.decoding
+    """The run folder's calibration; else the pair's or a new one, stored there so that the run can resume."""
+    gate, decoding = method.gate, method.decoding or pair.source.decoding
     path = out / "calibration" / calibration_file(gate, evaluation.rate, decoding)
     if path.exists():
-        return read_calibration(path, bundle)
-    wanted = evaluation.gates.settings(gate, bundle)
-    in_bundle = None if bundle.path is None else bundle.path / "calibration" / path.name
-    stored = read_calibration(in_bundle, bundle) if in_bundle is not None and in_bundle.is_file() else None
-    if env == bundle.env and stored is not None and wanted == stored.settings.without_threshold():
-        stored.save(path.parent)
-        return stored
-    run = CalibrationRun(evaluation.rate, evaluation.calibration_episodes, seed=evaluation.seed)
-    total = run.episodes * (run.rounds + 2)
-    calibration = calibrate(
-        bundle,
-        wanted,
-        run,
-        method=method,
-        env=env,
-        pool=pool,
-        advance=lambda done: progress(f"calibrating {gate}", done, total),
-    )
-    calibration.save(path.parent)
-    return calibration
+        return read_calibration(path, pair)
+    wanted = evaluation.gates.settings(gate, pair)
+    in_bundle = None if pair.path is None else pair.path / "calibration" / path.name
+    stored = read_calibration(in_bundle, pair) if in_bundle is not None and in_bundle.is_file() else None
+    if stored is None or env != pair.env or wanted != stored.settings.without_threshold():
+        run = CalibrationRun(evaluation.rate, evaluation.calibration_episodes, seed=evaluation.seed)
+        stage, total = f"calibrating {gate}", run.episodes * (run.rounds + 2)
+        stored = calibrate(
+            pair, wanted, run, method=method, env=env, pool=pool, advance=lambda done: progress(stage, done, total)
+        )
+    stored.save(path.parent)
+    return stored
 
 
 def _imitation_errors(
-    evaluation: Evaluation, bundle: CodeParts, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
+    evaluation: Evaluation, pair: Pair[Any], gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Every method's error on held-out demonstrations; resumes from ``imitation.json``."""
     path = out / "imitation.json"
     errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
     missing = [method for method in evaluation.resolved if method.name not in errors]
     if missing:
-        demonstrations = held_out_demonstrations(
-            bundle, None if evaluation.data is None else Path(evaluation.data), evaluation.env
-        )
+        _, shown = demonstration_split(pair.parts, evaluation.data_folder, evaluation.env)
         if evaluation.demonstrations is not None:
-            demonstrations = demonstrations.select(np.arange(min(evaluation.demonstrations, len(demonstrations))))
-        jobs = [
-            OpenLoopJob(PairSource(str(bundle.path)), demonstrations, method, gates[method.name], evaluation.seed)
-            for method in missing
-        ]
-        progress("along demonstrations", len(errors), len(evaluation.methods))
-        for job, error in pool.each(imitation_error, jobs):
-            errors[job.method.name] = error
+            shown = shown.select(np.arange(min(evaluation.demonstrations, len(shown))))
+        stage, total = "along demonstrations", len(evaluation.methods)
+        progress(stage, len(errors), total)
+        work = [OpenLoop(pair.source, shown, method, gates[method.name], evaluation.seed) for method in missing]
+        for one, result in pool.each(run_open_loop, work):
+            errors[one.method.name] = result.summary
             write_json(path, errors)
-            progress("along demonstrations", len(errors), len(evaluation.methods))
+            progress(stage, len(errors), total)
     return errors
-
-
-def _file(shard: Shard) -> str:
-    return f"{shard.episodes[0]:06d}.parquet"
 
 
 def _calibration_summary(calibration: Calibration) -> dict[str, Any]:
@@ -285,7 +269,7 @@ def _calibration_summary(calibration: Calibration) -> dict[str, Any]:
     return {
         "threshold": calibration.settings.threshold,
         "held_out_rate": calibration.held_out["rate"],
-        "held_out_episodes": calibration.held_out["episodes"],
+        "held_out_episodes": int(calibration.held_out["episodes"]),
         **{key: model[key] for key in keys if key in model},
         "primary": None if primary is None else {key: primary[key] for key in keys},
     }

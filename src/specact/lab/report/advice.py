@@ -16,7 +16,7 @@ from specact.families.tokens.pair import TokenParts
 from specact.lab.evaluation import budget
 from specact.lab.evaluation.budget import Way
 from specact.lab.report.runs import Run, find_runs
-from specact.lab.rollout.families import decoded_by, depends_on_content
+from specact.lab.rollout.families import decoded_by, family_of
 from specact.lab.rollout.methods import METHODS
 from specact.links.link import load_link, round_trip
 from specact.pair import Pair
@@ -205,7 +205,7 @@ def _possible(pair: Pair[Any]) -> list[str]:
         name
         for name in _METHODS
         if (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
-        and (METHODS[name].verifier == "speculative" or not depends_on_content(pair))
+        and (METHODS[name].verifier == "speculative" or not family_of(pair).measured)
         and (has_head or not METHODS[name].needs_head)
     ]
     if not isinstance(pair.parts, TokenParts | FlashParts):

@@ -1,344 +1,236 @@
-"""The family-specific parts of a rollout: batched inference, the parts of a policy, and the step table."""
+"""What is particular to a family in rollouts: batched inference, drafter and verifier, times, and the step table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkParts, ChunkVerifier, chunk_distance, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
-from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, Offset, Rule, take_target
-from specact.families.codes.policy import InfersCodes
-from specact.families.codes.sampling import verify
-from specact.families.distance import head_observation
+from specact.families.codes.head import load_head
+from specact.families.codes.pair import (
+    CodeDrafter,
+    CodeParts,
+    CodeVerifier,
+    Offset,
+    Rule,
+    executed_codes,
+    take_target,
+)
+from specact.families.codes.sampling import CodeDistribution, rejection_probability, total_variation, verify
+from specact.families.distance import head_observation, load_distance_head
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import Tokens, to_actions
 from specact.families.tokens.speculative import TAIL, Decoded
 from specact.lab.rollout.methods import Method
-from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, observation_columns
+from specact.lab.rollout.steps import Row, Table, distance, observation_columns, stacked
 from specact.lab.rollout.timed import Prepared
 from specact.lab.rollout.token_batch import SharedClock, TokenBatch
 from specact.observation import Window
 from specact.pair import Drafter, Pair
-from specact.rng import Role, StepAddress, streams
-from specact.systems.flash import ROUNDS, FlashParts, Round, Rounds
+from specact.rng import Role, StepAddress, StepStreams, streams
+from specact.systems.flash import ROUNDS, FlashParts, Round
 from specact.systems.tokens import DECODINGS
 from specact.types import Miss, Proposal, StepRecord
-from specact.verification import LocalTarget, Target, Verifier
+from specact.verification import LocalTarget, Target, TargetPolicy, Verifier
 
 RULES: dict[str, Rule] = {"speculative": verify, "target": take_target}
 
 
-class FamilyRollout(Protocol):
-    """One method of one pair."""
+class FamilyRollout:
+    """One method of one pair; as it stands, of a family of the user's own: only the members of its pair are used.
+
+    The step table has ``distance``, root mean square between the drafted actions and the verified ones, mean over the
+    executed actions of a chunk (normalised units); ``action_change``, mean distance over these actions between the
+    executed and the verified ones, 0 where the step was verified. Both are 0 where the target's answer is a miss.
+
+    Args:
+        pair: in the method's composition.
+        method: how it drafts and verifies.
+        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
+
+    Attributes:
+        measured: whether the target's time depends on the draft, so that times are measured and not accounted.
+        can_take_target: whether the target's own answers can replace the verdict.
+        has_lessons: whether a learned gate can be trained.
+    """
+
+    measured: ClassVar[bool] = False
+    can_take_target: ClassVar[bool] = False
+    has_lessons: ClassVar[bool] = False
+
+    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
+        self.pair, self.method, self.offset = pair, method, offset
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The outputs of draft and target for each window, each in one batch."""
-        ...
+        """The outputs of draft and target for each window, each in one batch; None of a draft that infers later."""
+        answers = [self._target.answer(*step) for step in zip(windows, addresses, strict=True)]
+        return [None] * len(windows), answers
 
-    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+    @cached_property
+    def _target(self) -> TargetPolicy[Any]:
+        return self.pair.target()
+
+    @cached_property
+    def _judging(self) -> tuple[Prepared[Any], Verifier]:
+        """A verifier of answers that are there, and their place."""
+        answer = Prepared[Any]()
+        return answer, self.pair.verifier(LocalTarget(answer))
+
+    def drafter(self, prepared: Prepared[Any] | None = None) -> Drafter:
         """The method's drafter; it proposes prepared outputs, or infers if ``prepared`` is None."""
-        ...
+        return self.pair.drafter()
 
     def verifier(self, target: Target[Any]) -> Verifier:
         """The method's verifier."""
-        ...
-
-    def audit(self, *, learning: bool = False) -> Audit:
-        """An empty step table; with ``learning`` it has the columns of :meth:`lessons`."""
-        ...
-
-    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        """The training columns, from proposals and the outputs of draft and target for the same windows."""
-        ...
-
-
-@runtime_checkable
-class MeasuredRollout(FamilyRollout, Protocol):
-    """One whose target's time depends on the draft, so that times have to be measured and not accounted."""
+        return self.pair.verifier(target)
 
     def measured_verifier(self, clock: SharedClock) -> Verifier:
-        """The method's verifier with the pair's target in this process, for one of several robots in lock step.
+        """The verifier of one of several robots in lock step, with the pair's target in this process and its clock."""
+        return self.pair.verifier(LocalTarget(self.pair.target(), clock))
 
-        Args:
-            clock: the robot's.
+    def judge(self, record: StepRecord, draft: Any, target: Any) -> Row:
+        """The family's figures of one inference, given the outputs of draft and target."""
+        answer, verifier = self._judging
+        answer.prepared = target
+        outcome = verifier.submit(record.proposal, record.address).result()
+        if isinstance(outcome, Miss):
+            return {"distance": 0.0, "action_change": 0.0}
+        verified = outcome.actions[: self.pair.execute]
+        drafted = record.proposal.actions[: self.pair.execute]
+        return {"distance": chunk_distance(drafted, verified), "action_change": _change(record, verified)}
+
+    def columns(self, rows: Sequence[Row]) -> Table:
+        """The family's columns of the step table, from the results of :meth:`judge`."""
+        return stacked(rows)
+
+    def wanted(self, targets: Sequence[Any]) -> Sequence[Chunk]:
+        """The target's chunks from its outputs, normalised.
+
+        Raises:
+            ConfigError: where a family does not say.
         """
-        ...
-
-
-def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
-    """The pair as a method decodes it, or as it was loaded where the method does not say.
-
-    Raises:
-        ConfigError: for a decoding that the family does not have.
-    """
-    if isinstance(method.composition, Decoding):
-        if not isinstance(pair.parts, TokenParts):
-            raise ConfigError(
-                f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}; choose a "
-                "bundle of kind tokens, such as metaworld-tokens, or another method"
-            )
-        return _composed(pair, method, decoding=method.composition)
-    if isinstance(method.composition, Rounds):
-        if not isinstance(pair.parts, FlashParts):
-            raise ConfigError(
-                f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a "
-                "bundle of kind flow, such as pusht-flow, or another method"
-            )
-        return _composed(pair, method, rounds=method.composition)
-    return pair
-
-
-def _composed(pair: Pair[Any], method: Method, **composition: Any) -> Pair[Any]:
-    """The pair in a method's composition; its name finds calibrations, that of a family's default is empty."""
-    default = method.composition in (DECODINGS["ar"], ROUNDS["full"])
-    return pair.composed(source=replace(pair.source, decoding="" if default else method.name), **composition)
-
-
-def rollout_of(pair: Pair[Any], method: Method, offset: Offset = "target") -> FamilyRollout:
-    """The family-specific part of a rollout; families of the user's own use the members of :class:`~specact.pair.Pair`.
-
-    Args:
-        pair: decoded as :func:`decoded_by` says.
-        method: see :data:`~specact.lab.rollout.methods.METHODS`.
-        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
-
-    Raises:
-        ConfigError: for a method or an offset that the family does not have.
-    """
-    pair = decoded_by(method, pair)
-    if isinstance(pair.parts, CodeParts):
-        return _CodesRollout(pair, method, offset)
-    if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
         raise ConfigError(
-            f"{pair.name} is no pair of action codes: it has no head that proposes, no codes and no offsets; choose "
-            f"among {_choices(pair)}"
-        )
-    if isinstance(pair.parts, TokenParts) and method.verifier == "speculative":
-        return _TokensRollout(pair)
-    if isinstance(pair.parts, FlashParts) and method.verifier == "speculative":
-        return _FlashRollout(pair)
-    if isinstance(pair.parts, ChunkParts):
-        return _ChunksRollout(pair, method)
-    if method.verifier == "target" or method.needs_head:
-        without = "" if isinstance(pair.parts, TokenParts | FlashParts) else " and no learned gate"
-        raise ConfigError(f"{pair.name} has one way to verify{without}; choose among {_choices(pair)}")
-    return _OwnRollout(pair)
-
-
-def _choices(pair: Pair[Any]) -> str:
-    """The methods that a pair other than one of action codes has."""
-    target = "target, target_on_device, " if isinstance(pair.parts, ChunkParts) else ""
-    learned = "random_learned, learned, " if isinstance(pair.parts, ChunkParts | TokenParts | FlashParts) else ""
-    return f"draft, {target}hybrid, random, {learned}adahi and gates of your own"
-
-
-def depends_on_content(pair: Pair[Any]) -> bool:
-    """Whether the target's time depends on the draft, so that times have to be measured and not accounted."""
-    return isinstance(pair.parts, TokenParts | FlashParts)
-
-
-class _CodesRollout:
-    def __init__(self, pair: Pair[Any], method: Method, offset: Offset) -> None:
-        self._method, self._offset = method, offset
-        self._pair: CodeParts = pair.parts
-        self._proposer = method.proposer(pair)
-
-    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        return self._proposer.infer_batch(windows), self._pair.target.infer_batch(windows)
-
-    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        policy: InfersCodes = self._proposer if prepared is None else prepared
-        return CodeDrafter(policy, self._pair.tokenizer)
-
-    def verifier(self, target: Target[Any]) -> Verifier:
-        return CodeVerifier(target, self._pair.tokenizer, RULES[self._method.verifier], offset=self._offset)
-
-    def audit(self, *, learning: bool = False) -> Audit:
-        return CodeAudit(self._pair.tokenizer, self.lessons if learning else None)
-
-    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        return code_lessons(self._pair.draft.inputs, proposals, drafts, targets)
-
-
-class _ChunksRollout:
-    def __init__(self, pair: Pair[Any], method: Method) -> None:
-        self._pair = pair
-        self._parts: ChunkParts = pair.parts
-        self._tolerance = self._parts.accept_within if method.verifier == "speculative" else 0.0
-
-    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        draft, target = self._parts.draft, self._parts.target
-        return self._batch(draft, Role.DRAFT, windows, addresses), self._batch(target, Role.VERIFY, windows, addresses)
-
-    def _batch(
-        self, policy: ChunkPolicy, role: Role, windows: Sequence[Window], addresses: Sequence[StepAddress]
-    ) -> Sequence[Chunk]:
-        seen = [policy.spec.observation.select(window) for window in windows]
-        return policy.infer_batch(seen, streams(role, addresses))
-
-    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return (
-            self._pair.drafter()
-            if prepared is None
-            else ChunkDrafter(prepared, self._parts.draft.spec.observation, self._pair.units)
-        )
-
-    def verifier(self, target: Target[Any]) -> Verifier:
-        return ChunkVerifier(target, self._pair.units, self._pair.execute, self._tolerance)
-
-    def audit(self, *, learning: bool = False) -> Audit:
-        return _ChunkAudit(self._pair, self.lessons if learning else None)
-
-    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        return distance_lessons(self._pair, proposals, [self._pair.units.from_environment(chunk) for chunk in targets])
-
-
-class _TokensRollout:
-    """The target reads and decodes when it is queried, so that its time is measured."""
-
-    def __init__(self, pair: Pair[Any]) -> None:
-        self._pair = pair
-        self._parts: TokenParts = pair.parts
-        self._batch = TokenBatch(self._parts.target(), pair.units)
-
-    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """For the audit: the tokens of greedy decoding ``[B, T]``; those that the method decoded greedily are kept."""
-        known, policy = self._batch.greedy, self._parts.policy
-        missing = [row for row, address in enumerate(addresses) if address not in known]
-        if missing:
-            seen = [policy.spec.observation.select(windows[row]) for row in missing]
-            rngs = streams(Role.VERIFY, [addresses[row] for row in missing])
-            decoded = policy.decode(seen, rngs)[0]
-            known = known | {addresses[row]: tokens for row, tokens in zip(missing, decoded, strict=True)}
-        return [None] * len(windows), [known[address] for address in addresses]
-
-    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter()
-
-    def verifier(self, target: Target[Any]) -> Verifier:
-        return self._pair.verifier(target)
-
-    def measured_verifier(self, clock: SharedClock) -> Verifier:
-        return self._batch.verifier(clock)
-
-    def audit(self, *, learning: bool = False) -> Audit:
-        return _TokenAudit(self._pair, self.lessons if learning else None)
-
-    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        spec = self._parts.policy.spec
-        wanted = [to_actions(tokens).reshape(spec.chunk, spec.actions) for tokens in targets]
-        return distance_lessons(self._pair, proposals, wanted)
-
-
-class _FlashRollout:
-    """The target checks or denoises when it is queried, so that its time is measured."""
-
-    def __init__(self, pair: Pair[Any]) -> None:
-        self._pair = pair
-        self._parts: FlashParts = pair.parts
-
-    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """For the audit: the chunks of full rounds, ``[B, H, A]``."""
-        policy = self._parts.policy
-        seen = [policy.spec.observation.select(window) for window in windows]
-        return [None] * len(windows), policy.infer_batch(seen, streams(Role.VERIFY, addresses))
-
-    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter()
-
-    def verifier(self, target: Target[Any]) -> Verifier:
-        return self._pair.verifier(target)
-
-    def measured_verifier(self, clock: SharedClock) -> Verifier:
-        return self._pair.verifier(LocalTarget(self._pair.target(), clock))
-
-    def audit(self, *, learning: bool = False) -> Audit:
-        return _FlashAudit(self._pair, self.lessons if learning else None)
-
-    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        return distance_lessons(self._pair, proposals, [self._pair.units.from_environment(chunk) for chunk in targets])
-
-
-class _OwnRollout:
-    """Uses only the members of :class:`~specact.pair.Pair`, one robot after the other."""
-
-    def __init__(self, pair: Pair[Any]) -> None:
-        self._pair, self._target = pair, pair.target()
-
-    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        # The drafter infers when it proposes.
-        return [None] * len(windows), [self._target.answer(*step) for step in zip(windows, addresses, strict=True)]
-
-    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter()
-
-    def verifier(self, target: Target[Any]) -> Verifier:
-        return self._pair.verifier(target)
-
-    def audit(self, *, learning: bool = False) -> Audit:
-        return _OwnAudit(self._pair, self.lessons if learning else None)
-
-    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        raise ConfigError(
-            f"{self._pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
+            f"{self.pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
             "gate of your own, MODULE:GATE"
         )
 
+    def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        """The training columns, from proposals and the outputs of draft and target for the same windows.
 
-def distance_lessons(pair: Pair[Any], proposals: Sequence[Proposal], targets: Sequence[Chunk]) -> Table:
-    """The training columns where actions are compared.
+        They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, root mean
+        square between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to
+        the length of the draft's.
+        """
+        count, chunks = self.pair.execute, self.wanted(targets)
+        drafted = np.stack([proposal.actions[:count] for proposal in proposals])
+        wanted = np.stack([chunk[: len(proposal.actions)] for chunk, proposal in zip(chunks, proposals, strict=True)])
+        distances = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
+        seen = observation_columns(head_observation(self.pair), [proposal.window for proposal in proposals])
+        return seen | {"drafted": drafted, "drafted_distance": distances, "wanted": wanted}
 
-    They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, root mean
-    square between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to the
-    length of the draft's.
+    def call(self, part: Literal["draft", "target", "head"]) -> Callable[[], object]:
+        """A part of an inference on an observation of zeros, to be timed; of the target all that a proposal takes.
 
-    Args:
-        pair: the pair.
-        proposals: of the draft.
-        targets: the target's chunks for the same windows, normalised.
+        Raises:
+            BundleError: if the pair's target is only on a server.
+            ConfigError: if it has no head.
+        """
+        window, rng = self.pair.observation.zeros(), np.random.default_rng(0)
+        if part == "head":
+            drafted = np.zeros((self.pair.execute, len(self.pair.units.centre)), np.float32)
+            head = load_distance_head(self.pair)
+            return lambda: head.estimate(window, drafted)
+        drafter = self.pair.drafter()
+        if part == "draft":
+            return lambda: drafter.propose(window, rng)
+        proposal, verifier = drafter.propose(window, rng), self.pair.verifier(LocalTarget(self.pair.target()))
+        return lambda: verifier.submit(proposal, StepAddress(0, 0, 0, 0)).result()
+
+
+class CodesRollout(FamilyRollout):
+    """Of action codes.
+
+    Columns: ``drafted_k`` and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``;
+    ``accepted_k`` (as executed; true on unverified steps); ``tv_k``, total variation of the two distributions;
+    ``draft_entropy`` and ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the
+    chunk between the executed action and the verified one, with the step's own random stream, 0 where it was verified
+    (normalised units). Training columns: the learner's observations, ``draft_probs`` and ``target_probs`` ``[G, K]``,
+    and ``target_offsets`` ``[G, K, n, A]`` as float16.
     """
-    count = pair.execute
-    drafted = np.stack([proposal.actions[:count] for proposal in proposals])
-    wanted = np.stack([chunk[: len(proposal.actions)] for chunk, proposal in zip(targets, proposals, strict=True)])
-    distances = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
-    seen = observation_columns(head_observation(pair), [proposal.window for proposal in proposals])
-    return seen | {"drafted": drafted, "drafted_distance": distances, "wanted": wanted}
+
+    can_take_target = has_lessons = True
+
+    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
+        super().__init__(pair, method, offset)
+        self._parts: CodeParts = pair.parts
+        self._proposer, self._streams = method.proposer(pair), StepStreams()
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return self._proposer.infer_batch(windows), self._parts.target.infer_batch(windows)
+
+    def drafter(self, prepared: Prepared[Any] | None = None) -> Drafter:
+        return CodeDrafter(self._proposer if prepared is None else prepared, self._parts.tokenizer)
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return CodeVerifier(target, self._parts.tokenizer, RULES[self.method.verifier], offset=self.offset)
+
+    def judge(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> Row:
+        codes, outcome, change = record.proposal.evidence.codes, record.outcome, 0.0
+        accepted = np.ones(len(codes), bool) if outcome is None else outcome.evidence.verdict.accepted
+        if outcome is None:
+            verdict = verify(target, draft, codes, self._streams(Role.VERIFY, record.address))
+            change = distance(self._parts.tokenizer.decode(verdict.codes, target.offsets), record.actions)
+        q, p = draft.rows_given(codes), target.rows_given(codes)
+        return {
+            "drafted": codes, "executed": executed_codes(record), "q": q, "p": p, "accepted": accepted,
+            "action_change": change,
+        }  # fmt: skip
+
+    def columns(self, rows: Sequence[Row]) -> Table:
+        values = stacked(rows)
+        rejection = rejection_probability(values["p"], values["q"], values["drafted"])
+        columns: Table = {
+            "rejection": 1.0 - np.prod(1.0 - rejection, axis=-1),
+            "draft_entropy": _entropy(values["q"]),
+            "target_entropy": _entropy(values["p"]),
+            "action_change": values["action_change"],
+        }
+        by_codebook: Table = {
+            "drafted": values["drafted"].astype(np.int16), "executed": values["executed"].astype(np.int16),
+            "rejection": rejection, "accepted": values["accepted"], "tv": total_variation(values["p"], values["q"]),
+        }  # fmt: skip
+        for k in range(rejection.shape[1]):
+            columns |= {f"{name}_{k}": column[:, k] for name, column in by_codebook.items()}
+        return columns
+
+    def lessons(
+        self, proposals: Sequence[Proposal], drafts: Sequence[CodeDistribution], targets: Sequence[CodeDistribution]
+    ) -> Table:
+        return {
+            **observation_columns(self._parts.draft.inputs, [proposal.window for proposal in proposals]),
+            "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
+            "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
+            "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),
+        }
+
+    def call(self, part: Literal["draft", "target", "head"]) -> Callable[[], object]:
+        window, draft = self.pair.observation.zeros(), self._parts.draft
+        if part == "head":
+            head, drafted = load_head(self.pair), draft.infer(window)
+            return lambda: head.estimate(window, drafted)
+        policy = draft if part == "draft" else self._parts.target
+        return lambda: policy.infer(window)
 
 
-class _OwnAudit(Audit):
-    """The step table of a family of the user's own.
-
-    Columns: ``distance``, root mean square between the drafted actions and the verified ones, mean over the executed
-    actions of a chunk (normalised units); ``action_change``, mean distance over these actions between the executed and
-    the verified ones, 0 where the step was verified. Both are 0 where the target's answer is a miss.
-    """
-
-    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
-        super().__init__(lessons)
-        self._execute, self._target = pair.execute, Prepared[Any]()
-        self._verifier = pair.verifier(LocalTarget(self._target))
-
-    def judge(self, record: StepRecord, draft: Any, target: Any) -> tuple[float, float]:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        self._target.prepared = target
-        outcome = self._verifier.submit(record.proposal, record.address).result()
-        if isinstance(outcome, Miss):
-            return 0.0, 0.0
-        verified = outcome.actions[: self._execute]
-        return chunk_distance(record.proposal.actions[: self._execute], verified), _change(record, verified)
-
-    def columns(self, *values: Sequence[Any]) -> Table:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        return dict(zip(("distance", "action_change"), map(np.array, values), strict=True))
-
-
-class _ChunkAudit(Audit):
-    """The step table of chunk policies.
+class ChunksRollout(FamilyRollout):
+    """Of chunk policies.
 
     Columns: ``distance``, root mean square between the drafted and the target's actions, mean over the executed actions
     of a chunk (normalised units); ``prefix``, number of drafted actions that verification would have accepted;
@@ -346,25 +238,38 @@ class _ChunkAudit(Audit):
     was verified.
     """
 
-    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
-        super().__init__(lessons)
-        self._pair = pair
+    can_take_target = has_lessons = True
 
-    def judge(self, record: StepRecord, draft: Chunk, target: Chunk) -> tuple[float, int, float]:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        count = self._pair.execute
-        wanted = self._pair.units.from_environment(target)[:count]
-        drafted = record.proposal.actions[:count]
-        verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.parts.accept_within)
-        return chunk_distance(drafted, wanted), accepted, _change(record, verified)
+    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
+        super().__init__(pair, method, offset)
+        self._parts: ChunkParts = pair.parts
+        self._tolerance = self._parts.accept_within if method.verifier == "speculative" else 0.0
 
-    def columns(self, *values: Sequence[Any]) -> Table:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        return dict(zip(("distance", "prefix", "action_change"), map(np.array, values), strict=True))
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        draft, target = self._parts.draft, self._parts.target
+        return _batch(draft, Role.DRAFT, windows, addresses), _batch(target, Role.VERIFY, windows, addresses)
+
+    def drafter(self, prepared: Prepared[Any] | None = None) -> Drafter:
+        if prepared is None:
+            return self.pair.drafter()
+        return ChunkDrafter(prepared, self._parts.draft.spec.observation, self.pair.units)
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return ChunkVerifier(target, self.pair.units, self.pair.execute, self._tolerance)
+
+    def judge(self, record: StepRecord, draft: Chunk, target: Chunk) -> Row:
+        count = self.pair.execute
+        wanted, drafted = self.pair.units.from_environment(target)[:count], record.proposal.actions[:count]
+        verified, accepted = replaced_after_prefix(drafted, wanted, self._parts.accept_within)
+        change = _change(record, verified)
+        return {"distance": chunk_distance(drafted, wanted), "prefix": accepted, "action_change": change}
+
+    def wanted(self, targets: Sequence[Chunk]) -> Sequence[Chunk]:
+        return [self.pair.units.from_environment(chunk) for chunk in targets]
 
 
-class _TokenAudit(Audit):
-    """The step table of token policies.
+class TokensRollout(FamilyRollout):
+    """Of token policies, whose target reads and decodes when it is queried.
 
     Columns: ``distance``, root mean square between executed actions and those of greedy decoding, mean over the chunk
     (normalised units), ``drafted_distance``, the same of the drafted ones, and ``action_change``, the same as mean
@@ -375,44 +280,60 @@ class _TokenAudit(Audit):
     units), NaN without a tail. For steps that were not verified, all but the first four are 0.
     """
 
-    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
-        super().__init__(lessons)
-        self._pair = pair
+    measured = has_lessons = True
 
-    def judge(self, record: StepRecord, draft: None, target: Tokens) -> tuple[Any, ...]:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        spec = self._pair.parts.policy.spec
-        wanted = to_actions(target).reshape(spec.chunk, spec.actions)
-        errors_rms = [chunk_distance(actions, wanted) for actions in (record.actions, record.proposal.actions)]
-        count = spec.actions
-        if record.outcome is None:
-            no_tail = np.full(count, np.nan, np.float32)
-            return *errors_rms, distance(wanted, record.actions), False, 0, 0, 0, 0, 0, 0, no_tail
-        outcome: Decoded = record.outcome.evidence
-        tail = (outcome.sources == TAIL).reshape(spec.chunk, count)
-        error = np.abs(to_actions(outcome.tokens).reshape(tail.shape) - wanted)
-        with np.errstate(invalid="ignore"):
-            errors = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
-        return (
-            *errors_rms, 0.0, bool((outcome.tokens == target).all()), 1 + len(outcome.accepted), sum(outcome.read),
-            sum(outcome.accepted), outcome.rejected, int(tail.sum()), record.proposal.evidence.request.rule.each.max(),
-            errors.astype(np.float32),
-        )  # fmt: skip
+    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
+        super().__init__(pair, method, offset)
+        self._parts: TokenParts = pair.parts
+        self._batch = TokenBatch(self._parts.target(), pair.units)
 
-    def columns(self, *values: Sequence[Any]) -> Table:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        names = (
-            "distance", "drafted_distance", "action_change", "greedy", "passes", "read", "accepted", "rejected",
-            "compensated", "tolerance",
-        )  # fmt: skip
-        tail = np.stack(values[-1])
-        return dict(zip(names, map(np.array, values[:-1]), strict=True)) | {
-            f"tail_{dimension}": tail[:, dimension] for dimension in range(tail.shape[1])
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        # The tokens of greedy decoding [B, T]; those that the method decoded greedily are kept.
+        known, policy = self._batch.greedy, self._parts.policy
+        missing = [row for row, address in enumerate(addresses) if address not in known]
+        if missing:
+            seen = [policy.spec.observation.select(windows[row]) for row in missing]
+            rngs = streams(Role.VERIFY, [addresses[row] for row in missing])
+            decoded = policy.decode(seen, rngs)[0]
+            known = known | {addresses[row]: tokens for row, tokens in zip(missing, decoded, strict=True)}
+        return [None] * len(windows), [known[address] for address in addresses]
+
+    def measured_verifier(self, clock: SharedClock) -> Verifier:
+        return self._batch.verifier(clock)
+
+    def judge(self, record: StepRecord, draft: None, target: Tokens) -> Row:
+        (wanted,) = self.wanted([target])
+        row: Row = {
+            "distance": chunk_distance(record.actions, wanted),
+            "drafted_distance": chunk_distance(record.proposal.actions, wanted),
+            "action_change": 0.0 if record.outcome is not None else distance(wanted, record.actions),
         }
+        chunk, dimensions = wanted.shape
+        if record.outcome is None:
+            counts = ("passes", "read", "accepted", "rejected", "compensated", "tolerance")
+            tails = np.full(dimensions, np.nan, np.float32)
+            row |= {"greedy": False} | dict.fromkeys(counts, 0)
+        else:
+            outcome: Decoded = record.outcome.evidence
+            tail = (outcome.sources == TAIL).reshape(chunk, dimensions)
+            error = np.abs(to_actions(outcome.tokens).reshape(tail.shape) - wanted)
+            with np.errstate(invalid="ignore"):
+                mean = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
+            tails = mean.astype(np.float32)
+            row |= {
+                "greedy": bool((outcome.tokens == target).all()), "passes": 1 + len(outcome.accepted),
+                "read": sum(outcome.read), "accepted": sum(outcome.accepted), "rejected": outcome.rejected,
+                "compensated": int(tail.sum()), "tolerance": record.proposal.evidence.request.rule.each.max(),
+            }  # fmt: skip
+        return row | {f"tail_{dimension}": value for dimension, value in enumerate(tails)}
+
+    def wanted(self, targets: Sequence[Tokens]) -> Sequence[Chunk]:
+        spec = self._parts.policy.spec
+        return [to_actions(tokens).reshape(spec.chunk, spec.actions) for tokens in targets]
 
 
-class _FlashAudit(Audit):
-    """The step table of flow policies.
+class FlashRollout(FamilyRollout):
+    """Of flow policies, whose target checks or denoises when it is queried.
 
     Columns: ``distance``, root mean square between executed actions and those of a full round from the same noise, mean
     over the executed actions of the chunk (normalised units), ``drafted_distance``, the same of the drafted ones, and
@@ -422,33 +343,107 @@ class _FlashAudit(Audit):
     check; ``reused``, the reused share of the cameras' tokens.
     """
 
-    def __init__(self, pair: Pair[Any], lessons: Lessons | None) -> None:
-        super().__init__(lessons)
-        self._pair = pair
+    measured = has_lessons = True
 
-    def judge(self, record: StepRecord, draft: None, target: Chunk) -> tuple[Any, ...]:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        executed, drafted = (chunk[: self._pair.execute] for chunk in (record.actions, record.proposal.actions))
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        # The chunks of full rounds, [B, H, A].
+        return [None] * len(windows), _batch(self.pair.parts.policy, Role.VERIFY, windows, addresses)
+
+    def judge(self, record: StepRecord, draft: None, target: Chunk) -> Row:
+        executed, drafted = (chunk[: self.pair.execute] for chunk in (record.actions, record.proposal.actions))
         # Fewer are executed where a prefix was accepted.
-        wanted, count = self._pair.units.from_environment(target)[: len(drafted)], len(executed)
-        errors_rms = chunk_distance(executed, wanted[:count]), chunk_distance(drafted, wanted)
+        wanted, count = self.pair.units.from_environment(target)[: len(drafted)], len(executed)
+        row: Row = {
+            "distance": chunk_distance(executed, wanted[:count]), "drafted_distance": chunk_distance(drafted, wanted),
+        }  # fmt: skip
         if record.outcome is None:
-            return *errors_rms, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
+            return row | {
+                "action_change": distance(wanted, executed), "full": False, "checked": False, "accepted": 0,
+                "actions": count, "deviation": np.nan, "reused": 0.0,
+            }  # fmt: skip
         outcome: Round = record.outcome.evidence
-        deviation = float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan
         parts = record.proposal.evidence.parts
-        share = 0.0 if parts is None else parts.share
-        return *errors_rms, 0.0, outcome.full, outcome.checked, outcome.accepted, count, deviation, share
+        return row | {
+            "action_change": 0.0, "full": outcome.full, "checked": outcome.checked, "accepted": outcome.accepted,
+            "actions": count, "deviation": float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan,
+            "reused": 0.0 if parts is None else parts.share,
+        }  # fmt: skip
 
-    def columns(self, *values: Sequence[Any]) -> Table:
-        """See :class:`~specact.lab.rollout.steps.Audit`."""
-        names = (
-            "distance", "drafted_distance", "action_change", "full", "checked", "accepted", "actions", "deviation",
-            "reused",
-        )  # fmt: skip
-        return dict(zip(names, map(np.array, values), strict=True))
+    def wanted(self, targets: Sequence[Chunk]) -> Sequence[Chunk]:
+        return [self.pair.units.from_environment(chunk) for chunk in targets]
+
+
+FAMILIES: dict[type, type[FamilyRollout]] = {
+    CodeParts: CodesRollout, ChunkParts: ChunksRollout, TokenParts: TokensRollout, FlashParts: FlashRollout,
+}  # fmt: skip
+
+
+def family_of(pair: Pair[Any]) -> type[FamilyRollout]:
+    """What rolls out pairs of this family."""
+    return FAMILIES.get(type(pair.parts), FamilyRollout)
+
+
+def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
+    """The pair as a method decodes it, or as it was loaded where the method does not say.
+
+    Raises:
+        ConfigError: for a decoding that the family does not have.
+    """
+    if method.composition is None:
+        return pair
+    kind: type = FlashParts
+    field, needed = "rounds", "a flow policy: a bundle of kind flow, such as pusht-flow"
+    if isinstance(method.composition, Decoding):
+        kind, field = TokenParts, "decoding"
+        needed = "a token policy: a bundle of kind tokens, such as metaworld-tokens"
+    if not isinstance(pair.parts, kind):
+        raise ConfigError(f"{method.name} ({method.about}) needs {needed}; {pair.name} is none")
+    # The name finds calibrations, that of a family's default is empty.
+    default = method.composition in (DECODINGS["ar"], ROUNDS["full"])
+    source = replace(pair.source, decoding="" if default else method.name)
+    return pair.composed(source=source, **{field: method.composition})
+
+
+def rollout_of(pair: Pair[Any], method: Method, offset: Offset = "target") -> FamilyRollout:
+    """The family-specific part of a rollout.
+
+    Args:
+        pair: as it was loaded.
+        method: see :data:`~specact.lab.rollout.methods.METHODS`.
+        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
+
+    Raises:
+        ConfigError: for a method or an offset that the family does not have.
+    """
+    pair = decoded_by(method, pair)
+    family = family_of(pair)
+    codes = method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target"
+    takes_target, learned = method.verifier == "target", method.needs_head
+    if (
+        (codes and family is not CodesRollout)
+        or (takes_target and not family.can_take_target)
+        or (learned and not family.has_lessons)
+    ):
+        more = "target, target_on_device, " * family.can_take_target + "random_learned, learned, " * family.has_lessons
+        raise ConfigError(
+            f"{pair.name} is no pair that {method.name} needs: of action codes, whose head proposes and whose target "
+            f"can be taken; choose among draft, hybrid, random, {more}adahi and gates of your own"
+        )
+    return family(pair, method, offset)
+
+
+def _batch(
+    policy: ChunkPolicy, role: Role, windows: Sequence[Window], addresses: Sequence[StepAddress]
+) -> Sequence[Chunk]:
+    seen = [policy.spec.observation.select(window) for window in windows]
+    return policy.infer_batch(seen, streams(role, addresses))
 
 
 def _change(record: StepRecord, verified: Chunk) -> float:
     """Distance of the executed to the verified actions ``[n, A]``; 0 where the step was verified."""
     return 0.0 if record.outcome is not None else distance(verified, record.actions[: len(verified)])
+
+
+def _entropy(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    logs = np.log(np.maximum(rows, 1e-300))
+    return np.asarray(-(rows * logs).sum(axis=(-2, -1)))

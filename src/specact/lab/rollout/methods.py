@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from specact.errors import unknown_name
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.policy import CodePolicy
-from specact.families.tokens.pair import Decoding
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.pair import Pair
 from specact.plugins import is_plugin
-from specact.systems.flash import ROUNDS, Rounds
+from specact.systems.flash import ROUNDS
 from specact.systems.tokens import DECODINGS
 
 # A method that a run is compared with; of several names the first one that ran.
 Rival = str | tuple[str, ...]
+
+
+@runtime_checkable
+class Composition(Protocol):
+    """How a token policy or a flow policy drafts and verifies: a ``Decoding`` or ``Rounds``."""
+
+    @property
+    def about(self) -> str:
+        """A description in one line."""
+
+    @property
+    def gate(self) -> str:
+        """The gate that it runs with."""
+
+    @property
+    def rate_of(self) -> str | None:
+        """Of a random gate: the method at whose achieved rate it runs."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,7 @@ class Method:
     on_device: bool = False
     rate_of: str | None = None
     limits_of: str | None = None
-    composition: Decoding | Rounds | None = None
+    composition: Composition | None = None
     rivals: tuple[Rival, ...] = ()
 
     @property
@@ -87,7 +103,7 @@ class Method:
         return [name for name in found if name is not None]
 
 
-def composed(name: str, composition: Decoding | Rounds, *rivals: Rival) -> Method:
+def composed(name: str, composition: Composition, *rivals: Rival) -> Method:
     """The method of a composition, with the gate that it names."""
     return Method(
         name, composition.gate, composition.about, rate_of=composition.rate_of, composition=composition, rivals=rivals

@@ -14,6 +14,7 @@ from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
+from specact.lab.rollout.steps import Audit
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
@@ -72,11 +73,11 @@ class RealTime:
         policy = SpeculativePolicy(
             pair,
             gate,
-            drafter=family.drafter(None),
+            drafter=family.drafter(),
             verifier=self._verifier(method, pair, family),
             seed=shard.seed,
         )
-        audit, world, results = family.audit(), SimulatedRobot(task), []
+        audit, world, results = Audit(family), SimulatedRobot(task), []
         try:
             for episode in shard.episodes:
                 policy.reset(episode)

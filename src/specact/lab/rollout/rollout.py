@@ -19,7 +19,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
-from specact.lab.rollout.families import FamilyRollout, MeasuredRollout, decoded_by, rollout_of
+from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import STAGES, Audit, Table
@@ -56,7 +56,7 @@ class Shard:
         offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
         gate_s: accounted time of a decision [s].
         learning: whether the step table also has the training columns, see
-            :class:`~specact.lab.rollout.steps.CodeAudit`.
+            :class:`~specact.lab.rollout.families.FamilyRollout`.
     """
 
     source: PairSource
@@ -237,15 +237,15 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
     robots = [
         measured(shard, pair, family, world, episode)
-        if isinstance(family, MeasuredRollout)
+        if family.measured
         else simulated(shard, pair, family, world, episode)
         for world, episode in zip(worlds, shard.episodes, strict=False)
     ]
-    audit = family.audit(learning=shard.learning)
+    audit = Audit(family, learning=shard.learning)
     run_together(robots, family, audit)
     table = audit.table()
     latencies_s = {episode: robot.policy.clock.now() for episode, robot in zip(shard.episodes, robots, strict=False)}
-    if isinstance(family, MeasuredRollout):
+    if family.measured:
         latencies_s = time_by_episode(table)
     outcomes = [
         Outcome(episode, world.success, world.score, world.steps, latencies_s[episode], world.of_suite)
@@ -254,13 +254,13 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     return outcomes, table
 
 
-def measured(shard: Shard, pair: Pair[Any], family: MeasuredRollout, world: SimulatedRobot, episode: int) -> Robot:
+def measured(shard: Shard, pair: Pair[Any], family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
     """A robot in real time at the start of an episode; its world waits. Draft and target run in this process."""
     clock = SharedClock()
     policy = SpeculativePolicy(
         pair,
         shard.gate.build(pair),
-        drafter=family.drafter(None),
+        drafter=family.drafter(),
         verifier=family.measured_verifier(clock),
         seed=shard.seed,
         clock=clock,
