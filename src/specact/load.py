@@ -224,7 +224,9 @@ def load_exchange(source: str, *, target: str | None = None, steps: int = 10, co
     else:
         loaded = load_policy(source, steps=steps, compute=compute)
         try_out(loaded)
-        exchange = ChunkExchange(loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy)
+        exchange = ChunkExchange(
+            loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy, loaded.units
+        )
     return exchange
 
 

@@ -20,6 +20,7 @@ from specact.remote.native import NativeConversation
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.types import Miss
+from specact.units import ActionUnits
 from specact.wire.exchange import Request
 
 _INPAINTS_TIMEOUT_MS = 10_000.0
@@ -40,16 +41,21 @@ class RemotePolicy:
         client: of the server; it is closed with this.
         spec: of the policy.
         deadline_ms: of a reply [ms].
+        units: of its actions, or None if their range is unknown.
         seed, robot: address of the random streams that the server samples from.
 
     Attributes:
         spec: of its observations and chunks.
+        units: of its actions, whose range is the policy's; None if the server does not state it.
         client: of the server.
         counts: ``steps`` (calls), ``transmitted`` (requests sent) and ``missed``.
     """
 
-    def __init__(self, client: Client, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
-        self.client, self.spec = client, spec
+    def __init__(
+        self, client: Client, spec: ChunkSpec, deadline_ms: float, *, units: ActionUnits | None = None, seed: int = 0,
+        robot: int = 0,
+    ) -> None:  # fmt: skip
+        self.client, self.spec, self.units = client, spec, units
         self.counts: Counter[str] = Counter()
         client.report = self.counts
         self._deadline_ms = deadline_ms
@@ -127,10 +133,8 @@ class RemotePolicy:
             inpainting: constraint on the new chunk's first actions, or None.
         """
         found = self._ask(window, address, inpainting, self._deadline_ms)
-        missed = isinstance(found, Miss)
-        self.counts.update(
-            steps=1, transmitted=int(found.sent if isinstance(found, Miss) else True), missed=int(missed)
-        )
+        sent = found.sent if isinstance(found, Miss) else True
+        self.counts.update(steps=1, transmitted=int(sent), missed=int(isinstance(found, Miss)))
         return found
 
     def _ask(
@@ -146,16 +150,9 @@ class RemotePolicy:
 
 
 def connect(
-    url: str,
-    *,
-    deadline_ms: float = 1000.0,
-    token: str | None = None,
-    ca: str | Path | None = None,
-    robot: str = "robot",
-    timeout: float = 5.0,
-    jpeg_quality: int | None = None,
-    seed: int = 0,
-) -> RemotePolicy:
+    url: str, *, deadline_ms: float = 1000.0, token: str | None = None, ca: str | Path | None = None,
+    robot: str = "robot", timeout: float = 5.0, jpeg_quality: int | None = None, seed: int = 0,
+) -> RemotePolicy:  # fmt: skip
     """The chunk policy of a server; its spec comes from the server.
 
     Args:
@@ -179,20 +176,20 @@ def connect(
     endpoint: Endpoint
     if url.startswith(PREFIX):
         found = openpi_source(url, token, tls, timeout)
-        endpoint, spec = found.endpoint, found.spec
+        endpoint, spec, units = found.endpoint, found.spec, found.units
     else:
         endpoint = Endpoint.parse(url, token, tls)
-        spec = _served_spec(endpoint, robot, timeout)
+        spec, units = _served_spec(endpoint, robot, timeout)
     client = Client(endpoint, ChunkExchange(spec).contract, robot, jpeg_quality=jpeg_quality)
     try:
         client.connect(timeout)
-        return RemotePolicy(client, spec, deadline_ms, seed=seed)
+        return RemotePolicy(client, spec, deadline_ms, units=units, seed=seed)
     except BaseException:
         client.close()
         raise
 
 
-def _served_spec(endpoint: Endpoint, robot: str, timeout: float) -> ChunkSpec:
+def _served_spec(endpoint: Endpoint, robot: str, timeout: float) -> tuple[ChunkSpec, ActionUnits | None]:
     conversation = NativeConversation(endpoint, timeout, robot, None)
     conversation.close()
     welcome = conversation.welcome

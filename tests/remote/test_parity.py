@@ -15,12 +15,13 @@ from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
 
 import specact
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
-from specact.errors import ConfigError, MissError, ObservationError, RemoteError
+from specact.errors import BundleError, ConfigError, MissError, ObservationError, RemoteError
 from specact.execution.schedule import inpainting_of
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import target_endpoint
 from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.wire import spec_of
 from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never
 from specact.lab.processes import ServerProcess, serving
@@ -204,7 +205,9 @@ def test_a_policy_by_its_address_is_the_policy(flow: FlowBundle, flow_server: Se
     local = flow.policy()
     history = ObservationHistory(local.spec.observation)
     with specact.connect(f"ws://127.0.0.1:{flow_server.port}", token=TOKEN, deadline_ms=PATIENT_MS, seed=7) as policy:
-        assert policy.spec == local.spec and policy.inpaints
+        assert policy.spec == local.spec and policy.inpaints and policy.units is not None
+        for edge, limit in ((-1.0, flow.units.low), (1.0, flow.units.high)):
+            np.testing.assert_allclose(policy.units.centre + edge * policy.units.scale, limit, atol=1e-6)
         policy.observe(seen(9))
         history.push(seen(9))
         for step in range(3):
@@ -222,6 +225,15 @@ def test_a_policy_by_its_address_is_the_policy(flow: FlowBundle, flow_server: Se
         np.testing.assert_array_equal(policy.ask(window, StepAddress(1, 2, 3, 4), inpainting), continued)
         with pytest.raises(ObservationError, match="state"):
             policy({"pose": np.zeros(12)})
+
+
+@pytest.mark.parametrize("wrong", [{"low": [0, 0]}, {"high": [1]}, {"low": [2, 2]}, {"low": "x"}, {"high": [1e300, 1]}])
+def test_a_range_that_a_server_cannot_mean_is_refused(wrong: dict[str, Any], flow: FlowBundle) -> None:
+    stated = flow.spec.describe() | {"low": [0.0, 0.0], "high": [1.0, 1.0]}
+    assert spec_of(stated)[0] == flow.spec
+    broken = flow.spec.describe() | wrong if wrong == {"low": [0, 0]} else stated | wrong
+    with pytest.raises(BundleError, match="server"):
+        spec_of(broken)
 
 
 def test_what_cannot_be_connected_is_an_error_that_says_why(flow_server: ServerProcess, server: ServerProcess) -> None:

@@ -95,13 +95,13 @@ class Play(Options):
             described = about(loaded.name, loaded.fingerprint, loaded.units)
             return LocalSource(loaded.policy), None, loaded.units, loaded.env, described
         access, tuning = self.session.access, self.session.tuning
-        remote = connect(
+        remote = stack.enter_context(connect(
             self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,
             timeout=10.0, jpeg_quality=tuning.jpeg_quality, seed=tuning.seed,
-        )  # fmt: skip
+        ))  # fmt: skip
         served = remote.client.welcome
         assert served is not None, "it has connected"
-        return stack.enter_context(remote), remote.client, None, "", about(served.bundle, served.target, None)
+        return remote, remote.client, remote.units, "", about(served.bundle, served.target, remote.units)
 
 
 def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:

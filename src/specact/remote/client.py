@@ -53,7 +53,6 @@ class ClientSettings(Record, frozen=True):
     silence_s: Positive = 3.0
 
 
-DEFAULT_SETTINGS = ClientSettings()
 Conversation = NativeConversation | OpenpiConversation
 
 
@@ -70,7 +69,7 @@ class Client:
         endpoint: the server.
         contract: of this device, see :attr:`~specact.wire.exchange.Exchange.contract`.
         robot: its name on the server's status page.
-        settings: its timeouts.
+        settings: its timeouts; the usual ones if None.
         jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow; None sends them raw.
 
     Attributes:
@@ -84,7 +83,7 @@ class Client:
 
     def __init__(
         self, endpoint: Endpoint, contract: Contract, robot: str = "robot",
-        settings: ClientSettings = DEFAULT_SETTINGS, jpeg_quality: int | None = None,
+        settings: ClientSettings | None = None, jpeg_quality: int | None = None,
     ) -> None:  # fmt: skip
         if jpeg_quality is not None:
             if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
@@ -94,7 +93,7 @@ class Client:
                 )
             # Raises now, before a robot moves, if Pillow is missing.
             to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
-        self._endpoint, self._settings, self._jpeg_quality = endpoint, settings, jpeg_quality
+        self._endpoint, self._settings, self._jpeg_quality = endpoint, settings or ClientSettings(), jpeg_quality
         self.contract, self._robot = contract, robot
         self._lock = threading.Lock()
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -245,8 +244,10 @@ class Client:
             if self._conversation is not None:
                 # The control loop has priority; it reads by itself.
                 if self._lock.acquire(blocking=False):
-                    self._use(self._check)
-                    self._lock.release()
+                    try:
+                        self._use(self._check)
+                    finally:
+                        self._lock.release()
                 if time.monotonic() - since > self._settings.longest_delay_s:
                     delay = 0.0
                 self._wake.wait(_POLL_INTERVAL_S if self._misses < _MAX_MISSES else _PROBE_INTERVAL_S)

@@ -50,8 +50,7 @@ class Stream:
         until = time.monotonic() + timeout
         self._messages: deque[tuple[bytes | str, bytes]] = deque()
         self._parts: list[bytes] = []
-        self._text, self.last_pong = False, b""
-        self._second, self._idle_frames = 0, 0
+        self._text, self.last_pong, self._second, self._idle_frames = False, b"", 0, 0
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
         self._socket = endpoint.connect(until)
         self.last_activity_s = time.monotonic()

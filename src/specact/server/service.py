@@ -53,7 +53,7 @@ class Service:
         self.access = Access(token, self.address)
         self.welcome = Welcome(
             PROTOCOL, exchange.name, exchange.fingerprint, __version__, contract.max_message_bytes, contract.family,
-            dict(contract.spec), contract.describe(),
+            {**contract.spec, **contract.stated}, contract.describe(),
         )  # fmt: skip
         self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits)
         self.log = None if self.limits.access_log is None else AccessLog(self.limits.access_log)

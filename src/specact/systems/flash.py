@@ -525,7 +525,7 @@ class FlashExchange(ChunkExchange):
         self, spec: ChunkSpec, units: ActionUnits, execute: int, name: str, fingerprint: str,
         target: Callable[[], FlashTarget],
     ) -> None:  # fmt: skip
-        super().__init__(spec, name, fingerprint, lambda: target().policy)
+        super().__init__(spec, name, fingerprint, lambda: target().policy, units)
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
         request = {
             "drafted": chunk,

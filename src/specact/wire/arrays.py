@@ -81,7 +81,8 @@ class Layout:
     def of(cls, observation: ObservationSpec, images: bool = True) -> Layout:
         """The layout of a window, with or without its camera frames."""
         fields = {name: field for name, field in observation.fields.items() if images or not field.is_image}
-        return cls({name: ArraySpec(of.window_shape, _type_of(of.is_image)) for name, of in fields.items()})
+        types = {name: np.uint8 if field.is_image else np.float32 for name, field in fields.items()}
+        return cls({name: ArraySpec(field.window_shape, types[name]) for name, field in fields.items()})
 
     def describe(self) -> list[list[Any]]:
         """Name, type and shape of each array, in the order of their bytes."""
@@ -147,7 +148,3 @@ class Layout:
         finite = np.isfinite(self._array(name, payload)).all()
         allowed = f"numbers from {low:g} to {high:g}" if finite else "finite numbers, neither NaN nor infinity"
         return WireError("bad_message", f"{name} must hold {allowed}")
-
-
-def _type_of(is_image: bool) -> type[np.generic]:
-    return np.uint8 if is_image else np.float32

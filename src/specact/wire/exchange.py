@@ -36,6 +36,7 @@ class Contract:
         observation: the target's; a part of every request.
         kinds: of requests, by name. ``infer``, which has no arrays but the window, asks for the target's answer.
         step_kind: the kind of a step's request.
+        stated: further settings in the welcome's spec, which need not be equal on both sides.
     """
 
     family: str
@@ -43,6 +44,7 @@ class Contract:
     observation: ObservationSpec
     kinds: Mapping[str, Kind]
     step_kind: str = "infer"
+    stated: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def window(self) -> Layout:

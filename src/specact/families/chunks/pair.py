@@ -107,7 +107,7 @@ class ChunkParts:
             drafter=lambda: ChunkDrafter(self.draft, seen, self.units),
             target=lambda: ChunkAnswers(self.target),
             verifier=lambda target: ChunkVerifier(target, self.units, self.execute, self.accept_within),
-            exchange=ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target),
+            exchange=ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target, self.units),
         )  # fmt: skip
 
 
@@ -345,12 +345,12 @@ def load_chunk_target(path: Path, load: Load, target: str | None = None, compute
         BundleError: as above.
         ConfigError: if the target has to be named.
     """
-    bundle, _ = _read(path)
+    bundle, units = _read(path)
     source = target or bundle.manifest.sources["target"]
     if source is None:
         raise ConfigError(f"the target of {path} is no bundle; name it again with --target MODULE:NAME or FILE.toml")
     policy = _load_target(source, load, bundle.manifest, compute)
-    return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy)
+    return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy, units)
 
 
 def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:

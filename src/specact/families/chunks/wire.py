@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting, check_chunks
 from specact.records import read_record
 from specact.rng import Role, streams
+from specact.units import ActionUnits
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
 from specact.wire.messages import bad, printable
@@ -21,6 +23,7 @@ FAMILY = "chunks"
 # Limits of a spec that a device takes over from a server: the longest history, the bytes of as many observations and of
 # a chunk, and the control rate [Hz]. Policies need far less.
 MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 28, 0.1, 1000
+_Float32 = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 
 class ChunkExchange:
@@ -32,11 +35,13 @@ class ChunkExchange:
         spec: of the target.
         name, fingerprint: of the target.
         target: makes the target; None on a device.
+        units: of its actions, whose range a server states; None if it is unknown.
     """
 
     def __init__(
-        self, spec: ChunkSpec, name: str = "", fingerprint: str = "", target: Callable[[], ChunkPolicy] | None = None
-    ) -> None:
+        self, spec: ChunkSpec, name: str = "", fingerprint: str = "", target: Callable[[], ChunkPolicy] | None = None,
+        units: ActionUnits | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._target = name, fingerprint, target
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
         old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
@@ -44,7 +49,9 @@ class ChunkExchange:
             "infer": Kind(Layout({}), Layout({"chunk": chunk})),
             "inpaint": Kind(Layout(old), Layout({"chunk": chunk})),
         }
-        self.contract = Contract(FAMILY, spec.describe(), spec.observation, kinds)
+        limits = {} if units is None else {"low": units.centre - units.scale, "high": units.centre + units.scale}
+        stated = {name: limit.tolist() for name, limit in limits.items()}
+        self.contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated)
 
     @cached_property
     def policy(self) -> ChunkPolicy:
@@ -83,17 +90,24 @@ class ChunkExchange:
             return bad(str(error))
 
 
-def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
-    """The target's spec from a server's welcome.
+def spec_of(welcomed: Mapping[str, Any]) -> tuple[ChunkSpec, ActionUnits | None]:
+    """The target's spec from a server's welcome, and the units of its actions' range, where the server states it.
 
     Raises:
         BundleError: if it is none, or beyond the limits of :func:`check_served`.
     """
+    agreed = dict(welcomed)
+    limits = [agreed.pop(name, None) for name in ("low", "high")]
     try:
-        spec = read_record(dict(agreed), ChunkSpec, "spec", BundleError)
+        spec = check_served(read_record(agreed, ChunkSpec, "spec", BundleError))
+        if limits == [None, None]:
+            return spec, None
+        low, high = (np.array(read_record(limit, list[_Float32], "range", BundleError), np.float32) for limit in limits)
     except BundleError as error:
         raise BundleError(f"the server's spec is not one of a chunk policy ({printable(str(error))})") from None
-    return check_served(spec)
+    if not (low.shape == high.shape == (spec.actions,) and (low <= high).all()):
+        raise BundleError(f"low and high of a server's policy must be finite ranges of its {spec.actions} actions")
+    return spec, ActionUnits.of_range(low, high)
 
 
 def check_served(spec: ChunkSpec) -> ChunkSpec:

@@ -41,7 +41,7 @@ class TokenExchange(ChunkExchange):
     def __init__(
         self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str, target: Callable[[], TokenTarget]
     ) -> None:
-        super().__init__(policy.spec, name, fingerprint, lambda: policy)
+        super().__init__(policy.spec, name, fingerprint, lambda: policy, units)
         self.contract = replace(
             self.contract, kinds={**self.contract.kinds, "verify": _verification(policy)}, step_kind="verify"
         )
