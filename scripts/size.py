@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/links": (700, 809),
     f"{SRC}/contracts": (350, 648),
     f"{SRC}/tised": (0, 0),
-    f"{SRC}/cli": (2_000, 2_595),
+    f"{SRC}/cli": (2_000, 2_582),
     f"{SRC}/lab": (0, 602),
     f"{SRC}/lab/data": (2_500, 3_048),
     f"{SRC}/lab/envs": (2_700, 2_713),

@@ -175,7 +175,9 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = DEFAU
     return write_pair(out, draft, target, settings, load_policy)
 
 
-def load_exchange(source: str, *, target: str | None = None, steps: int = 10, compute: Compute = CPU) -> Exchange[Any]:
+def load_exchange(
+    source: str, *, target: str | None = None, steps: int | None = None, compute: Compute = CPU
+) -> Exchange[Any]:
     """What a server exchanges with devices, for any kind of target.
 
     Args:
@@ -184,29 +186,26 @@ def load_exchange(source: str, *, target: str | None = None, steps: int = 10, co
             :class:`~specact.wire.exchange.Exchange`.
         target: of FLASH's block, the flow policy that it drafts for; of a pair of chunk policies, in place of the one
             in its manifest.
-        steps: Euler steps of a flow policy that is served by itself.
+        steps: Euler steps of a flow policy that is served by itself; 10 if None.
         compute: where its networks run.
 
     Raises:
         BundleError: if it cannot be used.
-        ConfigError: if there is no target of that name.
+        ConfigError: if there is no target of that name, or steps are given for another one than a flow policy.
     """
     kind = kind_of_source(source)
     path = find_bundle(source) if kind == "folder" else Path()
     holds = read_manifest(path).kind if kind == "folder" else None
     if holds == "flash" and target is None:
-        raise ConfigError(
-            f"{source} is FLASH's block alone; name the flow policy that it drafts for, as in --target lerobot:PATH@HZ"
-        )
+        raise ConfigError(f"{source} is FLASH's block alone; name its flow policy, as in --target lerobot:PATH@HZ")
     if target is not None and holds not in ("flash", "chunks"):
-        raise ConfigError(
-            f"{source} is a target, or has its own; --target is for FLASH's block and for a pair of chunk policies, "
-            "leave it out"
-        )
+        raise ConfigError(f"{source} has a target; leave out --target, for FLASH's block and pairs of chunk policies")
+    if steps is not None and kind != "lerobot" and holds not in ("flow", "flash"):
+        raise ConfigError(f"{source} is no flow policy, so it has no Euler steps; leave out --steps {steps}")
     asked = PairSource(source, None, target)
     exchange: Exchange[Any]
     if holds == "flash":
-        exchange = _block_pair(asked, path, None, ROUNDS["full"], steps, compute).exchange
+        exchange = _block_pair(asked, path, None, ROUNDS["full"], steps or 10, compute).exchange
     elif holds == "chunks":
         exchange = load_chunk_target(path, load_policy, target, compute)
     elif holds == STAGED:
@@ -215,14 +214,14 @@ def load_exchange(source: str, *, target: str | None = None, steps: int = 10, co
         # Whatever drafts for it, the fingerprint is the flow policy's.
         flow = load_flow(path, compute=compute)
         parts: FlashParts = load_flow_pair(flow, compute=compute).parts
-        served = replace(parts, policy=flow.policy(steps), name=flow.name, fingerprint=flow.fingerprint)
+        served = replace(parts, policy=flow.policy(steps or 10), name=flow.name, fingerprint=flow.fingerprint)
         exchange = served.pair().exchange
     elif holds is not None and holds != "regression":
         exchange = load_pair(source, compute=compute).exchange
     elif kind == "code" and (own := _own_exchange(source)) is not None:
         exchange = own
     else:
-        loaded = load_policy(source, steps=steps, compute=compute)
+        loaded = load_policy(source, steps=steps or 10, compute=compute)
         try_out(loaded)
         exchange = ChunkExchange(
             loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy, loaded.units

@@ -18,15 +18,20 @@ from specact.lab.processes import ServerProcess, serving
 
 ROBOTS = """
 import json, time
+from functools import partial
 import numpy as np
 
 LOG = open("life.jsonl", "a", buffering=1)
+rng = np.random.default_rng(0)
+
+def fail(error):
+    raise error
 
 class Arm:
     size = 8
 
-    def __init__(self):
-        self.observed = self.acted = self.rolled = 0
+    def __init__(self, seen=lambda n, seen: seen):
+        self.seen, self.observed, self.acted, self.rolled = seen, 0, 0, 0
         self.after_stall, self.before = False, None
 
     def observe(self):
@@ -35,7 +40,8 @@ class Arm:
         # After a long pause the world looks different.
         self.after_stall = self.after_stall or (self.before is not None and now - self.before > 0.8)
         self.before = now
-        return {"state": np.full(self.size, 0.4 if self.after_stall else 0.1), "goal": np.array([0.2, 0.1])}
+        state = np.full(self.size, 0.4 if self.after_stall else 0.1)
+        return self.seen(self.observed, {"state": state, "goal": np.array([0.2, 0.1])})
 
     def act(self, action):
         self.acted += 1
@@ -47,10 +53,13 @@ class Braked(Arm):
 
 class Stuck(Arm):
     def stop(self):
-        raise OSError("the brake is stuck")
+        fail(OSError("the brake is stuck"))
 
 class Wide(Arm):
     size = 12  # for the flow policy
+
+class StuckWide(Wide, Stuck):
+    pass
 
 class Modelled(Wide):
     def roll_forward(self, observation, actions):
@@ -61,54 +70,23 @@ class Modelled(Wide):
     def stop(self):
         LOG.write(json.dumps({"rolled": self.rolled}) + "\\n")
 
-class StuckWide(Wide, Stuck):
-    pass
-
-class Blind(Arm):
-    def observe(self):
-        seen = super().observe()
-        return {"state": seen["state"]} if self.observed == 1 else seen
-
-class Dazzled(Arm):
-    def observe(self):
-        seen = super().observe()
-        n = self.observed
-        return None if n in (4, 5) else seen | {"state": np.zeros(7)} if n == 7 else seen
-
-class Deaf(Arm):
-    def observe(self):
-        seen = super().observe()
-        return seen if self.observed < 4 else None
-
-class Unplugged(Arm):
-    def observe(self):
-        if self.observed == 5:
-            raise OSError("the cable is out")
-        return super().observe()
-
 class Jammed(Arm):
     def act(self, action):
         super().act(action)
         if self.acted == 5:
-            raise OSError("the gear is jammed")
+            fail(OSError("the gear is jammed"))
 
-class Cursed(Arm):
-    def observe(self):
-        class Seen(dict):
-            def __getitem__(self, key):
-                raise RuntimeError("within the policy")
-        seen = super().observe()
-        return Seen(seen) if self.observed == 5 else seen
+class Seen(dict):
+    def __getitem__(self, key):
+        fail(RuntimeError("within the policy"))
 
-class Noisy(Arm):
-    rng = np.random.default_rng(0)
-
-    def observe(self):
-        return {"state": self.rng.normal(0.0, 0.3, 8), "goal": np.array([0.2, 0.1])}
-
-class Absent:
-    def __init__(self):
-        raise OSError("no such device: /dev/arm0")
+Blind = partial(Arm, lambda n, seen: {"state": seen["state"]} if n == 1 else seen)
+Dazzled = partial(Arm, lambda n, seen: None if n in (4, 5) else seen | {"state": np.zeros(7)} if n == 7 else seen)
+Deaf = partial(Arm, lambda n, seen: seen if n < 4 else None)
+Unplugged = partial(Arm, lambda n, seen: fail(OSError("the cable is out")) if n == 5 else seen)
+Cursed = partial(Arm, lambda n, seen: Seen(seen) if n == 5 else seen)
+Noisy = partial(Arm, lambda n, seen: seen | {"state": rng.normal(0.0, 0.3, 8)})
+Absent = partial(fail, OSError("no such device: /dev/arm0"))
 """
 POLICIES = """
 import numpy as np, specact

@@ -114,6 +114,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("play ws://127.0.0.1:9", "ws://127.0.0.1:9"),
         ("export FOLDER --out OUT", "specact train"),
         ("serve --bundle ball --threads 0", "threads"),
+        ("serve ball --steps 2", "--steps"),
         ("distil ball --out FILE", "FILE"),
         ("train FOLDER --out OUT", "FOLDER"),
         ("calibrate ball --out OUT --gate-options alpha=2", "alpha"),

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact.cli.proxy import mechanism
 from specact.errors import ConfigError
 from specact.links.link import Link, load_link
 from specact.links.netem import kernel_shaped, netem_options
@@ -30,13 +29,11 @@ RECORDED, INTERRUPTED = TraceLink(np.array([1.0])), load_link("lan+loss=0.1+outa
 def test_a_steady_link_in_the_words_of_tc(name: str, up: str, down: str) -> None:
     link = load_link(name)
     assert (netem_options(link, up=True), netem_options(link, up=False)) == (up, down)
-    for end, words in (("robot", up), ("server", down)):
-        assert f"  on the {end}: tc qdisc add dev DEV root netem {words}" in mechanism(link)
 
 
 @pytest.mark.parametrize("link", [RECORDED, INTERRUPTED])
 def test_recordings_and_outages_have_no_such_words(link: Link) -> None:
-    assert netem_options(link, up=True) is None and "cannot" in mechanism(link)[-1]
+    assert netem_options(link, up=True) is None
     with pytest.raises(ConfigError, match="recorded"), kernel_shaped("lo", link, up=True):
         pytest.fail("it was shaped")
 

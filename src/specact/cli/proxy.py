@@ -14,8 +14,6 @@ from specact.cli.options import Options
 from specact.cli.output import say
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.model import Link
-from specact.links.netem import netem_options
 from specact.links.shaper import LinkEvent, Shaper, resolve
 from specact.records import Seed
 
@@ -49,8 +47,7 @@ class Proxy(Options):
         relay = Shaper(model, host, port, seed=self.seed, listen_host=here, listen_port=door, on_event=_print_event)
         with ending_signals() as ends, relay:
             at = f"[{here}]" if ":" in here else here
-            first = f"listening on {at}:{relay.port} for {self.target}, link {self.link}, seed {self.seed}; Ctrl-C ends"
-            say("\n".join([first, *mechanism(model)]))
+            say(f"listening on {at}:{relay.port} for {self.target}, link {self.link}, seed {self.seed}; Ctrl-C ends")
             signal.sigwait(ends)
         _print_summary(relay)
 
@@ -64,16 +61,6 @@ def ending_signals() -> Iterator[set[signal.Signals]]:
         yield ends
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def mechanism(link: Link) -> list[str]:
-    """Lines about what shapes the link, and what would have the kernel do it."""
-    lines = ["shaped by a relay in this process; the network configuration of the machine is unchanged"]
-    options = {end: netem_options(link, end == "robot") for end in ("robot", "server")}
-    if None in options.values():
-        return [*lines, "the kernel's netem cannot emulate this link, which is recorded or has outages"]
-    lines.append("the kernel's netem, where there is one: specact netem DEV as root, or manually:")
-    return lines + [f"  on the {end}: tc qdisc add dev DEV root netem {words}" for end, words in options.items()]
 
 
 def _end_point(flag: str, text: str) -> tuple[str, int]:

@@ -20,7 +20,7 @@ class Compute(Options):
 
     provider: str = "CPUExecutionProvider"  # of ONNX Runtime, such as CUDAExecutionProvider
     threads: Count = 1  # of one inference, on ONNX Runtime
-    steps: Count = 10  # Euler steps of a flow policy
+    steps: Maybe[Count] = None  # Euler steps of a flow policy; 10 if not given
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Arguments(Limits, frozen=True, kw_only=True):
     """
 
     target: str
-    steps: Count = 10
+    steps: Count | None = None
     provider: str = "CPUExecutionProvider"
     threads: Count = 1
     replicas: Count = 1

@@ -61,28 +61,19 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert np.array_equal(value, other[key]), key
 
 
-def test_cameras_are_rendered_once_for_each_observation_and_for_no_other_step(looks: list[float]) -> None:
-    robot = SimulatedRobot(load_task("metaworld").seeing(FRAMES))
-    robot.start(0)
-    assert len(looks) == 1
-    assert robot.observe() is robot.observe() and len(looks) == 1
-    for _ in range(3):
-        robot.act(np.zeros(4, np.float32))
-    assert len(looks) == 1
-    assert robot.observe()["image.corner2"].shape == (8, 8, 3)
-    assert robot.observe() is robot.observe() and len(looks) == 2 and looks[1] > looks[0]
-
-
 @pytest.mark.parametrize(("history", "rendered"), [(1, 1), (2, 4)])
-def test_a_chunk_is_observed_within_only_where_a_history_needs_it(
+def test_cameras_are_rendered_once_for_each_observation_and_within_a_chunk_only_for_a_history(
     looks: list[float], history: int, rendered: int
 ) -> None:
     robot = SimulatedRobot(load_task("metaworld").seeing(FRAMES))
-    window = ObservationHistory(ObservationSpec({"image.corner2": Field((8, 8, 3), "uint8", history)}))
     robot.start(0)
+    window = ObservationHistory(ObservationSpec({"image.corner2": Field((8, 8, 3), "uint8", history)}))
     window.push(robot.observe())
+    assert robot.observe() is robot.observe() and len(looks) == 1
     play(robot, window, np.zeros((4, 4), np.float32))
     assert len(looks) == rendered
+    assert robot.observe()["image.corner2"].shape == (8, 8, 3)
+    assert robot.observe() is robot.observe() and len(looks) == rendered + 1 and looks == sorted(looks)
 
 
 def test_rollouts_render_at_inferences_only(looks: list[float]) -> None:
