@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from specact import __version__
 from specact.bundle.manifest import WEIGHTS
 from specact.bundle.words import Words
 from specact.errors import unknown_name
@@ -25,31 +23,23 @@ from specact.families.tokens.policy import BINS, TOKEN_PARTS
 from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.attention import perceptron
-from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
+from specact.lab.train.dataset import Dataset
 from specact.lab.train.export import BundleFolder, export_checked, parameters_of, round_to_half, write_weights
-from specact.lab.train.fit import Training
+from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.flow import Flow, flow_graphs, regression_graphs
-from specact.lab.train.loop import (
-    Metrics,
-    Progress,
-    Stage,
-    adamw_stage,
-    autocast,
-    device_of,
-    last_lines,
-    seed_weights,
-)
+from specact.lab.train.loop import Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import ChunkRecipe, plain
 from specact.lab.train.teacher import check_teacher, labelled
 from specact.lab.train.tokens import TokenModel, token_graphs
 from specact.lab.train.windows import Statistics, Windows, observation_of
+from specact.observation import ObservationSpec
 
 ChunkModel = Flow | TokenModel
 _PARTS = {"flow": FLOW_PARTS, "regression": REGRESSION_PARTS, "tokens": TOKEN_PARTS}
 _SMALL = 0.1  # beta of the auxiliary loss, in standard deviations
 
 
-class ChunkTraining(Training):
+class ChunkTraining(FromDemonstrations):
     """The chunk policy of a recipe.
 
     Args:
@@ -60,35 +50,32 @@ class ChunkTraining(Training):
     """
 
     def __init__(self, recipe: ChunkRecipe, data: Path, teacher: LoadedPolicy | None = None) -> None:
-        self.recipe, self._data, self._teacher = recipe, data, teacher
+        super().__init__(recipe, data)
+        self.recipe, self._teacher = recipe, teacher
         self.request = plain(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
 
-    def read(self, progress: Progress) -> None:
+    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
         recipe, teacher = self.recipe, self._teacher
-        episodes = read_demonstrations(recipe, self._data, progress)
         observation = observation_of(recipe, recipe, episodes, "the policy")
-        check_auxiliary(recipe, episodes)
+        numbers = [name for name in episodes.observation if name not in episodes.cameras]
+        if recipe.auxiliary and recipe.auxiliary not in numbers:
+            raise unknown_name("observation in auxiliary", recipe.auxiliary, numbers)
         assert episodes.rate_hz is not None, "given by the recipe or its task"
         self.spec = ChunkSpec(observation, recipe.chunk, episodes.action.shape[1], episodes.rate_hz)
-        seen = [observation] if teacher is None else [observation, teacher.policy.spec.observation]
-        self.episodes = needed(episodes, seen, [recipe.auxiliary])
-        prepare(self.episodes, recipe)  # refuses what is unusable
-        if teacher is not None:
-            check_teacher(teacher, recipe.chunk, self.spec.actions, self.spec.rate_hz, episodes)
+        if teacher is None:
+            return [observation], [recipe.auxiliary]
+        check_teacher(teacher, recipe.chunk, self.spec.actions, self.spec.rate_hz, episodes)
+        return [observation, teacher.policy.spec.observation], [recipe.auxiliary]
 
     @contextmanager
     def prepared(self, progress: Progress) -> Iterator[None]:
-        recipe, teacher = self.recipe, self._teacher
-        with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes, ExitStack() as stack:
-            if teacher is not None:
-                labels = labelled(self.dataset, teacher, recipe.chunk, self.out, recipe.seed, progress)
-                stack.enter_context(labels)
+        with (
+            super().prepared(progress),
+            nullcontext()
+            if self._teacher is None
+            else labelled(self.dataset, self._teacher, self.recipe.chunk, self.out, self.recipe.seed, progress),
+        ):
             yield
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        """The demonstrations ready for training."""
-        return prepare(self.episodes, self.recipe)
 
     def plan(self) -> list[dict[str, int]]:
         return [{self.recipe.kind: self.recipe.steps}]
@@ -97,17 +84,15 @@ class ChunkTraining(Training):
         return demonstrated_stage(self.dataset, self.recipe, self.spec)
 
     def export(self, progress: Progress) -> list[Path]:
-        recipe, units = self.recipe, units_of(self.dataset, self.recipe.kind)
-        manifest = {
-            "env": recipe.env or "", "specact": __version__, "recipe": self.request, "training": last_lines(self.out)
-        }  # fmt: skip
+        recipe, units, folder = self.recipe, units_of(self.dataset, self.recipe.kind), self.out / "bundles"
         weights = {f"{recipe.bundle}-{step}": f"{recipe.kind}@{step}" for step in snapshots_of(recipe)}
+        weights[recipe.bundle] = recipe.kind
         model = chunk_model(self.spec, recipe, self.dataset.statistics, self.dataset.words)
-        for name, stage in (weights | {recipe.bundle: recipe.kind}).items():
+        for name, stage in weights.items():
             trained = self.weights(stage).items()
             model.load_state_dict({key: value for key, value in trained if not key.startswith("readout.")})
-            write_chunk_bundle(self.out / "bundles" / name, {"name": name, **manifest}, recipe, model, units)
-        return [self.out / "bundles" / name for name in (*weights, recipe.bundle)]
+            write_chunk_bundle(folder / name, self.manifest(name, recipe.env), recipe, model, units)
+        return [folder / name for name in weights]
 
 
 def chunk_model(spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None) -> ChunkModel:
@@ -118,14 +103,7 @@ def chunk_model(spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, wo
 def write_chunk_bundle(
     path: Path, manifest: Mapping[str, Any], recipe: ChunkRecipe, model: ChunkModel, units: FlowUnits
 ) -> None:
-    """Writes a bundle of a trained policy.
-
-    Args:
-        path: folder to write.
-        manifest: name, env, recipe, training metrics.
-        recipe: its kind and precision; with ``float16`` the weights are rounded in place.
-        model: as trained.
-        units: of its actions.
+    """Writes a bundle of a trained policy; with the recipe's precision ``float16`` its weights are rounded in place.
 
     Raises:
         BundleError: if an exported network's outputs differ from the trained one's.
@@ -339,14 +317,3 @@ def chunk_labels(
     episodes = windows.episodes if skip_disturbed else replace(windows.episodes, disturbed=None)
     real = episodes.followed(windows.chunks.shape[1])
     return torch.from_numpy(units.to_flow(actions.numpy())), torch.from_numpy(real.astype(np.float32))
-
-
-def check_auxiliary(recipe: ChunkRecipe, episodes: Episodes) -> None:
-    """Checks that demonstrations hold the numbers that a recipe's readout is to predict.
-
-    Raises:
-        ConfigError: if they do not.
-    """
-    numbers = [name for name in episodes.observation if name not in episodes.cameras]
-    if recipe.auxiliary and recipe.auxiliary not in numbers:
-        raise unknown_name("observation in auxiliary", recipe.auxiliary, numbers)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import replace
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from specact import __version__
 from specact.errors import ConfigError
 from specact.families.codes.pair import PARTS
 from specact.families.codes.policy import PolicySpec
 from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations, task_of
-from specact.lab.train.encoder import ImageEncoder, Scenes, encoded, encoder_stage, learned
+from specact.lab.train.dataset import Dataset, task_of
+from specact.lab.train.encoder import ImageEncoder, encoded, encoder_stage, learned
 from specact.lab.train.export import (
     BundleFolder,
     Graph,
@@ -31,17 +28,8 @@ from specact.lab.train.export import (
     some_observations,
     write_weights,
 )
-from specact.lab.train.fit import Training
-from specact.lab.train.loop import (
-    Metrics,
-    Progress,
-    Stage,
-    adamw_stage,
-    autocast,
-    device_of,
-    last_lines,
-    seed_weights,
-)
+from specact.lab.train.fit import FromDemonstrations
+from specact.lab.train.loop import Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, plain
 from specact.lab.train.tokenizer import ResidualVQ, decoder_table, tokenizer_stage
 from specact.lab.train.vqbet import Prediction, Shapes, VQBeT
@@ -49,7 +37,7 @@ from specact.lab.train.windows import Batch, Windows, observation_of
 from specact.observation import ObservationSpec
 
 
-class CodesTraining(Training):
+class CodesTraining(FromDemonstrations):
     """The tokenizer, image encoders that learn before their policies, and policies of a recipe.
 
     Args:
@@ -58,28 +46,17 @@ class CodesTraining(Training):
     """
 
     def __init__(self, recipe: CodesRecipe, data: Path) -> None:
-        self.recipe, self._data, self.request = recipe, data, plain(recipe)
+        super().__init__(recipe, data, skip_disturbed=recipe.skip_disturbed)
+        self.recipe, self.request = recipe, plain(recipe)
 
-    def read(self, progress: Progress) -> None:
-        self.episodes = read_demonstrations(self.recipe, self._data, progress)
-        names = learned(self.recipe, self.specs, self.episodes, task_of(self.recipe))
-        self.episodes = needed(self.episodes, self.specs.values(), names)
-        prepare(self.episodes, self.recipe, skip_disturbed=self.recipe.skip_disturbed)  # refuses what is unusable
-
-    @contextmanager
-    def prepared(self, progress: Progress) -> Iterator[None]:
-        with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes:
-            yield
+    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
+        specs = specs_of(self.recipe, episodes)
+        return specs.values(), learned(self.recipe, specs, episodes, task_of(self.recipe))
 
     @cached_property
     def specs(self) -> dict[str, ObservationSpec]:
         """The observations of each policy, by its name."""
         return specs_of(self.recipe, self.episodes)
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        """The demonstrations ready for training."""
-        return prepare(self.episodes, self.recipe, skip_disturbed=self.recipe.skip_disturbed)
 
     @cached_property
     def encoders(self) -> dict[tuple[str, EncoderRecipe], str]:
@@ -101,8 +78,7 @@ class CodesTraining(Training):
             return tokenizer_stage(dataset, recipe)
         for (camera, encoder), encoder_name in self.encoders.items():
             if name == encoder_name:
-                scenes = Scenes(task_of(recipe), recipe.seed)
-                return encoder_stage(name, encoder, camera, dataset, scenes, recipe.seed)
+                return encoder_stage(name, encoder, camera, dataset, task_of(recipe), recipe.seed)
         trained = {camera: self._encoder(camera, recipe.policies[name].encoder) for camera in self._cameras(name)}
         for camera, network in trained.items():
             dataset = encoded(dataset, camera, network)
@@ -142,26 +118,14 @@ class CodesTraining(Training):
         rate_hz, sizes = self.episodes.rate_hz, policies["target"].shapes
         assert rate_hz is not None, "given by the recipe or its task"
         spec = PolicySpec(
-            draft=policies["draft"].shapes.observation,
-            target=sizes.observation,
-            codebooks=sizes.codebooks,
-            codes=sizes.codes,
-            chunk=sizes.chunk,
-            actions=sizes.actions,
-            execute=recipe.execute,
-            overlap=recipe.overlap,
-            temperature=recipe.temperature,
-            rate_hz=rate_hz,
+            draft=policies["draft"].shapes.observation, target=sizes.observation, codebooks=sizes.codebooks,
+            codes=sizes.codes, chunk=sizes.chunk, actions=sizes.actions, execute=recipe.execute,
+            overlap=recipe.overlap, temperature=recipe.temperature, rate_hz=rate_hz,
             sequential=recipe.policy(target).sequential,
-        )
-        manifest: dict[str, Any] = {
-            "name": name,
-            "env": recipe.env or "",
-            "specact": __version__,
+        )  # fmt: skip
+        manifest = self.manifest(name, recipe.env) | {
             "gates": recipe.gates,
-            "recipe": plain(recipe),
             "policies": {"target": target, "draft": draft},
-            "training": last_lines(self.out),
             "parameters": {role: parameters_of(model) for role, model in policies.items()},
         }
         words = next((policy.shapes.words for policy in policies.values() if policy.shapes.words is not None), None)

@@ -36,7 +36,7 @@ from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import BundleFolder
 from specact.lab.train.fit import Training, fit
 from specact.lab.train.flow import Flow
-from specact.lab.train.loop import Metrics, Progress, Stage, cosine, last_lines
+from specact.lab.train.loop import Metrics, Progress, Stage, Update, Validate, cosine, last_lines
 from specact.lab.train.rebuild import architecture, rebuild
 from specact.lab.train.recipe import chunk_recipe_of, plain
 from specact.lab.train.tokens import TokenModel
@@ -111,6 +111,12 @@ class Student(ABC):
     ) -> tuple[Pair[Any], Sequence[GateSettings]]:
         """Writes what was trained; returns the pair and the gates of the next rollouts, none for random ones."""
 
+    def _adamw(self, name: str, network: nn.Module, weight_decay: float, update: Update, validate: Validate) -> Stage:
+        recipe = self.recipe
+        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=weight_decay, fused=True)
+        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
+        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
+
 
 class Rounds(Training):
     """Rounds of rollouts and training; a stopped run repeats the rollouts and resumes in its last round.
@@ -170,16 +176,12 @@ def distil(
     The draft keeps its architecture. An image encoder that was trained before the draft stays frozen.
 
     Args:
-        pair: of action codes, or of chunks; its draft was made by ``specact train``.
-        recipe: its settings.
-        collect: see :class:`Rounds`.
+        pair: of action codes, or of chunks; its draft was made by ``specact train``, or the pair is refused.
+        recipe, collect: its settings, and see :class:`Rounds`.
         out, progress, threads: see :func:`~specact.lab.train.fit.fit`.
 
     Returns:
         The folder of the new pair.
-
-    Raises:
-        ConfigError: if the draft's architecture is not known, or ``out`` is locked by another process.
     """
     student: Student = (
         ChunkStudent(pair.parts, recipe)
@@ -233,9 +235,7 @@ class CodesStudent(Student):
             with torch.no_grad():
                 return {key: float(value) for key, value in losses(held_out, rows_held_out).items()}
 
-        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=1e-3, fused=True)
-        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
-        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
+        return self._adamw(name, network, 1e-3, update, validate)
 
     def publish(
         self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
@@ -341,11 +341,7 @@ def observation_statistics(spec: ObservationSpec, data: DistillationData) -> Sta
 
 
 def draft_encoders(bundle: CodeParts) -> dict[str, nn.Module]:
-    """The image encoders of a bundle's draft, by camera: frames ``[N, H, W, 3]`` to features ``[N, width]``.
-
-    Raises:
-        ConfigError: if the bundle lacks the draft's architecture or weights.
-    """
+    """The image encoders of a bundle's draft, by camera: frames ``[N, H, W, 3]`` to features ``[N, width]``."""
     cameras = bundle.spec.draft.images
     if not cameras:
         return {}

@@ -86,7 +86,7 @@ def fit_settings(
         fast=least_worthwhile(moving, agrees),
         skip=fit_skip(
             [held_out.seen[rows] for rows in rows_held_out], [agrees[rows] for rows in rows_held_out], LONGEST_SKIP
-        ).rule,
+        ),
     )
 
 

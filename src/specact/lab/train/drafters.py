@@ -14,7 +14,6 @@ import torch
 from safetensors.numpy import load_file, save
 from torch import Tensor, nn
 
-from specact import __version__
 from specact.errors import ConfigError
 from specact.families.tokens.policy import BINS, TokenBundle, load_tokens
 from specact.files import write_whole
@@ -25,16 +24,7 @@ from specact.lab.train.drafter_head import DrafterHead, Weights, chain_metrics, 
 from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
 from specact.lab.train.export import BundleFolder, Graph, export_checked, parameters_of, round_to_half
 from specact.lab.train.fit import Training
-from specact.lab.train.loop import (
-    Metrics,
-    Progress,
-    Stage,
-    adamw_stage,
-    autocast,
-    device_of,
-    last_lines,
-    seed_weights,
-)
+from specact.lab.train.loop import Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import DrafterRecipe, plain
 from specact.rng import Role, stream
 from specact.systems.specvla import TokenHead
@@ -116,10 +106,7 @@ class DrafterTraining(Training):
     def export(self, progress: Progress) -> list[Path]:
         head = self._head()
         head.load_state_dict(self.weights("head"))
-        manifest = {
-            "name": self.recipe.bundle, "env": env_of(self.target, self.recipe.env), "specact": __version__,
-            "recipe": self.request, "training": last_lines(self.out),
-        }  # fmt: skip
+        manifest = self.manifest(self.recipe.bundle, env_of(self.target, self.recipe.env))
         path = self.out / "bundles" / self.recipe.bundle
         write_drafters(path, manifest, self.recipe, self.settings, self.target, head, self.train, self.held_out)
         return [path]
@@ -162,16 +149,9 @@ def write_drafters(
     train: TokenRollouts,
     held_out: TokenRollouts,
 ) -> None:
-    """Writes a bundle of drafters.
+    """Writes a bundle of drafters; the scale of a threshold in the settings is set here, because it needs the head.
 
-    Args:
-        path: folder to write.
-        manifest: name, env, recipe, training metrics.
-        recipe: of the training.
-        settings: all but the scale of a threshold, which needs the head.
-        target: that is drafted for.
-        head: as trained; its weights are rounded in place where the recipe says so.
-        train, held_out: rollouts of the target.
+    With the recipe's precision ``float16`` the head's weights are rounded in place.
 
     Raises:
         BundleError: if the exported head's outputs differ from the trained one's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -207,26 +208,6 @@ class PosePredictor(nn.Module):
         return predicted
 
 
-class Scenes:
-    """Random scenes of an environment, generated lazily and cached.
-
-    Args:
-        task: the environment.
-        seed: random seed.
-    """
-
-    def __init__(self, task: Task | None, seed: int) -> None:
-        self._task, self._seed = task, seed
-        self._cache: dict[int, dict[str, NDArray[Any]]] = {}
-
-    def __call__(self, number: int) -> Mapping[str, NDArray[Any]]:
-        """The observations of a number of scenes, ``[number, ...]`` by name."""
-        assert self._task is not None and self._task.scenes is not None, "checked by learned"
-        if number not in self._cache:
-            self._cache[number] = self._task.scenes(number, stream(self._seed, Role.DATA, episode=Draw.SCENES))
-        return self._cache[number]
-
-
 def learned(
     recipe: CodesRecipe, specs: Mapping[str, ObservationSpec], episodes: Episodes, task: Task | None
 ) -> set[str]:
@@ -255,8 +236,10 @@ def learned(
     return names
 
 
-def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Dataset, scenes: Scenes, seed: int) -> Stage:
-    """The stage that pre-trains the encoder of one camera."""
+def encoder_stage(
+    name: str, recipe: EncoderRecipe, camera: str, dataset: Dataset, task: Task | None, seed: int
+) -> Stage:
+    """The stage that pre-trains the encoder of one camera; the task shows random scenes, if the recipe wants some."""
     seed_weights(seed, Draw.ENCODER)
     mean, std = dataset.statistics[recipe.learns]
     model = PosePredictor(
@@ -268,6 +251,12 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
         rows = rng.integers(len(seen[camera]), size=number)
         labels = (torch.from_numpy(seen[recipe.learns][rows]) - mean) / std
         return torch.from_numpy(seen[camera][rows]), labels.flatten(1)
+
+    @cache
+    def scenes() -> Mapping[str, NDArray[Any]]:
+        """The observations of the random scenes, ``[number, ...]`` by name."""
+        assert task is not None and task.scenes is not None, "checked by learned"
+        return task.scenes(recipe.scenes, stream(seed, Role.DATA, episode=Draw.SCENES))
 
     def error_of(frames: Tensor, labels: Tensor) -> Tensor:
         device = device_of(model)
@@ -281,7 +270,7 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
         scene_count = recipe.batch // 2 if recipe.scenes else 0
         frames, labels = draw_batch(dataset.train.episodes.observation, recipe.batch - scene_count, rng)
         if scene_count:
-            scene_frames, scene_labels = draw_batch(scenes(recipe.scenes), scene_count, rng)
+            scene_frames, scene_labels = draw_batch(scenes(), scene_count, rng)
             frames, labels = torch.cat([frames, scene_frames]), torch.cat([labels, scene_labels])
         error = error_of(frames, labels)
         loss = nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=_SMALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,15 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from specact import __version__
 from specact.errors import ConfigError, SpecactError
 from specact.files import check_folder, write_json
 from specact.interrupts import Interrupts
+from specact.lab.data.episodes import Episodes
 from specact.lab.data.locks import locked
 from specact.lab.rollout.pool import Pool
-from specact.lab.train import checkpoint
-from specact.lab.train.loop import Accelerator, Progress, Stage, accelerator, last_lines, read_log, run, sort_log
+from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
+from specact.lab.train.loop import (
+    Accelerator,
+    Progress,
+    Stage,
+    Weights,
+    accelerator,
+    last_lines,
+    read_log,
+    read_tensors,
+    run,
+    sort_log,
+)
+from specact.lab.train.recipe import Recipe
+from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -67,13 +81,14 @@ class Training(ABC):
     def export(self, progress: Progress) -> list[Path]:
         """Writes the bundles after all stages, and returns their folders."""
 
-    def weights(self, name: str) -> dict[str, Tensor]:
-        """The final weights of a stage, or those of a snapshot.
+    def weights(self, name: str) -> Weights:
+        """The final weights of a stage, or those of a snapshot; a damaged file is refused."""
+        return read_tensors(self.out / f"{name}.safetensors")[0]
 
-        Raises:
-            ConfigError: if the file is damaged.
-        """
-        return checkpoint.read(self.out / f"{name}.safetensors")[0]
+    def manifest(self, name: str, env: str | None) -> dict[str, Any]:
+        """What the manifest of every bundle says of its training."""
+        training = last_lines(self.out)
+        return {"name": name, "env": env or "", "specact": __version__, "recipe": self.request, "training": training}
 
     def __getstate__(self) -> dict[str, Any]:
         """For other processes: without what is computed from the rest."""
@@ -82,6 +97,44 @@ class Training(ABC):
             for name, value in vars(self).items()
             if not isinstance(getattr(type(self), name, None), cached_property)
         }
+
+
+class FromDemonstrations(Training):
+    """A training that learns from demonstrations.
+
+    Args:
+        demonstrations: which are read, and how they are split.
+        data: folder that the paths of demonstrations are relative to.
+        skip_disturbed: whether windows whose chunk is disturbed are left out.
+
+    Attributes:
+        episodes: the demonstrations, without what nothing reads.
+    """
+
+    episodes: Episodes
+
+    def __init__(self, demonstrations: Recipe, data: Path, *, skip_disturbed: bool = False) -> None:
+        self._demonstrations, self._data, self._skip_disturbed = demonstrations, data, skip_disturbed
+
+    def read(self, progress: Progress) -> None:
+        episodes = read_demonstrations(self._demonstrations, self._data, progress)
+        self.episodes = needed(episodes, *self.reads(episodes))
+        _ = self.dataset  # refuses what is unusable
+
+    @abstractmethod
+    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
+        """The observations that are read, and the names of those that are predicted; refuses what does not fit."""
+
+    @contextmanager
+    def prepared(self, progress: Progress) -> Iterator[None]:
+        with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes:
+            vars(self).pop("dataset", None)
+            yield
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The demonstrations ready for training."""
+        return prepare(self.episodes, self._demonstrations, skip_disturbed=self._skip_disturbed)
 
 
 def fit(
@@ -122,7 +175,7 @@ def fit(
         write_json(out / "recipe.json", training.request)
         with training.prepared(progress):
             _train(training, progress, threads, jobs, every, on)
-            sort_log(out / "log.jsonl", [name for group in training.plan() for name in group])
+            sort_log(out, [name for group in training.plan() for name in group])
             return TrainingResult(training.export(progress), last_lines(out))
 
 
@@ -134,7 +187,7 @@ def _train(training: Training, progress: Progress, threads: int, jobs: int, ever
         return lambda done: progress(name, done, steps[name])
 
     def report_logged() -> None:
-        for line in read_log(training.out / "log.jsonl"):
+        for line in read_log(training.out):
             if line["stage"] in steps:
                 report(line["stage"])(line["step"])
 
@@ -164,26 +217,19 @@ def _train_alone(training: Training, threads: int, every: int, on: Accelerator, 
 
 
 def _check_free(out: Path, request: dict[str, Any]) -> None:
-    """Checks that a run of this request may use the folder, without writing; policies and bundles may be added.
-
-    Raises:
-        ConfigError: if it is not a folder, cannot be read or written, or holds a run of another recipe.
-    """
+    """Refuses a folder that a run of this request may not use, without writing; policies and bundles may be added."""
     check_folder(out)
-    file, request = out / "recipe.json", json.loads(json.dumps(request))
-
-    def fixed(settings: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in settings.items() if key not in ("policies", "bundles")}
-
+    file, wanted = out / "recipe.json", json.loads(json.dumps(request))
     try:
-        stored = json.loads(file.read_text()) if file.exists() else request
-        differs = fixed(stored) != fixed(request) or any(
-            request.get("policies", {}).get(name, policy) != policy
-            for name, policy in stored.get("policies", {}).items()
-        )
+        stored = json.loads(file.read_text()) if file.exists() else wanted
+        # Policies that both have must be the same; all else too, but for the bundles.
+        policies = [recipe.get("policies", {}) for recipe in (stored, wanted)]
+        differing = {key for key in {*stored, *wanted} if stored.get(key, ...) != wanted.get(key, ...)}
+        differing -= {"policies", "bundles"}
+        differing |= {name for name, policy in policies[0].items() if policies[1].get(name, policy) != policy}
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}; check its permissions") from None
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
-    if differs:
+    if differing:
         raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")

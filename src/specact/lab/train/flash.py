@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,31 +12,22 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from specact import __version__
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.sources import kind_of_source
+from specact.lab.data.episodes import Episodes
 from specact.lab.train.attention import attend, by_head, perceptron
-from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
 from specact.lab.train.export import BundleFolder, Graph, export_checked, parameters_of, round_to_half
-from specact.lab.train.fit import Training
+from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.flash_check import fit_check, measure_check
-from specact.lab.train.loop import (
-    Draw,
-    Metrics,
-    Progress,
-    Stage,
-    adamw_stage,
-    device_of,
-    last_lines,
-    seed_weights,
-)  # fmt: skip
+from specact.lab.train.loop import Draw, Metrics, Progress, Stage, adamw_stage, device_of, seed_weights
 from specact.lab.train.recipe import FlashRecipe, Recipe, chunk_recipe_of, plain
 from specact.lab.train.teacher import check_teacher, labelled, windows_at
 from specact.lab.train.windows import Windows
 from specact.load import load_policy
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.systems.flash import FLASH_PARTS, Block, FlashSettings, MadeFor, flow_of
 
@@ -80,7 +70,7 @@ class DraftBlock(nn.Module):
         return chunks
 
 
-class FlashTraining(Training):
+class FlashTraining(FromDemonstrations):
     """The block of a recipe.
 
     The manifest's ``check`` says what the check tells of this target at each noise level, see
@@ -95,8 +85,9 @@ class FlashTraining(Training):
     """
 
     def __init__(self, recipe: FlashRecipe, data: Path) -> None:
-        self.recipe, self._data, self.target = recipe, data, load_policy(recipe.target)
+        self.recipe, self.target = recipe, load_policy(recipe.target)
         self.flow = flow_of(self.target)
+        super().__init__(_demonstrations(recipe, self.flow), data)
         spec = self.flow.spec
         if recipe.execute > spec.chunk or any(dimension >= spec.actions for dimension in recipe.grippers):
             raise ConfigError(
@@ -106,30 +97,24 @@ class FlashTraining(Training):
         self.tokens: tuple[int, ...] = self.flow.networks.tokens([spec.observation.zeros()]).shape[1:]
         if self.tokens[-1] % recipe.heads:
             raise ConfigError(f"heads must divide {self.tokens[-1]}, the width of {recipe.target}, got {recipe.heads}")
-        self.demonstrations = _demonstrations(recipe, self.flow)
         self.request = plain(recipe) | {"taught_by": self.target.fingerprint}
 
-    def read(self, progress: Progress) -> None:
-        spec, episodes = self.flow.spec, read_demonstrations(self.demonstrations, self._data, progress)
+    def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
+        spec = self.flow.spec
         assert episodes.rate_hz is not None, "the recipe or its task says it"
         check_teacher(self.target, spec.chunk, episodes.action.shape[1], episodes.rate_hz, episodes)
-        self.episodes = needed(episodes, [spec.observation])
+        return [spec.observation], []
 
     @contextmanager
     def prepared(self, progress: Progress) -> Iterator[None]:
-        flow, seed = self.flow, self.recipe.seed
+        flow = self.flow
         noiseless = FlowPolicy(flow.networks, flow.units, flow.spec, steps=flow.steps, spread=0.0)
         teacher = replace(self.target, policy=noiseless)
         with (
-            frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes,
-            labelled(self.dataset, teacher, flow.spec.chunk, self.out, seed, progress),
+            super().prepared(progress),
+            labelled(self.dataset, teacher, flow.spec.chunk, self.out, self.recipe.seed, progress),
         ):
             yield
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        """The demonstrations, to be labelled by the target."""
-        return prepare(self.episodes, self.demonstrations)
 
     def plan(self) -> list[dict[str, int]]:
         return [{"block": self.recipe.steps}]
@@ -183,8 +168,7 @@ class FlashTraining(Training):
         level, within = fit_check(measured)
         low, high = (end[: flow.spec.actions].tolist() for end in (flow.units.low, flow.units.high))
         manifest = {
-            "kind": "flash", "name": recipe.bundle, "env": self.target.env, "specact": __version__,
-            "recipe": self.request, "training": last_lines(self.out),
+            "kind": "flash", **self.manifest(recipe.bundle, self.target.env),
             "target": {"spec": flow.spec.describe(), "low": low, "high": high},
             "parity": {"block": parity}, "parameters": {"block": parameters_of(model)}, "check": measured.describe(),
         }  # fmt: skip

@@ -32,7 +32,7 @@ from specact.lab.train.distil import Rounds, RoundsRecipe, Student, draft_encode
 from specact.lab.train.embedding import embed_words, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations
 from specact.lab.train.fit import fit
-from specact.lab.train.loop import Draw, Metrics, Progress, Stage, cosine
+from specact.lab.train.loop import Draw, Metrics, Progress, Stage
 from specact.load import load_pair
 from specact.observation import ObservationSpec
 from specact.pair import Pair
@@ -244,21 +244,11 @@ class DistanceHeadNetwork(HeadNetwork):
 def train_head(pair: Pair[Any], recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
     """Trains a pair's head on states that gated rollouts visit, and writes it to the pair's folder.
 
-    The pair gets the head of the last round; those of earlier rounds go to a copy of the pair, whose gates they are in
-    the next rollouts.
-
-    Args:
-        pair: of action codes, of chunks, or a token or flow policy, as it was loaded.
-        recipe: its settings.
-        collect: see :class:`~specact.lab.train.distil.Rounds`.
-        out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
-        progress: called with (stage, done, total).
+    The pair gets the head of the last round; those of earlier rounds go to a copy of the pair in ``out``, whose gates
+    they are in the next rollouts. A pair of a family of the user's own is refused.
 
     Returns:
         Metrics on held-out episodes of the last round.
-
-    Raises:
-        ConfigError: for a pair of a family of the user's own.
     """
     if pair.path is None or not isinstance(pair.parts, CodeParts | ChunkParts | TokenParts | FlashParts):
         raise ConfigError(
@@ -297,9 +287,7 @@ class HeadStudent(Student):
                 loss = float(network.loss(held_out, 0))
             return {"loss": loss, **_ranking_metrics(network, held_out)}
 
-        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=recipe.weight_decay, fused=True)
-        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
-        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
+        return self._adamw(name, network, recipe.weight_decay, update, validate)
 
     def publish(
         self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool

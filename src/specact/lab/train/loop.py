@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from specact.errors import ConfigError
 from specact.files import write_whole
-from specact.lab.train import checkpoint
-from specact.lab.train.recipe import ChunkRecipe, DrafterRecipe, EncoderRecipe, FlashRecipe, PolicyRecipe
+from specact.lab.train.recipe import ChunkRecipe, Optimisation
 from specact.rng import Role, stream
 
 Progress = Callable[[str, int, int], None]
 Metrics = dict[str, float]
+Weights = dict[str, Tensor]
 Accelerator = Literal["cpu", "cuda"]
 Update = Callable[[int], tuple[Tensor, dict[str, Tensor]]]
+Validate = Callable[[nn.Module], Metrics]
 
 # Narrower networks are slower in bfloat16 than in float32, because the casts dominate.
 _BFLOAT16_FROM = 32
@@ -65,8 +68,7 @@ class Stage:
         optimizer: over the module's parameters.
         update: takes the step's number and returns the loss and its parts; called with gradients cleared.
         validate: metrics of a module on held-out demonstrations.
-        steps: fixed number of steps.
-        learning_rate: schedule, by step.
+        steps, learning_rate: how many, and the schedule by step.
         seed: random seed.
         average: decay of the exponential moving average of the weights; 0 for the raw ones.
         snapshot_at: step after which the raw weights are saved as ``NAME@snapshot``; 0 for never.
@@ -79,7 +81,7 @@ class Stage:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     update: Update
-    validate: Callable[[nn.Module], Metrics]
+    validate: Validate
     steps: int
     learning_rate: Callable[[int], float]
     seed: int
@@ -93,22 +95,21 @@ class Stage:
 def adamw_stage(
     name: str,
     module: nn.Module,
-    recipe: PolicyRecipe | EncoderRecipe | ChunkRecipe | DrafterRecipe | FlashRecipe,
+    recipe: Optimisation | ChunkRecipe,
     update: Update,
-    validate: Callable[[nn.Module], Metrics],
+    validate: Validate,
     *,
     seed: int,
     snapshot_at: int = 0,
     averages_at: tuple[int, ...] = (),
 ) -> Stage:
     """A stage with AdamW that does not decay vectors such as biases and norms, warm-up and a cosine schedule."""
-    warmup = 100 if isinstance(recipe, EncoderRecipe) else recipe.warmup
     decayed = [p for p in module.parameters() if p.dim() >= 2]
     others = [p for p in module.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return Stage(
         name, module, torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True), update, validate, recipe.steps,
-        cosine(recipe.learning_rate, warmup, recipe.steps), seed, recipe.average, snapshot_at, averages_at,
+        cosine(recipe.learning_rate, recipe.warmup, recipe.steps), seed, recipe.average, snapshot_at, averages_at,
     )  # fmt: skip
 
 
@@ -153,36 +154,32 @@ def seed_weights(seed: int, what: Draw = Draw.WEIGHTS) -> None:
 
 
 def run(
-    stage: Stage,
-    folder: Path,
-    advance: Callable[[int], None],
-    *,
-    every: int = 250,
-    on: Accelerator = "cpu",
-) -> dict[str, Tensor]:
+    stage: Stage, folder: Path, advance: Callable[[int], None], *, every: int = 250, on: Accelerator = "cpu"
+) -> Weights:
     """Trains a stage to its end, resuming from its checkpoint if there is one, and returns the resulting weights.
 
-    They are also written to ``folder/NAME.safetensors``; a stage with that file is not trained again.
+    They are also written to ``folder/NAME.safetensors``; a stage with that file is not trained again. Results and
+    checkpoints are stored for the CPU.
 
     Args:
         stage: the stage.
         folder: of the run; holds checkpoints, results and ``log.jsonl``.
         advance: called with the number of steps done so far.
         every: steps between checkpoints, the most that a kill can lose.
-        on: device to train on; results and checkpoints are stored for the CPU.
+        on: device to train on.
     """
     result, running = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.checkpoint"
+    log = folder / "log.jsonl"
     if result.exists():
-        weights, _ = checkpoint.read(result)
         advance(stage.steps)
-        return weights
+        return read_tensors(result)[0]
     device = accelerator("cpu" if stage.small else on)
     stage.module.to(device)
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
     first = _restore(stage, averaged, running) if running.exists() else 0
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "log.jsonl"
-    _end_incomplete_line(log)
+    if log.exists() and not log.read_bytes().endswith(b"\n"):
+        _append(log, "\n")  # after a line that a kill has torn
     # Both share the module's memory, so they stay current.
     parameters, weights = list(stage.module.parameters()), stage.module.state_dict()
     started = time.perf_counter()
@@ -203,12 +200,12 @@ def run(
         done = step + 1
         advance(done)
         if done == stage.snapshot_at:
-            checkpoint.write(folder / f"{stage.name}@snapshot.safetensors", weights, {})
+            write_tensors(folder / f"{stage.name}@snapshot.safetensors", weights)
         if done in stage.averages_at:
-            checkpoint.write(folder / f"{stage.name}@{done}.safetensors", averaged, {})
+            write_tensors(folder / f"{stage.name}@{done}.safetensors", averaged)
         if done % every == 0 or done == stage.steps:
             metrics = {"loss": float(loss.detach()), **{name: float(value) for name, value in parts.items()}}
-            with _weights(stage.module, averaged):
+            with _loaded(stage.module, averaged):
                 validation = stage.validate(stage.module)
             line = {
                 "stage": stage.name, "step": done, "seconds": round(time.perf_counter() - started, 1),
@@ -217,7 +214,7 @@ def run(
             _append(log, json.dumps(line) + "\n")
             _save(stage, averaged, running, done)
     stage.module.cpu()
-    checkpoint.write(result, averaged, {})
+    write_tensors(result, averaged)
     running.unlink(missing_ok=True)
     return {name: value.cpu() for name, value in averaged.items()}
 
@@ -233,7 +230,7 @@ def _seed(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
-def _weights(module: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+def _loaded(module: nn.Module, weights: Weights) -> Iterator[None]:
     """Temporarily loads other weights, in evaluation mode and without gradients."""
     original = {name: value.clone() for name, value in module.state_dict().items()}
     module.load_state_dict(weights)
@@ -245,23 +242,43 @@ def _weights(module: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         module.load_state_dict(original)
 
 
-def _save(stage: Stage, averaged: dict[str, Tensor], path: Path, done: int) -> None:
+def write_tensors(path: Path, tensors: Weights, metadata: dict[str, str] | None = None) -> None:
+    """Writes tensors and metadata as safetensors, atomically."""
+    write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata or {}))
+
+
+def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
+    """Tensors and metadata of a file; a damaged one is refused."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            names = file.keys()  # safe_open has keys but cannot be iterated over
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is damaged ({error}); delete it to train this stage again") from error
+
+
+def _save(stage: Stage, averaged: Weights, path: Path, done: int) -> None:
+    moments = stage.optimizer.state_dict()["state"]
     tensors = {f"module.{name}": value for name, value in stage.module.state_dict().items()}
     tensors |= {f"average.{name}": value for name, value in averaged.items()}
-    tensors |= checkpoint.adam_state(stage.optimizer)
-    checkpoint.write(path, tensors, {"step": str(done)})
+    tensors |= {f"adam.{index}.{key}": value for index, entry in moments.items() for key, value in entry.items()}
+    write_tensors(path, tensors, {"step": str(done)})
 
 
-def _restore(stage: Stage, averaged: dict[str, Tensor], path: Path) -> int:
-    tensors, metadata = checkpoint.read(path)
+def _restore(stage: Stage, averaged: Weights, path: Path) -> int:
+    tensors, metadata = read_tensors(path)
 
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+    def part(prefix: str) -> Weights:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
     stage.module.load_state_dict(part("module."))
     for name, value in part("average.").items():
         averaged[name].copy_(value)
-    checkpoint.restore_adam(stage.optimizer, tensors)
+    moments: dict[int, Weights] = {}
+    for name, value in part("adam.").items():
+        index, key = name.split(".")
+        moments.setdefault(int(index), {})[key] = value
+    stage.optimizer.load_state_dict({**stage.optimizer.state_dict(), "state": moments})
     return int(metadata["step"])
 
 
@@ -276,14 +293,9 @@ def _append(path: Path, text: str) -> None:
         ) from error
 
 
-def _end_incomplete_line(path: Path) -> None:
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        _append(path, "\n")
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a training log: the last one of each step, without incomplete ones."""
-    lines = {}
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log: the last one of each step, without incomplete ones."""
+    lines, path = {}, folder / "log.jsonl"
     for text in path.read_text().splitlines() if path.exists() else ():
         with suppress(json.JSONDecodeError):
             line = json.loads(text)
@@ -291,14 +303,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return list(lines.values())
 
 
-def sort_log(path: Path, stages: Sequence[str]) -> None:
+def sort_log(folder: Path, stages: Sequence[str]) -> None:
     """Sorts the lines of these stages by their order, after those of others, and drops what :func:`read_log` drops."""
     order = {name: number for number, name in enumerate(stages)}
-    lines = sorted(read_log(path), key=lambda line: (order.get(line["stage"], -1), line["step"]))
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    lines = sorted(read_log(folder), key=lambda line: (order.get(line["stage"], -1), line["step"]))
+    write_whole(folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def last_lines(folder: Path) -> dict[str, Any]:
     """The last log line of every stage: its step and metrics."""
-    lines = read_log(folder / "log.jsonl")
-    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in lines}
+    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in read_log(folder)}

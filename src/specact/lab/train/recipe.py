@@ -89,7 +89,23 @@ class Recipe(Record, frozen=True, kw_only=True):
             )
 
 
-class EncoderRecipe(Record, frozen=True):
+class Optimisation(Record, frozen=True, kw_only=True):
+    """AdamW with linear warm-up and a cosine schedule down to 2 %.
+
+    Attributes:
+        steps, batch, learning_rate, weight_decay, warmup: its settings.
+        average: decay of the exponential moving average of the weights, which is exported.
+    """
+
+    steps: Count = 4000
+    batch: Size = 256
+    learning_rate: Positive = 1e-3
+    weight_decay: NotNegative = 1e-2
+    warmup: WholeNumber = 100
+    average: BelowOne = 0.998
+
+
+class EncoderRecipe(Optimisation, frozen=True, kw_only=True):
     """A policy's image encoder, see :mod:`specact.lab.train.encoder`.
 
     Attributes:
@@ -106,7 +122,7 @@ class EncoderRecipe(Record, frozen=True):
         learns: a numeric observation of the demonstrations, such as a pose, that the encoder is pre-trained to predict
             from a frame and then frozen; "" to train it jointly with the policy.
         scenes: number of random scenes of the environment for pre-training, half of every batch; 0 for none.
-        steps, batch, learning_rate, weight_decay, average, bfloat16: of the pre-training, as those of a policy.
+        bfloat16: of the pre-training, as of a policy.
     """
 
     tokens: Literal["keypoints", "patches"] = "keypoints"
@@ -117,11 +133,8 @@ class EncoderRecipe(Record, frozen=True):
     shift: WholeNumber = 0
     learns: str = ""
     scenes: WholeNumber = 0
-    steps: Count = 4000
-    batch: Count = 128
+    batch: Size = 128
     learning_rate: Positive = 2e-3
-    weight_decay: NotNegative = 1e-2
-    average: BelowOne = 0.998
     bfloat16: bool = True
 
     def __post_init__(self) -> None:
@@ -170,7 +183,7 @@ class TokenizerRecipe(Record, frozen=True):
             )
 
 
-class PolicyRecipe(Record, frozen=True):
+class PolicyRecipe(Optimisation, frozen=True, kw_only=True):
     """One VQ-BeT policy.
 
     Attributes:
@@ -186,8 +199,6 @@ class PolicyRecipe(Record, frozen=True):
             for both policies of a bundle.
         offset_on: which codes the offset is trained on; with ``ground_truth`` the codes determine the action, with
             ``sampled`` (the official recipe) the offset learns to correct a wrong code.
-        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine schedule to 2 %.
-        average: decay of the exponential moving average of the weights, which is exported.
         focal: gamma of the focal loss.
         primary_weight, secondary_weight, offset_weight: weights of the losses.
         state_noise: standard deviation of the noise on training observations, in standardised units.
@@ -207,12 +218,6 @@ class PolicyRecipe(Record, frozen=True):
     dropout: BelowOne = 0.1
     sequential: bool = False
     offset_on: Literal["ground_truth", "sampled"] = "ground_truth"
-    steps: Count = 4000
-    batch: Size = 256
-    learning_rate: Positive = 1e-3
-    weight_decay: NotNegative = 1e-2
-    warmup: WholeNumber = 100
-    average: BelowOne = 0.998
     focal: NotNegative = 2.0
     primary_weight: NotNegative = 5.0
     secondary_weight: NotNegative = 1.0
@@ -300,8 +305,8 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
             networks, and is the cheaper draft; ``tokens`` decodes one of 256 bins after the other for every dimension
             of every action.
         bundle: name of the bundle.
-        sees, history, instruction, encoder, state_noise, bfloat16: see :class:`PolicyRecipe`, as are steps, batch,
-            learning_rate, weight_decay, warmup and average.
+        sees, history, instruction, encoder, state_noise, bfloat16: see :class:`PolicyRecipe`; steps, batch and so on:
+            see :class:`Optimisation`.
         auxiliary: a numeric observation of the demonstrations that a readout of the prefix is trained to predict along
             with the policy, such as ``privileged.scene``; the policy does not observe it, and the readout is not
             exported. "" for none.
@@ -356,7 +361,7 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
         return {self.bundle: self}
 
 
-class DrafterRecipe(Record, frozen=True, kw_only=True):
+class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     """Drafters of a token policy, which learn from its own rollouts.
 
     Attributes:
@@ -379,7 +384,7 @@ class DrafterRecipe(Record, frozen=True, kw_only=True):
         feature_weight, token_weight: of the features' smooth L1 loss, and of the cross-entropy to the target's
             distribution.
         feature_noise: half the width of the uniform noise on its input features.
-        steps, batch, learning_rate, weight_decay, warmup, average, bfloat16: see :class:`PolicyRecipe`.
+        bfloat16: see :class:`PolicyRecipe`.
         precision, seed: see :class:`Recipe`.
         held_out: share of the episodes kept for validation.
     """
@@ -405,11 +410,8 @@ class DrafterRecipe(Record, frozen=True, kw_only=True):
     token_weight: NotNegative = 1.0
     feature_noise: NotNegative = 0.2
     steps: Count = 2000
-    batch: Count = 64
+    batch: Size = 64
     learning_rate: Positive = 3e-3
-    weight_decay: NotNegative = 1e-2
-    warmup: WholeNumber = 100
-    average: BelowOne = 0.998
     bfloat16: bool = True
     precision: Precision = "float16"
     seed: Seed = 0
@@ -425,7 +427,7 @@ class DrafterRecipe(Record, frozen=True, kw_only=True):
             )
 
 
-class FlashRecipe(Record, frozen=True, kw_only=True):
+class FlashRecipe(Optimisation, frozen=True, kw_only=True):
     """FLASH's block for a flow policy.
 
     Attributes:
@@ -439,7 +441,6 @@ class FlashRecipe(Record, frozen=True, kw_only=True):
         grippers: dimensions of an action that are grippers.
         period: checked rounds between two full ones at most; 0 for no limit.
         heads, dropout: of the block; its heads divide the width of the encoder's tokens.
-        steps, batch, learning_rate, weight_decay, warmup, average: see :class:`PolicyRecipe`.
         precision, seed: see :class:`Recipe`.
     """
 
@@ -455,11 +456,8 @@ class FlashRecipe(Record, frozen=True, kw_only=True):
     heads: Count = 4
     dropout: BelowOne = 0.0
     steps: Count = 3000
-    batch: Count = 64
+    batch: Size = 64
     learning_rate: Positive = 2e-3
-    weight_decay: NotNegative = 1e-2
-    warmup: WholeNumber = 100
-    average: BelowOne = 0.998
     precision: Precision = "float16"
     seed: Seed = 0
 

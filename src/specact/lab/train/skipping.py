@@ -8,36 +8,17 @@ target would have accepted the retrieved chunk, and the bounds maximise the skip
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.statistics import Interval, wilson
+from specact.lab.statistics import wilson
 from specact.systems.heisd import Index, SkipRule, unit
 
 Floats = NDArray[np.float64]
 # Quantiles of the similarity that are tried as bounds.
 _CUTS = np.linspace(0.0, 1.0, 201)
-
-
-@dataclass(frozen=True)
-class SkipFit:
-    """A rule, and its statistics on the episodes that it was fitted to.
-
-    Attributes:
-        rule: never skips if no bounds are safe enough.
-        pairs: number of pairs of steps.
-        skipped: number of pairs that the rule skips.
-        safe: the safe share of those, with Wilson's 95 % interval; None if there are none. The interval assumes
-            independent pairs, which steps of one episode are not.
-    """
-
-    rule: SkipRule
-    pairs: int
-    skipped: int
-    safe: Interval | None
 
 
 def agreement(
@@ -60,12 +41,13 @@ def agreement(
 
 def fit_skip(
     features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int, share: float = 0.95
-) -> SkipFit:
+) -> SkipRule:
     """The rule that skips the most pairs of steps while enough of them are safe.
 
     A pair is a verified step t and a step t + k of the same episode, a candidate to skip; it is safe if step t + k is.
     For every distance d up to the longest, the least similarity (of 201 quantiles) is chosen above which Wilson's lower
-    bound of the share of safe pairs with ``k <= d`` is high enough; of these bounds, those that skip the most pairs.
+    bound of the share of safe pairs with ``k <= d`` is high enough; of these bounds, those that skip the most pairs. If
+    none are safe enough, the rule never skips.
 
     Args:
         features: of every step of an episode, ``[n, F]``, for each held-out episode.
@@ -77,15 +59,15 @@ def fit_skip(
         DataError: if no episode has two steps.
     """
     similarities, distances, right = _pairs(features, safe, longest)
-    best = SkipFit(SkipRule(), len(right), 0, None)
+    best, skipped = SkipRule(), 0
     for distance in range(1, longest + 1):
         near = distances <= distance
         for similarity in np.unique(np.quantile(similarities[near], _CUTS, method="lower")).tolist():
             chosen = right[near & (similarities >= similarity)]
             # Wilson's lower bound is below the share, so the share is tested first.
-            if chosen.mean() >= share and (found := wilson(int(chosen.sum()), len(chosen))).low >= share:
-                if len(chosen) > best.skipped:
-                    best = SkipFit(SkipRule(similarity, distance), len(right), len(chosen), found)
+            if chosen.mean() >= share and wilson(int(chosen.sum()), len(chosen)).low >= share:
+                if len(chosen) > skipped:
+                    best, skipped = SkipRule(similarity, distance), len(chosen)
                 break
     return best
 

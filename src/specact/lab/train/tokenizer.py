@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -127,31 +126,22 @@ class ResidualVQ(nn.Module):
         self.sums[g, which] = values * typical
 
 
-@dataclass(frozen=True)
-class TokenizerMetrics:
-    """Reconstruction quality and code usage of a tokenizer, on held-out chunks.
-
-    Attributes:
-        error: mean absolute reconstruction error, normalised action units.
-        baseline: the same for a constant, the per-dimension median.
-        used: codes used at least once, per codebook.
-        dead: codes never used, per codebook.
-    """
-
-    error: float
-    baseline: float
-    used: list[int]
-    dead: list[int]
-
-
 @torch.no_grad()
-def measure(tokenizer: ResidualVQ, chunks: Tensor) -> TokenizerMetrics:
-    """Metrics over chunks ``[N, n, A]``."""
+def measure(tokenizer: ResidualVQ, chunks: Tensor) -> Metrics:
+    """Reconstruction and code usage over chunks ``[N, n, A]``.
+
+    ``error`` is the mean absolute error, ``baseline`` that of a constant, the median of every dimension, both in
+    normalised action units; ``used_g`` and ``dead_g`` count the codes of a codebook that are used, and that are not.
+    """
     codes = tokenizer.encode(chunks)
     error = (tokenizer.decode(codes) - chunks).abs().mean()
     baseline = (chunks.median(0).values - chunks).abs().mean()
     used = [int(codes[:, g].unique().numel()) for g in range(codes.shape[1])]
-    return TokenizerMetrics(float(error), float(baseline), used, [tokenizer.recipe.codes - u for u in used])
+    return {
+        "error": float(error), "baseline": float(baseline),
+        **{f"used_{g}": number for g, number in enumerate(used)},
+        **{f"dead_{g}": tokenizer.recipe.codes - number for g, number in enumerate(used)},
+    }  # fmt: skip
 
 
 def tokenizer_stage(dataset: Dataset, recipe: CodesRecipe) -> Stage:
@@ -179,26 +169,14 @@ def tokenizer_stage(dataset: Dataset, recipe: CodesRecipe) -> Stage:
             model.revive_dead_codes(some(step, settings.batch), generator)
 
     def validate(module: nn.Module) -> Metrics:
-        metrics, over_all = measure(model, held_out), measure(model, some(0, 65536))
-        return {
-            "error": metrics.error,
-            "baseline": metrics.baseline,
-            **{f"used_{g}": used for g, used in enumerate(over_all.used)},
-            **{f"dead_{g}": dead for g, dead in enumerate(over_all.dead)},
-        }
+        held, whole = measure(model, held_out), measure(model, some(0, 65536))
+        return whole | {name: held[name] for name in ("error", "baseline")}
 
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-4, fused=True)
     return Stage(
-        name="tokenizer",
-        module=model,
-        optimizer=torch.optim.AdamW(model.parameters(), weight_decay=1e-4, fused=True),
-        update=update,
-        validate=validate,
-        steps=settings.steps,
-        learning_rate=cosine(settings.learning_rate, 100, settings.steps),
-        seed=recipe.seed,
-        after_update=revive,
-        small=True,
-    )
+        "tokenizer", model, optimizer, update, validate, settings.steps,
+        cosine(settings.learning_rate, 100, settings.steps), recipe.seed, after_update=revive, small=True,
+    )  # fmt: skip
 
 
 def decoder_table(tokenizer: ResidualVQ) -> Tensor:
