@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +19,7 @@ from tests.lab.cameras import ACTION, ENDS, FRONT, GRIPPER, STATE, STEPS, WRIST
 from specact.errors import ConfigError, DataError
 from specact.lab.data import frames as frames_module
 from specact.lab.data.episodes import Episodes, concatenate
-from specact.lab.data.frames import Frames, as_frames, copied, fit
-from specact.lab.data.generate import save
+from specact.lab.data.frames import Frames, as_frames, copied
 from specact.lab.data.info import describe
 from specact.lab.data.readers import read
 from specact.lab.data.sources import Source
@@ -119,14 +116,6 @@ def test_sizes_that_no_frame_has(name: str, value: Any) -> None:
         Source("image", **{name: value})
 
 
-def test_several_names_of_one_dataset(tmp_path: Path) -> None:
-    assert set(read(cameras.write_lerobot(tmp_path)).observation) == {"state", "gripper", "image.wrist", "image.front"}
-    assert set(read(cameras.write_npz(tmp_path)).observation) == {"state", "image", "image.wrist"}
-    assert set(read(cameras.write_robomimic(tmp_path)).observation) == {"state", "image.front", "image.wrist"}
-    low = read(tmp_path / "demos.hdf5").numbers("state")
-    np.testing.assert_array_equal(low, np.concatenate([GRIPPER[:, None], STATE], axis=1))
-
-
 def test_a_black_first_frame_does_not_decide_what_white_is(tmp_path: Path) -> None:
     """Floats up to 255, of which the first frame shows nothing but 0; and a frame that gives a wrong guess away."""
     path = cameras.write_zarr(tmp_path)
@@ -200,24 +189,6 @@ def test_an_image_that_is_none(tmp_path: Path) -> None:
             read(path).frames("image.wrist")[:]
 
 
-def test_sizes_in_another_order_and_none_at_all(tmp_path: Path) -> None:
-    path = cameras.write_lerobot(tmp_path)
-    info = json.loads((path / "meta/info.json").read_text())
-    for shape in ([3, 32, 48], None):
-        info["features"]["observation.images.front"]["shape"] = shape
-        (path / "meta/info.json").write_text(json.dumps(info))
-        assert read(path).frames("image.front").shape == (STEPS, 32, 48, 3)
-
-
-def test_videos_need_their_package_only_when_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cameras.write_lerobot(tmp_path)
-    monkeypatch.setitem(sys.modules, "av", None)
-    found = read(path)
-    np.testing.assert_array_equal(found.frames("image.wrist")[:], WRIST)
-    with pytest.raises(ModuleNotFoundError, match="av"):
-        found.frames("image.front")[0]
-
-
 # --- frames ---
 
 
@@ -286,26 +257,3 @@ def test_frames_that_are_not_of_the_announced_size() -> None:
         Frames((STEPS, 16, 25, 3), Counted())[0]
     with pytest.raises(DataError, match="height, width, 3"):
         Frames((STEPS, 16, 25), Counted())
-
-
-def test_resizing_is_pillows() -> None:
-    found = fit(WRIST[:2], None, (5, 7))
-    for frame, small in zip(WRIST, found, strict=False):
-        wanted = Image.fromarray(frame).resize((7, 5), Image.Resampling.BILINEAR)
-        np.testing.assert_array_equal(small, np.asarray(wanted))
-
-
-def test_what_was_read_can_be_saved(tmp_path: Path) -> None:
-    made = read(cameras.write_zarr(tmp_path))
-    save(tmp_path / "again.npz", made)
-    again = read(tmp_path / "again.npz")
-    assert set(again.observation) == set(made.observation)
-    np.testing.assert_array_equal(again.frames("image.wrist")[:], WRIST)
-
-
-def test_a_description_names_the_cameras(tmp_path: Path) -> None:
-    path = cameras.write_lerobot(tmp_path)
-    found = describe(read(path), path)
-    assert set(found.cameras) == {"image.front", "image.wrist"}
-    assert found.shapes["image.front"] == [STEPS, 32, 48, 3] and found.shapes["gripper"] == [STEPS, 1]
-    assert found.warnings == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.info import describe
 from specact.lab.data.readers import read
-
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[3].parent / "shared/data"))
 
 
 def demos(lengths: list[int], seed: int = 0) -> Episodes:
@@ -102,11 +99,3 @@ def test_duplicates() -> None:
     episodes = demos([10, 12, 10])
     episodes.numbers("state")[22:], episodes.action[22:] = episodes.numbers("state")[:10], episodes.action[:10]
     assert warnings(episodes) == ["1 episodes repeat an earlier one exactly: 2 (as 0)"]
-
-
-def test_real_door_human() -> None:
-    path = DATA / "adroit/door_human.npz"
-    if not path.exists():
-        pytest.skip(f"the real data is not at {path}; set SPECACT_DATA to the folder that holds it")
-    found = describe(read(path), path).warnings
-    assert any(text.startswith("5.6 % of the action values lie outside [-1, 1]") for text in found)

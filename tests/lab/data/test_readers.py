@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import h5py
-import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,15 +33,6 @@ RNG = np.random.default_rng(0)
 STATE = RNG.normal(size=(STEPS, 6)).astype(np.float32)
 ACTION = RNG.uniform(-1, 1, size=(STEPS, 2)).astype(np.float32)
 IMAGE = RNG.integers(0, 256, size=(STEPS, 8, 8, 3)).astype(np.uint8)
-
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[3].parent / "shared/data"))
-
-
-def real(name: str) -> Path:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"the real data is not at {path}; set SPECACT_DATA to the folder that holds it")
-    return path
 
 
 def write_npz(path: Path) -> Path:
@@ -369,22 +358,6 @@ def test_zarr_of_version_3_unpacks_only_what_is_known_to_be_harmless(tmp_path: P
             read(path)
 
 
-@pytest.mark.parametrize(
-    ("version", "packing"),
-    [
-        (2, {"filters": [numcodecs.Delta("f4")], "compressors": numcodecs.LZ4()}),
-        (2, {"compressors": numcodecs.GZip()}),
-        (3, {"shards": (12, 2), "chunks": (4, 2)}),
-    ],
-    ids=["delta and lz4", "gzip", "shards"],
-)
-def test_zarr_reads_the_usual_codecs(tmp_path: Path, version: Literal[2, 3], packing: Any) -> None:
-    path = write_zarr(tmp_path, version)
-    group = zarr.open_group(str(path / "data"), mode="a")
-    group.create_array("action", shape=ACTION.shape, dtype="f4", overwrite=True, **packing)[...] = ACTION
-    np.testing.assert_allclose(read(path).action, ACTION, atol=1e-5)
-
-
 def test_zarr_selects_and_cannot_hide_lost_chunks(tmp_path: Path) -> None:
     path = write_zarr(tmp_path)
     (path / "data/.DS_Store").write_text("a stray file")
@@ -438,25 +411,6 @@ def test_lerobot_counts_and_columns(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("column", ["episode_index", "frame_index", "action", "observation.state", "disturbed"])
-def test_lerobot_columns_of_empty_lists_are_refused(tmp_path: Path, column: str) -> None:
-    path = write_lerobot_v3(tmp_path)
-    empty = pa.array([[]] * 12, type=pa.list_(pa.float32()))
-    for name, rows in (("file-000", np.arange(7)), ("file-001", np.arange(7, STEPS))):
-        table = frame_table(rows, **{column: empty[: len(rows)]})
-        pq.write_table(table, path / f"data/chunk-000/{name}.parquet")
-    with pytest.raises(DataError, match=rf"{column} in data/.*\.parquet has no numbers in any row"):
-        read(path)
-
-
-def test_lerobot_scalar_column_is_one_wide(tmp_path: Path) -> None:
-    """LeRobot writes features of shape [1] as plain columns."""
-    path = write_lerobot_v3(tmp_path)
-    pq.write_table(frame_table(np.arange(7), action=ACTION[:7, 0]), path / "data/chunk-000/file-000.parquet")
-    pq.write_table(frame_table(np.arange(7, 12), action=ACTION[7:, 0]), path / "data/chunk-000/file-001.parquet")
-    np.testing.assert_array_equal(read(path).action, ACTION[:, :1])
-
-
 def test_robomimic_refusals(tmp_path: Path) -> None:
     def change(edit: Callable[[h5py.File], object], message: str) -> None:
         path = write_robomimic(tmp_path)
@@ -507,40 +461,3 @@ def test_missing_package(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=package):
         read(path)
-
-
-def test_real_pusht_npz_and_zarr_agree() -> None:
-    flat, buffer = read(real("pusht/pusht_state.npz")), read(real("pusht/pusht_cchi_v7_replay.zarr"))
-    assert (len(flat), flat.steps, flat.numbers("state").shape[1], flat.action.shape[1]) == (206, 25_650, 5, 2)
-    np.testing.assert_array_equal(flat.numbers("state"), buffer.numbers("state"))
-    np.testing.assert_array_equal(flat.action, buffer.action)
-    np.testing.assert_array_equal(flat.ends, buffer.ends)
-    image = buffer.frames("image")
-    assert image.shape == (25_650, 96, 96, 3)
-    assert image[100:102].dtype == np.uint8 and image[100:102].max() == 255
-
-
-@pytest.mark.parametrize(
-    ("name", "episodes", "steps", "widths"),
-    [
-        ("kitchen/kitchen_4chain.npz", 153, 69_644, (59, 9)),
-        ("adroit/door_expert.npz", 100, 20_000, (39, 28)),
-        ("adroit/relocate_expert.npz", 100, 20_000, (39, 30)),
-        ("adroit/door_human.npz", 25, 6_729, (39, 28)),
-        ("unitree_g1", 100, 35_965, (26, 26)),
-    ],
-)
-def test_real_counts(name: str, episodes: int, steps: int, widths: tuple[int, int]) -> None:
-    found = read(real(name))
-    assert (len(found), found.steps) == (episodes, steps)
-    assert (found.numbers("state").shape[1], found.action.shape[1]) == widths
-    assert ("goal" in found.observation) == name.startswith("kitchen")
-    assert found.rate_hz == (30.0 if name == "unitree_g1" else None)
-
-
-def test_real_metaworld() -> None:
-    files = sorted(real("metaworld").glob("*.npz"))
-    assert len(files) == 25
-    for file in files:
-        found = read(file)
-        assert (len(found), found.numbers("state").shape[1], found.action.shape[1]) == (20, 39, 4)

@@ -56,13 +56,6 @@ def test_a_recording_of_a_simulated_robot_becomes_the_dataset_of_what_it_saw_and
     assert made.written.kept == {"go left": 2, "go right": 2} and made.written.steps == found.steps
 
 
-def test_several_recordings_make_one_dataset(tmp_path: Path) -> None:
-    truths = [record(tmp_path / f"{name}.mcap", 2) for name in "ab"]
-    _, found = convert(tmp_path / "out", tmp_path / "a.mcap", tmp_path / "b.mcap")
-    both = Truth(*([*getattr(truths[0], of), *getattr(truths[1], of)] for of in ("seen", "done", "ticks")))
-    check(found, both, [(episode, 0, len(steps)) for episode, steps in enumerate(both.ticks)])
-
-
 def test_an_episode_ends_where_nothing_usable_was_seen(tmp_path: Path) -> None:
     truth = record(tmp_path / "run.mcap", 2, blind=frozenset({3, 4}))
     made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
@@ -250,15 +243,3 @@ def test_a_recording_without_a_usable_step_makes_no_dataset(tmp_path: Path) -> N
     path = foreign(tmp_path / "empty.mcap", version="1", rate_hz="20", observation=foreign_observation)
     with pytest.raises(DataError, match="hold no control step with an observation and an action"):
         convert(tmp_path / "out", path)
-
-
-def test_the_command_says_what_it_made(tmp_path: Path, specact_run: SpecactRun) -> None:
-    record(tmp_path / "run.mcap", 2, blind=frozenset({3}))
-    done = specact_run("data", "from-recording", tmp_path / "run.mcap", "--out", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
-    assert counts["episodes"] == 4 and counts["cut"] == 2 and counts["left_out"] == 2
-    assert read(tmp_path / "out").steps == counts["steps"]
-    refused = specact_run("data", "from-recording", tmp_path / "nothing.mcap", "--out", tmp_path / "other")
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr and "cannot be read" in refused.stderr
-    assert not (tmp_path / "other").exists()

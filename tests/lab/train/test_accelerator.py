@@ -14,11 +14,10 @@ from tests.lab.train.dots import dots
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import checkpoint, loop
+from specact.lab.train import loop
 from specact.lab.train.chunks import demonstrated_stage
 from specact.lab.train.codes import policy_stage, specs_of
 from specact.lab.train.dataset import prepare
-from specact.lab.train.flow import Flow
 from specact.lab.train.loop import Stage, accelerator
 from specact.lab.train.recipe import ChunkRecipe, CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.tokenizer import ResidualVQ
@@ -70,14 +69,6 @@ def test_a_step_happens_where_the_network_is(kind: str) -> None:
     assert any(p.grad is not None for p in stage.module.parameters())
 
 
-def test_what_is_left_behind_would_be_seen() -> None:
-    stage = chunks()
-    assert isinstance(stage.module, Flow)
-    stage.module.expert.to(META)
-    with pytest.raises(RuntimeError, match="device"):
-        stage.update(0)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_a_device_the_command_says_so() -> None:
     with pytest.raises(ConfigError, match="CUDA device"):
@@ -102,7 +93,7 @@ def test_less_training_would_be_seen(tmp_path: Path) -> None:
     whole = loop.run(chunks(), tmp_path / "whole", lambda done: None, every=1)
     with pytest.raises(KeyboardInterrupt):
         loop.run(chunks(), tmp_path, stop_after_two, every=1)
-    kept, _ = checkpoint.read(tmp_path / "flow.checkpoint")
+    kept, _ = loop.read_tensors(tmp_path / "flow.checkpoint")
     half = {name: kept[f"average.{name}"] for name in whole}
     assert not same_training(half, whole) and not same_training(chunks().module.state_dict(), whole)
     assert same_training(loop.run(chunks(), tmp_path, lambda done: None, every=1), whole)
@@ -112,7 +103,7 @@ def test_less_training_would_be_seen(tmp_path: Path) -> None:
 def test_a_run_moves_between_both(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         loop.run(chunks(), tmp_path, stop_after_two, every=1, on="cuda")
-    kept, _ = checkpoint.read(tmp_path / "flow.checkpoint")
+    kept, _ = loop.read_tensors(tmp_path / "flow.checkpoint")
     assert {value.device.type for value in kept.values()} == {"cpu"}, "a checkpoint does not say where it was made"
     there = loop.run(chunks(), tmp_path / "there", lambda done: None, on="cuda")
     assert {value.device.type for value in there.values()} == {"cpu"}

@@ -8,11 +8,10 @@ import pytest
 import torch
 from msgspec import structs
 
-from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.policy import BINS
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.chunks import check_auxiliary, demonstrated_stage, nearest_bins, soft_bins
+from specact.lab.train.chunks import demonstrated_stage, nearest_bins, soft_bins
 from specact.lab.train.dataset import prepare
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import ChunkRecipe
@@ -77,11 +76,6 @@ def test_the_readouts_error_reaches_the_encoder() -> None:
     assert not torch.equal(*gradients)
 
 
-def test_names_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"observation in auxiliary 'privileged\.scenes'; did you mean"):
-        check_auxiliary(structs.replace(RECIPE, auxiliary="privileged.scenes"), demonstrated())
-
-
 def test_soft_labels_are_distributions_around_the_value() -> None:
     values = torch.tensor([[-1.0, -0.3, 0.01, 0.77, 1.0]])
     labels = soft_bins(values, 2.0)
@@ -94,9 +88,3 @@ def test_soft_labels_are_distributions_around_the_value() -> None:
     assert torch.equal(labels.argmax(-1)[:, [0, 4]], torch.tensor([[0, BINS - 1]]))
     narrow = soft_bins(values, 0.05)
     assert torch.equal(narrow.argmax(-1), nearest_bins(values)) and float(narrow.max(-1).values.min()) > 0.99
-
-
-def test_smooth_is_for_tokens() -> None:
-    structs.replace(RECIPE, kind="tokens", smooth=2.0)
-    with pytest.raises(ConfigError, match="smooth is for the labels of tokens"):
-        structs.replace(RECIPE, smooth=2.0)

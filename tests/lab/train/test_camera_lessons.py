@@ -18,9 +18,8 @@ from specact.lab.data.distillation import FrameWindows, join
 from specact.lab.data.sources import Source
 from specact.lab.rollout.distillation import Collect, collect, collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
+from specact.lab.train.distil import DistilRecipe, distil, draft_encoders
 from specact.lab.train.head import HeadRecipe, train_head
-from specact.lab.train.teacher import demonstrated_lessons
 from specact.lab.train.train import train
 from specact.load import load_pair
 from specact.observation import Window
@@ -90,23 +89,12 @@ def test_the_head_looks_with_the_drafts_encoder(made: Path, tmp_path: Path) -> N
     assert 0.0 <= gate.score(taught.drafter().propose(windows[0], rng), rng) <= 1.0
 
 
-def test_features_are_those_of_the_drafts_encoder(made: Path, tmp_path: Path) -> None:
-    bundle = load_pair(made / "dots")
-    data = demonstrated_lessons(bundle, demonstrations(), 30, tmp_path, quiet)
-    features = np.asarray(encoded(data, draft_encoders(bundle.parts)).observation["image"])
-    assert features.shape == (30, 2, 16)
-    model = draft_encoders(bundle.parts)["image"]
-    with torch.no_grad():
-        wanted = model(torch.from_numpy(np.asarray(data.observation["image"])[3]))
-    assert np.allclose(features[3], wanted.numpy(), atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["dots", "along"])
 def test_a_distilled_draft_keeps_an_encoder_that_was_trained_before_it(made: Path, tmp_path: Path, name: str) -> None:
     bundle = load_pair(made / name)
     recipe = DistilRecipe(rates=(0.5,), rounds=1, steps=10, batch=16)
     with Pool(1) as pool:
-        path = distil(bundle.parts, recipe, roll(pool, tmp_path / "frames"), tmp_path / "run", quiet)
+        path = distil(bundle, recipe, roll(pool, tmp_path / "frames"), tmp_path / "run", quiet)
     distilled = load_pair(path)
     kept, new = (draft_encoders(pair.parts)["image"].state_dict() for pair in (bundle, distilled))
     same = all(torch.equal(kept[key], new[key]) for key in kept)

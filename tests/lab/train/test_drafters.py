@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from msgspec import structs
 from tests.tiny import KilledError, quiet
 
-from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
@@ -191,13 +189,6 @@ def test_drafters_of_another_target_are_refused(run: Path, other: TokenBundle) -
         load_tokens(run / "bundles" / "drafted")
 
 
-def test_a_damaged_part_is_refused(target: TokenBundle, run: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(run / "bundles" / "drafted", tmp_path / "copy")
-    (folder / "bigram.safetensors").write_bytes(b"")
-    with pytest.raises(BundleError, match="bigram"):
-        load_drafters(folder, target)
-
-
 @pytest.mark.parametrize("moment", [("rollouts", 1), ("head", 130)])
 def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
     target: TokenBundle, run: Path, tmp_path: Path, moment: tuple[str, int]
@@ -215,11 +206,6 @@ def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
     assert all(path.stat().st_mtime_ns == then for path, then in recorded.items())
     for path in sorted(run.rglob("*.safetensors")):
         assert (out / path.relative_to(run)).read_bytes() == path.read_bytes(), path
-
-
-def test_a_run_of_another_target_is_not_continued(run: Path, other: TokenBundle) -> None:
-    with pytest.raises(ConfigError, match="another recipe"):
-        train_drafters(recipe_for(other), run, quiet)
 
 
 def test_bigrams_are_frequencies_and_of_unseen_tokens_the_places_own() -> None:
@@ -241,18 +227,3 @@ def test_a_recipe_that_does_not_fit_its_target_is_refused(
     with pytest.raises(ConfigError, match=said):
         train_drafters(structs.replace(recipe_for(target), **changed), tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_command_trains_drafters(target: TokenBundle, run: Path, tmp_path: Path, capsys: Any) -> None:
-    """The run that is there is of the same recipe: nothing is trained again, and the bundle is the same."""
-    told = structs.asdict(recipe_for(target)) | {"strict": [1]}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in told.items() if value is not None]
-    recipe, out = tmp_path / "recipe.toml", shutil.copytree(run, tmp_path / "run")
-    recipe.write_text("\n".join(lines))
-    Train(recipe, out, jobs=1, json=True).run()
-    assert json.loads(capsys.readouterr().out)["bundles"] == [str(out / "bundles" / "drafted")]
-    assert load_drafters(out / "bundles" / "drafted", target).fingerprint == (
-        load_drafters(run / "bundles" / "drafted", target).fingerprint
-    )
-    with pytest.raises(ConfigError, match="leave out --teacher"):
-        Train(recipe, out, teacher="ball").run()

@@ -15,26 +15,22 @@ from tests.tiny import quiet
 from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.sources import Source
-from specact.lab.train import checkpoint
-from specact.lab.train.codes import LastPosition, policy_stage, specs_of
+from specact.lab.train import loop
+from specact.lab.train.codes import LastPosition, specs_of
 from specact.lab.train.dataset import Dataset, needed, prepare
 from specact.lab.train.encoder import (
     ImageEmbedding,
     ImageEncoder,
     PatchEmbedding,
     PosePredictor,
-    Scenes,
     Smaller,
-    encoded,
     encoder_stage,
     learned,
 )
 from specact.lab.train.loop import run
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
-from specact.lab.train.tokenizer import tokenizer_stage
 from specact.lab.train.train import train
-from specact.lab.train.vqbet import VQBeT
 from specact.load import load_pair
 from specact.observation import Window
 
@@ -59,8 +55,8 @@ def dataset(recipe: CodesRecipe = RECIPE) -> Dataset:
     return prepare(demonstrations(), recipe)
 
 
-def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, scenes: Scenes | None = None) -> PosePredictor:
-    stage = encoder_stage("sees.image", recipe, "image", dataset(), scenes or Scenes(None, 0), 0)
+def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, task: Any = None) -> PosePredictor:
+    stage = encoder_stage("sees.image", recipe, "image", dataset(), task, 0)
     stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
     assert isinstance(stage.module, PosePredictor)
     return stage.module.eval()
@@ -114,28 +110,6 @@ def test_an_encoder_that_learns_a_pose_is_not_shown_moved_frames() -> None:
         structs.replace(SMALL, shift=2)
 
 
-def test_a_policy_leaves_a_trained_encoder_as_it_is(tmp_path: Path) -> None:
-    encoder = trained(tmp_path).encoder
-    shown = encoded(dataset(), "image", encoder)
-    spec = specs_of(RECIPE, demonstrations())["sees"]
-    tokenizer: Any = tokenizer_stage(dataset(), RECIPE).module.eval().requires_grad_(False)
-    stage = policy_stage("sees", shown, RECIPE, tokenizer, spec)
-    model = stage.module
-    assert isinstance(model, VQBeT)
-    model.freeze("image", encoder)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(run(stage, tmp_path, lambda done: None))
-    for name, value in model.state_dict().items():
-        moved = not torch.equal(value, before[name])
-        assert moved == ("encoder." not in name and name.split("_")[-1] not in ("mean", "std")), name
-    # What was trained on features answers alike to frames.
-    chosen = np.arange(20)
-    with torch.no_grad():
-        windows = [some.at(spec, chosen).observation for some in (dataset().train, shown.train)]
-        assert windows[0]["image"].dtype == torch.uint8 and windows[1]["image"].dtype == torch.float32
-        torch.testing.assert_close(model(windows[0]).logits, model(windows[1]).logits)
-
-
 def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
     """Dots in the demonstrations stay in one place, so only the scenes can teach where others are."""
     asked: list[int] = []
@@ -154,7 +128,7 @@ def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
     made = {}
     for number in (0, 300):
         recipe = structs.replace(SMALL, scenes=number)
-        stage = encoder_stage(f"sees.{number}", recipe, "image", poor, Scenes(task, 0), 0)
+        stage = encoder_stage(f"sees.{number}", recipe, "image", poor, task, 0)
         stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
         assert isinstance(stage.module, PosePredictor)
         made[number] = error(stage.module.eval())
@@ -179,8 +153,8 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     trained = train(recipe, tmp_path, tmp_path / "run", lambda stage, done, total: told.append(stage))
     stages_told = [stage for stage in dict.fromkeys(told) if stage in trained.metrics]
     assert stages_told == ["tokenizer", "sees.image", "sees", "knows", "shares"]  # one encoder for two policies
-    shared, _ = checkpoint.read(tmp_path / "run" / "shares.safetensors")
-    seen, _ = checkpoint.read(tmp_path / "run" / "sees.safetensors")
+    shared, _ = loop.read_tensors(tmp_path / "run" / "shares.safetensors")
+    seen, _ = loop.read_tensors(tmp_path / "run" / "sees.safetensors")
     inside = [name for name in shared if ".encoder." in name]
     assert inside and all(torch.equal(shared[name], seen[name]) for name in inside)
     bundle = load_pair(trained.bundles[0])
@@ -191,7 +165,7 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     with torch.no_grad():
         features = model.get_submodule("embed_image.encoder")(torch.from_numpy(frames))
         logits, _ = LastPosition(model)({"image": torch.from_numpy(frames)[None]})
-    weights, _ = checkpoint.read(tmp_path / "run" / "sees.image.safetensors")
+    weights, _ = loop.read_tensors(tmp_path / "run" / "sees.image.safetensors")
     encoder = ImageEncoder(short.encoder, (32, 32, 3))
     encoder.load_state_dict(
         {name[8:]: value.half().float() for name, value in weights.items() if name.startswith("encoder.")}

@@ -17,7 +17,7 @@ from specact.bundle.manifest import fingerprint_of
 from specact.families.codes.policy import OnnxPolicy
 from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
-from specact.lab.train import checkpoint, export
+from specact.lab.train import export, loop
 from specact.lab.train.codes import LastPosition, example_inputs, export_policy, shapes_of, specs_of
 from specact.lab.train.dataset import prepare
 from specact.lab.train.export import PARITY
@@ -38,7 +38,7 @@ def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
     made, specs = {}, specs_of(recipe, shown)
     for role in ("draft", "target"):
         model = VQBeT(shapes_of(data, recipe, specs[role]), recipe.policies[role], data.statistics)
-        weights, _ = checkpoint.read(tiny_run / f"{role}.safetensors")
+        weights, _ = loop.read_tensors(tiny_run / f"{role}.safetensors")
         buffers = ("state_mean", "state_std", "goal_mean", "goal_std")
         model.load_state_dict({k: v if k in buffers else v.half().float() for k, v in weights.items()})
         made[role] = model.eval()

@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 from tests.tiny import quiet
 
-from specact.cli.train import Train
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.families.chunks.policy import ChunkSpec
@@ -58,17 +57,6 @@ def test_what_the_check_tells_is_written_into_its_manifest(trained: Path) -> Non
     told = json.loads((trained / "bundles" / "small" / "manifest.json").read_text())["check"]
     assert list(told["levels"]) == [f"{level:g}" for level in LEVELS]
     assert not list(trained.glob("answers-*"))
-
-
-def test_it_is_made_by_the_command_and_found_beside_its_target(tiny_flow: Path, tmp_path: Path) -> None:
-    lines = [
-        f'kind = "flash"\nbundle = "small"\ntarget = "{tiny_flow}"\nexecute = 2\nheads = 2\nsteps = 3\nbatch = 4\n'
-    ]
-    (tmp_path / "r.toml").write_text("".join(lines))
-    Train(tmp_path / "r.toml", tmp_path / "run").run()
-    assert load_flash(tmp_path / "run" / "bundles" / "small", load_policy(str(tiny_flow))).spec.settings.execute == 2
-    with pytest.raises(ConfigError, match="--teacher"):
-        Train(tmp_path / "r.toml", tmp_path / "other", teacher="ball").run()
 
 
 @pytest.mark.parametrize(("changes", "said"), [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ import pytest
 from msgspec import structs
 from tests.tiny import quiet
 
-from specact.cli.eval import Comparison, Eval
-from specact.cli.options import Parts
-from specact.cli.train import Train
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.gates.baseline import Always
@@ -27,7 +23,7 @@ from specact.lab.train.recipe import FlashRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.load import load_exchange, load_pair, load_policy
 from specact.observation import Window
-from specact.pair import Pair, PairSource
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -161,15 +157,6 @@ def played(pair: Pair[Any], **parts: Any) -> list[tuple[np.ndarray, int]]:
     return found
 
 
-def test_rounds_and_the_bounds_of_delta(block: Path) -> None:
-    pair = loaded(block, "my_flow:padded", "flash")
-    assert pair.parts.rounds == ROUNDS["flash"] and pair.parts.block is not None
-    assert pair.source == PairSource(str(pair.path), None, "my_flow:padded", "flash")
-    for within, accepted in ((0.0, {0}), (1e6, {0, 3})):
-        found = played(pair.composed(rounds=replace(ROUNDS["flash"], within=within)))
-        assert {count for _, count in found} == accepted
-
-
 @pytest.mark.parametrize("target", [None, "my_flow:padded"])
 def test_a_device_needs_the_target_only_where_its_encoder_runs(
     block: Path, folder: Path, target: str | None, monkeypatch: pytest.MonkeyPatch
@@ -219,16 +206,6 @@ def test_another_target_is_refused(block: Path, folder: Path, tmp_path: Path, ta
         assert not (tmp_path / "run").exists()
 
 
-def test_a_block_that_does_not_describe_its_target_needs_it_named(block: Path, tmp_path: Path) -> None:
-    (tmp_path / "block.onnx").write_bytes((block / "block.onnx").read_bytes())
-    told = json.loads((block / "manifest.json").read_text())
-    for changed in ({}, {**told["target"], "low": [0.0]}, {**told["target"], "spec": {}}):
-        (tmp_path / "manifest.json").write_text(json.dumps({**told, "target": changed}))
-        with pytest.raises(BundleError, match="target"):
-            load_pair(tmp_path)
-        assert load_pair(tmp_path, target="my_flow:padded").fingerprint == load_pair(block).fingerprint
-
-
 def test_an_interrupted_run_goes_on(block: Path, folder: Path, tmp_path: Path) -> None:
     """It is stopped once amid the answers and once amid the training, and makes the same block."""
     asked: list[int] = []
@@ -262,21 +239,6 @@ def test_an_interrupted_run_goes_on(block: Path, folder: Path, tmp_path: Path) -
     assert again.read_bytes() == (block / "block.onnx").read_bytes()
 
 
-def test_the_commands(folder: Path, tmp_path: Path) -> None:
-    recipe = (
-        'kind = "flash"\nbundle = "mine"\ntarget = "my_flow:padded"\nexecute = 2\nheads = 2\nsteps = 3\nbatch = 4\n'
-        'data = ["made.npz"]\nheld_out = 0.3\n[observations]\nstate = "state"\ngoal = { key = "goal" }\n'
-    )
-    (tmp_path / "r.toml").write_text(recipe)
-    Train(tmp_path / "r.toml", tmp_path / "run", folder).run()
-    made = tmp_path / "run" / "bundles" / "mine"
-    compared = Comparison(
-        out=tmp_path / "eval", methods=("full_2", "flash"), rate=0.5, workers=1, parts=Parts(target="my_flow:padded")
-    )
-    Eval(str(made), compared, episodes=2, env="ball").run()
-    assert set(json.loads((tmp_path / "eval" / "summary.json").read_text())["methods"]) == {"full_2", "flash"}
-
-
 @pytest.mark.parametrize(("lines", "said"), [
     ('target = "lerobot:a@20"', r"knows what lerobot:a@20 was trained on; .* data = "),
     ('target = "pusht-flow"\ndata = ["made.npz"]', r"those of the recipe of pusht-flow; leave out data"),
@@ -288,10 +250,3 @@ def test_a_recipe_names_demonstrations_where_nobody_else_does(tmp_path: Path, li
     (tmp_path / "r.toml").write_text(f'kind = "flash"\nbundle = "b"\nexecute = 2\n{lines}\n')
     with pytest.raises(ConfigError, match=said):
         load_recipe(tmp_path / "r.toml")
-
-
-def test_without_lerobot_it_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lerobot", None)
-    monkeypatch.delitem(sys.modules, "specact.families.chunks.lerobot", raising=False)
-    with pytest.raises(ConfigError, match=r"needs LeRobot, and there is no module 'lerobot"):
-        train(structs.replace(RECIPE, target=f"lerobot:{tmp_path}@20"), tmp_path, tmp_path / "run", quiet)

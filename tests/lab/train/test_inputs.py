@@ -13,7 +13,7 @@ import pytest
 from msgspec import inspect, structs
 
 from specact.errors import ConfigError, DataError
-from specact.lab.data.episodes import Episodes, concatenate
+from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import save
 from specact.lab.train.recipe import (
     ChunkRecipe,
@@ -148,6 +148,7 @@ BROKEN: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown kind": (FLOW.replace('"flow"', '"flo"'), ("kind", "'flow'")),
     "an odd width per head": (FLOW + "heads = 3\n", ("width 16", "heads 3")),
     "an unknown precision": (FLOW + 'precision = "int8"\n', ("precision", "'int8'")),
+    "an unknown auxiliary": (FLOW + 'auxiliary = "stat"\n', ("auxiliary", "'stat'", "'state'")),
     "smooth labels of a flow": (FLOW + "smooth = 2.0\n", ("smooth",)),
     "too little": ('kind = "flow"\n', ("'bundle'",)),
     "half a file of rollouts": ('kind = "drafters"\nbundle = "b"\ntarget = "ball"\nepisodes = 15', ("episodes", "15")),
@@ -207,30 +208,11 @@ def test_a_chunk_longer_than_every_demonstration_is_refused(tmp_path: Path, reci
     assert (attempt(tmp_path, recipe.replace("chunk = 2", f"chunk = {longest}")) / "bundles").is_dir()
 
 
-def test_files_of_other_widths_cannot_be_joined() -> None:
-    with pytest.raises(DataError, match=r"state.*\(5,\).*\(8,\)"):
-        concatenate([demonstrations(), wide("state", 5)])
-
-
-def test_a_repaired_recipe_runs_where_a_broken_one_failed(tmp_path: Path) -> None:
-    for broken in (with_line('env = "bal"'), with_line('mine = ["target"]', "bundles")):
-        with pytest.raises(ConfigError):
-            attempt(tmp_path, broken)
-    with pytest.raises(DataError):
-        attempt(tmp_path, GOOD, spoiled("state", 0, 0, np.nan))
-    assert (attempt(tmp_path, GOOD) / "bundles" / "mine" / "manifest.json").is_file()
-
-
 def test_a_file_in_the_place_of_the_folder_stays(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "out"))):
         attempt(tmp_path, GOOD)
     assert (tmp_path / "out").read_text() == "mine"
-
-
-def test_a_large_share_held_out_leaves_an_episode_to_train_on() -> None:
-    train_part, held_out = demonstrations().split(0.99, seed=0)
-    assert (len(train_part), len(held_out)) == (1, 5)
 
 
 def test_a_recipe_of_another_class_is_refused(tmp_path: Path) -> None:

@@ -21,10 +21,7 @@ from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.pair import PARTS
 from specact.families.codes.policy import CodePolicy, OnnxPolicy
 from specact.families.head import TrainedFor
-from specact.gates import Always, Never
 from specact.lab.data.generate import generate
-from specact.lab.envs import load_task
-from specact.lab.processes import serving
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.codes import LastPosition, specs_of
@@ -40,10 +37,6 @@ from specact.lab.train.variants import BundleVariants, prune_history
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
-from specact.policy import SpeculativePolicy
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
-from specact.remote.target import remote_verifier
 
 ENV = "tests.lab.train.told:TASK"
 LEFT, RIGHT = WAYS
@@ -103,7 +96,7 @@ def way(pair: Pair[Any], policy: CodePolicy, seen: Sequence[Window]) -> np.ndarr
 
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_it_goes_where_it_is_told_and_the_wrong_way_when_told_wrongly(pair: Pair[Any], role: str) -> None:
-    policy: OnnxPolicy = getattr(pair, role)
+    policy: OnnxPolicy = getattr(pair.parts, role)
     assert (way(pair, policy, windows(LEFT)) < -0.3).all()
     assert (way(pair, policy, windows(RIGHT)) > 0.3).all()
     # The same words in any case.
@@ -123,7 +116,7 @@ def test_words_that_it_does_not_know_say_nothing(pair: Pair[Any]) -> None:
 def test_the_exported_network_is_the_trained_one(pair: Pair[Any], role: Any) -> None:
     """Rebuilt from the file, in PyTorch, on words as numbers."""
     seen = [*windows(LEFT), *windows(RIGHT), *windows("go to sleep")]
-    policy: OnnxPolicy = getattr(pair, role)
+    policy: OnnxPolicy = getattr(pair.parts, role)
     inputs = policy.inputs.stack(seen)
     assert inputs["instruction"].shape == (24, 4) and inputs["instruction"].dtype == np.int64
     model = rebuild(pair.parts, role, policy.observation.history)
@@ -148,42 +141,6 @@ def test_a_manifest_without_words_is_refused(copy: Path) -> None:
         load_pair(copy)
 
 
-def test_served_it_answers_as_it_does_here(pair: Pair[Any], tmp_path: Path) -> None:
-    """The text crosses the wire; the device's copy has no target."""
-    device = tmp_path / "device"
-    shutil.copytree(pair.parts.path, device)
-    (device / PARTS["target"]).unlink()
-    manifest = json.loads((device / "manifest.json").read_text())
-    (device / "manifest.json").write_text(json.dumps(manifest | {"left_out": ["target"]}))
-    without = load_pair(device)
-    with (
-        serving(pair.parts.path) as server,
-        Client(Endpoint("ws", "127.0.0.1", server.port), without.exchange.contract, "raw") as client,
-    ):
-        client.connect(30.0)
-        there = SpeculativePolicy(without, Always(), verifier=remote_verifier(client, without, 10_000.0), seed=1)
-        here = SpeculativePolicy(pair, Always(), seed=1)
-        heard = set()
-        for episode in range(6):
-            env = load_task(ENV).make(render_mode=None)
-            seen, _ = env.reset(seed=episode)
-            heard.add(seen["instruction"])
-            for policy in (there, here):
-                policy.reset(episode)
-            for _ in range(2):
-                assert np.array_equal(there.act(seen), here.act(seen))
-                seen, *_ = env.step(env.action_space.sample())
-    assert heard == {LEFT, RIGHT}
-
-
-def test_a_robot_that_is_told_nothing_is_refused_with_a_sentence(pair: Pair[Any]) -> None:
-    seen, _ = TASK.make(render_mode=None).reset(seed=0)
-    policy = SpeculativePolicy(pair, Never(), seed=0)
-    policy.reset(0)
-    with pytest.raises(Exception, match="'instruction'"):
-        policy.act({name: value for name, value in seen.items() if name != "instruction"})
-
-
 def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Pair[Any], tmp_path: Path) -> None:
     pruned = prune_history(pair.parts, 1, tmp_path / "draft.onnx", role="draft")
     shorter = pair.parts.draft.observation.shortened(1)
@@ -204,9 +161,7 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
     with Pool(1) as pool:
         collect = collector(300, pool, quiet, ENV, tmp_path / "frames")
         assert np.isfinite(train_head(pair, few, collect, copy / "gate", quiet)["loss"])
-        made = distil(
-            pair.parts, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet
-        )
+        made = distil(pair, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet)
     taught, distilled = load_pair(copy), load_pair(made)
     head, drafts = load_head(taught), taught.parts.draft.infer_batch(windows(LEFT))
     one, other = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))

@@ -1,7 +1,5 @@
 """A policy by regression: one pass of the flow's networks, one graph in the bundle, a draft for any chunk target."""
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +7,11 @@ import pytest
 from msgspec import structs
 
 from specact.bundle.manifest import read_manifest
-from specact.errors import BundleError, ConfigError, WireError
-from specact.families.chunks.flow import load_flow
-from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.sources import load_regression
-from specact.lab.train import checkpoint
+from specact.lab.train import loop
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
-from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window
-from specact.rng import StepAddress
-from specact.wire.exchange import Request
 
 SIDE = 0.5
 RECIPE = """
@@ -106,53 +98,5 @@ def test_bundles_are_kept_on_the_way(run: Path, tmp_path: Path) -> None:
 
     np.testing.assert_array_equal(answer(made.bundles[2]), answer(run / "bundles" / "line"), "it ends as without them")
     assert not np.array_equal(answer(made.bundles[0]), answer(made.bundles[1]))
-    weights = [checkpoint.read(tmp_path / "run" / f"regression@{step}.safetensors")[0] for step in (100, 200)]
+    weights = [loop.read_tensors(tmp_path / "run" / f"regression@{step}.safetensors")[0] for step in (100, 200)]
     assert weights[0].keys() == weights[1].keys()
-
-
-def test_it_is_a_draft_for_any_target(run: Path) -> None:
-    """Same rate, actions and observations are what a pair asks for; here the target is the policy itself."""
-    bundle = run / "bundles" / "line"
-    make_pair(run / "pair", str(bundle), str(bundle), PairSettings(execute=2))
-    pair = load_pair(run / "pair")
-    assert pair.rate_hz == 10.0 and pair.observation.fields.keys() == {"state"}
-    assert load_policy(str(bundle)).fingerprint == load_regression(bundle).fingerprint != ""
-
-
-def test_euler_steps_of_what_has_none_are_refused(run: Path, tmp_path: Path) -> None:
-    bundle = str(run / "bundles" / "line")
-    for settings, field in (
-        (PairSettings(draft_steps=3), "draft_steps"),
-        (PairSettings(target_steps=4), "target_steps"),
-    ):
-        with pytest.raises(ConfigError, match=f"{field} is for a flow policy, and .* is none"):
-            make_pair(tmp_path / "pair", bundle, bundle, settings)
-        assert not (tmp_path / "pair").exists()
-
-
-def test_it_is_served_like_any_chunk_policy(run: Path) -> None:
-    bundle = load_regression(run / "bundles" / "line")
-    exchange = load_exchange(str(bundle.path))
-    assert (exchange.name, exchange.fingerprint) == ("line", bundle.fingerprint)
-    window = Window({"state": np.full((2, 1), 0.4, np.float32)})
-    (answer,) = exchange.answer("infer", [Request(window, StepAddress(0, 0, 0, 0))])
-    assert not isinstance(answer, WireError)
-    (chunk,) = answer.values()
-    np.testing.assert_array_equal(chunk, bundle.policy.infer(window, np.random.default_rng(0)))
-
-
-def test_a_graph_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
-    bundle = tmp_path / "bent"
-    shutil.copytree(run / "bundles" / "line", bundle)
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["spec"]["chunk"] = 5
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"policy\.onnx"):
-        load_regression(bundle)
-
-
-def test_each_loader_names_the_kind_that_it_needs(run: Path, tiny_flow: Path) -> None:
-    with pytest.raises(BundleError, match="is a policy by regression"):
-        load_flow(run / "bundles" / "line")
-    with pytest.raises(BundleError, match="is a flow policy"):
-        load_regression(tiny_flow)

@@ -112,26 +112,6 @@ def test_a_killed_run_ends_like_one_never_stopped(never_stopped: Path, tmp_path:
     assert first == (step - 1) // 10 * 10 + 1, "it did not go on from its checkpoint"
 
 
-def test_killed_between_log_and_checkpoint_the_log_tells_one_story(
-    never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = loop._save
-
-    def killed_at_twenty(stage: loop.Stage, averaged: Any, path: Path, done: int) -> None:
-        if stage.name == "target" and done == 20:
-            raise KilledError
-        save(stage, averaged, path, done)
-
-    monkeypatch.setattr(loop, "_save", killed_at_twenty)
-    reach("target", never_stopped, tmp_path / "run")
-    with pytest.raises(KilledError):
-        train(RECIPE, Path(), tmp_path / "run", quiet)
-    monkeypatch.setattr(loop, "_save", save)
-    train(RECIPE, Path(), tmp_path / "run", quiet)
-    assert weights(tmp_path / "run") == weights(never_stopped)
-    assert log(tmp_path / "run") == log(never_stopped)
-
-
 def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
     tiny_run: Path, tiny_recipe: Path, tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:

@@ -9,11 +9,10 @@ from msgspec import structs
 from torch import Tensor
 
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.codes import chunk_of, policy_stage
+from specact.lab.train.codes import chunk_of
 from specact.lab.train.dataset import Dataset, prepare
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.tokenizer import ResidualVQ, decoder_table, measure, tokenizer_stage
-from specact.observation import vectors
 
 SMALL = TokenizerRecipe(codebooks=2, codes=4, latent=6, hidden=32, steps=300, batch=128, dead_share=0.02)
 
@@ -53,14 +52,13 @@ def test_it_reconstructs_far_better_than_a_constant_and_uses_every_code(trained:
     """Trained from 12 other seeds the error is .18 to .26 of the constant's (standard deviation .024)."""
     chunks = structured(1000, 99_999)
     found = measure(trained, chunks)
-    assert found.error < 0.4 * found.baseline
-    assert found.used == [4, 4]
-    assert found.dead == [0, 0]
+    assert found["error"] < 0.4 * found["baseline"]
+    assert [found[name] for name in ("used_0", "used_1", "dead_0", "dead_1")] == [4, 4, 0, 0]
     # By hand: a constant can do no better than the median of every dimension.
     constant = np.abs(chunks.numpy() - np.median(chunks.numpy(), axis=0)).mean()
-    assert found.baseline == pytest.approx(constant, abs=1e-3)
+    assert found["baseline"] == pytest.approx(constant, abs=1e-3)
     error = (trained.decode(trained.encode(chunks)) - chunks).abs().mean().detach()
-    assert found.error == pytest.approx(float(error))
+    assert found["error"] == pytest.approx(float(error))
 
 
 def test_encoding_is_nearest_code_then_nearest_to_what_is_left(trained: ResidualVQ) -> None:
@@ -74,14 +72,6 @@ def test_encoding_is_nearest_code_then_nearest_to_what_is_left(trained: Residual
             distances = [float((left - code).pow(2).sum()) for code in book]
             assert distances[int(found[g])] == pytest.approx(min(distances), abs=1e-6)
             left = left - book[found[g]]
-
-
-def test_decoding_adds_the_codes_of_all_codebooks(trained: ResidualVQ) -> None:
-    codes = torch.tensor([[0, 3], [2, 1]])
-    latent = torch.stack(
-        [trained.codebooks[0, 0] + trained.codebooks[1, 3], trained.codebooks[0, 2] + trained.codebooks[1, 1]]
-    )
-    torch.testing.assert_close(trained.decode(codes), trained.decoder(latent).view(2, 2, 2))
 
 
 def test_the_table_holds_every_tuple_at_its_place(trained: ResidualVQ) -> None:
@@ -130,14 +120,6 @@ def test_codebooks_follow_the_average_of_what_they_quantise() -> None:
             total = 0.95 * sums[g, k] + 0.05 * mine.sum(0)
             torch.testing.assert_close(model.codebooks[g, k], total / count, rtol=1e-4, atol=1e-6)
         left = left - books[g][codes[:, g]]
-
-
-def test_evaluation_moves_no_codebook(trained: ResidualVQ) -> None:
-    before = {name: value.clone() for name, value in trained.state_dict().items()}
-    trained.encode(structured(64, 8))
-    measure(trained, structured(64, 8))
-    for name, value in trained.state_dict().items():
-        assert torch.equal(value, before[name]), name
 
 
 def test_dead_codes_are_revived_and_live_ones_left_alone() -> None:
@@ -191,22 +173,3 @@ def dataset() -> Dataset:
         ends=np.array([20, 40, 60]),
     )
     return prepare(episodes, recipe())
-
-
-def test_training_a_policy_leaves_the_tokenizer_alone() -> None:
-    data, torch_recipe = dataset(), recipe()
-    tokenizer = tokenizer_stage(data, torch_recipe).module
-    assert isinstance(tokenizer, ResidualVQ)
-    tokenizer.eval().requires_grad_(False)
-    before = {name: value.clone() for name, value in tokenizer.state_dict().items()}
-    stage = policy_stage("p", data, torch_recipe, tokenizer, vectors(2, state=3))
-    weights = [parameter.clone() for parameter in stage.module.parameters()]
-    for step in range(5):
-        stage.optimizer.zero_grad()
-        stage.update(step)[0].backward()
-        for group in stage.optimizer.param_groups:
-            group["lr"] = 1e-2
-        stage.optimizer.step()
-    assert any(not torch.equal(a, b) for a, b in zip(weights, stage.module.parameters(), strict=True))
-    for name, value in tokenizer.state_dict().items():
-        assert torch.equal(value, before[name]), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -10,23 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
 from specact.errors import ConfigError
 from specact.execution.strategy import Execution
 from specact.families.codes.pair import CodeParts, load_codes
-from specact.families.codes.policy import CodeChunks, OnnxPolicy
+from specact.families.codes.policy import OnnxPolicy
 from specact.files import write_json
 from specact.lab.tised.drivers import PolicyDriver
 from specact.lab.tised.levers import Subject, settings_of, typical_windows
 from specact.lab.train.export import PARITY
-from specact.lab.train.quantise import folded
 from specact.lab.train.rebuild import Role, rebuild
 from specact.lab.train.variants import BundleVariants, prune_history
 from specact.load import load_pair
-from specact.observation import ObservationHistory, ObservationSpec, Window
+from specact.observation import ObservationSpec, Window
 
 PUSHT = Path(__file__).parents[3] / "pretrained" / "pusht"
 
@@ -103,32 +100,6 @@ def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(
             assert np.abs(found - offsets[4].numpy()).max() > 1e-3
 
 
-def products(file: Path) -> int:
-    """Multiplications in products with a weight, counted from the graph's shapes at batch 1."""
-    model = onnx.shape_inference.infer_shapes(folded(file))
-    shapes = {
-        value.name: [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
-        for value in [*model.graph.value_info, *model.graph.input]
-    }
-    weights = {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    found = [node.input[:2] for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
-    return sum(int(np.prod(shapes[entering])) * weights[weight][1] for entering, weight in found)
-
-
-def test_less_history_is_less_work(pruned: dict[int, Path]) -> None:
-    counted = [products(file) for file in pruned.values()]
-    blocks = 12 * 32**2 + 26 * 32  # one block and the embedding, per observation
-    assert [before - after for before, after in itertools.pairwise(counted)] == [2 * blocks] * 2
-
-
-def test_it_is_driven_with_a_window_of_its_own(pusht: CodeParts, pruned: dict[int, Path]) -> None:
-    seen_by = shorter_spec(pusht, "draft", 3)
-    policy = CodeChunks(OnnxPolicy(pruned[3], pusht.spec, seen_by), pusht.tokenizer, pusht.spec, seen_by)
-    window = ObservationHistory(seen_by)
-    for seen in some_windows(pusht, 6):
-        assert policy.infer(window.push(seen["state"][0]), np.random.default_rng(0)).shape == (4, 2)
-
-
 def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: CodeParts, tmp_path: Path) -> None:
     for k in (0, 6):
         with pytest.raises(ConfigError, match=f"'pusht' supports 1 to 5 observations, got {k}"):
@@ -173,19 +144,6 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
         assert isinstance(driver, PolicyDriver) and driver.files
         chunk = driver.build().infer(seen, rng(0))
         assert chunk.shape == (BALL.parts.spec.chunk, BALL.parts.spec.actions) and np.isfinite(chunk).all()
-
-
-def test_typical_windows_are_those_of_an_episode() -> None:
-    windows = typical_windows(TARGET, "ball", BALL.parts.spec.execute, count=30)
-    states = np.stack([window["state"][-1] for window in windows])
-    assert len(states) == 30
-    # A ball that rolls: no two are alike, and one after the other they are near.
-    assert len(np.unique(states, axis=0)) == 30
-    steps = np.linalg.norm(np.diff(states[:5, :2], axis=0), axis=1)
-    assert (steps > 0.0).all() and (steps < 0.5).all()
-    assert [window["state"].tobytes() for window in windows] == [
-        window["state"].tobytes() for window in typical_windows(TARGET, "ball", BALL.parts.spec.execute, count=30)
-    ]
 
 
 def test_a_window_that_is_cut_is_made_of_the_pair_it_is_named_after(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The policy network and its loss, against loops; and that images train."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,33 +10,23 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from specact.bundle.words import Words
-from specact.families.codes.policy import OnnxPolicy, PolicySpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.readers import read
 from specact.lab.train.codes import (
     LastPosition,
     Targets,
     chunk_of,
     code_logits,
-    example_inputs,
-    export_policy,
     policy_loss,
-    policy_stage,
     sampled_codes,
-    specs_of,
 )
-from specact.lab.train.dataset import prepare
 from specact.lab.train.embedding import standardised, statistics_of
-from specact.lab.train.export import PARITY
-from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
-from specact.lab.train.tokenizer import ResidualVQ, tokenizer_stage
+from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.vqbet import Prediction, Shapes, VQBeT
 from specact.lab.train.windows import Windows
-from specact.observation import Field, ObservationSpec, Window, vectors
+from specact.observation import Field, ObservationSpec, vectors
 
 SHAPES = Shapes(vectors(4, goal=2, state=3), codebooks=2, codes=5, chunk=2, actions=3, goal_mode="token")
 PLAIN = PolicyRecipe(layers=2, heads=2, width=8, head_width=6, dropout=0.0, bfloat16=False)
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
 def network(shapes: Shapes = SHAPES, recipe: PolicyRecipe = PLAIN) -> VQBeT:
@@ -58,20 +46,6 @@ def observations(batch: int = 2) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     state = torch.randn(batch, 4, 3, generator=generator)
     return {"state": state, "goal": torch.randn(batch, 2, generator=generator)}
-
-
-@pytest.mark.parametrize("mode", ["token", "concatenate"])
-@pytest.mark.parametrize("sequential", [False, True])
-@pytest.mark.parametrize("head_width", [0, 6])
-def test_shapes(mode: Literal["token", "concatenate"], sequential: bool, head_width: int) -> None:
-    model = network(
-        replace(SHAPES, goal_mode=mode), structs.replace(PLAIN, sequential=sequential, head_width=head_width)
-    )
-    prediction = model(observations())
-    assert prediction.logits.shape == (2, 4, 1 if sequential else 2, 5)
-    assert prediction.offsets.shape == (2, 4, 2, 5, 2, 3)
-    assert prediction.features.shape == (2, 4, 8)
-    assert code_logits(model, prediction, torch.zeros(2, 4, dtype=torch.long)).shape == (2, 4, 2, 5)
 
 
 @pytest.mark.parametrize("mode", ["token", "concatenate"])
@@ -121,13 +95,6 @@ def test_every_position_hears_the_words_and_words_hear_each_other() -> None:
             torch.testing.assert_close(after[:, :newest], before[:, :newest])
         mask = model.get_buffer("mask")
         assert (mask[:4, :4] == 0.0).all() and (mask[:4, 4:] < 0.0).all()
-
-
-def test_padding_and_unknown_words_are_nothing_at_first() -> None:
-    words = Words.of(["go left"])
-    weight = network(replace(SHAPES, words=words)).get_parameter("embed_instruction.weight")
-    assert weight.shape == (4, 8)
-    assert (weight[:2] == 0.0).all() and (weight[2:] != 0.0).all()
 
 
 @pytest.mark.parametrize("disturbed", [True, False])
@@ -239,15 +206,6 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
     assert float(parts["nll"]) == pytest.approx(nll, rel=1e-5)
     assert float(parts["offset_l1"]) == pytest.approx(offset_l1, rel=1e-5)
     assert float(parts["code_accuracy"]) == pytest.approx(accuracy)
-
-
-def test_without_focus_the_code_loss_is_torchs_cross_entropy() -> None:
-    model = network(
-        recipe=structs.replace(PLAIN, focal=0.0, offset_weight=0.0, primary_weight=1.0, secondary_weight=1.0)
-    )
-    prediction, what = model(observations()), targets()
-    wanted = nn.functional.cross_entropy(prediction.logits.flatten(0, 2), what.codes.flatten()) * 2
-    torch.testing.assert_close(policy_loss(model, prediction, what)[0], wanted)
 
 
 @pytest.mark.parametrize("on", ["ground_truth", "sampled"])
@@ -369,84 +327,3 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 
 # --- images ---
-
-
-def synthetic() -> Episodes:
-    """A white dot on a 32 x 32 frame; the action points from the middle to it, and the state tells nothing."""
-    rng = np.random.default_rng(0)
-    place = rng.integers(4, 28, (200, 2))
-    image = np.zeros((200, 32, 32, 3), np.uint8)
-    for frame, (row, column) in zip(image, place, strict=True):
-        frame[row - 3 : row + 4, column - 3 : column + 4] = 255
-    action = ((place - 16) / 12).astype(np.float32)
-    state = rng.normal(size=(200, 2)).astype(np.float32)
-    return Episodes({"state": state, "image": image}, action, np.arange(20, 201, 20))
-
-
-def real() -> Episodes:
-    path = DATA / "pusht" / "pusht_cchi_v7_replay.zarr"
-    if not path.exists():
-        pytest.skip(f"there are no PushT images at {path}; set SPECACT_DATA to the folder of recorded data")
-    return read(path).select(np.arange(2))
-
-
-@pytest.mark.parametrize("source", [synthetic, real])
-def test_images_train_and_the_policy_exports(source: object, tmp_path: Path) -> None:
-    episodes: Episodes = source()  # type: ignore[operator]
-    settings = PolicyRecipe(
-        sees=("state", "image"),
-        layers=1,
-        heads=1,
-        width=16,
-        head_width=0,
-        dropout=0.0,
-        steps=30,
-        batch=16,
-        warmup=2,
-        bfloat16=False,
-    )
-    recipe = CodesRecipe(
-        env="pusht",
-        data=("given",),
-        window=2,
-        chunk=2,
-        tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8),
-        policies={"p": settings},
-    )
-    data, spec = prepare(episodes, recipe), specs_of(recipe, episodes)["p"]
-    tokenizer = tokenizer_stage(data, recipe).module.eval().requires_grad_(False)
-    assert isinstance(tokenizer, ResidualVQ)
-    stage = policy_stage("p", data, recipe, tokenizer, spec)
-    model = stage.module
-    assert isinstance(model, VQBeT)
-    convolution = next(model.get_submodule("embed_image").parameters())
-    before, losses = convolution.clone(), []
-    for step in range(30):
-        for group in stage.optimizer.param_groups:
-            group["lr"] = 3e-3
-        stage.optimizer.zero_grad()
-        loss, _ = stage.update(step)
-        loss.backward()
-        losses.append(float(loss.detach()))
-        stage.optimizer.step()
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    assert not torch.equal(convolution, before), "the image encoder does not learn"
-    if source is real:
-        assert spec["image"] == Field((96, 96, 3), "uint8", 2)
-        return
-
-    assert export_policy(model, tmp_path / "p.onnx", half=True) < PARITY
-    assert spec["image"] == Field((32, 32, 3), "uint8", 2)
-    pair = PolicySpec(spec, spec, 2, 4, 2, 2, 1, "drop", 1.0, 10.0)
-    policy = OnnxPolicy(tmp_path / "p.onnx", pair, spec)
-    seen = example_inputs(model, 3)
-    windows = [Window({name: values[row].numpy() for name, values in seen.items()}) for row in range(3)]
-    answers = policy.infer_batch(windows)
-    with torch.no_grad():
-        logits, offsets = LastPosition(model)(seen)
-    for answer, row, offset in zip(answers, logits, offsets, strict=True):
-        np.testing.assert_allclose(answer.probs, row.softmax(-1).numpy(), atol=1e-4)
-        np.testing.assert_allclose(answer.offsets, offset.numpy(), atol=PARITY)
-    # It looks: another picture, another answer, by more than rounding; thirty steps on noise do not make it much more.
-    other = policy.infer(Window({**windows[0].arrays, "image": 255 - windows[0]["image"]}))
-    assert np.abs(other.probs - answers[0].probs).max() > 1e-6
