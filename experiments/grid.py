@@ -36,7 +36,7 @@ CELL, RUN = "cell.json", "run.json"
 
 # Stored results of an experiment, by file in its folder ``results``; and those of cells, by name.
 Results = dict[str, Any]
-Found = Mapping[str, Any]
+Finished = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
 
 
@@ -131,7 +131,7 @@ class Experiment:
 
     about: str
     plan: Callable[[Run], Iterable[Cell]]
-    merge: Callable[[Results, Found], Results]
+    merge: Callable[[Results, Finished], Results]
     pages: Callable[[Results], Iterable[Part | Picture]]
     results: Path
 
@@ -183,12 +183,12 @@ class Experiment:
         return list(dict.fromkeys(written))
 
 
-def placed(file: str) -> Callable[[Results, Found], Results]:
+def placed(file: str) -> Callable[[Results, Finished], Results]:
     """Merges by the cells' names: that of ``a/b/c`` becomes the value ``["a"]["b"]["c"]`` of a file of results."""
 
-    def merge(results: Results, found: Found) -> Results:
+    def merge(results: Results, finished: Finished) -> Results:
         kept = deepcopy(results.get(file, {}))
-        for name, values in found.items():
+        for name, values in finished.items():
             *groups, last = name.split("/")
             place = kept
             for group in groups:

@@ -80,11 +80,11 @@ def paired(values: Mapping[str, np.ndarray], pairs: Sequence[tuple[str, str]]) -
         values: an end point of each episode, the same episodes for all, by name.
         pairs: names to compare.
     """
-    found = [contrast(values[first].astype(float), values[second].astype(float)) for first, second in pairs]
-    corrected = holm([one.p for one in found])
+    tests = [contrast(values[first].astype(float), values[second].astype(float)) for first, second in pairs]
+    corrected = holm([test.p for test in tests])
     return [
-        {"first": first, "second": second, "p_holm": p, **asdict(one)}
-        for (first, second), one, p in zip(pairs, found, corrected, strict=True)
+        {"first": first, "second": second, "p_holm": p, **asdict(test)}
+        for (first, second), test, p in zip(pairs, tests, corrected, strict=True)
     ]
 
 
@@ -103,8 +103,8 @@ def draw_success(summary: Mapping[str, Any], x: Mapping[str, float], groups: Seq
         present = [method for method in methods if method in summary["methods"] and method in x]
         if present:
             success = [summary["methods"][method]["success"] for method in present]
-            at, rates = [x[method] for method in present], [found["rate"] for found in success]
-            bars = np.abs([[found[end] - found["rate"] for found in success] for end in ("low", "high")])
+            at, rates = [x[method] for method in present], [rate["rate"] for rate in success]
+            bars = np.abs([[rate[end] - rate["rate"] for rate in success] for end in ("low", "high")])
             axes.errorbar(at, rates, bars, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=name)
             points += zip(at, rates, present, strict=True)
     lowest = min(method["success"]["low"] for method in summary["methods"].values())

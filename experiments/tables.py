@@ -15,10 +15,10 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([texts[0], "|" + "---|" * len(heads), *texts[1:]])
 
 
-def interval_text(found: Metrics, digits: int = 2, sign: str = "") -> str:
+def interval_text(interval: Metrics, digits: int = 2, sign: str = "") -> str:
     """A rate, mean or difference with its interval."""
-    mean = next(found[key] for key in ("rate", "mean", "difference") if key in found)
-    low, high = found["low"], found["high"]
+    mean = next(interval[key] for key in ("rate", "mean", "difference") if key in interval)
+    low, high = interval["low"], interval["high"]
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 

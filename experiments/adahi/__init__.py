@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments.adahi.goals import evidence, goals_of, goals_table
 from experiments.adahi.methods import METHODS
 from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
-from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
 from specact.bundle.bundle import HEAD, find_bundle
 from specact.errors import ConfigError
 from specact.families.codes.pair import load_codes
@@ -179,7 +179,7 @@ def _imitation(pair: str, run: Run) -> dict[str, Any]:
     return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """``BUNDLE-RUN.json``: the summary of every cell and its evidence."""
     return results | {name.replace("/", "-"): summary for name, summary in found.items()}
 

@@ -21,7 +21,7 @@ from typing import Any
 from msgspec import structs
 
 from experiments.budget import tables
-from experiments.grid import DOCS, ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.grid import DOCS, ROOT, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
 from experiments.tables import markdown
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
@@ -297,7 +297,7 @@ def machine() -> dict[str, Any]:
     return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """``budget.json``: ``machine``, ``parameters``, ``rows``, ``times``, and ``published`` alike; ``targets.json``."""
     kept = dict(results.get("budget", {"times": {}, "published": {}}))
     for name, values in found.items():

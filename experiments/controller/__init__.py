@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
+from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
 from experiments.tables import interval_text, markdown
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.clock import VirtualClock
@@ -299,7 +299,7 @@ def decision_us(folder: Path, run: Run) -> dict[str, float]:
     return found
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """``controller.json``: settings, ``lives`` in the order of the plan, ``alarms`` by bundle, ``decision_us``."""
     kept = dict(results.get("controller", {})) or {**SETTINGS, "lives": [], "alarms": {}, "decision_us": {}}
     cells = {life.cell: number for number, life in enumerate(LIVES)}

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.grid import ROOT, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated
+from experiments.grid import ROOT, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
 from experiments.tables import interval_text, markdown, optional_text
 from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
@@ -167,7 +167,7 @@ def chunks(folder: Path, run: Run) -> Any:
     }  # fmt: skip
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """``gates.json`` and ``readings.json``, rows by bundle; ``chunk_gate.json``."""
     kept = dict(results)
     for name, values in found.items():

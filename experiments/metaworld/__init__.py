@@ -21,7 +21,7 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, evaluated, specact
+from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated, specact
 from experiments.measure import paired
 from experiments.metaworld import device, tables
 from specact.families.chunks.flow import load_flow
@@ -259,7 +259,7 @@ def cameras(folder: Path, run: Run) -> dict[str, Any]:
     return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """``metaworld.json`` by part of the page, ``cameras.json``, ``device.json`` by target."""
     kept = dict(results.get("metaworld", {}))
     for name, values in found.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run
+from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, study_links
 from experiments.split.simulated import PLACED, SIMULATED, simulated
@@ -189,7 +189,7 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
     return rows
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """``split.json``: costs, ``sockets`` by slowdown, ``simulated``, ``forecasts`` by link, ``precision``."""
     kept = dict(results.get("split", {}))
     for name, values in found.items():

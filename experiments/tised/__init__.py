@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Experiment, Found, Part, Picture, Results, Run, specact
+from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, specact
 from experiments.tised import tables
 from experiments.tised.findings import find_all
 from experiments.tised.frontier import compare_methods
@@ -161,7 +161,7 @@ def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[
     ]  # fmt: skip
 
 
-def merge(results: Results, found: Found) -> Results:
+def merge(results: Results, found: Finished) -> Results:
     """A file per sweep."""
     return results | dict(found)
 

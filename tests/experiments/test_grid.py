@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.grid import CELL, Cell, Experiment, Found, Part, Results, Run, evaluation_cell, fill
+from experiments.grid import CELL, Cell, Experiment, Finished, Part, Results, Run, evaluation_cell, fill
 
 from specact.errors import ConfigError
 from specact.lab.evaluation.evaluation import Evaluation
@@ -26,7 +26,7 @@ def counting(results: Path, fails: str = "") -> tuple[Experiment, list[str]]:
 
         return Cell(name, do)
 
-    def merge(results: Results, found: Found) -> Results:
+    def merge(results: Results, found: Finished) -> Results:
         return results | {"kept": results.get("kept", {}) | dict(found)}
 
     names = ("a", "group/b", "group/c")

@@ -38,7 +38,7 @@ def gaps_of_recording(recorded: Recorded) -> list[Gap]:
 
 
 def tables_of(recorded: Recorded) -> Iterator[Table]:
-    """Tables of a recording; the last one's file has every control step, with its action and its inference."""
+    """Tables of a recording: control, inferences and their times, and origins of actions."""
     controls = [step.control for step in recorded.steps]
     unusable = Counter(control["unusable"] for control in controls if control["unusable"])
     late, stall = (max((control[name] for control in controls), default=0.0) for name in ("late_s", "stall_s"))

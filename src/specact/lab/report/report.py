@@ -188,9 +188,9 @@ def _of_study(study: Study, output: _Output, make_film: Callable[[], EpisodeFilm
 def _gates(run: Run) -> list[str]:
     """The calibrated gates, each with its threshold and its rate on held-out episodes."""
     return [
-        f"{name}: transmits above {found['threshold']:.4g}, rate {found['held_out_rate']:.3f} on "
-        f"{found['held_out_episodes']:g} held-out episodes"
-        for name, found in run.summary["calibration"].items()
+        f"{name}: transmits above {gate['threshold']:.4g}, rate {gate['held_out_rate']:.3f} on "
+        f"{gate['held_out_episodes']:g} held-out episodes"
+        for name, gate in run.summary["calibration"].items()
     ]
 
 
