@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/evaluation": (1_700, 2_088),
     f"{SRC}/lab/tised": (1_700, 2_172),
     f"{SRC}/lab/report": (800, 1_916),
-    "experiments": (4_500, 6_251),
+    "experiments": (4_500, 6_240),
     "benchmarks": (1_800, 1_800),
     "tests": (27_000, 50_000),
 }

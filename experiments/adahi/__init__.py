@@ -18,10 +18,6 @@ from experiments.adahi.goals import evidence, goals_of, goals_table
 from experiments.adahi.methods import METHODS
 from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
 from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
-from specact.bundle.bundle import HEAD, find_bundle
-from specact.errors import ConfigError
-from specact.families.codes.pair import load_codes
-from specact.gates.settings import GateChoices
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.report.drawing import legend_below, style_of
 from specact.lab.report.rejection import rejections_of
@@ -41,6 +37,8 @@ DISTILLED = (
 )  # fmt: skip
 CURVE = ("random", "random_learned", "adahi", "uncertainty", "learned", "oracle")
 UNLIMITED = ("random_learned", "head_random", "learned", "learned_action", "oracle")
+# Pairs whose demonstrations a scripted expert makes; the others' were recorded.
+SCRIPTED = ("ball", "swarm", "peg")
 UNDERTRAINED = ("draft", "target", "hybrid", "random", "plain_random", "adahi", "uncertainty", "oracle")
 REAL = ("draft", "head_draft", "target", "target_on_device", "hybrid", "random", "adahi", "learned")
 
@@ -58,6 +56,7 @@ class Size:
         undertrained, distilled: episodes per method with these drafts, the latter at the first of the other rates.
         left_out: methods that are left out because they take too long.
         calibration: episodes per round, where a threshold has to be found.
+        lowest: rate that the limit on ADAHI's skips forces, as the pair recommends it.
     """
 
     table: int
@@ -71,12 +70,13 @@ class Size:
     distilled: int = 0
     left_out: tuple[str, ...] = ()
     calibration: int = 40
+    lowest: float = 0.2
 
 
 _CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, rejection=1500, real=15, undertrained=300, distilled=300)
 _OTHERS = Size(100, (0.4,), 100, (), 0, rejection=200, real=4, undertrained=50, distilled=60, calibration=20)
 SIZES = {
-    "ball": _CHEAP,
+    "ball": replace(_CHEAP, lowest=0.0),
     "swarm": replace(_CHEAP, table=300, curve=(), on_curve=0),
     # An episode has 450 inferences, so a few are enough for a threshold, and takes two seconds each: parts that other
     # pairs show as well are left out, and the table's episodes are enough for rejection over deviation.
@@ -93,7 +93,7 @@ SIZES = {
 
 def plan(run: Run) -> Iterator[Cell]:
     """First the table of every pair, then the next run of every pair, so that a stopped study covers all."""
-    by_pair = [list(_evaluations(pair, run)) for pair in PAIRS if _exists(pair)]
+    by_pair = [list(_evaluations(pair, run)) for pair in PAIRS]
     for number in range(max(map(len, by_pair))):
         for name, evaluation in (cells[number] for cells in by_pair if number < len(cells)):
             yield Cell(name, partial(with_evidence, evaluation))
@@ -126,54 +126,46 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
     size = SIZES[pair]
 
     def cell(name: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Any:
-        bundle = name.partition("/")[0]
-        headless = not (find_bundle(bundle) / HEAD).is_file()
-        kept = tuple(
-            METHODS[name]
-            for name in methods
-            if name not in size.left_out and not (headless and METHODS[name].needs_head)
-        )
+        kept = tuple(METHODS[method] for method in methods if method not in size.left_out)
         # Small shards keep all workers busy.
         shard = max(1, min(20, episodes // 8))
         return name, Evaluation(
-            bundle, None, kept, episodes, run.seed, rate, shard=shard, calibration_episodes=size.calibration, **settings
+            name.partition("/")[0],
+            None,
+            kept,
+            episodes,
+            run.seed,
+            rate,
+            shard=shard,
+            calibration_episodes=size.calibration,
+            **settings,
         )
 
     yield cell(f"{pair}/table", tuple(METHODS), size.table, **_imitation(pair, run))
-    lowest = GateChoices().settings("deviation", load_codes(pair).pair()).lowest_rate
 
     def at(rate: float) -> Any:
-        limited = rate > lowest
-        ending, methods = ("", AT_RATE) if limited else ("-unlimited", UNLIMITED)
+        ending, methods = ("", AT_RATE) if rate > size.lowest else ("-unlimited", UNLIMITED)
         return cell(f"{pair}/rate-{rate:g}{ending}", methods, size.at_rate, rate)
 
     yield at(size.rates[0])
-    if size.distilled and _exists(f"{pair}-distilled"):
+    if size.distilled:
         yield cell(f"{pair}-distilled/rate-{size.rates[0]:g}", DISTILLED, size.distilled, size.rates[0])
-    elif _exists(f"{pair}-distilled"):
+    else:
         yield cell(f"{pair}-distilled/table", ("draft", "head_draft"), size.table)
     if size.real:
         yield cell(f"{pair}/real-time", REAL, size.real, realtime=True, deadline_ms=500.0)
     if size.rejection:
         yield cell(f"{pair}/rejection", ("adahi",), size.rejection)
-    if size.undertrained and _exists(f"{pair}-undertrained"):
+    if size.undertrained:
         yield cell(f"{pair}-undertrained/table", UNDERTRAINED, size.undertrained)
     yield from map(at, size.rates[1:])
     for rate in size.curve:
         yield cell(f"{pair}/rate-{rate:g}", CURVE, size.on_curve, rate)
 
 
-def _exists(bundle: str) -> bool:
-    try:
-        find_bundle(bundle)
-    except ConfigError:
-        return False
-    return True
-
-
 def _imitation(pair: str, run: Run) -> dict[str, Any]:
     """Settings that measure the error on demonstrations, of a scripted expert or in the run's folder of data."""
-    files = load_codes(pair).manifest.recipe["data"]
+    files = pair not in SCRIPTED
     if run.quick or (files and run.data is None):
         return {}
     return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}

@@ -11,7 +11,7 @@ from experiments.__main__ import NAMES, load
 from experiments.grid import CELL, Part, Picture, Run, fill
 from tests.tiny import needs_bundle
 
-from specact.errors import RenderError
+from specact.errors import ConfigError, RenderError
 from specact.lab.report.drawing import style
 from specact.lab.rollout.pool import Pool
 
@@ -31,7 +31,9 @@ def test_a_cell_runs_at_two_episodes_and_its_result_fits_the_pages(name: str, tm
         needs_bundle("metaworld")
     try:
         experiment.run(Run(tmp_path / "out", quick=True, pool=Pool(1)), cell)
-    except RenderError as error:
+    except (RenderError, ConfigError) as error:
+        if isinstance(error, ConfigError) and "make-pretrained" not in str(error):
+            raise
         pytest.skip(str(error))
     assert (tmp_path / "out" / cell / CELL).exists()
     copied = replace(experiment, results=Path(shutil.copytree(experiment.results, tmp_path / "results")))
