@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.cluster import join
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
+from specact.pair import PairSource
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
@@ -158,7 +160,7 @@ def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path, monkey
         with pytest.raises(SpecactError, match=r"could not take on the work: .*only_here"):
             list(pool.each(work, [1]))
         with pytest.raises(ConfigError, match="unknown bundle") as lacking:
-            list(pool.run([shard(0, bundle=str(tmp_path / "nowhere"))]))
+            list(pool.run([shard(0, source=PairSource(str(tmp_path / "nowhere")))]))
         with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
             list(pool.run([shard(0, fingerprint="0123")]))
         with pytest.raises(ValueError, match="math domain"):
@@ -173,8 +175,12 @@ def test_the_command_works_on_a_cluster_until_it_is_interrupted(
     words += ["--draft-ms", "1", "--target-ms", "2", "--on", on, "--episodes"]
     began = subprocess.Popen([*words, "2000"], env=environment, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(list(tmp_path.glob("run/episodes/draft/*.parquet"))) > 3 or began.poll() is not None)
-    began.send_signal(signal.SIGINT)
-    said = began.communicate(timeout=PATIENCE_S)[1]
+    said = ""
+    while began.returncode is None:
+        # An interrupt that arrives within a callback of Ray's is lost.
+        began.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            said = began.communicate(timeout=PATIENCE_S / 10)[1]
     assert began.returncode == 130 and "run the same command again" in said, said
     with Pool(2, on) as pool:
         list(pool.run([shard(0)]))  # nothing keeps the workers
