@@ -189,7 +189,7 @@ def test_descriptions_name_how_chunks_are_decoded() -> None:
     }
     here = replace(way("full_1", 0.0, 1.0, [0]), decoded_on_device=True)
     assert str(here) == "the target on the device (full_1)" and here.on_device and not here.needs_server
-    assert {name for name in METHODS if runs_alone(name)} == {"ar", "full", "full_5", "full_3", "full_2", "full_1"}
+    assert {name for name in METHODS if runs_alone(name)} == {"ar", "full", "full_5", "full_2", "full_1"}
 
 
 def test_the_parts_of_real_pairs_are_timed(tiny_bundle: Path) -> None:

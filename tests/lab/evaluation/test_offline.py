@@ -20,7 +20,7 @@ from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import OpenLoop, calibrate_offline, demonstration_split, evaluate_offline
 from specact.lab.evaluation.run import evaluate
-from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.methods import Method, composed, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
 from specact.lab.train.dataset import prepare
@@ -29,6 +29,7 @@ from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair, PairSource
 from specact.rng import Role, stream
+from specact.systems.tokens import DECODINGS
 
 NEVER, ALWAYS = GateSettings("never"), GateSettings("always")
 
@@ -80,10 +81,13 @@ def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown
 
 @pytest.mark.parametrize(
     ("name", "methods", "steps"),
-    [("relocate-tokens", ("ar", "heisd_fixed", "heisd_similar"), 9), ("ball-chase-flow", ("unchecked", "flash"), 40)],
+    [
+        ("relocate-tokens", ("ar", "heisd_fixed", composed("similar", DECODINGS["heisd_similar"])), 9),
+        ("ball-chase-flow", ("unchecked", "flash"), 40),
+    ],
 )
 def test_methods_that_decode_otherwise_have_their_own_gates(
-    tmp_path: Path, name: str, methods: tuple[str, ...], steps: int
+    tmp_path: Path, name: str, methods: tuple[str | Method, ...], steps: int
 ) -> None:
     """On random walks: a gate of the memory, one without a rate, and unchecked drafts with as many full rounds."""
     pair, rng = load_pair(name), np.random.default_rng(0)
@@ -98,7 +102,7 @@ def test_methods_that_decode_otherwise_have_their_own_gates(
     if "ar" in methods:
         assert rows["ar"]["transmission_rate"] == 1.0
         assert rows["heisd_fixed"]["transmission_rate"] == pytest.approx(1.0 / 3.0)
-        assert 0.0 < rows["heisd_similar"]["transmission_rate"] < 1.0
+        assert 0.0 < rows["similar"]["transmission_rate"] < 1.0
         assert gates["heisd_fixed"]["threshold"] == 0.0  # never calibrated
     else:
         assert 0.0 < rows["flash"]["full"] < 1.0 and rows["flash"]["transmission_rate"] == 1.0

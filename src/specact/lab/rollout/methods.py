@@ -132,14 +132,13 @@ _LEARNED = Method(
     "learned", "learned", "verified where a learned head expects rejection",
     rivals=(CHANCE, "head_draft", "head_random", "adahi", "hybrid"),
 )  # fmt: skip
-_RIVALS: dict[str, tuple[Rival, ...]] = {
-    "strict": ("ar",), "specvla": ("ar", "last", "specvla_uniform"),
-    "kerv": ("ar", "kerv_fixed", "kerv_no_tail", "kerv_last", "kerv_walk"), "heisd": ("ar", "heisd_random"),
-    "heisd_similar": ("ar", "heisd_similar_random", "heisd_fixed"),
-    "heisd_fixed": ("ar", "heisd_fixed_random", "last_fixed", "draft_fixed"), "retrieval": ("ar",),
-    "flash": ("full", "full_2", "unchecked", "flash_last"), "flash_fitted": ("full", "full_2"), "full_2": ("full",),
-    "full_1": ("full",), "block": ("full",),
-    "freqcache": ("full", "full_5", "freqcache_random"), "freqcache_random": ("full",),
+# Of token policies and flow policies the main form of each system, what it is built from, and its trivial controls; the
+# ablations of a paper are compositions of its experiment.
+_SYSTEMS: dict[str, tuple[Rival, ...]] = {
+    "ar": (), "strict": ("ar",), "strict_last": (), "last": (), "specvla": ("ar", "last"), "kerv": ("ar",),
+    "heisd": ("ar", "random_heisd"), "heisd_fixed": ("ar",), "full": (), "full_2": ("full",),
+    "full_1": ("full",), "full_5": (), "block": ("full",), "unchecked": (), "flash_last": (),
+    "freqcache": ("full",), "flash": ("full", "full_2", "unchecked", "flash_last"), "flash_fitted": ("full", "full_2"),
 }  # fmt: skip
 
 METHODS = {
@@ -175,7 +174,7 @@ METHODS = {
         Method(
             "oracle_action", "oracle_action", "verified where the action changes most; not deployable", rivals=(CHANCE,)
         ),
-        *(composed(name, value, *_RIVALS.get(name, ())) for name, value in (DECODINGS | ROUNDS).items()),
+        *(composed(name, (DECODINGS | ROUNDS)[name], *rivals) for name, rivals in _SYSTEMS.items()),
     )
 }  # fmt: skip
 
