@@ -12,9 +12,9 @@ SRC = "src/specact"
 ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}": (1_600, 2_796),
     f"{SRC}/bundle": (450, 835),
-    f"{SRC}/gates": (1_000, 1_414),
-    f"{SRC}/families": (2_900, 4_553),
-    f"{SRC}/systems": (2_200, 3_391),
+    f"{SRC}/gates": (1_000, 1_569),
+    f"{SRC}/families": (2_900, 4_255),
+    f"{SRC}/systems": (2_200, 3_507),
     f"{SRC}/execution": (500, 537),
     f"{SRC}/robot": (900, 1_349),
     f"{SRC}/wire": (450, 748),

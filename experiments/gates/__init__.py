@@ -20,7 +20,6 @@ from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
 from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
-from specact.gates.deviation import Reading
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation
@@ -29,6 +28,7 @@ from specact.lab.rollout.distillation import collector
 from specact.lab.statistics import holm
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 from specact.load import load_pair, make_pair
+from specact.systems.adahi import Reading
 
 HERE = Path(__file__).parent
 RATE, BUNDLES, LESSONS = 0.4, ("ball", "swarm"), 50_000

@@ -19,10 +19,9 @@ from specact.bundle.bundle import HEAD, find_bundle, give_head
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import PairSettings
 from specact.families.chunks.pair import chunk_distance
-from specact.families.distance import load_distance_head
-from specact.families.head import TRAINING, TrainedFor
 from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate, deciding_gate
+from specact.gates.heads import TRAINING, TrainedFor, load_distance_head
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes

@@ -17,11 +17,10 @@ from specact import load_pair
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.head import TargetHead
 from specact.families.codes.sampling import CodeDistribution, Drafted, sample_codes
-from specact.families.head import TrainedFor
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
+from specact.gates.heads import TargetHead, TrainedFor
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect, collector

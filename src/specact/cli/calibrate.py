@@ -133,7 +133,7 @@ class Calibrate(Options):
 
 def training_folder(pair: Pair[Any]) -> Path:
     """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
-    from specact.families.head import TRAINING, TrainedFor
+    from specact.gates.heads import TRAINING, TrainedFor
 
     return Path(pair.path or ".") / TRAINING / "-".join(filter(None, vars(TrainedFor.of(pair)).values()))
 

@@ -8,9 +8,9 @@ from specact.gates.controller import Controller as Controller
 from specact.gates.controller import LatencyBudget as LatencyBudget
 from specact.gates.controller import LinkBudget as LinkBudget
 from specact.gates.controller import RateBudget as RateBudget
-from specact.gates.deviation import ActionDeviation as ActionDeviation
 from specact.gates.gate import Gate as Gate
 from specact.gates.learned import Learned as Learned
 from specact.gates.learned import LearnedDistance as LearnedDistance
 from specact.gates.learned import Oracle as Oracle
 from specact.gates.uncertainty import Uncertainty as Uncertainty
+from specact.systems.adahi import ActionDeviation as ActionDeviation

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from specact.bundle.manifest import MAX_JSON_BYTES, read_part
 from specact.errors import BundleError, ConfigError
-from specact.families.head import calibrate_command
 from specact.files import file_stem, write_json
 from specact.gates.controller import Budget, Controller
 from specact.gates.gate import Gate
+from specact.gates.heads import calibrate_command
 from specact.gates.settings import GateChoices, GateSettings, check_options, load_gate
 from specact.pair import Pair
 from specact.records import read_json

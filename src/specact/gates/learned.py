@@ -9,12 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.policy import ActionTokenizer, InfersCodes
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, residual
-from specact.families.distance import DistanceHead, load_distance_head
-from specact.families.head import check_calibrated_head
 from specact.gates.gate import Gate
+from specact.gates.heads import DistanceHead, TargetHead, check_calibrated_head, load_distance_head, load_head
 from specact.records import check_arguments
 from specact.types import Proposal
 

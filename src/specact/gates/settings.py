@@ -13,8 +13,8 @@ import msgspec
 
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.codes.policy import InfersCodes
-from specact.families.head import head_fingerprint
 from specact.gates.gate import Gate
+from specact.gates.heads import head_fingerprint
 from specact.pair import Pair
 from specact.plugins import is_plugin, load_object
 from specact.records import WholeNumber, read_record
@@ -26,7 +26,7 @@ GATES = {
     "always": "specact.gates.baseline:Always",
     "random": "specact.gates.baseline:Random",
     "periodic": "specact.gates.baseline:Periodic",
-    "deviation": "specact.gates.deviation:ActionDeviation",
+    "deviation": "specact.systems.adahi:ActionDeviation",
     "uncertainty": "specact.gates.uncertainty:Uncertainty",
     "learned": "specact.gates.learned:Learned",
     "learned_action": "specact.gates.learned:Learned",

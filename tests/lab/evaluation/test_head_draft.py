@@ -16,7 +16,7 @@ pytest.importorskip("mujoco")
 
 from specact import Pair, load_pair
 from specact.errors import ConfigError
-from specact.families.codes.head import HeadDraft, load_head
+from specact.gates.heads import HeadDraft, load_head
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation

@@ -12,7 +12,7 @@ from tests.lab.train.dots import demonstrations
 from tests.lab.train.test_encoder import RECIPE, SEEING, SMALL
 from tests.tiny import quiet
 
-from specact.families.codes.head import load_head
+from specact.gates.heads import load_head
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import FrameWindows, join
 from specact.lab.data.sources import Source

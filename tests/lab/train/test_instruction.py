@@ -17,10 +17,9 @@ from tests.lab.train.told import TASK, WAYS
 from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.pair import PARTS
 from specact.families.codes.policy import CodePolicy, OnnxPolicy
-from specact.families.head import TrainedFor
+from specact.gates.heads import TargetHead, TrainedFor, load_head
 from specact.lab.data.generate import generate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError
 from specact.families.codes.pair import CodeParts
-from specact.families.head import has_fitting_head
+from specact.gates.heads import has_fitting_head
 from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.rollout.families import rollout_of

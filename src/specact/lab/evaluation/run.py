@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from specact.errors import ConfigError, DataError
 from specact.families.codes.pair import CodeParts
-from specact.families.head import head_fingerprint
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
+from specact.gates.heads import head_fingerprint
 from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.fit import check_fit
 from specact.lab.data.locks import locked

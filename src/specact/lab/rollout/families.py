@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkParts, ChunkVerifier, chunk_distance, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
-from specact.families.codes.head import load_head
 from specact.families.codes.pair import (
     CodeDrafter,
     CodeParts,
@@ -24,10 +23,10 @@ from specact.families.codes.pair import (
     take_target,
 )
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, total_variation, verify
-from specact.families.distance import head_observation, load_distance_head
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import Tokens, to_actions
 from specact.families.tokens.speculative import TAIL, Decoded
+from specact.gates.heads import head_observation, load_distance_head, load_head
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Row, Table, distance, observation_columns, stacked
 from specact.lab.rollout.timed import Prepared

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from specact.errors import unknown_name
-from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.policy import CodePolicy
+from specact.gates.heads import HeadDraft, load_head
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.pair import Pair
 from specact.plugins import is_plugin

@@ -16,10 +16,10 @@ from specact.execution.strategy import Execution
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.wire import ChunkExchange
-from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
+from specact.gates.heads import HeadDraft, load_head
 from specact.gates.settings import LEARNED, GateSettings
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 from specact.errors import ConfigError, unknown_name
 from specact.execution.strategy import Execution, Kind
 from specact.families.chunks.flow import FlowBundle
-from specact.families.codes.head import load_head
 from specact.families.codes.pair import CodeParts, codes_of
+from specact.gates.heads import load_head
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld

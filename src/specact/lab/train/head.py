@@ -21,9 +21,8 @@ from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
-from specact.families.distance import head_observation
-from specact.families.head import TRAINING, TrainedFor
 from specact.families.tokens.pair import TokenParts
+from specact.gates.heads import TRAINING, TrainedFor, head_observation
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import Collect

@@ -1,4 +1,18 @@
-"""Action deviation: distance of the drafted action from the moving average of recent ones (ADAHI, equations 4, 5)."""
+"""ADAHI: a gate on the deviation of the drafted action before exact verification of action codes.
+
+Draft q and target p are distributions over the codes z of a chunk, at one temperature (equation 2). On the device::
+
+    z ~ q,   a_t = decode(z)                                    the drafted action
+    m_t = alpha a_t + (1 - alpha) m_{t-1},   D_t = ||a_t - m||  equations 4, 5
+    D_t > threshold:  ask the target,  else execute a_t
+
+Where it is asked, each code is kept with probability ``min(1, p(z) / q(z))``, else drawn from ``norm(max(p - q, 0))``
+(equations 7, 8; :mod:`specact.families.codes.sampling`), so that verified codes follow p exactly. The threshold is the
+quantile of D at the wanted transmission rate (equations 9, 10; :mod:`specact.gates.calibration`).
+
+What we changed: the gate works on the actions of any family; the form of equation 5 is missing from the available text,
+so that its readings are options; the average is of the executed actions, not of the drafted ones, unless asked for.
+"""
 
 from __future__ import annotations
 
