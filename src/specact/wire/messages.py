@@ -105,6 +105,7 @@ def _reader(kind: Any) -> Callable[[bytes | bytearray], Any]:
     decode = msgpack.Decoder(kind).decode
 
     def read(payload: bytes | bytearray) -> Any:
+        """A message, whose arrays are not read yet; raises WireError, ``bad_message``."""
         try:
             return decode(payload)
         # Text that is no UTF-8 is a ValueError; deep nesting raises RecursionError.
@@ -114,7 +115,6 @@ def _reader(kind: Any) -> Callable[[bytes | bytearray], Any]:
     return read
 
 
-# A request or a reply, whose arrays are not read yet; raise WireError, ``bad_message``.
 read_ask: Callable[[bytes | bytearray], Ask] = _reader(Ask)
 read_reply: Callable[[bytes | bytearray], Reply | Failure] = _reader(Reply | Failure)
 _read_hello: Callable[[bytes | bytearray], Hello] = _reader(Hello)
