@@ -43,7 +43,7 @@ def teach(pair: Pair[Any], out: Path, *, shuffled: bool = False) -> Pair[Any]:
         return replace(data, outputs={**data.outputs, "wanted": data.outputs["wanted"][rows]})
 
     made = load_pair(distil(pair, FEW, roll, out, quiet), target=LARGE)
-    assert isinstance(made, ChunkParts)
+    assert isinstance(made.parts, ChunkParts)
     return made
 
 
