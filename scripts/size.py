@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab": (0, 602),
     f"{SRC}/lab/data": (2_500, 3_048),
     f"{SRC}/lab/envs": (2_700, 2_713),
-    f"{SRC}/lab/train": (4_500, 6_337),
+    f"{SRC}/lab/train": (4_500, 6_336),
     f"{SRC}/lab/rollout": (2_100, 2_666),
     f"{SRC}/lab/evaluation": (1_700, 2_088),
     f"{SRC}/lab/tised": (1_700, 2_172),
