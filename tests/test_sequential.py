@@ -81,13 +81,13 @@ def test_the_bundle_says_so_and_its_policies_are_such(trained: Pair[Any]) -> Non
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Pair[Any], tiny_bundle: Path, role: str) -> None:
     plain = load_pair(tiny_bundle)
-    with pytest.raises(BundleError, match=rf"{role}\.onnx gives 3 outputs, .* \(sequential: False\) says 2"):
+    with pytest.raises(BundleError, match=rf"{role}\.onnx gives .*conditional"):
         OnnxPolicy(
             trained.parts.path / f"{role}.onnx",
             structs.replace(trained.parts.spec, sequential=False),
             getattr(trained.parts.spec, role),
         )
-    with pytest.raises(BundleError, match=rf"{role}\.onnx gives 2 outputs, .* \(sequential: True\) says 3"):
+    with pytest.raises(BundleError, match=rf"{role}\.onnx gives .*conditional"):
         OnnxPolicy(
             plain.parts.path / f"{role}.onnx",
             structs.replace(plain.parts.spec, sequential=True),

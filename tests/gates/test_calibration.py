@@ -212,6 +212,9 @@ def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path, part: str)
     onnx.save(model, file)
     manifest = json.loads((bundle_copy / "manifest.json").read_text())
     manifest["fingerprints"][part] = fingerprint_of(file)
+    manifest.get("files", {}).update(
+        {file.name: fingerprint_of(file)} if file.name in manifest.get("files", {}) else {}
+    )
     (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"made for weights \w{16}.*specact calibrate"):
         calibrated_gate(load_pair(bundle_copy), "deviation", 0.6)

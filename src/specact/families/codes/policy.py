@@ -119,7 +119,9 @@ class OnnxPolicy:
         self._spec, self.observation = spec, observation
         rows = ("batch", spec.codebooks, spec.codes)
         conditional = {"conditional": ("batch", spec.codes, spec.codes)} if spec.sequential else {}
-        outputs = {"logits": rows, "offsets": (*rows, spec.chunk, spec.actions), **conditional}
+        # A sequential secondary has a row for each primary code in its place.
+        logits = ("batch", 1, spec.codes) if spec.sequential else rows
+        outputs = {"logits": logits, "offsets": (*rows, spec.chunk, spec.actions), **conditional}
         self._network = Network(file, self.inputs.shapes, outputs, compute)
 
     def infer(self, window: Window) -> CodeDistribution:

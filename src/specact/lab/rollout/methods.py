@@ -141,6 +141,7 @@ _SYSTEMS: dict[str, tuple[Rival, ...]] = {
     "freqcache": ("full",), "flash": ("full", "full_2", "unchecked", "flash_last"), "flash_fitted": ("full", "full_2"),
 }  # fmt: skip
 
+_COMPOSITIONS: dict[str, Composition] = {**DECODINGS, **ROUNDS}
 METHODS = {
     method.name: method
     for method in (
@@ -174,7 +175,7 @@ METHODS = {
         Method(
             "oracle_action", "oracle_action", "verified where the action changes most; not deployable", rivals=(CHANCE,)
         ),
-        *(composed(name, (DECODINGS | ROUNDS)[name], *rivals) for name, rivals in _SYSTEMS.items()),
+        *(composed(name, _COMPOSITIONS[name], *rivals) for name, rivals in _SYSTEMS.items()),
     )
 }  # fmt: skip
 
@@ -183,8 +184,9 @@ def load_method(name: str | Method) -> Method:
     """The method of this name; a method itself is returned as it is.
 
     Args:
-        name: one of :data:`METHODS`; a gate that can be calibrated, see :func:`~specact.gates.settings.load_gate`, for
-            exact verification where it asks for it; or ``random_NAME``, its :func:`random_control`.
+        name: one of :data:`METHODS`; another decoding, see :func:`specact.load_pair`; a gate that can be calibrated,
+            see :func:`~specact.gates.settings.load_gate`, for exact verification where it asks for it; or
+            ``random_NAME``, its :func:`random_control`.
 
     Raises:
         ConfigError: if there is none.
@@ -193,6 +195,8 @@ def load_method(name: str | Method) -> Method:
         return name
     if name in METHODS:
         return METHODS[name]
+    if name in _COMPOSITIONS:
+        return composed(name, _COMPOSITIONS[name])
     if name.startswith("random_"):
         return random_control(load_method(name.removeprefix("random_")))
     if not is_plugin(name) and name not in CALIBRATED:
