@@ -17,7 +17,6 @@ from tests.lab.train.told import TASK, WAYS
 from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.pair import PARTS
 from specact.families.codes.policy import CodePolicy, OnnxPolicy
 from specact.gates.heads import TargetHead, TrainedFor, load_head
 from specact.lab.data.generate import generate
@@ -176,8 +175,10 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
     manifest = json.loads((copy / "manifest.json").read_text())
     for part in ("policies", "spec", "fingerprints"):
         manifest[part]["draft"] = manifest[part]["target"]
+    for ending in ("onnx", "safetensors"):
+        shutil.copyfile(copy / f"target.{ending}", copy / f"draft.{ending}")
+        manifest["files"][f"draft.{ending}"] = manifest["files"][f"target.{ending}"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    shutil.copyfile(copy / PARTS["target"], copy / PARTS["draft"])
     pair = load_pair(copy)
     data, looks = (
         demonstrated_lessons(pair, generate(TASK, 6, 1, 0.0).episodes, 20, tmp_path, quiet),
