@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_916),
     "experiments": (4_500, 6_237),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 38_870),
+    "tests": (27_000, 38_874),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

@@ -360,18 +360,22 @@ METADATA: dict[str, bytes | str | None] = {
 def test_a_server_that_does_not_speak_the_protocol(why: str) -> None:
     pair = foreign_pair()
     settings = msgspec.structs.replace(QUICK, connect_timeout_s=0.5)
-    with foreign() as (there, port), Client(endpoint(pair, port), pair.exchange.contract, settings=settings) as client:
+    with foreign() as (there, port):
         there.metadata = METADATA[why]
-        with pytest.raises(RemoteError, match=why) as refused:
+        with (
+            Client(endpoint(pair, port), pair.exchange.contract, settings=settings) as client,
+            pytest.raises(RemoteError, match=why) as refused,
+        ):
             client.connect(2.0)
         assert "\x1b" not in str(refused.value)
 
 
 def test_metadata_of_others_means_what_they_like_and_says_no_policy() -> None:
     pair = foreign_pair()
-    with foreign() as (there, port), Client(endpoint(pair, port), pair.exchange.contract) as client:
+    with foreign() as (there, port):
         there.metadata = openpi.encode({"observation": 1, "action_horizon": 50, "bundle": ["x"], "a": np.zeros(3)})
-        assert client.connect(10.0).bundle == "openpi"
+        with Client(endpoint(pair, port), pair.exchange.contract) as client:
+            assert client.connect(10.0).bundle == "openpi"
         with pytest.raises(BundleError, match="TOML"):
             openpi_source(f"openpi:ws://127.0.0.1:{port}")
 
