@@ -33,7 +33,7 @@ class Arm:
         self.acted.append(action)
 
 
-# On the server: `specact serve --bundle ball`. Port 0 takes a free one; the address is in what it says first.
+# On the server: `specact serve ball`. Port 0 takes a free one; the address is in what it says first.
 words = [sys.executable, "-m", "specact", "serve", "--bundle", "ball", "--port", "0"]
 server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 assert server.stderr is not None

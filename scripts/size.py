@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/links": (700, 809),
     f"{SRC}/contracts": (350, 648),
     f"{SRC}/tised": (0, 0),
-    f"{SRC}/cli": (2_000, 2_582),
+    f"{SRC}/cli": (2_000, 2_583),
     f"{SRC}/lab": (0, 601),
     f"{SRC}/lab/data": (2_500, 3_048),
     f"{SRC}/lab/envs": (2_700, 2_713),
@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_916),
     "experiments": (4_500, 6_237),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 38_874),
+    "tests": (27_000, 38_876),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

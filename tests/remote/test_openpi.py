@@ -362,10 +362,8 @@ def test_a_server_that_does_not_speak_the_protocol(why: str) -> None:
     settings = msgspec.structs.replace(QUICK, connect_timeout_s=0.5)
     with foreign() as (there, port):
         there.metadata = METADATA[why]
-        with (
-            Client(endpoint(pair, port), pair.exchange.contract, settings=settings) as client,
-            pytest.raises(RemoteError, match=why) as refused,
-        ):
+        client = Client(endpoint(pair, port), pair.exchange.contract, settings=settings)
+        with client, pytest.raises(RemoteError, match=why) as refused:
             client.connect(2.0)
         assert "\x1b" not in str(refused.value)
 

@@ -74,9 +74,9 @@ class Session(Options):
     """The robot, and for how long it is driven."""
 
     robot: Maybe[str] = None  # MODULE:CLASS with observe(), act(action) and maybe stop(); or simulated
-    seconds: Positive = 60.0  # how long a real robot runs [s]
+    seconds: Maybe[Positive] = None  # how long a real robot runs [s]; 60 if not given
     env: Maybe[str] = None  # of a simulated robot; the policies' own if not given
-    episodes: Count = 5  # of a simulated robot
+    episodes: Maybe[Count] = None  # of a simulated robot; 5 if not given
     record: Maybe[Path] = None  # MCAP file for observations, actions and decisions
     json: bool = False  # print the summary as JSON
     fallback: Flat[Fallback] = field(default_factory=Fallback)
@@ -85,6 +85,9 @@ class Session(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("seconds",) if self.robot is None else ("env", "episodes"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"--{name} does nothing {'without' if self.robot is None else 'with'} --robot")
         if self.robot is not None:
             load_maker(self.robot, "robot")  # before a connection is made
 
@@ -140,21 +143,22 @@ class Session(Options):
             if self.robot is not None:
                 real = make_object(self.robot, "robot", ("observe", "act"))
                 acting = _begin(plan, real, interrupts)
-                until = time.monotonic() + self.seconds
+                until = time.monotonic() + (self.seconds or 60.0)
                 run(real, acting, 0, lambda: time.monotonic() < until)
             else:
                 simulated, episode_seed, limited = self._simulated(plan)
                 with closing(simulated), limited, progress_bars() as update:
                     acting = plan.make(simulated)
-                    for episode in range(self.episodes):
-                        update("episodes", episode, self.episodes)
+                    episodes = self.episodes or 5
+                    for episode in range(episodes):
+                        update("episodes", episode, episodes)
                         simulated.start(episode_seed(self.tuning.seed, episode, simulated.task))
                         acting.reset(episode)
                         run(simulated, acting, episode, lambda: not simulated.done)
                         outcomes.append(simulated.outcome | {"stopped": acting.safety.stopped})
                         if recorder is not None:
                             recorder.end(simulated.outcome)
-                    update("episodes", self.episodes, self.episodes)
+                    update("episodes", episodes, episodes)
         finally:
             # The robot has stopped. A second signal must not suppress the summary.
             interrupts.held = True

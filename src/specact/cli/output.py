@@ -35,15 +35,10 @@ def print_error(message: str) -> None:
     remarks.print(Text.assemble(("specact:", "bold red"), f" {message}"), soft_wrap=True)
 
 
-def print_json(value: Any) -> None:
-    """Prints a result as JSON on stdout; NaN becomes null, which every parser accepts."""
-    print(to_json(value))
-
-
 def print_result(json: bool, value: Any, lines: Iterable[str | Table]) -> None:
-    """Prints a result, as JSON or as lines."""
+    """Prints a result as lines, or as JSON, where NaN is null, which every parser accepts."""
     if json:
-        print_json(value)
+        print(to_json(value))
         return
     for line in lines:
         say(line)
@@ -72,13 +67,8 @@ def command_line() -> str:
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Progress bars by name; yields ``update(name, done, total)``."""
-    columns = (
-        TextColumn("{task.description:22}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=remarks) as bars:
+    title = TextColumn("{task.description:22}", markup=False)
+    with Progress(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=remarks) as bars:
         tasks: dict[str, TaskID] = {}
 
         def update(name: str, done: int, total: int) -> None:

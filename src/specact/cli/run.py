@@ -52,7 +52,7 @@ class Run(Options):
     pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
     server: str = "ws://127.0.0.1:8600"  # or wss://HOST:PORT, or openpi:ws://HOST:PORT#FILE.toml
     gate: str = "deviation"  # or uncertainty, learned, random, always, never, MODULE:GATE
-    rate: Share = 0.6  # share of inferences that ask, for which the gate was calibrated
+    rate: Maybe[Share] = None  # share of inferences that ask, as calibrated; 0.6 if not given
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
     execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects
     # how long a step waits; a control period if not given, with late a chunk
@@ -60,6 +60,12 @@ class Run(Options):
     session: Flat[Session] = field(default_factory=Session)
     parts: Rare[Parts] = field(default_factory=Parts)
     details: Rare[Details] = field(default_factory=Details)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rate is not None and (self.hold is not None or self.gate in ("always", "never")):
+            other = f"--gate {self.gate}" if self.hold is None else "--hold"
+            raise ConfigError(f"--rate does nothing beside {other}; leave one of the two out")
 
     def run(self) -> None:
         with Interrupts() as interrupts, ExitStack() as stack:
@@ -73,6 +79,7 @@ class Run(Options):
         from specact.remote.target import positive_deadline
 
         pair, late = self.parts.load(self.pair), self.execution == "late"
+        rate = 0.6 if self.rate is None else self.rate
         details, tuning = self.details, self.session.tuning
         if late and details.audit_rate:
             raise ConfigError("--audit-rate needs verdicts that are waited for, so leave out --execution late")
@@ -83,9 +90,9 @@ class Run(Options):
         usual_age_s = chunk_s + (period_s if late else max(period_s, deadline_ms / 1e3))
         fallback = self.session.fallback_within(usual_age_s, pair.units)
         budget = None if self.hold is None else read_budget(self.hold, pair, 1.0 / chunk_s)
-        gate = deciding_gate(pair, self.gate, self.rate, budget, details.gate_options)
+        gate = deciding_gate(pair, self.gate, rate, budget, details.gate_options)
         gate.audit_rate = details.audit_rate
-        audits = Audits.of(pair, self.gate, self.rate, budget) if details.audit_rate else None
+        audits = Audits.of(pair, self.gate, rate, budget) if details.audit_rate else None
         verifier, client, placed = self._verifier(stack, pair, deadline_ms)
         policy = SpeculativePolicy(
             pair, gate, verifier=verifier, fallback=fallback,

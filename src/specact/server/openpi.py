@@ -37,9 +37,7 @@ class OpenpiSession(Session):
     def begin(self) -> None:
         service, hello = self.service, self.service.welcome
         if not openpi.serves_chunks(service.contract):
-            raise bad(
-                f"{hello.family} are no actions; serve the target alone: specact serve --policy {hello.bundle}#target"
-            )
+            raise bad(f"{hello.family} are no actions; serve the target alone: specact serve {hello.bundle}#target")
         if self.caller.credentials:
             self.settle()
         self.lane = service.register(self, "openpi")
