@@ -227,26 +227,6 @@ def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypa
     assert 0.5 * np.abs(law - target.probs[0][:, None] * p).sum() <= 1e-12
 
 
-# ---- which offset goes with them ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("offset", ["draft", "stale"])
-def test_offset_ablations(offset: Any) -> None:
-    bundle = pair()
-    verifier = CodeVerifier(LocalTarget(bundle.target()), bundle.parts.tokenizer, offset=offset)
-    _, records = play(SpeculativePolicy(bundle, Always(), seed=0, verifier=verifier), 0, steps=60)
-    _, usual = play(SpeculativePolicy(bundle, Always(), seed=0), 0, steps=60)
-    for i, (record, other) in enumerate(zip(records, usual, strict=True)):
-        codes = executed_codes(record)
-        assert codes.tolist() == executed_codes(other).tolist()  # an ablation of the offset alone
-        offsets = bundle.parts.draft.infer(window(i)).offsets
-        chosen = codes if offset == "draft" else record.proposal.evidence.codes
-        wanted = bundle.parts.tokenizer.base(codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
-        np.testing.assert_allclose(record.actions, wanted, atol=1e-6)
-    # Some codes were replaced, or the ablations could not be told apart.
-    assert any(not record.outcome.evidence.verdict.accepted.all() for record in records if record.outcome)
-
-
 # ---- addresses, interleaving, episodes ------------------------------------------------------------------------------
 
 
@@ -700,8 +680,6 @@ def test_what_is_no_pair_gate_or_address_is_refused() -> None:
     for wrong in ({"seed": -1}, {"robot": -1}):
         with pytest.raises(ConfigError, match="-1"):
             SpeculativePolicy(pair(), Never(), **cast(Any, wrong))
-    with pytest.raises(ConfigError, match="did you mean 'target'"):
-        CodeVerifier(LocalTarget(pair().target()), pair().parts.tokenizer, offset=cast(Any, "targets"))
 
 
 def test_the_gates_stream_is_the_steps_own() -> None:

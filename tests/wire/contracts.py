@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.wire import ChunkExchange
+from specact.families.codes.pair import CodeExchange
 from specact.families.codes.policy import ActionTokenizer, PolicySpec
-from specact.families.codes.wire import CodeExchange
 from specact.observation import Field, ObservationSpec, Window, vectors
 from specact.rng import StepAddress
 from specact.wire.exchange import Contract, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 from tyro.conf import Positional
@@ -37,8 +37,6 @@ class Times(Options):
 class Details(Options):
     """Options that few need."""
 
-    # offset of verified steps: target, or the ablations draft and stale
-    offset: Literal["target", "draft", "stale"] = "target"
     shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
     calibration_episodes: Count = 40  # per round, where a calibration has to be made first
     realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link

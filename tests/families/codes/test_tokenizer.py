@@ -22,7 +22,6 @@ def make(books: int, codes: int = 4, chunk: int = 3, actions: int = 2) -> tuple[
 def test_decodes_to_the_table_entry_plus_the_chosen_offsets(books: int) -> None:
     tokenizer, offsets = make(books)
     for place, codes in enumerate(np.ndindex((4,) * books)):  # the first codebook is the slowest index
-        np.testing.assert_array_equal(tokenizer.base(np.array(codes)), tokenizer.table[place])
         wanted = tokenizer.table[place] + sum(offsets[book, code] for book, code in enumerate(codes))
         found = tokenizer.decode(np.array(codes), offsets)
         np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -33,7 +32,6 @@ def test_decoding_changes_neither_table_nor_offsets() -> None:
     tokenizer, offsets = make(2)
     table, before = tokenizer.table.copy(), offsets.copy()
     tokenizer.decode(np.array([1, 2]), offsets)[:] = 7.0
-    tokenizer.base(np.array([1, 2]))[:] = 7.0
     np.testing.assert_array_equal(tokenizer.table, table)
     np.testing.assert_array_equal(offsets, before)
 

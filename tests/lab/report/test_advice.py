@@ -99,7 +99,7 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
 
 def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_path: Path) -> None:
     for name, key, value in (
-        ("other", "fingerprint", "0" * 12), ("stale", "offset", "draft"), ("elsewhere", "env", "pusht"),
+        ("other", "fingerprint", "0" * 12), ("elsewhere", "env", "pusht"),
         ("decoded", "decoding", "specvla"),
     ):  # fmt: skip
         manifest = Path(shutil.copytree(run, tmp_path / name)) / "manifest.json"
@@ -107,7 +107,7 @@ def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_pa
         values["evaluation"][key] = value
         manifest.write_text(json.dumps(values))
     runs, left_out = runs_of(load_pair("ball"), [tmp_path])
-    assert runs == [] and left_out.keys() == {tmp_path / name for name in ("other", "stale", "elsewhere", "decoded")}
+    assert runs == [] and left_out.keys() == {tmp_path / name for name in ("other", "elsewhere", "decoded")}
 
 
 def test_a_flow_policys_target_takes_the_time_of_a_whole_round_and_fewer_steps_are_advised(tmp_path: Path) -> None:

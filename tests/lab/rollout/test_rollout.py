@@ -154,7 +154,6 @@ def test_a_broken_run_folder_is_a_sentence(tiny_bundle: Path, tmp_path: Path, co
         ({"methods": ()}, "methods"),
         ({"methods": ("draft", "draft")}, "draft"),
         ({"link": "wifi-papr"}, "wifi-paper"),
-        ({"offset": "targte"}, "offset"),
         ({"rate": 1.0}, "rate"),
         ({"demonstrations": 0}, "demonstrations"),
     ],

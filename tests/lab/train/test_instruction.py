@@ -143,12 +143,12 @@ def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Pair[Any], tmp_
     pruned = prune_history(pair.parts, 1, tmp_path / "draft.onnx", role="draft")
     shorter = pair.parts.draft.observation.shortened(1)
     assert shorter.instruction
-    policy = OnnxPolicy(pruned, pair.parts.spec, shorter, words=pair.parts.words)
+    policy = OnnxPolicy(pruned, pair.parts.spec, shorter, words=pair.parts.manifest.words)
     assert (way(pair, policy, windows(LEFT)) < way(pair, policy, windows(RIGHT)) - 0.5).all()
     variants = BundleVariants(pair, tmp_path, lambda: windows(LEFT))
     file = variants.quantised(tiers("int8_static")[0].name)["target"]
     variants.make()
-    rounded = OnnxPolicy(file, pair.parts.spec, pair.parts.spec.target, words=pair.parts.words)
+    rounded = OnnxPolicy(file, pair.parts.spec, pair.parts.spec.target, words=pair.parts.manifest.words)
     assert (way(pair, rounded, windows(LEFT)) < way(pair, rounded, windows(RIGHT)) - 0.5).all()
     assert typical_inputs(pair.parts, windows(LEFT, 1))["target"][0]["instruction"].shape == (1, 4)
 
@@ -164,7 +164,7 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
     head, drafts = load_head(taught), taught.parts.draft.infer_batch(windows(LEFT))
     one, other = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))
     assert np.abs(one - other).max() > 0.01
-    assert distilled.parts.words == pair.parts.words
+    assert distilled.parts.manifest.words == pair.parts.manifest.words
     assert (
         way(distilled, distilled.parts.draft, windows(LEFT)) < way(distilled, distilled.parts.draft, windows(RIGHT))
     ).all()
@@ -186,7 +186,9 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
     )
     features = encoded(data, looks)
     assert np.asarray(features.observation["image.front"]).shape == (20, 1, 4 * 32)
-    network = TargetHeadNetwork(pair.parts.spec, HeadRecipe(hidden=16), features, looks, pair.parts.words).eval()
+    network = TargetHeadNetwork(
+        pair.parts.spec, HeadRecipe(hidden=16), features, looks, pair.parts.manifest.words
+    ).eval()
     with torch.no_grad():
         found, frames = (
             network({name: torch.from_numpy(np.asarray(values)) for name, values in part.observation.items()},
@@ -209,8 +211,10 @@ def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any
     shown = generate(TASK, 6, seed=1, noise=0.0).episodes
     data = demonstrated_lessons(pair, shown, 20, tmp_path, quiet)
     told = np.asarray(data.observation["instruction"])
-    assert pair.parts.words is not None and shown.instructions is not None
-    assert np.array_equal(told, pair.parts.words.numbers([shown.instructions[episode] for episode in data.episode]))
+    assert pair.parts.manifest.words is not None and shown.instructions is not None
+    assert np.array_equal(
+        told, pair.parts.manifest.words.numbers([shown.instructions[episode] for episode in data.episode])
+    )
     # What the target says is what it says to that instruction.
     first = demonstrated_lessons(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).outputs[
         "target_probs"

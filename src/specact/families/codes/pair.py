@@ -1,19 +1,23 @@
-"""A pair of policies of action codes: the draft's codes are accepted or replaced exactly, or are the target's own."""
+"""A pair of policies of action codes: the draft's codes are accepted or replaced exactly, or are the target's own.
+
+What crosses the wire is the target's distribution, or the server's verdict on the drafted codes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, check_scale, open_bundle
 from specact.bundle.network import CPU, Compute
-from specact.bundle.words import Words
-from specact.errors import BundleError, ConfigError, unknown_name
-from specact.families.codes.policy import ActionTokenizer, InfersCodes, OnnxPolicy, PolicySpec
+from specact.errors import BundleError, ConfigError, WireError
+from specact.families.codes.policy import ActionTokenizer, CodePolicy, InfersCodes, OnnxPolicy, PolicySpec
 from specact.families.codes.sampling import (
     CodeDistribution,
     Drafted,
@@ -22,15 +26,15 @@ from specact.families.codes.sampling import (
     sample_codes,
     verify,
 )
-from specact.families.codes.wire import CodeExchange
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepAddress, StepStreams
-from specact.types import Codes, Outcome, Proposal, StepRecord
+from specact.types import Codes, OffloadTimes, Outcome, Proposal, StepRecord
 from specact.verification import Answer, Target, TargetVerifier
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
 
 PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": "target.onnx"}
-Offset = Literal["target", "draft", "stale"]
 # Final codes from the target's distribution, the draft's, the drafted codes and a random stream.
 Rule = Callable[[CodeDistribution, CodeDistribution, Codes, np.random.Generator], Verdict]
 
@@ -66,39 +70,20 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
     """Requests the target's distribution and samples the final codes on the device.
 
     Args:
-        target: local or remote.
-        tokenizer: decodes codes into actions.
+        target, tokenizer: local or remote; decodes codes into actions.
         rule: :func:`~specact.families.codes.sampling.verify`, which is exact, or :func:`take_target`.
-        offset: of a verified step. ``target``: the target's, for the final codes (the action then follows the target's
-            distribution); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the drafted codes,
-            even if they were replaced. The last two are ablations.
-
-    Raises:
-        ConfigError: for an unknown offset.
     """
 
-    def __init__(
-        self,
-        target: Target[CodeDistribution],
-        tokenizer: ActionTokenizer,
-        rule: Rule = verify,
-        *,
-        offset: Offset = "target",
-    ) -> None:
+    def __init__(self, target: Target[CodeDistribution], tokenizer: ActionTokenizer, rule: Rule = verify) -> None:
         super().__init__(target)
-        if offset not in get_args(Offset):
-            raise unknown_name("offset", offset, get_args(Offset))
-        self._tokenizer, self._rule, self._offset, self._streams = tokenizer, rule, offset, StepStreams()
+        self._tokenizer, self._rule, self._streams = tokenizer, rule, StepStreams()
 
     def judge(self, answer: Answer[CodeDistribution], proposal: Proposal, address: StepAddress) -> Outcome:
         drafted: Drafted = proposal.evidence
-        target, tokenizer = answer.value, self._tokenizer
+        target = answer.value
         verdict = self._rule(target, drafted.draft, drafted.codes, self._streams(Role.VERIFY, address))
-        if self._offset == "stale":
-            actions = tokenizer.base(verdict.codes) + (proposal.actions - tokenizer.base(drafted.codes))
-        else:
-            offsets = target.offsets if self._offset == "target" else drafted.draft.offsets
-            actions = tokenizer.decode(verdict.codes, offsets)
+        # With the target's offsets the action follows the target's distribution.
+        actions = self._tokenizer.decode(verdict.codes, target.offsets)
         return code_outcome(verdict, actions, answer.times, target)
 
 
@@ -106,6 +91,85 @@ def executed_codes(record: StepRecord) -> Codes:
     """The codes of an executed chunk, ``[G]``; the drafted ones if a fallback replaced the actions."""
     codes: Codes = record.proposal.evidence.codes if record.outcome is None else record.outcome.evidence.verdict.codes
     return codes
+
+
+class CodeExchange:
+    """See :class:`~specact.wire.exchange.VerifyingExchange`.
+
+    Args:
+        spec, tokenizer: of the bundle.
+        name, fingerprint: of the bundle, and of its target.
+        target: the target; called on a server only.
+    """
+
+    # The inference time does not depend on the request.
+    steady = True
+
+    def __init__(
+        self, spec: PolicySpec, tokenizer: ActionTokenizer, name: str, fingerprint: str,
+        target: Callable[[], CodePolicy],
+    ) -> None:  # fmt: skip
+        self.name, self.fingerprint, self._target = name, fingerprint, cache(target)
+        self.contract, self._tokenizer, self._streams = _contract(spec, tokenizer), tokenizer, StepStreams()
+
+    def read(self, arrays: Arrays) -> CodeDistribution:
+        return CodeDistribution(arrays["probs"], arrays["offsets"], arrays.get("conditional"))
+
+    def request(self, proposal: Proposal) -> Arrays:
+        drafted: Drafted = proposal.evidence
+        draft = drafted.draft
+        return _present(draft_probs=draft.probs, codes=drafted.codes, draft_conditional=draft.conditional)
+
+    def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
+        verdict = Verdict(arrays["codes"], arrays["accepted"], arrays["rejection"])
+        return code_outcome(verdict, arrays["chunk"], times, None)
+
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        targets = self._target().infer_batch([request.window for request in requests])
+        if kind == "infer":
+            return [_present(probs=t.probs, offsets=t.offsets, conditional=t.conditional) for t in targets]
+        return [self._verdict(request, target) for request, target in zip(requests, targets, strict=True)]
+
+    def _verdict(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
+        arrays = request.arrays
+        draft = CodeDistribution(arrays["draft_probs"], target.offsets, arrays.get("draft_conditional"))
+        # Sampling from what is not finite could fail.
+        if not np.isfinite(target.probs).all():
+            return WireError("bad_message", "the target has no finite answer to this observation")
+        verdict = verify(target, draft, arrays["codes"], self._streams(Role.VERIFY, request.address))
+        return {
+            "codes": verdict.codes,
+            "accepted": verdict.accepted,
+            "rejection": verdict.rejection,
+            "chunk": self._tokenizer.decode(verdict.codes, target.offsets),
+        }
+
+
+def _present(**arrays: NDArray[Any] | None) -> Arrays:
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
+    rows, chunk = (spec.codebooks, spec.codes), (spec.chunk, spec.actions)
+    probs = ArraySpec(rows, np.float64, distribution=True)
+    conditional = ArraySpec((spec.codes, spec.codes), np.float64, distribution=True)
+    codes = ArraySpec((spec.codebooks,), np.int64, 0, spec.codes - 1)
+    answer = {"probs": probs, "offsets": ArraySpec((*rows, *chunk), np.float32)}
+    draft = {"draft_probs": probs, "codes": codes}
+    verdict = {
+        "codes": codes,
+        "accepted": ArraySpec((spec.codebooks,), np.bool_),
+        "rejection": ArraySpec((spec.codebooks,), np.float64, 0, 1),
+        "chunk": ArraySpec(chunk, np.float32),
+    }
+    if spec.sequential:
+        answer["conditional"] = draft["draft_conditional"] = conditional
+    shared = ("codebooks", "codes", "chunk", "actions", "temperature", "sequential")
+    # Codes of different tokenizers decode to different actions.
+    agreed = {"tokenizer": tokenizer.fingerprint, "observation": spec.target.describe()}
+    agreed |= {name: getattr(spec, name) for name in shared}
+    kinds = {"infer": Kind(Layout({}), Layout(answer)), "verify": Kind(Layout(draft), Layout(verdict))}
+    return Contract("codes", agreed, spec.target, kinds)
 
 
 @dataclass(frozen=True)
@@ -120,11 +184,6 @@ class CodeParts(Bundle[PolicySpec]):
     tokenizer: ActionTokenizer
     draft: OnnxPolicy
     local_target: OnnxPolicy | None
-
-    @property
-    def words(self) -> Words | None:
-        """Vocabulary of its policies, if one follows an instruction."""
-        return self.manifest.words
 
     @property
     def target(self) -> OnnxPolicy:

@@ -172,17 +172,12 @@ class ActionTokenizer(ActionUnits):
             codes: ``[G]``.
             offsets: ``[G, K, n, A]``.
         """
-        chunk = self.base(codes)
-        for book, code in enumerate(codes.tolist()):
-            chunk += offsets[book, code]
-        return chunk
-
-    def base(self, codes: Codes) -> Chunk:
-        """``decoder(codes)`` without any offset, ``[n, A]``."""
-        index = 0
-        for code in codes.tolist():
+        index, chosen = 0, codes.tolist()
+        for code in chosen:
             index = index * self.codes + code
         chunk: Chunk = self.table[index].copy()
+        for book, code in enumerate(chosen):
+            chunk += offsets[book, code]
         return chunk
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
 from itertools import accumulate
 
 import numpy as np
@@ -61,8 +60,8 @@ class Verdict:
     @property
     def rejected_any(self) -> float:
         """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        rejections: list[float] = self.rejection.tolist()
-        return 1.0 - math.prod([1.0 - rejection for rejection in rejections])
+        kept: list[float] = (1.0 - self.rejection).tolist()
+        return 1.0 - math.prod(kept)
 
 
 @value
@@ -141,8 +140,8 @@ def sample(probs: Floats, uniforms: Floats | float) -> Codes:
     """
     cumulative = np.cumsum(probs, axis=-1)
     # Scaled by the last entry and kept below it, so that rounding cannot exceed the last code.
-    height = np.asarray(np.minimum(uniforms, _MAX_UNIFORM))[..., None] * cumulative[..., -1:]
-    return np.asarray((cumulative <= height).sum(axis=-1))
+    height = np.minimum(uniforms, _MAX_UNIFORM) * cumulative[..., -1]
+    return np.asarray((cumulative <= height[..., None]).sum(axis=-1))
 
 
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
@@ -155,48 +154,31 @@ def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Co
     return np.array(codes)
 
 
-def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: np.random.Generator) -> Verdict:
+def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
     """Accepts or replaces each drafted code so that the result is distributed as the target (ADAHI, equation 7).
 
-    Codebooks are independent given the observation: each is verified alone and the joint distribution is the product.
-    Always consumes ``2 G`` uniforms, so that the random streams of different methods stay aligned.
-
-    Args:
-        target_probs: p, ``[G, K]``.
-        draft_probs: q, ``[G, K]``, at the same temperature as p.
-        codes: z, ``[G]``, drawn from q.
-        rng: one uniform per codebook for the test, one for the residual.
-
-    Raises:
-        ValueError: if the shapes do not fit together or a code is outside ``[0, K)``.
-    """
-    drafted = _checked(target_probs, draft_probs, codes)
-    test, redraw = rng.random((2, len(drafted))).tolist()
-    return _verdict(map(_verify, target_probs.tolist(), draft_probs.tolist(), drafted, test, redraw))
-
-
-def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
-    """:func:`verify_codes` for whole distributions, a sequential secondary included.
-
-    With a sequential secondary head the drafted secondary was sampled given the drafted primary. If the primary is
-    replaced, the secondary is sampled from the target's conditional; if it is accepted, the secondary is verified with
-    both conditionals at that primary. Both cases give the target's joint distribution.
+    Codebooks are independent given the observation: each is verified alone. A sequential secondary was drafted given
+    the drafted primary: both conditionals at that primary are compared, and if it is replaced, the secondary is sampled
+    from the target's conditional. Always consumes ``2 G`` uniforms, a test and a redraw for each codebook, so that the
+    random streams of different methods stay aligned.
 
     Raises:
         ValueError: if the two distributions do not have the same form, or a code is outside ``[0, K)``.
     """
-    if target.conditional is None and draft.conditional is None:
-        return verify_codes(target.probs, draft.probs, codes, rng)
-    if target.conditional is None or draft.conditional is None:
+    shape, drafted = target.probs.shape, codes.tolist()
+    if len(shape) != 2 or draft.probs.shape != shape or codes.shape != shape[:1]:
+        raise ValueError(f"expected probs [G, K] and codes [G]; got {shape}, {draft.probs.shape} and {codes.shape}")
+    if (target.conditional is None) != (draft.conditional is None):
         raise ValueError("only one of draft and target has a sequential secondary head; both or neither must have one")
-    first, second = _checked(target.probs, draft.probs, codes)
-    test, redraw = rng.random((2, 2)).tolist()
-    p, q = target.conditional[first].tolist(), draft.conditional[first].tolist()
-    primary = _verify(target.probs[0].tolist(), draft.probs[0].tolist(), first, test[0], redraw[0])
-    secondary = _verify(p, q, second, test[1], redraw[1])
-    if not primary[1]:
-        secondary = _sample(target.conditional[primary[0]].tolist(), redraw[1]), False, secondary[2]
-    return _verdict([primary, secondary])
+    if min(drafted) < 0 or max(drafted) >= shape[1]:
+        raise ValueError(f"codes must lie in [0, {shape[1]}), got {drafted}")
+    p, q = target.rows_given(codes).tolist(), draft.rows_given(codes).tolist()
+    test, redraw = rng.random((2, len(drafted))).tolist()
+    verified = list(map(_verify, p, q, drafted, test, redraw))
+    if target.conditional is not None and not verified[0][1]:
+        verified[1] = _sample(target.conditional[verified[0][0]].tolist(), redraw[1]), False, verified[1][2]
+    final, accepted, rejection = zip(*verified, strict=True)
+    return Verdict(np.array(final), np.array(accepted), np.array(rejection))
 
 
 def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
@@ -222,22 +204,3 @@ def _verify(p: Row, q: Row, code: int, test: float, redraw: float) -> tuple[int,
         return code, True, rejection
     excess = [wanted - offered if wanted > offered else 0.0 for wanted, offered in zip(p, q, strict=True)]
     return _sample(excess if sum(excess) > 0.0 else p, redraw), False, rejection
-
-
-def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
-    codes, accepted, rejection = zip(*verified, strict=True)
-    return Verdict(np.array(codes), np.array(accepted), np.array(rejection))
-
-
-def _checked(target_probs: Floats, draft_probs: Floats, codes: Codes) -> list[int]:
-    """The drafted codes as a list, after checking shapes and range."""
-    shape = target_probs.shape
-    if len(shape) != 2 or draft_probs.shape != shape or codes.shape != shape[:1]:
-        raise ValueError(
-            f"expected target_probs and draft_probs [G, K] and codes [G]; "
-            f"got {shape}, {draft_probs.shape} and {codes.shape}"
-        )
-    drafted: list[int] = codes.tolist()
-    if min(drafted) < 0 or max(drafted) >= shape[1]:
-        raise ValueError(f"codes must lie in [0, {shape[1]}), got {drafted}")
-    return drafted

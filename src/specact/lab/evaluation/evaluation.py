@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.families.codes.pair import Offset
 from specact.gates.settings import BUNDLE_DEFAULTS, ORACLES, GateChoices
 from specact.lab.rollout.methods import Method, load_method
 from specact.links.link import load_link
@@ -29,7 +28,6 @@ class Evaluation:
             forced steps, random_METHOD at another's.
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
-        offset: offset of verified steps: target, or the ablations draft and stale.
         gates: settings that the papers do not specify.
         draft_ms: accounted time of a draft inference; measured if not given.
         gate_ms: accounted time of a gate's decision; measured for each gate if not given.
@@ -57,7 +55,6 @@ class Evaluation:
     seed: Seed = 0
     rate: InsideUnit = 0.6
     link: str = "wifi-paper"
-    offset: Offset = "target"
     gates: GateChoices = BUNDLE_DEFAULTS
     draft_ms: NotNegative | None = None
     gate_ms: NotNegative | None = None

@@ -161,11 +161,11 @@ class _Filming:
         gate = read_gates(self.folder)[name]
         shard = timed(
             Shard.of(pair, evaluation["env"], method, gate, (self.episode,), evaluation["seed"]),
-            Timing(**self.manifest["timing"]), link=evaluation["link"], offset=evaluation["offset"],
+            Timing(**self.manifest["timing"]), link=evaluation["link"],
         )  # fmt: skip
         pair = decoded_by(method, pair)
         task = load_task(evaluation["env"], pair.observation)
-        family = rollout_of(pair, method, shard.offset)
+        family = rollout_of(pair, method)
         world = SimulatedRobot(task, render_mode="rgb_array")
         robot = simulated(shard, pair, family, world, self.episode)
         every = self.stride(task.rate_hz)

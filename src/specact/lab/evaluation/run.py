@@ -78,7 +78,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     for settings in initial_gates.values():
         settings.check_rate(evaluation.rate)
     for method in ran:
-        rollout_of(pair, method, evaluation.offset)
+        rollout_of(pair, method)
     check_fit(pair, task)
     if evaluation.mse:
         env_of(pair, evaluation.env)
@@ -108,7 +108,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
                 settings = gate_at_rate_of_rival(method, settings, evaluation.rate, steps)
             gates[name] = settings
             shard = Shard.of(pair, env, method, settings, range(evaluation.episodes), evaluation.seed)
-            whole = timed(shard, timing, link=evaluation.link, offset=evaluation.offset)
+            whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
         imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
     methods = {

@@ -103,8 +103,8 @@ def runs_of(pair: Pair[Any], folders: Sequence[Path]) -> tuple[list[Run], dict[P
         evaluation = run.evaluation
         if evaluation["fingerprint"] != pair.fingerprint:
             left_out[run.folder] = f"it is of other weights ({evaluation['bundle']})"
-        elif run.summary["realtime"] or evaluation["offset"] != "target":
-            left_out[run.folder] = "its success depends on a deadline or on another offset"
+        elif run.summary["realtime"]:
+            left_out[run.folder] = "its success depends on a deadline"
         elif pair.env and evaluation["env"] != pair.env:
             left_out[run.folder] = f"it is of another environment ({evaluation['env']})"
         elif evaluation.get("decoding"):

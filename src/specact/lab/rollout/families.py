@@ -17,7 +17,6 @@ from specact.families.codes.pair import (
     CodeDrafter,
     CodeParts,
     CodeVerifier,
-    Offset,
     Rule,
     executed_codes,
     take_target,
@@ -52,7 +51,6 @@ class FamilyRollout:
     Args:
         pair: in the method's composition.
         method: how it drafts and verifies.
-        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
 
     Attributes:
         measured: whether the target's time depends on the draft, so that times are measured and not accounted.
@@ -64,8 +62,8 @@ class FamilyRollout:
     can_take_target: ClassVar[bool] = False
     has_lessons: ClassVar[bool] = False
 
-    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
-        self.pair, self.method, self.offset = pair, method, offset
+    def __init__(self, pair: Pair[Any], method: Method) -> None:
+        self.pair, self.method = pair, method
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs of draft and target for each window, each in one batch; None of a draft that infers later."""
@@ -166,8 +164,8 @@ class CodesRollout(FamilyRollout):
 
     can_take_target = has_lessons = True
 
-    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
-        super().__init__(pair, method, offset)
+    def __init__(self, pair: Pair[Any], method: Method) -> None:
+        super().__init__(pair, method)
         self._parts: CodeParts = pair.parts
         self._proposer, self._streams = method.proposer(pair), StepStreams()
 
@@ -178,7 +176,7 @@ class CodesRollout(FamilyRollout):
         return CodeDrafter(self._proposer if prepared is None else prepared, self._parts.tokenizer)
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        return CodeVerifier(target, self._parts.tokenizer, RULES[self.method.verifier], offset=self.offset)
+        return CodeVerifier(target, self._parts.tokenizer, RULES[self.method.verifier])
 
     def judge(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> Row:
         codes, outcome, change = record.proposal.evidence.codes, record.outcome, 0.0
@@ -239,8 +237,8 @@ class ChunksRollout(FamilyRollout):
 
     can_take_target = has_lessons = True
 
-    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
-        super().__init__(pair, method, offset)
+    def __init__(self, pair: Pair[Any], method: Method) -> None:
+        super().__init__(pair, method)
         self._parts: ChunkParts = pair.parts
         self._tolerance = self._parts.accept_within if method.verifier == "speculative" else 0.0
 
@@ -281,8 +279,8 @@ class TokensRollout(FamilyRollout):
 
     measured = has_lessons = True
 
-    def __init__(self, pair: Pair[Any], method: Method, offset: Offset = "target") -> None:
-        super().__init__(pair, method, offset)
+    def __init__(self, pair: Pair[Any], method: Method) -> None:
+        super().__init__(pair, method)
         self._parts: TokenParts = pair.parts
         self._batch = TokenBatch(self._parts.target(), pair.units)
 
@@ -403,20 +401,19 @@ def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
     return pair.composed(source=source, **{field: method.composition})
 
 
-def rollout_of(pair: Pair[Any], method: Method, offset: Offset = "target") -> FamilyRollout:
+def rollout_of(pair: Pair[Any], method: Method) -> FamilyRollout:
     """The family-specific part of a rollout.
 
     Args:
         pair: as it was loaded.
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
-        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
 
     Raises:
-        ConfigError: for a method or an offset that the family does not have.
+        ConfigError: for a method that the family does not have.
     """
     pair = decoded_by(method, pair)
     family = family_of(pair)
-    codes = method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target"
+    codes = method.proposes == "head" or method.needs_codes or method.gate == "learned_action"
     takes_target, learned = method.verifier == "target", method.needs_head
     if (
         (codes and family is not CodesRollout)
@@ -428,7 +425,7 @@ def rollout_of(pair: Pair[Any], method: Method, offset: Offset = "target") -> Fa
             f"{pair.name} is no pair that {method.name} needs: of action codes, whose head proposes and whose target "
             f"can be taken; choose among draft, hybrid, random, {more}adahi and gates of your own"
         )
-    return family(pair, method, offset)
+    return family(pair, method)
 
 
 def _batch(

@@ -69,7 +69,7 @@ class RealTime:
         pair = decoded_by(method, self._pair)
         task = load_task(shard.env, pair.observation)
         gate = shard.gate.build(pair)
-        family = rollout_of(pair, method, shard.offset)
+        family = rollout_of(pair, method)
         policy = SpeculativePolicy(
             pair,
             gate,

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from specact.clock import VirtualClock
 from specact.errors import BundleError
-from specact.families.codes.pair import Offset
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -53,7 +52,6 @@ class Shard:
         seed: random seed.
         link: name of a link preset.
         draft_s, target_s: accounted time of a proposal, and of the target's inference [s].
-        offset: see :class:`~specact.families.codes.pair.CodeVerifier`.
         gate_s: accounted time of a decision [s].
         learning: whether the step table also has the training columns, see
             :class:`~specact.lab.rollout.families.FamilyRollout`.
@@ -70,7 +68,6 @@ class Shard:
     draft_s: float = 0.0
     target_s: float = 0.0
     gate_s: float = 0.0
-    offset: Offset = "target"
     learning: bool = False
 
     @classmethod
@@ -231,7 +228,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     """
     method = shard.method
     pair = decoded_by(method, _pair(shard.source, shard.fingerprint))
-    family = rollout_of(pair, method, shard.offset)
+    family = rollout_of(pair, method)
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))

@@ -412,5 +412,5 @@ def _code_policy(bundle: str, role: str, file: str | None, window: int | None) -
         return CodeChunks(HeadDraft(pair.draft, load_head(pair.pair())), pair.tokenizer, pair.spec, pair.spec.draft)
     network: Any = pair.target if role == "target" else pair.draft
     seen = network.observation if window is None else network.observation.shortened(window)
-    policy = network if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.words)
+    policy = network if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.manifest.words)
     return CodeChunks(policy, pair.tokenizer, pair.spec, seen)

@@ -42,7 +42,7 @@ def architecture(bundle: CodeParts, role: Role) -> tuple[PolicyRecipe, Shapes]:
     shapes = Shapes(
         observation=observation, codebooks=spec.codebooks, codes=spec.codes,
         chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
-        words=bundle.words if observation.instruction else None,
+        words=bundle.manifest.words if observation.instruction else None,
     )  # fmt: skip
     return structs.replace(settings, dropout=0.0, state_noise=0.0), shapes
 
