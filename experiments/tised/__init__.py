@@ -19,11 +19,8 @@ from experiments.tised import tables
 from experiments.tised.findings import find_all
 from experiments.tised.frontier import compare_methods
 from experiments.tised.optima import optima_of
-from specact.lab.tised.aggregates import aggregates_of
-from specact.lab.tised.contrasts import contrasts_of
-from specact.lab.tised.curves import sort_curves
+from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
-from specact.lab.tised.records import as_rows, read_calibrations, read_sweeps
 from specact.links.link import load_link
 from specact.links.model import mean_round_trip_ms
 
@@ -119,7 +116,7 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     specact(*command, "--out", out, folder=run.data if recorded else None)
     table, baselines, manifests = read_sweeps([out])
     found = {
-        part: as_rows(value if isinstance(value, dict) else asdict(value) for value in values)
+        part: [as_row(value if isinstance(value, dict) else asdict(value)) for value in values]
         for part, values in analyse(table, baselines).items()
     }
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"], **found}
@@ -139,9 +136,9 @@ def below(link: str, folder: Path) -> str:
 
 def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[str, Sequence[Any]]:
     """Cells, contrasts, pairs of methods, sweet spots and findings of a sweep."""
-    curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
-    cells = [cell for _, of_curve in curves for cell in of_curve]
-    contrasts, spots = contrasts_of(curves), [spot for curve in curves for spot in optima_of(*curve)]
+    curves = sort_curves(table, baselines)
+    cells = [cell for curve in curves for cell in curve.cells]
+    contrasts, spots = contrasts_of(curves), [spot for curve in curves for spot in optima_of(curve)]
     return {
         "cells": cells, "contrasts": contrasts, "methods": compare_methods(table), "spots": spots,
         "findings": find_all(cells, contrasts, spots),
@@ -152,12 +149,12 @@ def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[
     """Success and restricted time [s] of every episode of a sweep, in order, by lever, strength and link."""
     return [
         {
-            "lever": curve.place.lever, "strength": strength, "link": curve.place.link,
+            "lever": curve.place.lever, "strength": cell.strength, "link": curve.place.link,
             "success": curve.success[number].astype(int).tolist(),
             "restricted_s": np.round(curve.restricted_s[number], 4).tolist(),
         }
         for curve in sort_curves(table, baselines)
-        for number, strength in enumerate(curve.strengths)
+        for number, cell in enumerate(curve.cells)
     ]  # fmt: skip
 
 

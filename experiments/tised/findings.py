@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from experiments.tised.optima import PlacedOptimum, decisive
-from specact.lab.tised.aggregates import Aggregate, grouped
-from specact.lab.tised.contrasts import LEVEL, LeverContrast, in_words
-from specact.lab.tised.curves import Place
+from specact.lab.tised.analysis import Cell, LeverContrast, Place, in_words
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+# Family-wise error rate of a sweep.
+LEVEL = 0.05
 # Minimum speed-up that counts as a faster chunk.
 _FASTER = 1.005
 
@@ -23,7 +25,7 @@ class Finding:
         number: 1, a faster chunk makes a static task slower; 2, a cheaper policy that is worse at the least staleness
             is better at a larger one, and the crossover depends on the pace; 3, the sweet spot depends on the hardware
             or the link. A task is static where its world stands still while the robot waits
-            (:attr:`Place.static <specact.lab.tised.curves.Place.static>`).
+            (:attr:`Place.static <specact.lab.tised.analysis.Place.static>`).
         about: lever, task and so on.
         seen: whether it is significant, by paired tests at the level of 5 %, corrected over all contrasts of the sweep.
         words: the explanation.
@@ -36,7 +38,7 @@ class Finding:
 
 
 def find_all(
-    cells: Sequence[Aggregate], contrasts: Sequence[LeverContrast], spots: Sequence[PlacedOptimum]
+    cells: Sequence[Cell], contrasts: Sequence[LeverContrast], spots: Sequence[PlacedOptimum]
 ) -> list[Finding]:
     """All findings of a sweep: at every place, along the pace, and along the hardware.
 
@@ -65,6 +67,14 @@ def find_all(
     return findings
 
 
+def grouped(values: Sequence[Value], key: Callable[[Value], Key]) -> Iterator[tuple[Key, list[Value]]]:
+    """Groups values by key, in the order of the keys' first occurrence."""
+    groups: dict[Key, list[Value]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    yield from groups.items()
+
+
 def _finding_1(rows: Sequence[LeverContrast], spot: PlacedOptimum) -> Finding:
     """Finding 1: every chunk is faster, and the task slower.
 
@@ -86,7 +96,7 @@ def _finding_1(rows: Sequence[LeverContrast], spot: PlacedOptimum) -> Finding:
 
 
 def _finding_2(
-    rows: Sequence[LeverContrast], spot: PlacedOptimum, cells: Sequence[Aggregate], contrasts: Sequence[LeverContrast]
+    rows: Sequence[LeverContrast], spot: PlacedOptimum, cells: Sequence[Cell], contrasts: Sequence[LeverContrast]
 ) -> Finding:
     """Finding 2: a setting that is worse than the baseline at the least staleness succeeds more often here.
 
@@ -127,12 +137,12 @@ def _family(place: Place) -> tuple[str, str, str]:
     return place.lever, place.task, place.idle
 
 
-def _baselines(row: LeverContrast, cells: Sequence[Aggregate]) -> list[Aggregate]:
+def _baselines(row: LeverContrast, cells: Sequence[Cell]) -> list[Cell]:
     """The baseline's cells at all paces and on all machines."""
     return [cell for cell in cells if _family(cell.place) == _family(row.place) and cell.strength == row.baseline]
 
 
-def _staleness(cell: Aggregate) -> tuple[float, float]:
+def _staleness(cell: Cell) -> tuple[float, float]:
     """``v tau``, then the age, because objects in free motion move at pace 0 too."""
     return cell.place.pace * cell.age_s, cell.age_s
 
@@ -152,7 +162,7 @@ def _optimum_moves(path: Sequence[tuple[PlacedOptimum, str]]) -> tuple[bool, str
     return False, f"the sweet spots differ within the noise: {words}; every two have plausible settings in common."
 
 
-def _possible_gain(row: LeverContrast, cells: Sequence[Aggregate]) -> str:
+def _possible_gain(row: LeverContrast, cells: Sequence[Cell]) -> str:
     """The maximum gain of fresher observations: the baseline's loss from delay."""
     here = [cell for cell in _baselines(row, cells) if cell.place.pace == row.place.pace]
     fastest = min(here, key=lambda cell: cell.age_s)

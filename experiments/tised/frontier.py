@@ -41,7 +41,7 @@ def compare_methods(table: Table) -> list[dict[str, Any]]:
     """Every pair of the frontier's methods at every place where both ran; methods without a link count for all links.
 
     Args:
-        table: of a sweep, see :data:`~specact.lab.tised.curves.COLUMNS`; rows of no method are left out.
+        table: of a sweep, see :data:`~specact.lab.tised.analysis.COLUMNS`; rows of no method are left out.
 
     Returns:
         Of each its place, ``first``, ``second``, the number of their common ``episodes``, the contrast of ``success``

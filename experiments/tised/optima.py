@@ -9,9 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.lab.tised.aggregates import Aggregate
-from specact.lab.tised.curves import Curve, Place
-from specact.lab.tised.optima import Best, Optimum, losses, scan
+from specact.lab.tised.analysis import Cell, Curve, Place
+from specact.lab.tised.equations import Optimum, optimum
 
 EndPoint = Literal["success", "restricted_s", "task_s"]
 _RESAMPLES = 1000
@@ -54,13 +53,9 @@ def decisive(place: Place) -> EndPoint:
     return "restricted_s" if place.static else "success"
 
 
-def optima_of(curve: Curve, cells: Sequence[Aggregate]) -> list[PlacedOptimum]:
-    """The sweet spots of a curve for each end point that it has.
-
-    Args:
-        curve: the episodes.
-        cells: its cells, in the same order.
-    """
+def optima_of(curve: Curve) -> list[PlacedOptimum]:
+    """The sweet spots of a curve for each end point that it has."""
+    cells = curve.cells
     weights = _resampled(curve.success.shape[1])
     hits = curve.success.astype(np.float64) @ weights.T
     restricted = curve.restricted_s @ weights.T
@@ -83,18 +78,19 @@ def _resampled(episodes: int) -> NDArray[np.float64]:
 
 
 def _spot(
-    cells: Sequence[Aggregate], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64], best: Best
-) -> PlacedOptimum:
+    cells: Sequence[Cell], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64],
+    best: Literal["least", "most"],
+) -> PlacedOptimum:  # fmt: skip
     """The optimum from the values ``[S]`` and their bootstrap samples ``[S, 1000]``, up to a common factor."""
     defined = np.isfinite(values)
     strengths, defined_values = np.array([cell.strength for cell in cells])[defined], np.array(values)[defined]
-    winners = np.argmin(losses(sampled[defined], best), axis=0)
+    winners = (np.argmin if best == "least" else np.argmax)(sampled[defined], axis=0)
     support = np.bincount(winners, minlength=len(defined_values)) / _RESAMPLES
     return PlacedOptimum(
         cells[0].place,
         cells[0].inference_s,
         end_point,
-        scan(strengths, defined_values, best),
+        optimum(strengths, defined_values, best),
         tuple(strengths.tolist()),
         tuple(defined_values.tolist()),
         tuple(support.tolist()),

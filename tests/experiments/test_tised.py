@@ -8,7 +8,7 @@ import pytest
 from experiments.tised import analyse as analyse_parts
 from experiments.tised.findings import Finding
 from experiments.tised.frontier import compare_methods
-from tests.lab.tised.made_up import (
+from tests.experiments.sweeps import (
     ACTION_S,
     BASELINES,
     EXECUTE,
@@ -26,9 +26,7 @@ from tests.lab.tised.made_up import (
 from specact.errors import ConfigError, DataError
 from specact.lab.evaluation.metrics import Table
 from specact.lab.statistics import holm
-from specact.lab.tised.aggregates import aggregates_of
-from specact.lab.tised.contrasts import contrasts_of
-from specact.lab.tised.curves import COLUMNS, sort_curves
+from specact.lab.tised.analysis import COLUMNS, contrasts_of, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
 
 
@@ -61,22 +59,22 @@ def four(success: list[bool], task_s: list[float], chunks: list[int], strength: 
 
 def test_a_cell_by_hand() -> None:
     table = four([True, False, True, False], [4.0, 10.0, 6.0, 9.0], [4, 9, 6, 9], 10.0)
-    (cell,) = aggregates_of(sort_curves(table, BASELINES)[0])
+    (cell,) = sort_curves(table, BASELINES)[0].cells
     assert (cell.n, cell.successes, cell.success.mean) == (4, 2, 0.5)
     assert (cell.chunks, cell.task_s, cell.chunk_s) == (5.0, 5.0, 1.0)  # over the two successes
     assert cell.restricted_s.mean == 7.5  # the failure that ended early counts with the limit too
     assert cell.stall_s == pytest.approx(4.0 / 28.0)
     assert np.isnan(cell.transmission_rate)
-    (none,) = aggregates_of(sort_curves(table | {"success": np.zeros(4, dtype=bool)}, BASELINES)[0])
-    assert none.averages is None and np.isnan(none.task_s) and none.restricted_s.mean == 10.0
+    (none,) = sort_curves(table | {"success": np.zeros(4, dtype=bool)}, BASELINES)[0].cells
+    assert none.successes == 0 and np.isnan(none.task_s) and none.restricted_s.mean == 10.0
 
 
 def test_a_contrast_by_hand() -> None:
     base = four([True, True, True, False], [4.0, 6.0, 8.0, 10.0], [4, 6, 8, 9], 10.0)
     fast = four([True, True, False, False], [5.0, 7.0, 10.0, 10.0], [10, 14, 20, 20], 1.0)
     curve = sort_curves(shuffled(join([base, fast])), BASELINES)[0]
-    assert curve.strengths == (10.0, 1.0)
-    (row,) = contrasts_of([(curve, aggregates_of(curve))])
+    assert [cell.strength for cell in curve.cells] == [10.0, 1.0]
+    (row,) = contrasts_of([curve])
     assert row.success.difference.mean == -0.25
     assert row.restricted_s.difference.mean == pytest.approx((5 + 7 + 10 + 10 - 4 - 6 - 8 - 10) / 4)
     assert row.both == 2 and row.both_s is not None and row.both_s.difference.mean == 1.0
@@ -85,7 +83,7 @@ def test_a_contrast_by_hand() -> None:
     assert "the task is as fast" in row.explain()
     lost = four([False] * 4, [10.0] * 4, [20] * 4, 1.0)
     curve = sort_curves(join([base, lost]), BASELINES)[0]
-    (row,) = contrasts_of([(curve, aggregates_of(curve))])
+    (row,) = contrasts_of([curve])
     assert row.speedup is None and row.both_s is None and row.both_p == 1.0
     assert "one of the two never succeeds" in row.explain()
 

@@ -34,9 +34,7 @@ from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.rollout.steps import REASONS
 from specact.lab.rollout.timed import TimedDrafter
-from specact.lab.tised.optima import fastest_overlap, scan
-from specact.lab.tised.prediction import fit_response, predict_success
-from specact.lab.tised.timing import chunk_s, exact_task_s, stall_s
+from specact.lab.tised.equations import chunk_s, exact_task_s, optimum, stall_s, task_s
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair, load_policy, make_pair
 from specact.observation import ObservationHistory
@@ -67,9 +65,8 @@ from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, requ
 # Used by the cases as they are.
 __all__ = [
     "CodeDistribution", "Role", "StageCosts", "adjusted_cut", "best_cut",
-    "calibrated_gate", "chunk_s", "exact_task_s", "expected_true_skip", "fastest_overlap",
-    "fit_response", "predict_success", "sample_codes", "scan", "stall_s", "stream",
-    "threshold_for_rate", "total_s", "verify",
+    "calibrated_gate", "chunk_s", "exact_task_s", "expected_true_skip", "optimum",
+    "sample_codes", "stall_s", "stream", "task_s", "threshold_for_rate", "total_s", "verify",
 ]  # fmt: skip
 
 

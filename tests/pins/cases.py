@@ -384,21 +384,18 @@ CASES |= {f"stages-{bundle}": partial(stages, bundle) for bundle in ("ball", "pu
 
 
 def _optimum(found: Any) -> list[Any]:
-    return [found.where, found.value, found.interior, found.conditions, found.others]
+    return [found.where, found.value, found.interior, found.conditions]
 
 
 def tised(variant: int) -> Found:
     depths = np.arange(7)
     chunks = 20.0 + 0.15 * depths**2
-    response = adapter.fit_response([0.0, 0.05, 0.1, 0.2], [45, 44, 30, 12], [50, 50, 50, 50])
-    predicted = adapter.predict_success([40, 30], [50, 50], 0.02, response, [0.08, 0.3])
+    times_s = adapter.task_s(chunks, adapter.chunk_s(0.3, 0.05, 8, overlap=depths))
     return {
-        "overlap": _optimum(adapter.fastest_overlap(chunks, 0.3, 0.05, 8)),
-        "scan": _optimum(adapter.scan([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")),
+        "overlap": _optimum(adapter.optimum(depths, times_s, "least")),
+        "scan": _optimum(adapter.optimum([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")),
         "times": [adapter.chunk_s(0.3, 0.05, 8, 0.7, depths), adapter.exact_task_s(20.0, 0.3, 0.05, 8, 0.7, depths)],
         "stall": adapter.stall_s(0.3, 0.05, 0.7, depths),
-        "response": [response.staleness, response.cost],
-        "predicted": [predicted.rate, predicted.error, predicted.covered],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +17,7 @@ from specact.files import check_folder, write_json
 from specact.records import Count, NotNegative, Seed
 
 if TYPE_CHECKING:
-    from specact.lab.tised.aggregates import Aggregate
+    from specact.lab.tised.analysis import Cell
     from specact.lab.tised.levers import Subject
     from specact.lab.train.variants import BundleVariants
 
@@ -62,9 +63,8 @@ class Sweep(Options):
         from specact.lab.rollout.pool import Pool
         from specact.lab.tised.drivers import ON_BOARD
         from specact.lab.tised.levers import read_settings
-        from specact.lab.tised.records import sweep_folder
         from specact.lab.tised.sweep import Sweep as Request
-        from specact.lab.tised.sweep import run_sweep
+        from specact.lab.tised.sweep import run_sweep, sweep_folder
 
         details = self.details
         subject, variants = self._subject()
@@ -87,18 +87,15 @@ class Sweep(Options):
         from specact.bundle.bundle import find_bundle
         from specact.bundle.manifest import read_manifest
         from specact.families.chunks.flow import FlowBundle, load_flow
-        from specact.lab.envs import env_of
-        from specact.lab.tised.levers import Subject, typical_windows
+        from specact.lab.tised.levers import Subject
         from specact.lab.train.variants import BundleVariants
         from specact.load import load_pair
 
         alone = self.draft is None and not self.decoding and read_manifest(find_bundle(self.bundle)).kind == "flow"
         loaded = load_flow(self.bundle) if alone else load_pair(self.bundle, draft=self.draft, decoding=self.decoding)
         usual = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
-        execute, env = self.details.execute or usual, env_of(loaded, self.details.task)
-        variants = BundleVariants(loaded, self.out / "variants", lambda: typical_windows(subject.driver, env, execute))
-        subject = Subject(loaded, execute, variants, self.details.steps)
-        return subject, variants
+        variants = BundleVariants(loaded, self.out / "variants")
+        return Subject(loaded, self.details.execute or usual, variants, self.details.steps), variants
 
 
 @dataclass(frozen=True)
@@ -111,26 +108,23 @@ class Analyse(Options):
     json: bool = False  # print everything as JSON
 
     def run(self) -> None:
-        from specact.lab.tised.aggregates import aggregates_of
-        from specact.lab.tised.contrasts import contrasts_of
-        from specact.lab.tised.curves import sort_curves
-        from specact.lab.tised.records import as_rows, read_calibrations, read_sweeps
+        from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
 
         if not self.runs:
             raise ConfigError("name at least one folder of a sweep; make one with: specact tised sweep")
         table, baselines, _ = read_sweeps(self.runs)
-        curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
+        curves = sort_curves(table, baselines)
         contrasts, gates = contrasts_of(curves), read_calibrations(self.runs)
-        known = dict.fromkeys(curve.place.lever for curve, _ in curves)
+        known = dict.fromkeys(curve.place.lever for curve in curves)
         if self.lever not in (None, *known):
             raise ConfigError(f"these sweeps have no lever {self.lever!r}; choose among {', '.join(known)}")
-        cells = as_rows(asdict(cell) for _, of_curve in curves for cell in of_curve)
-        everything = {"cells": cells, "contrasts": as_rows(map(asdict, contrasts)), "calibrations": gates}
+        cells = [as_row(asdict(cell)) for curve in curves for cell in curve.cells]
+        everything = {"cells": cells, "contrasts": [as_row(asdict(row)) for row in contrasts], "calibrations": gates}
         out = self.out or self.runs[0] / "analysis.json"
         write_json(out, everything)
         shown = known if self.lever is None else {self.lever}
         lines = ["times in s; T inf, stall and age in ms; N and T over successes"]
-        lines += [_table(str(curve.place), of_curve) for curve, of_curve in curves if curve.place.lever in shown]
+        lines += [_table(str(curve.place), curve.cells) for curve in curves if curve.place.lever in shown]
         lines += map(_calibration_line, gates)
         if self.lever is not None:
             lines += [f"{each.place}: {each.explain()}" for each in contrasts if each.place.lever == self.lever]
@@ -143,11 +137,11 @@ class Levers(Options):
     """List the levers and the hardware profiles."""
 
     def run(self) -> None:
-        from specact.lab.tised.hardware import named_hardware
         from specact.lab.tised.levers import KINDS, LEVERS
+        from specact.lab.tised.sweep import named_hardware
 
         levers = {name: f"{lever.about}; on {KINDS[lever.on]}" for name, lever in LEVERS.items()}
-        profiles = {each.name: f"kappa {each.kappa:g}; {each.about}" for each in named_hardware().values()}
+        profiles = {name: f"kappa {each.kappa:g}; {each.about}" for name, each in named_hardware().items()}
         say("\n".join([*rows_of(levers, 20), "", *rows_of(profiles, 20)]))
 
 
@@ -167,7 +161,7 @@ def _calibration_line(row: dict[str, Any]) -> str:
     )
 
 
-def _table(place: str, cells: list[Aggregate]) -> Any:
+def _table(place: str, cells: Sequence[Cell]) -> Any:
     """The settings of a lever at a place as a table of at most 80 columns."""
     rows = [
         {

@@ -11,7 +11,7 @@ from specact.errors import ConfigError
 from specact.execution.strategy import Execution, Kind
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
-from specact.lab.tised.timing import age_s, chunk_s, exact_task_s
+from specact.lab.tised.equations import age_s, chunk_s, exact_task_s
 
 CASES = [(4, 0, 0.05), (4, 2, 0.05), (4, 2, 0.2), (4, 2, 0.33), (4, 4, 0.33), (8, 3, 0.71), (1, 0, 0.2), (1, 1, 0.25)]
 

@@ -19,6 +19,7 @@ from specact.lab.rollout.pair import run_rounds
 from specact.lab.tised.drivers import RoundsDriver
 from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import measure_settings
+from specact.lab.train.variants import BundleVariants
 from specact.observation import ObservationSpec
 from specact.pair import Pair
 from specact.systems.flash import ROUNDS, load_flow_pair
@@ -63,12 +64,9 @@ def test_full_rounds_that_take_no_time_do_as_the_flow_does(pair: Pair[Any]) -> N
     assert found.success and flow.success and abs(found.task_s - flow.task_s) < 2.0
 
 
-class NoVariants:
-    """Nothing is made of a network."""
-
-
 def subject(path: Path) -> Subject:
-    return Subject(load_flow(path), 8, NoVariants())  # type: ignore[arg-type]
+    flow = load_flow(path)
+    return Subject(flow, 8, BundleVariants(flow, Path("nowhere")))
 
 
 def test_the_lever_accepts_more_the_stronger_it_is() -> None:

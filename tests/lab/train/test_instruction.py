@@ -26,7 +26,6 @@ from specact.lab.train.codes import LastPosition, specs_of
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
 from specact.lab.train.export import PARITY
 from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, export_head, train_head
-from specact.lab.train.quantise import tiers, typical_inputs
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.teacher import demonstrated_lessons
@@ -145,12 +144,11 @@ def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Pair[Any], tmp_
     assert shorter.instruction
     policy = OnnxPolicy(pruned, pair.parts.spec, shorter, words=pair.parts.manifest.words)
     assert (way(pair, policy, windows(LEFT)) < way(pair, policy, windows(RIGHT)) - 0.5).all()
-    variants = BundleVariants(pair, tmp_path, lambda: windows(LEFT))
-    file = variants.quantised(tiers("int8_static")[0].name)["target"]
+    variants = BundleVariants(pair, tmp_path)
+    file = variants.quantised(variants.tiers[0])["target"]
     variants.make()
     rounded = OnnxPolicy(file, pair.parts.spec, pair.parts.spec.target, words=pair.parts.manifest.words)
     assert (way(pair, rounded, windows(LEFT)) < way(pair, rounded, windows(RIGHT)) - 0.5).all()
-    assert typical_inputs(pair.parts, windows(LEFT, 1))["target"][0]["instruction"].shape == (1, 4)
 
 
 def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Path) -> None:

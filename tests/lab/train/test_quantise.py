@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,24 @@ import pytest
 
 from specact import load_pair
 from specact.bundle.network import open_session
-from specact.errors import ConfigError
 from specact.families.chunks.flow import NETWORKS, FlowBundle, load_flow
 from specact.families.codes.pair import PARTS
 from specact.families.codes.policy import OnnxPolicy
-from specact.lab.train.quantise import (
-    GROUPS,
-    Feeds,
-    Tier,
-    folded,
-    layer_groups,
-    quantise,
-    tiers,
-    typical_inputs,
-)
+from specact.lab.train.quantise import GROUPS, TIERS, folded, layer_groups, quantise
 from specact.observation import Window
 from specact.pair import Pair
 
 SHELF = Path(__file__).parents[3] / "pretrained"
-TIERS = {tier.name: tier for kind in ("int8_dynamic", "int8_static") for tier in tiers(kind)}
+Feeds = Mapping[str, Any]
 Inputs = dict[str, list[Feeds]]
 
 
-def windows(bundle: Pair[Any] | FlowBundle, count: int, spread: float = 0.4) -> list[Window]:
+def windows(bundle: Pair[Any] | FlowBundle, count: int) -> list[Window]:
     seen = bundle.observation if isinstance(bundle, Pair) else bundle.spec.observation
     rng, fields = np.random.default_rng(0), seen.fields
 
     def normal(shape: tuple[int, ...]) -> np.ndarray:
-        return spread * rng.standard_normal(shape, dtype=np.float32)
+        return 0.4 * rng.standard_normal(shape, dtype=np.float32)
 
     return [Window({name: normal(field.window_shape) for name, field in fields.items()}) for _ in range(count)]
 
@@ -48,13 +38,19 @@ def windows(bundle: Pair[Any] | FlowBundle, count: int, spread: float = 0.4) -> 
 @pytest.fixture(scope="module")
 def pair() -> tuple[Pair[Any], Inputs]:
     bundle = load_pair(SHELF / "pusht")
-    return bundle, typical_inputs(bundle.parts, windows(bundle, 16))
+    seen = windows(bundle, 16)
+    networks = {"draft": bundle.parts.draft, "target": bundle.parts.target}
+    return bundle, {role: [each.inputs.stack([window]) for window in seen] for role, each in networks.items()}
 
 
 @pytest.fixture(scope="module")
 def flow() -> tuple[FlowBundle, Inputs]:
     bundle = load_flow(SHELF / "pusht-flow")
-    return bundle, typical_inputs(bundle, windows(bundle, 4), steps=4)
+    (window,), networks, spec = windows(bundle, 1), bundle.networks, bundle.spec
+    chunk = np.random.default_rng(0).standard_normal((1, spec.chunk, spec.actions), dtype=np.float32)
+    expert = {"chunk": chunk, "time": np.array([0.25], np.float32), "cache": networks.cache([window])}
+    prefix = {"tokens": networks.tokens([window])}
+    return bundle, {"encoder": [spec.observation.stack([window])], "prefix": [prefix], "expert": [expert]}
 
 
 def run(model: onnx.ModelProto | Path, feeds: Feeds) -> np.ndarray:
@@ -93,12 +89,9 @@ def test_the_layers_of_a_flow(tiny_flow: Path) -> None:
 
 
 def test_tiers_go_from_mild_to_strong() -> None:
-    progression = tiers()
-    assert [tier.name for tier in progression] == [
-        *(f"int8_dynamic-{group}" for group in GROUPS), *(f"int4_dynamic-{group}" for group in GROUPS),
-    ]  # fmt: skip
-    bits = {"int8_dynamic": 8, "int8_static": 8, "int4": 4}
-    widths = [[bits[tier.methods[group]] if group in tier.methods else 32 for group in GROUPS] for tier in progression]
+    assert [*TIERS] == [f"{name}_dynamic-{group}" for name in ("int8", "int4") for group in GROUPS]
+    bits = {"int8_dynamic": 8, "int4": 4}
+    widths = [[bits[tier[group]] if group in tier else 32 for group in GROUPS] for tier in TIERS.values()]
     for mild, strong in itertools.pairwise(widths):
         assert sum(a > b for a, b in zip(mild, strong, strict=True)) == 1, "one group a tier"
         assert all(a >= b for a, b in zip(mild, strong, strict=True))
@@ -108,19 +101,13 @@ def test_tiers_go_from_mild_to_strong() -> None:
 def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
     bundle, tier = load_pair(tiny_bundle), TIERS[name]
     groups = Counter(layer_groups(folded(tiny_bundle / "target.onnx")).values())
-    inputs = typical_inputs(bundle.parts, windows(bundle, 3))["target"]
-    out = quantise(tiny_bundle / "target.onnx", tmp_path / "new" / "q.onnx", tier, inputs)
+    out = quantise(tiny_bundle / "target.onnx", tmp_path / "new" / "q.onnx", tier)
     kinds = Counter(node.op_type for node in onnx.load(out).graph.node)
-    wanted = Counter(dict.fromkeys(("int8_dynamic", "int8_static", "int4"), 0))
-    for group, method in tier.methods.items():
+    wanted = Counter(dict.fromkeys(("int8_dynamic", "int4"), 0))
+    for group, method in tier.items():
         wanted[method] += groups[group]
     assert kinds["MatMulNBits"] == wanted["int4"]
     assert kinds["MatMulInteger"] == wanted["int8_dynamic"]
-    # Weights of products that are done in 8 bits throughout come out of a DequantizeLinear with a scale per output.
-    model = onnx.load(out)
-    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.UINT8}
-    static = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
-    assert len(static) == wanted["int8_static"]
     assert [path.name for path in out.parent.iterdir()] == ["q.onnx"]
     window = windows(bundle, 1)[0]
     answer, original = (
@@ -131,12 +118,9 @@ def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tm
     np.testing.assert_allclose(answer.probs, original.probs, atol=0.1)
 
 
-@pytest.mark.parametrize("name", [name for name in TIERS if name.startswith("int8") and name.endswith("rest")])
-def test_no_product_of_a_tier_saturates_on_any_processor(
-    pair: tuple[Pair[Any], Inputs], tmp_path: Path, name: str
-) -> None:
+def test_no_product_of_a_tier_saturates_on_any_processor(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
     """ONNX Runtime multiplies unsigned activations with signed weights in 16 bits where there is no VNNI."""
-    out = quantise(pair[0].parts.path / "target.onnx", tmp_path / "q.onnx", TIERS[name], pair[1]["target"])
+    out = quantise(pair[0].parts.path / "target.onnx", tmp_path / "q.onnx", TIERS["int8_dynamic-rest"])
     kinds = {tensor.data_type for tensor in onnx.load(out).graph.initializer if len(tensor.dims) == 2}
     assert onnx.TensorProto.UINT8 in kinds and onnx.TensorProto.INT8 not in kinds
 
@@ -155,7 +139,7 @@ def error_of(original: Path, variant: Path, inputs: Sequence[Feeds]) -> float:
 def test_fewer_bits_are_smaller_and_further_away(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
     bundle, inputs = pair
     original = bundle.parts.path / "target.onnx"
-    variants = [quantise(original, tmp_path / tier.name, tier) for tier in tiers()]
+    variants = [quantise(original, tmp_path / name, tier) for name, tier in TIERS.items()]
     sizes = [variant.stat().st_size for variant in variants]
     errors = [error_of(original, variant, inputs["target"]) for variant in variants]
     whole = original.with_suffix(".safetensors").stat().st_size
@@ -169,7 +153,7 @@ def test_a_quantised_flow_still_flows(flow: tuple[FlowBundle, Inputs], tmp_path:
     """All three networks in 8 bits: the chunk from the same noise stays within 5 % of the range of actions."""
     bundle, _ = flow
     made = {
-        part: quantise(bundle.path / NETWORKS[part], tmp_path / NETWORKS[part], tiers()[3])
+        part: quantise(bundle.path / NETWORKS[part], tmp_path / NETWORKS[part], TIERS["int8_dynamic-rest"])
         for part in ("encoder", "prefix", "expert")
     }
     window = windows(bundle, 1)[0]
@@ -181,28 +165,9 @@ def test_a_quantised_flow_still_flows(flow: tuple[FlowBundle, Inputs], tmp_path:
     assert 0.0 < away < 0.05
 
 
-def test_static_scales_fit_the_inputs_they_were_made_on(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
-    bundle, inputs = pair
-    original, tier = bundle.parts.path / "target.onnx", tiers("int8_static")[3]
-    quiet = typical_inputs(bundle.parts, windows(bundle, 16, spread=0.01))["target"]
-    errors = []
-    for given in (inputs["target"], quiet):
-        variant = quantise(original, tmp_path / "q.onnx", tier, given)
-        errors.append(error_of(original, variant, inputs["target"]))
-    assert errors[0] < 0.08 < 0.3 < errors[1]
-
-
-def test_static_scales_need_inputs(pair: tuple[Pair[Any], Inputs], tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"tier 'int8_static-heads' needs typical inputs .* scales of activations; pass some"
-    ):
-        quantise(pair[0].parts.path / "target.onnx", tmp_path / "q.onnx", tiers("int8_static")[0])
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_is_not_quantised_stays_exactly_as_it_was(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = load_pair(tiny_bundle)
-    out = quantise(tiny_bundle / "target.onnx", tmp_path / "q.onnx", Tier("none", {}))
+    out = quantise(tiny_bundle / "target.onnx", tmp_path / "q.onnx", {})
     for window in windows(bundle, 3):
         ours, theirs = (
             OnnxPolicy(out, bundle.parts.spec, bundle.parts.spec.target).infer(window),

@@ -1,4 +1,9 @@
-"""The policies of a sweep, as plain values from which a worker process builds them, times them and runs an episode."""
+"""The policies of a sweep, as plain values from which a worker process builds them, times them and runs an episode.
+
+Every driver says its ``bundle``, what it needs to see (``observation``), whether it ``offloads`` to a server, what is
+timed of it (``parts``: drivers and names of their calls; equal ones are timed once), and how its chunks are executed
+(``execution``; None for a pair). Drivers of one process share their networks.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from specact.clock import RealClock
 from specact.execution.strategy import Execution
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
@@ -22,95 +26,74 @@ from specact.families.codes.sampling import CodeDistribution
 from specact.gates.heads import HeadDraft, load_head
 from specact.gates.settings import LEARNED, GateSettings
 from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.task import Idle, Task
+from specact.lab.evaluation.cost import decision
 from specact.lab.rollout.episode import Episode, run_episode
+from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.folder import Row
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.simulated_target import Route
 from specact.links.link import load_link
 from specact.load import load_pair
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepAddress, stream
-from specact.systems.flash import Check, FlashParts, Round, RoundRequest, Rounds, load_flow_pair
+from specact.systems.flash import Check, FlashParts, Round, RoundRequest, Rounds
 from specact.systems.freqcache import FreqCached
 from specact.systems.roboecc import Precision, StagedFolder, code_reader, load_staged, pack, unpack
 from specact.types import Decision
-from specact.verification import LocalTarget
 
 # The link of a policy without a server.
 ON_BOARD = "none"
 OnDecision = Callable[[Decision, bool], None]
-_ADDRESS = StepAddress(0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """What a driver meets in an episode.
+class Setting:
+    """A lever at one strength."""
 
-    Attributes:
-        link: to the server; :data:`ON_BOARD` for none.
-        latencies_s: of its :attr:`Driver.parts` on this hardware [s].
-        start: the environment's seed.
-        seed, episode: address of all random streams.
-        on_decision: called with a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
-    """
+    lever: str
+    strength: float
+    driver: Driver
 
-    link: str
-    latencies_s: tuple[float, ...]
-    start: int
-    seed: int
+    @property
+    def label(self) -> str:
+        """Lever and strength as text."""
+        return f"{self.lever} {self.strength:g}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The settings of one episode; ``seed`` and ``episode`` determine the initial state, for all settings."""
+
+    setting: Setting
+    task: str
+    pace: float
+    idle: Idle  # the robot's behaviour while it waits, see MovingWorld
+    hardware: str  # the profile's name
+    kappa: float  # its factor on latency
+    link: str  # to the server; ON_BOARD for a policy on the robot
+    latencies_s: tuple[float, ...]  # of the driver's parts on this hardware [s]
     episode: int
-    on_decision: OnDecision | None = None
+    seed: int
+    fingerprint: str  # expected one of the driver's bundle
 
     @property
-    def address(self) -> dict[str, int]:
-        """Of the episode."""
-        return {"start": self.start, "seed": self.seed, "episode": self.episode}
+    def row(self) -> Row:
+        """The row's columns of the setting."""
+        names = ("task", "pace", "idle", "hardware", "kappa", "link", "episode")
+        row = {"lever": self.setting.lever, "strength": self.setting.strength}
+        row |= {name: getattr(self, name) for name in names}
+        if (execution := self.setting.driver.execution) is None:
+            return row | {"execution": "pair", "overlap": 0, "execute": 0}
+        return row | {"execution": execution.kind, "overlap": execution.overlap, "execute": execution.execute}
 
-    def route(self, up: int, down: int) -> Route:
-        """To the server, for messages of these sizes."""
-        return Route(load_link(self.link), up, down, stream(self.seed, Role.LINK, episode=self.episode))
-
-
-class Driver(Protocol):
-    """A policy of a sweep; drivers of one process share their networks."""
-
-    @property
-    def bundle(self) -> str:
-        """Path of its bundle."""
-        ...
-
-    @property
-    def execution(self) -> Execution | None:
-        """How a chunk policy's chunks are executed; None for a pair."""
-        ...
-
-    @property
-    def offloads(self) -> bool:
-        """Whether it queries a server."""
-        ...
-
-    @property
-    def observation(self) -> ObservationSpec:
-        """What it needs to see."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Of its bundle."""
-        ...
-
-    @property
-    def parts(self) -> tuple[tuple[Driver, str], ...]:
-        """What is timed of it, as drivers and names of their calls; equal parts are timed once."""
-        ...
-
-    def call(self, part: str) -> Callable[[], object]:
-        """One of its parts on an observation of zeros, to be timed."""
-        ...
-
-    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
-        """An episode in a moving world."""
-        ...
+    def address(self, task: Task) -> dict[str, int]:
+        """The environment's seed, and the address of all random streams."""
+        start = episode_seed(self.seed, self.episode, task)
+        return {"start": start, "seed": self.seed, "episode": self.episode}
 
 
 @dataclass(frozen=True)
@@ -118,13 +101,10 @@ class PolicyDriver:
     """One policy: a flow, or one of a pair of action codes.
 
     Attributes:
-        bundle: path of its bundle.
-        execution: how its chunks are executed.
         role: ``flow``, or which one of a pair; ``head`` is the learned gate's head as the draft.
         steps: Euler steps of a flow's inference.
         files: networks that replace its own, by part.
         window: observation history of a target's file; None for the pair's.
-        offloads: whether it runs on the server.
     """
 
     bundle: str
@@ -143,21 +123,27 @@ class PolicyDriver:
 
     @property
     def observation(self) -> ObservationSpec:
-        """See :class:`Driver`, as all that follows."""
+        """What it needs to see."""
         return self.build().spec.observation
 
     @property
     def fingerprint(self) -> str:
-        flow = self.role == "flow"
-        return _flow(self.bundle, ()).fingerprint if flow else _codes_parts(self.bundle).fingerprint
+        """Of its bundle."""
+        return (_flow(self.bundle, ()) if self.role == "flow" else _codes_parts(self.bundle)).fingerprint
 
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
-        # Inpainting guidance of a flow policy computes a gradient.
+        """An inference; with inpainting guidance a flow policy computes a gradient."""
         part = "inpainting" if self.execution.kind == "inpainting" else "inference"
         return ((replace(self, execution=Execution("synchronous", 1), offloads=False), part),)
 
+    @property
+    def crossing(self) -> tuple[int, int] | None:
+        """Bytes up and down the link; None where nothing crosses it."""
+        return ChunkExchange(self.build().spec).contract.array_bytes
+
     def call(self, part: str) -> Callable[[], object]:
+        """One of its parts on an observation of zeros, to be timed."""
         policy, rng, guidance = self.build(), np.random.default_rng(0), None
         if part == "inpainting":
             shape = policy.spec.chunk, policy.spec.actions
@@ -165,13 +151,74 @@ class PolicyDriver:
         window = policy.spec.observation.zeros()
         return lambda: policy.infer(window, rng, guidance)
 
-    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
-        policy, latency = self.build(), sum(at.latencies_s)
-        if at.link == ON_BOARD:
-            return run_episode(world, policy, self.execution, latency, **at.address)
-        rng = stream(at.seed, Role.LINK, episode=at.episode)
-        route = Route.of(load_link(at.link), ChunkExchange(policy.spec).contract, rng)
-        return run_episode(world, policy, self.execution, route.latency(latency), **at.address)
+    def run(self, world: MovingWorld, trial: Trial, on_decision: OnDecision | None = None) -> Episode:
+        """An episode in a moving world."""
+        inference_s = sum(trial.latencies_s)
+        latency: Callable[[float], float] | float = inference_s
+        if trial.link != ON_BOARD and (crossing := self.crossing) is not None:
+            rng = stream(trial.seed, Role.LINK, episode=trial.episode)
+            latency = Route(load_link(trial.link), *crossing, rng).latency(inference_s)
+        return run_episode(world, self.build(), self.execution, latency, **trial.address(world.task))
+
+
+@dataclass(frozen=True)
+class SplitDriver(PolicyDriver):
+    """A pair's target alone, its first stages on a server, the others on the device: :mod:`specact.systems.roboecc`.
+
+    Attributes:
+        stages: folder of the target's stages.
+        cut: stages that run on the server.
+        precision: of activations on the link.
+    """
+
+    role: Literal["flow", "draft", "target", "head"] = "target"
+    offloads: bool = True
+    stages: str = ""
+    cut: int = 0
+    precision: Precision = "float16"
+
+    def build(self) -> CodeChunks:
+        pair, staged = _codes_parts(self.bundle), _staged(self.stages)
+        return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
+
+    @property
+    def parts(self) -> tuple[tuple[Driver, str], ...]:
+        return (self, "device"), (self, "server")
+
+    @property
+    def crossing(self) -> tuple[int, int] | None:
+        spec = _staged(self.stages).spec
+        return (spec.observation.nbytes, spec.reply_bytes(self.cut, self.precision)) if self.cut else None
+
+    def call(self, part: str) -> Callable[[], object]:
+        staged, cut = _staged(self.stages), self.cut
+        network, windows, last = staged.network, [staged.spec.observation.zeros()], staged.spec.stages
+        if cut == (0 if part == "server" else last):
+            return lambda: None
+        if cut in (0, last):
+            return lambda: network.run(windows)
+        if part == "server":
+            return lambda: network.begin(windows, cut)
+        activation = network.begin(windows, cut)
+        return lambda: network.finish(activation, cut)
+
+
+class _Split:
+    """The target in two parts, with activations quantised as on the link."""
+
+    def __init__(self, pair: CodeParts, staged: StagedFolder, driver: SplitDriver) -> None:
+        self._read, self._staged, self._driver = code_reader(pair.pair(), staged), staged, driver
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return list(map(self.infer, windows))
+
+    def infer(self, window: Window) -> CodeDistribution:
+        network, cut = self._staged.network, self._driver.cut
+        if cut in (0, self._staged.spec.stages):
+            return self._read(network.run([window]))
+        shape = self._staged.spec.activations[cut - 1]
+        received = unpack(pack(network.begin([window], cut)[0], self._driver.precision), shape)
+        return self._read(network.finish(received, cut))
 
 
 @dataclass(frozen=True)
@@ -203,112 +250,33 @@ class PairDriver:
 
     @property
     def observation(self) -> ObservationSpec:
-        """See :class:`Driver`, as all that follows."""
+        """What it needs to see."""
         return self.load().observation
 
     @property
     def fingerprint(self) -> str:
+        """Of its bundle."""
         return self.load().fingerprint
 
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
-        # Of the gates a learned one alone takes time that counts, and late verdicts take none.
-        ungated = replace(self, gate=GateSettings("never"), rate=None, late=False)
-        gated = replace(ungated, gate=self.gate) if self.gate.name in LEARNED else ungated
-        return (gated, "draft"), (ungated, "target")
+        """Of the gates a learned one alone takes time that counts, and late verdicts take none."""
+        plain = replace(self, gate=GateSettings("never"), rate=None, late=False)
+        gated = [(replace(plain, gate=self.gate), "gate")] * (self.gate.name in LEARNED)
+        return (plain, "draft"), *gated, (plain, "target")
 
     def call(self, part: str) -> Callable[[], object]:
-        """A proposal and the gate's decision, or the proposal's verification."""
-        pair, rng = self.load(), np.random.default_rng(0)
-        drafter, gate, window = pair.drafter(), self.gate.build(pair), pair.observation.zeros()
-        if part == "draft":
-            return lambda: gate.decide(drafter.propose(window, rng), rng)
-        verifier, proposal = pair.verifier(LocalTarget(pair.target(), RealClock())), drafter.propose(window, rng)
-        return lambda: verifier.submit(proposal, _ADDRESS).result()
+        """One of its parts on an observation of zeros, to be timed."""
+        if part == "gate":
+            return decision(self.gate.build(self.load()), self.load())
+        return rollout_of(self.load(), HYBRID).call("draft" if part == "draft" else "target")
 
-    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
-        link = load_link("loopback" if at.link == ON_BOARD else at.link)
-        draft_s, target_s = at.latencies_s
-        pairing = Pairing(self.gate, link, draft_s, target_s, late_for_s=inf if self.late else None)
-        return run_pair(world, self.load(), pairing, on_decision=at.on_decision, **at.address)[0]
-
-
-@dataclass(frozen=True)
-class SplitDriver:
-    """A pair's target alone, its first stages on a server, the others on the device: :mod:`specact.systems.roboecc`.
-
-    Attributes:
-        bundle: path of the pair.
-        stages: folder of the target's stages.
-        cut: stages that run on the server.
-        execution: how its chunks are executed.
-        precision: of activations on the link.
-    """
-
-    bundle: str
-    stages: str
-    cut: int
-    execution: Execution
-    precision: Precision = "float16"
-    offloads = True
-
-    def build(self) -> CodeChunks:
-        """The policy, with activations quantised as on the link."""
-        pair, staged = _codes_parts(self.bundle), _staged(self.stages)
-        return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
-
-    @property
-    def crossing(self) -> tuple[int, int]:
-        """Bytes up and down the link."""
-        spec = _staged(self.stages).spec
-        return spec.observation.nbytes, spec.reply_bytes(self.cut, self.precision)
-
-    @property
-    def observation(self) -> ObservationSpec:
-        """See :class:`Driver`, as all that follows."""
-        return self.build().spec.observation
-
-    @property
-    def fingerprint(self) -> str:
-        return _codes_parts(self.bundle).fingerprint
-
-    @property
-    def parts(self) -> tuple[tuple[Driver, str], ...]:
-        return (self, "device"), (self, "server")
-
-    def call(self, part: str) -> Callable[[], object]:
-        """The stages on one side of the cut."""
-        staged, cut = _staged(self.stages), self.cut
-        network, windows, last = staged.network, [staged.spec.observation.zeros()], staged.spec.stages
-        if cut == (0 if part == "server" else last):
-            return lambda: None
-        if cut in (0, last):
-            return lambda: network.run(windows)
-        if part == "server":
-            return lambda: network.begin(windows, cut)
-        activation = network.begin(windows, cut)
-        return lambda: network.finish(activation, cut)
-
-    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
-        inference_s = sum(at.latencies_s)
-        latency = at.route(*self.crossing).latency(inference_s) if self.cut and at.link != ON_BOARD else inference_s
-        return run_episode(world, self.build(), self.execution, latency, **at.address)
-
-
-class _Split:
-    def __init__(self, pair: CodeParts, staged: StagedFolder, driver: SplitDriver) -> None:
-        self._read, self._staged, self._driver = code_reader(pair.pair(), staged), staged, driver
-
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return list(map(self.infer, windows))
-
-    def infer(self, window: Window) -> CodeDistribution:
-        network, cut = self._staged.network, self._driver.cut
-        if cut in (0, self._staged.spec.stages):
-            return self._read(network.run([window]))
-        shape = self._staged.spec.activations[cut - 1]
-        received = unpack(pack(network.begin([window], cut)[0], self._driver.precision), shape)
-        return self._read(network.finish(received, cut))
+    def run(self, world: MovingWorld, trial: Trial, on_decision: OnDecision | None = None) -> Episode:
+        """An episode in a moving world."""
+        link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
+        *device_s, target_s = trial.latencies_s
+        pairing = Pairing(self.gate, link, sum(device_s), target_s, late_for_s=inf if self.late else None)
+        return run_pair(world, self.load(), pairing, on_decision=on_decision, **trial.address(world.task))[0]
 
 
 @dataclass(frozen=True)
@@ -327,15 +295,16 @@ class RoundsDriver:
 
     def load(self) -> Pair[Any]:
         """The pair."""
-        return _rounds(self.bundle).composed(rounds=self.rounds)
+        return _pair(PairSource(self.bundle)).composed(rounds=self.rounds)
 
     @property
     def observation(self) -> ObservationSpec:
-        """See :class:`Driver`, as all that follows."""
+        """What it needs to see."""
         return self.load().observation
 
     @property
     def fingerprint(self) -> str:
+        """Of its bundle."""
         return _flow(self.bundle, ()).fingerprint
 
     @property
@@ -347,11 +316,12 @@ class RoundsDriver:
 
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
+        """A round of each kind."""
         plain = RoundsDriver(self.bundle, Rounds(""))
         return tuple((self if kind == "reused" else plain, kind) for kind in self.kinds)
 
     def call(self, part: str) -> Callable[[], object]:
-        """A round of one kind."""
+        """One of its parts on an observation of zeros, to be timed."""
         flow: FlashParts = self.load().parts
         target, parts = flow.target(), None
         if part == "reused":
@@ -360,7 +330,7 @@ class RoundsDriver:
             parts = FreqCached(flow.policy.networks, flow.refresh, replace(self.rounds.reuse, confidence=0.0))
         check = Check(within=0.0 if part == "failed" else 1e9, guarded=False)
         request = RoundRequest(part in ("full", "reused"), check=check, parts=parts)
-        answer = target.answer(target.policy.spec.observation.zeros(), _ADDRESS)
+        answer = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
         return lambda: answer.round(request)
 
     def duration_s(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
@@ -377,8 +347,15 @@ class RoundsDriver:
 
         return seconds
 
-    def run(self, world: MovingWorld, at: Circumstances) -> Episode:
-        return run_rounds(world, self.load(), self.duration_s(at.latencies_s), **at.address)
+    def run(self, world: MovingWorld, trial: Trial, on_decision: OnDecision | None = None) -> Episode:
+        """An episode in a moving world."""
+        return run_rounds(world, self.load(), self.duration_s(trial.latencies_s), **trial.address(world.task))
+
+
+if TYPE_CHECKING:
+    Driver: TypeAlias = PolicyDriver | PairDriver | RoundsDriver
+else:
+    Driver = Any  # msgspec, which checks settings, knows no unions of dataclasses
 
 
 @cache
@@ -389,11 +366,6 @@ def _flow(bundle: str, parts: tuple[tuple[str, str], ...]) -> FlowBundle:
 @cache
 def _staged(folder: str) -> StagedFolder:
     return load_staged(Path(folder))
-
-
-@cache
-def _rounds(bundle: str) -> Pair[Any]:
-    return load_flow_pair(load_flow(bundle))
 
 
 @cache

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from specact.errors import ConfigError, unknown_name
 from specact.execution.strategy import Execution, Kind
@@ -14,44 +13,13 @@ from specact.families.chunks.flow import FlowBundle
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.gates.heads import load_head
 from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
-from specact.lab.envs import load_task
-from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.history import ObservationSampler
-from specact.lab.rollout.rollout import EpisodeRange, episode_seed
-from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, SplitDriver
-from specact.observation import Window
+from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, Setting, SplitDriver
 from specact.pair import Pair
-from specact.rng import Role, stream
 from specact.systems.flash import FLASH, ROUNDS
 from specact.systems.freqcache import FREQCACHE, Reuse
 
-
-class Variants(Protocol):
-    """Cheaper variants of a bundle's networks; implementations need PyTorch and ONNX.
-
-    The paths are of files that need not exist yet: nothing is written before all settings of a sweep are checked.
-    """
-
-    def tiers(self, static: bool) -> tuple[str, ...]:
-        """Tiers of quantisation, from the mildest to the strongest."""
-        ...
-
-    def quantised(self, tier: str) -> Mapping[str, Path]:
-        """The networks of a tier by part: ``target`` of a pair, or parts of a flow policy."""
-        ...
-
-    def windowed(self, window: int) -> Path:
-        """The pair's target with a shorter observation history."""
-        ...
-
-    def stages(self) -> Path:
-        """The folder of the pair's target in stages."""
-        ...
-
-    @property
-    def stage_count(self) -> int:
-        """Number of stages of the pair's target."""
-        ...
+if TYPE_CHECKING:
+    from specact.lab.train.variants import BundleVariants
 
 
 @dataclass(frozen=True)
@@ -67,7 +35,7 @@ class Subject:
 
     bundle: FlowBundle | Pair[Any]
     execute: int
-    variants: Variants
+    variants: BundleVariants
     steps: int = 10
 
     @property
@@ -85,20 +53,6 @@ class Subject:
         if isinstance(self.bundle, FlowBundle):
             return "policy", "flow"
         return ("policy", "codes", "pair") if isinstance(self.bundle.parts, CodeParts) else ("pair",)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A lever at one strength."""
-
-    lever: str
-    strength: float
-    driver: Driver
-
-    @property
-    def label(self) -> str:
-        """Lever and strength as text."""
-        return f"{self.lever} {self.strength:g}"
 
 
 @dataclass(frozen=True)
@@ -167,24 +121,7 @@ def read_settings(words: Sequence[str], subject: Subject) -> tuple[Setting, ...]
     return tuple(settings)
 
 
-def typical_windows(driver: PolicyDriver, task: str, execute: int, count: int = 64) -> list[Window]:
-    """Windows of a policy's inferences in rollouts in a world that waits for it, to calibrate quantised networks."""
-    policy = driver.build()
-    world = MovingWorld(load_task(task, policy.spec.observation))
-    rng, windows, episode = stream(0, Role.DRAFT), list[Window](), int(EpisodeRange.TYPICAL)
-    while len(windows) < count:
-        world.reset(episode_seed(0, episode, world.task))
-        sampler = ObservationSampler(world, policy.spec.observation)
-        while not world.done and len(windows) < count:
-            windows.append(sampler.window())
-            for action in policy.infer(windows[-1], rng)[:execute]:
-                sampler.play(action)
-        episode += 1
-    world.close()
-    return windows
-
-
-def _within(what: str, strength: float, most: float = 1.0) -> None:
+def _check_range(what: str, strength: float, most: float = 1.0) -> None:
     if not 0.0 <= strength <= most:
         raise ConfigError(f"{what} must lie in [0, {most:g}], got {strength:g}")
 
@@ -202,8 +139,8 @@ def _codes(subject: Subject) -> CodeParts:
     return subject.bundle.parts
 
 
-def _quantised(static: bool, subject: Subject, strength: float) -> Driver:
-    tiers = subject.variants.tiers(static)
+def _quantised(subject: Subject, strength: float) -> Driver:
+    tiers = subject.variants.tiers
     if strength not in range(len(tiers) + 1):
         raise ConfigError(f"the strength of quantisation must be a tier from 1 to {len(tiers)}, or 0; got {strength:g}")
     files = subject.variants.quantised(tiers[int(strength) - 1]) if strength else {}
@@ -241,7 +178,7 @@ def _remote(kind: Kind, subject: Subject, strength: float) -> Driver:
 
 def _verified(gate: str, late: bool, subject: Subject, strength: float) -> Driver:
     pair: Any = subject.bundle
-    _within("a transmission rate", strength)
+    _check_range("a transmission rate", strength)
     base = PairDriver(pair.source, GateSettings("always"), late=late)
     if strength == 1.0:
         return base
@@ -257,13 +194,13 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> Drive
 
 
 def _checked(subject: Subject, strength: float) -> Driver:
-    _within("a distance", strength, float("inf"))
+    _check_range("a distance", strength, float("inf"))
     path = _path(subject, FLASH, 'block that drafts; train one with a recipe of kind = "flash"')
     return RoundsDriver(path, replace(ROUNDS["flash_fitted"], within=strength) if strength else ROUNDS["full"])
 
 
 def _reused(subject: Subject, strength: float) -> Driver:
-    _within("a share of tokens", strength)
+    _check_range("a share of tokens", strength)
     path = _path(subject, FREQCACHE, "refresh of its prefix; make one: specact export --refresh")
     reuse = Reuse(least=strength, most=strength, refreshed=0.0)
     return RoundsDriver(path, replace(ROUNDS["freqcache"], reuse=reuse) if strength else ROUNDS["full"])
@@ -273,8 +210,8 @@ def _split(subject: Subject, strength: float) -> Driver:
     if not 0 <= strength <= subject.variants.stage_count:
         most = subject.variants.stage_count
         raise ConfigError(f"{subject.bundle.name!r} can be cut from 0 to {most}, not at {strength:g}")
-    stages = str(subject.variants.stages())
-    return SplitDriver(_path(subject), stages, int(strength), Execution("synchronous", subject.execute))
+    execution, stages = Execution("synchronous", subject.execute), str(subject.variants.stages())
+    return SplitDriver(_path(subject), execution, stages=stages, cut=int(strength))
 
 
 def _fixed(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
@@ -307,12 +244,8 @@ LEVERS = {
         _up_to(lambda subject: subject.variants.stage_count), _split,
     ),
     "quantisation": Lever(
-        "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "policy",
-        _up_to(lambda subject: len(subject.variants.tiers(False))), partial(_quantised, False),
-    ),
-    "static_quantisation": Lever(
-        "networks of fewer bits, activations scaled beforehand; the tier, 0 for none", "policy",
-        _up_to(lambda subject: len(subject.variants.tiers(True))), partial(_quantised, True),
+        "networks of fewer bits; the tier, 0 for none", "policy", _up_to(lambda subject: len(subject.variants.tiers)),
+        _quantised,
     ),
     "window": Lever(
         "observations a VQ-BeT looks at", "codes",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -12,27 +11,26 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
-from specact.errors import ConfigError, ObservationError
+from specact.errors import ConfigError, ObservationError, unknown_name
 from specact.gates.settings import GateSettings
 from specact.lab.data.locks import locked
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
 from specact.lab.evaluation.calibrate import calibration_episodes, find_threshold
-from specact.lab.rollout.folder import JsonLines, Row
+from specact.lab.evaluation.cost import median_ms
+from specact.lab.rollout.folder import JsonLines, Row, RunFolder
 from specact.lab.rollout.history import ObservationSampler
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import check_weights, episode_seed
+from specact.lab.rollout.rollout import check_weights
 from specact.lab.rollout.steps import REASONS
-from specact.lab.tised.drivers import ON_BOARD, Circumstances, Driver, OnDecision, PairDriver, PolicyDriver, SplitDriver
-from specact.lab.tised.hardware import load_hardware
-from specact.lab.tised.levers import Setting
-from specact.lab.tised.records import CALIBRATIONS, EPISODES, sweep_folder
+from specact.lab.tised.drivers import ON_BOARD, OnDecision, PairDriver, PolicyDriver, Setting, SplitDriver, Trial
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
-from specact.records import Count, NotNegative, Seed, check_fields
+from specact.records import Count, NotNegative, Positive, Record, Seed, check_fields, read_toml
 from specact.types import Decision
 
 Progress = Callable[[str, int, int], None]
@@ -41,44 +39,78 @@ Key = tuple[object, ...]
 # The columns that identify a setting at one place of a sweep.
 PLACE = ("lever", "strength", "pace", "idle", "hardware", "link")
 ROUNDS = 3
+CALIBRATIONS, EPISODES = "calibrations.jsonl", "episodes.jsonl"
+
+
+class HardwareProfile(Record, frozen=True):
+    """An emulated platform.
+
+    Attributes:
+        kappa: its latency divided by that of the machine on which latency is measured.
+        about: description, and whether kappa is measured, derived or chosen.
+    """
+
+    kappa: Positive
+    about: str
+
+
+def load_hardware(name: str) -> tuple[str, HardwareProfile]:
+    """A profile with its name in the file.
+
+    Args:
+        name: one of :func:`named_hardware`; ``PATH.toml:NAME`` for a profile in a file; ``PATH.toml`` for a file with
+            one profile.
+
+    Raises:
+        ConfigError: for an unknown name, or a file that cannot be used.
+    """
+    path, _, chosen = (name, "", "") if name.endswith(".toml") else name.rpartition(":")
+    profiles = _read_hardware(Path(path)) if path else named_hardware()
+    if not chosen and len(profiles) == 1:
+        (chosen,) = profiles
+    if not chosen:
+        names = ", ".join(sorted(profiles))
+        raise ConfigError(f"{name} has {len(profiles)} profiles; choose one with {name}:NAME, NAME one of {names}")
+    if chosen not in profiles:
+        raise unknown_name("hardware", chosen, profiles)
+    return chosen, profiles[chosen]
+
+
+def named_hardware() -> dict[str, HardwareProfile]:
+    """The built-in profiles by name."""
+    return _read_hardware(Path(__file__).with_name("hardware.toml"))
+
+
+def _read_hardware(path: Path) -> dict[str, HardwareProfile]:
+    profiles = read_toml(path, dict[str, HardwareProfile], "hardware profiles")
+    if not profiles:
+        raise ConfigError(f"{path} has no hardware profile; a profile is a table [NAME] with kappa and about")
+    return profiles
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The settings of a sweep.
+    """The settings of a sweep: every setting at every place, on the same episodes."""
 
-    Attributes:
-        fingerprint: of the drivers' bundle.
-        settings: every lever at every strength.
-        task, paces: the world, and its rates of change.
-        hardware: profiles, see :func:`~specact.lab.tised.hardware.load_hardware`.
-        links: to the server; see :func:`~specact.links.link.load_link`.
-        episodes: paired, of every setting at every place.
-        seed: random seed.
-        idles: idle modes of the robot, see :class:`~specact.lab.envs.moving.MovingWorld`.
-        calibration: episodes per round of a gate's calibration, and for its held-out check.
-        target_ms: accounted time of the server's inference, independent of the robot's hardware; None for the measured
-            time on the robot's hardware.
-    """
-
-    fingerprint: str
-    settings: tuple[Setting, ...]
+    fingerprint: str  # of the drivers' bundle
+    settings: tuple[Setting, ...]  # every lever at every strength
     task: str
-    paces: tuple[NotNegative, ...]
-    hardware: tuple[str, ...]
-    links: tuple[str, ...]
+    paces: tuple[NotNegative, ...]  # the world's rates of change
+    hardware: tuple[str, ...]  # profiles, see load_hardware
+    links: tuple[str, ...]  # to the server, see load_link
     episodes: Count
     seed: Seed = 0
-    idles: tuple[Idle, ...] = ("hold",)
-    calibration: Count = 40
+    idles: tuple[Idle, ...] = ("hold",)  # the robot's behaviour while it waits, see MovingWorld
+    calibration: Count = 40  # episodes per round of a gate's calibration, and for its held-out check
+    # Accounted time of the server's inference, independent of the robot's hardware; None for the measured time on it.
     target_ms: NotNegative | None = None
 
     def __post_init__(self) -> None:
         if not (self.settings and self.paces and self.idles and self.hardware and self.links):
             raise ConfigError("a sweep needs at least one lever, pace, way to idle, hardware and link")
         check_fields(self)
-        if not all(0.0 <= pace < math.inf for pace in self.paces):
-            raise ConfigError(f"paces must be at least 0 and finite, got {', '.join(map(str, self.paces))}")
+        if not all(map(math.isfinite, self.paces)):
+            raise ConfigError(f"paces must be finite, got {', '.join(map(str, self.paces))}")
         task = load_task(self.task)
         if any(self.paces) and task.pace is None:
             raise ConfigError(f"nothing in task {self.task!r} moves by itself, so its pace must be 0; got {self.paces}")
@@ -94,59 +126,22 @@ class Sweep:
             raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """The settings of one episode.
-
-    Attributes:
-        lever, strength: name and strength of the lever.
-        driver: the policy.
-        task, pace: the world.
-        idle: the robot's behaviour while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
-        hardware, kappa: the profile, and its factor on latency.
-        link: see :func:`~specact.links.link.load_link`; ``none`` for a policy on the robot.
-        latencies_s: of the driver's parts on this hardware [s].
-        episode, seed: they determine the initial state, for all settings.
-        fingerprint: expected one of the driver's bundle.
-    """
-
-    lever: str
-    strength: float
-    driver: Driver
-    task: str
-    pace: float
-    idle: Idle
-    hardware: str
-    kappa: float
-    link: str
-    latencies_s: tuple[float, ...]
-    episode: int
-    seed: int
-    fingerprint: str
-
-    @property
-    def row(self) -> Row:
-        """The row's columns of the setting."""
-        execution = self.driver.execution
-        names = ("lever", "strength", "task", "pace", "idle", "hardware", "kappa", "link", "episode")
-        return {name: getattr(self, name) for name in names} | {
-            "execution": "pair" if execution is None else execution.kind,
-            "overlap": 0 if execution is None else execution.overlap,
-            "execute": 0 if execution is None else execution.execute,
-        }
-
-    def key(self, *more: str) -> Key:
-        """What identifies it among trials of its place, or with more columns."""
-        return tuple(getattr(self, name) for name in (*PLACE, *more))
+def sweep_folder(path: Path) -> RunFolder:
+    """The folder of a sweep."""
+    return RunFolder(path, "sweep")
 
 
 def run_trial(trial: Trial, *, on_decision: OnDecision | None = None) -> Row:
-    """Runs the episode; returns a row of the setting and the :class:`~specact.lab.rollout.episode.Episode`."""
-    check_weights(trial.driver.bundle, trial.driver.fingerprint, trial.fingerprint)
-    world = _world(trial.task, trial.pace, trial.idle, trial.driver.observation)
-    start = episode_seed(trial.seed, trial.episode, world.task)
-    at = Circumstances(trial.link, trial.latencies_s, start, trial.seed, trial.episode, on_decision)
-    return trial.row | {"static": world.static} | asdict(trial.driver.run(world, at))
+    """Runs the episode; returns a row of the setting and the :class:`~specact.lab.rollout.episode.Episode`.
+
+    Args:
+        trial: which episode.
+        on_decision: called with a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
+    """
+    driver = trial.setting.driver
+    check_weights(driver.bundle, driver.fingerprint, trial.fingerprint)
+    world = _world(trial.task, trial.pace, trial.idle, driver.observation)
+    return trial.row | {"static": world.static} | asdict(driver.run(world, trial, on_decision))
 
 
 @cache
@@ -159,14 +154,7 @@ def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, comman
     """Runs a sweep and writes ``manifest.json``, ``calibrations.jsonl``, and ``episodes.jsonl``, a line per episode.
 
     Gates with a rate are calibrated first, at every place. A stopped sweep resumes; a kill loses only the running
-    episodes.
-
-    Args:
-        sweep: its settings.
-        out: its folder.
-        progress: called with (stage, done, total).
-        pool: worker pool.
-        command: recorded in the manifest.
+    episodes. ``progress`` is called with (stage, done, total); ``command`` is recorded in the manifest.
 
     Raises:
         ConfigError: if ``out`` holds another sweep, is locked by another process, or a policy does not fit an execution
@@ -176,12 +164,17 @@ def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, comman
     with locked(out):
         manifest = sweep_folder(out).claim(_request(sweep), command, partial(_measured, sweep), free=("episodes",))
         trials = list(_trials(sweep, manifest["latency_ms"]))
-        searches = {trial.key(): (trial, sweep.calibration) for trial in trials if _rate(trial) is not None}
+        searches = {_key(trial.row): (trial, sweep.calibration) for trial in trials if _rate(trial) is not None}
         rows = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
-        gates = {tuple(row[name] for name in PLACE): gate_of(row) for row in rows}
-        by_key = {trial.key("episode"): _with_gate(trial, gates) for trial in trials}
+        gates = {_key(row): gate_of(row) for row in rows}
+        by_key = {_key(trial.row, "episode"): _with_gate(trial, gates) for trial in trials}
         told = partial(progress, f"{sweep.task}, episodes")
         _finish(by_key, run_trial, (*PLACE, "episode"), out / EPISODES, pool, told)
+
+
+def _key(row: Row, *more: str) -> Key:
+    """What identifies a row at its place, or with more columns."""
+    return tuple(row[name] for name in (*PLACE, *more))
 
 
 def _finish(
@@ -206,14 +199,19 @@ def _finish(
 
 
 def _rate(trial: Trial) -> float | None:
-    return trial.driver.rate if isinstance(trial.driver, PairDriver) else None
+    driver = trial.setting.driver
+    return driver.rate if isinstance(driver, PairDriver) else None
+
+
+def with_gate(trial: Trial, gate: GateSettings) -> Trial:
+    """The trial with another gate."""
+    driver: Any = trial.setting.driver
+    return replace(trial, setting=replace(trial.setting, driver=replace(driver, gate=gate)))
 
 
 def _with_gate(trial: Trial, gates: Mapping[Key, GateSettings]) -> Trial:
     """The trial with the calibrated gate of its place, if it needs one."""
-    if not isinstance(trial.driver, PairDriver) or trial.driver.rate is None:
-        return trial
-    return replace(trial, driver=replace(trial.driver, gate=gates[trial.key()]))
+    return trial if _rate(trial) is None else with_gate(trial, gates[_key(trial.row)])
 
 
 def calibrate_gate(search: tuple[Trial, int]) -> Row:
@@ -229,12 +227,12 @@ def calibrate_gate(search: tuple[Trial, int]) -> Row:
         A row with the place, the gate, and the rates on held-out episodes.
     """
     trial, episodes = search
-    driver: Any = trial.driver
+    driver: Any = trial.setting.driver
     sent: list[bool] = []
 
     def roll(settings: GateSettings, number: int) -> dict[str, np.ndarray]:
         steps: list[tuple[Decision, bool]] = []
-        tried = replace(trial, driver=replace(driver, gate=settings))
+        tried = with_gate(trial, settings)
         for episode in calibration_episodes(number, ROUNDS, episodes):
             run_trial(replace(tried, episode=episode), on_decision=lambda *decided: steps.append(decided))
         sent[:] = [decision.transmit for decision, _ in steps]
@@ -255,21 +253,19 @@ def calibrate_gate(search: tuple[Trial, int]) -> Row:
 
 def gate_of(row: Row) -> GateSettings:
     """The calibrated gate of a row."""
-    gate = dict(row["gate"])
-    options = tuple((name, value) for name, value in gate.pop("options"))
-    return GateSettings(**gate, options=options)
+    return msgspec.convert(row["gate"], GateSettings)
 
 
 def _trials(sweep: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Trial]:
     """All trials, episode by episode, so that a stopped sweep covers all settings."""
     profiles = [load_hardware(name) for name in sweep.hardware]
     every = product(range(sweep.episodes), sweep.paces, sweep.idles, profiles, sweep.settings)
-    for episode, pace, idle, profile, setting in every:
+    for episode, pace, idle, (hardware, profile), setting in every:
         latencies_s = _latencies_s(sweep, setting, latency_ms[setting.label], profile.kappa)
         for link in sweep.links if setting.driver.offloads else (ON_BOARD,):
             yield Trial(
-                setting.lever, setting.strength, setting.driver, sweep.task, pace, idle, profile.name, profile.kappa,
-                link, latencies_s, episode, sweep.seed, sweep.fingerprint,
+                setting, sweep.task, pace, idle, hardware, profile.kappa, link, latencies_s, episode, sweep.seed,
+                sweep.fingerprint,
             )  # fmt: skip
 
 
@@ -288,23 +284,14 @@ def _measured(sweep: Sweep) -> dict[str, Any]:
     return {"baselines": baselines, "latency_ms": measure_settings(sweep.settings)}
 
 
-def measure_settings(settings: Sequence[Setting], rounds: int = 60, warm_up: int = 10) -> dict[str, list[float]]:
+def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
     """Median time of the parts of each setting at batch 1 on this machine [ms], by the setting's label.
 
     Every part is measured once, so settings that share one have the same time; the measurements alternate.
     """
     parts = dict.fromkeys(part for setting in settings for part in setting.driver.parts)
-    calls = {(driver, name): driver.call(name) for driver, name in parts}
-    times_ms: dict[tuple[Driver, str], list[float]] = {part: [] for part in calls}
-    for _ in range(rounds):
-        for part, call in calls.items():
-            started = time.perf_counter()
-            call()
-            times_ms[part].append(1e3 * (time.perf_counter() - started))
-    return {
-        setting.label: [float(np.median(times_ms[part][warm_up:])) for part in setting.driver.parts]
-        for setting in settings
-    }
+    times_ms = median_ms({(driver, name): driver.call(name) for driver, name in parts}, repeats=50)
+    return {setting.label: [times_ms[part] for part in setting.driver.parts] for setting in settings}
 
 
 def _check(sweep: Sweep) -> None:

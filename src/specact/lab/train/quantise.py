@@ -6,28 +6,21 @@ A lever of TISED: each tier quantises one more group of layers than the previous
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
-from specact.errors import ConfigError
-from specact.families.chunks.flow import FlowBundle, integrate
-from specact.families.chunks.policy import Chunk
-from specact.families.codes.pair import CodeParts
 from specact.files import write_whole
 from specact.lab.train.export import forget_sources, store_as_half
-from specact.observation import Window
 
 
 def folded(file: Path) -> onnx.ModelProto:
@@ -146,8 +139,8 @@ def _meets(
     return False
 
 
-Method = Literal["int8_dynamic", "int8_static", "int4"]
-Feeds = Mapping[str, NDArray[np.generic]]
+# 8-bit weights, a scale per output, or 4-bit weights, a scale per 32; 8-bit activations, scaled as they come.
+Method = Literal["int8_dynamic", "int4"]
 
 # Unsigned, like the activations. With signed weights a processor without VNNI adds two products in 16 bits, which
 # saturates: the error of an 8-bit network is then seven times as large.
@@ -158,57 +151,32 @@ _BLOCK = 32
 _INT8_PRODUCTS = 4
 
 
-@dataclass(frozen=True)
-class Tier:
-    """A degree of quantisation.
-
-    Attributes:
-        name: such as ``int4_dynamic-mlps``: fewest bits, activation scaling of 8-bit layers, last quantised group.
-        methods: of every quantised group. ``int8_dynamic``: 8-bit weights, a scale per output; 8-bit activations,
-            scaled dynamically. ``int8_static``: the same with the activations' scales calibrated on given inputs.
-            ``int4``: 4-bit weights, a scale per 32; 8-bit activations, scaled dynamically.
-    """
-
-    name: str
-    methods: Mapping[Group, Method]
-
-
-def tiers(eight: Literal["int8_dynamic", "int8_static"] = "int8_dynamic") -> tuple[Tier, ...]:
-    """Eight tiers from mild to strong: group by group to 8 bits, then group by group to 4.
-
-    Args:
-        eight: method of 8-bit layers.
-    """
-    all_tiers = []
+def _tiers() -> Iterator[tuple[str, Mapping[Group, Method]]]:
     methods: dict[Group, Method] = {}
-    passes: tuple[tuple[Method, str], ...] = ((eight, eight), ("int4", eight.replace("int8", "int4")))
+    passes: tuple[tuple[Method, str], ...] = (("int8_dynamic", "int8_dynamic"), ("int4", "int4_dynamic"))
     for method, name in passes:
         for group in GROUPS:
             methods = methods | {group: method}
-            all_tiers.append(Tier(f"{name}-{group}", methods))
-    return tuple(all_tiers)
+            yield f"{name}-{group}", methods
 
 
-def quantise(source: Path, out: Path, tier: Tier, calibration: Sequence[Feeds] = ()) -> Path:
-    """Writes a quantised variant of a bundle's network to ``out``; inputs and outputs are unchanged.
+# Eight tiers from mild to strong, group by group to 8 bits, then to 4: the method of every quantised group, by a name
+# such as ``int4_dynamic-mlps``: fewest bits, and last quantised group.
+TIERS = dict(_tiers())
 
-    The method ``int8_static`` needs calibration: inputs by name, of typical observations.
-    """
+
+def quantise(source: Path, out: Path, tier: Mapping[Group, Method]) -> Path:
+    """Writes a quantised variant of a bundle's network to ``out``; inputs and outputs are unchanged."""
     model = folded(source)
     nodes: dict[Method, list[str]] = {}
     for name, group in layer_groups(model).items():
-        if group in tier.methods:
-            nodes.setdefault(tier.methods[group], []).append(name)
-    if "int8_static" in nodes and not calibration:
-        raise ConfigError(f"tier {tier.name!r} needs typical inputs to calibrate the scales of activations; pass some")
+        if group in tier:
+            nodes.setdefault(tier[group], []).append(name)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".quantising-", dir=out.parent) as folder, _quiet():
         half_done = Path(folder) / out.name
         if "int4" in nodes:
             model = _to_int4(model, nodes["int4"])
-        if "int8_static" in nodes:
-            _to_static_int8(model, half_done, nodes["int8_static"], calibration)
-            model = onnx.load(half_done)
         if "int8_dynamic" in nodes:
             extra = {"MatMulConstBOnly": True}
             quantize_dynamic(
@@ -232,24 +200,6 @@ def _to_int4(model: onnx.ModelProto, nodes: list[str]) -> onnx.ModelProto:
     return made
 
 
-def _to_static_int8(model: onnx.ModelProto, out: Path, nodes: list[str], calibration: Sequence[Feeds]) -> None:
-    quantize_static(
-        model, out, _Inputs(calibration), op_types_to_quantize=["MatMul"], per_channel=True,
-        activation_type=QuantType.QUInt8, weight_type=_WEIGHTS, nodes_to_quantize=nodes,
-        extra_options={"MatMulConstBOnly": True},
-    )  # fmt: skip
-
-
-class _Inputs(CalibrationDataReader):  # type: ignore[misc]
-    """Calibration inputs for ONNX Runtime's tools."""
-
-    def __init__(self, feeds: Sequence[Feeds]) -> None:
-        self._feeds = iter(feeds)
-
-    def get_next(self) -> Feeds | None:
-        return next(self._feeds, None)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silences the tools, which log to the root logger."""
@@ -259,32 +209,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def typical_inputs(
-    bundle: CodeParts | FlowBundle, windows: Sequence[Window], steps: int = 10
-) -> dict[str, list[Feeds]]:
-    """Inputs of every network that can be quantised, by part and then by name, at batch 1.
-
-    Each of the Euler steps gives the expert's inputs once.
-    """
-    if isinstance(bundle, CodeParts):
-        return {
-            "draft": [bundle.draft.inputs.stack([window]) for window in windows],
-            "target": [bundle.target.inputs.stack([window]) for window in windows],
-        }
-    networks, spec, rng = bundle.networks, bundle.spec, np.random.default_rng(0)
-    inputs: dict[str, list[Feeds]] = {"encoder": [], "prefix": [], "expert": []}
-    for window in windows:
-        inputs["encoder"].append(spec.observation.stack([window]))
-        inputs["prefix"].append({"tokens": networks.tokens([window])})
-        cache = networks.cache([window])
-
-        def velocity(x: Chunk, time: float, cache: Chunk = cache) -> Chunk:
-            chunks, times = x[None], np.array([time], np.float32)
-            inputs["expert"].append({"chunk": chunks, "time": times, "cache": cache})
-            found: Chunk = networks.velocity(chunks, times, cache)[0]
-            return found
-
-        integrate(velocity, rng.standard_normal((spec.chunk, spec.actions), dtype=np.float32), steps)
-    return inputs

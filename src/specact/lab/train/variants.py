@@ -7,7 +7,7 @@ observations are unknown.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from typing import Any
 from specact.families.chunks.flow import NETWORKS, FlowBundle
 from specact.families.codes.pair import PARTS, CodeParts
 from specact.lab.train.codes import export_policy
-from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
+from specact.lab.train.quantise import TIERS, quantise
 from specact.lab.train.rebuild import Role, rebuild
 from specact.lab.train.split import count_stages, split_bundle
-from specact.observation import Window
 from specact.pair import Pair
 
 
@@ -31,21 +30,19 @@ def prune_history(bundle: CodeParts, window: int, out: Path, role: Role = "targe
     return out
 
 
-_DYNAMIC, _STATIC = tiers("int8_dynamic"), tiers("int8_static")
-_TIERS = {tier.name: tier for tier in (*_STATIC, *_DYNAMIC)}
-
-
 class BundleVariants:
     """Quantised, pruned and split networks of one bundle: first their paths, and the files with :meth:`make`.
 
     Args:
         bundle: a pair of action codes or a flow policy; other pairs have no variants.
         folder: of the variants.
-        windows: makes typical observations of the policy; called only if a tier needs them.
     """
 
-    def __init__(self, bundle: Pair[Any] | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
-        self._made_of, self._folder, self._windows = bundle, folder, windows
+    #: Names of the tiers of quantisation, from the mildest to the strongest.
+    tiers = tuple(TIERS)
+
+    def __init__(self, bundle: Pair[Any] | FlowBundle, folder: Path) -> None:
+        self._made_of, self._folder = bundle, folder
         # By the file that is written last: what writes it.
         self._requested: dict[Path, Callable[[], object]] = {}
 
@@ -61,17 +58,13 @@ class BundleVariants:
         assert isinstance(made_of, CodeParts | FlowBundle), "levers see to it"
         return made_of
 
-    def tiers(self, static: bool) -> tuple[str, ...]:
-        """Names of the tiers, from the mildest to the strongest; static ones calibrate the activations' scales."""
-        return tuple(tier.name for tier in (_STATIC if static else _DYNAMIC))
-
     def quantised(self, tier: str) -> Mapping[str, Path]:
         """The networks of a tier, by part: ``target`` of a pair; encoder, prefix and expert of a flow policy."""
         files = {"target": PARTS["target"]} if isinstance(self._bundle, CodeParts) else dict(NETWORKS)
         files.pop("guide", None)  # inpainting is a lever of its own
         paths = {part: self._folder / tier / file for part, file in files.items()}
         for part, file in paths.items():
-            self._requested[file] = partial(self._quantise, tier, part, file)
+            self._requested[file] = partial(quantise, self._bundle.files[part], file, TIERS[tier])
         return paths
 
     def windowed(self, window: int) -> Path:
@@ -93,14 +86,6 @@ class BundleVariants:
         """Number of stages of the pair's target."""
         return count_stages(self._bundle.path)
 
-    def _quantise(self, tier: str, part: str, file: Path) -> None:
-        needs_inputs = "int8_static" in _TIERS[tier].methods.values()
-        quantise(self._bundle.files[part], file, _TIERS[tier], self._typical[part] if needs_inputs else ())
-
     def _split(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # of a split that was interrupted
         split_bundle(self._bundle.path, folder)
-
-    @cached_property
-    def _typical(self) -> dict[str, list[Feeds]]:
-        return typical_inputs(self._bundle, self._windows())

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from specact.lab.evaluation.metrics import Table
-from specact.lab.tised.prediction import success_rate
-from specact.lab.tised.timing import age_s, chunk_s, exact_task_s, stall_s
+from specact.lab.tised.equations import age_s, chunk_s, exact_task_s, stall_s
 
 STEPS = (10, 5, 2, 1)
 BASELINES = {"steps": 10.0, "overlap": 0.0}
@@ -48,7 +48,7 @@ def episodes(
     hard = np.random.default_rng(seed).random((2, count))
     own = np.random.default_rng([seed, int(1000 * strength), int(kappa), int(1000 * pace), overlap])
     age = float(age_s(each_s, ACTION_S, overlap=overlap))
-    success = hard[0] < success_rate(odds, response * pace * age)
+    success = hard[0] < expit(odds - response * pace * age)
     n = np.maximum(1, np.rint(chunks * (0.7 + 0.6 * hard[1]) * own.normal(1.0, 0.05, count)))
     task_s = exact_task_s(n, each_s, ACTION_S, EXECUTE, overlap=overlap)
     success &= task_s <= LIMIT_S

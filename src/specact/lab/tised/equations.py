@@ -1,0 +1,220 @@
+"""The time of a chunk and of a task under two kinds of lever, and the sweet spot of a lever (TISED, equations 1 to 14).
+
+A policy-intrinsic lever reduces the inference time ``T_inf`` to ``alpha T_inf``. An execution-aware lever starts the
+next inference ``m`` actions before the chunk ends, so that their execution hides it. The paper treats each alone; here
+they can be combined, as a policy of inference time ``alpha T_inf`` with overlap ``m``.
+
+All arguments are ``[...]`` and broadcast, all results are float64 arrays of their common shape, and values outside
+their ranges raise :exc:`ConfigError`: ``inference_s``, T_inf >= 0, latency of one full inference [s]; ``action_s``,
+T_act > 0, duration of one action [s]; ``actions``, n >= 1, executed per chunk; ``alpha`` in (0, 1], remaining share of
+the inference time; ``overlap``, m in 0..n, actions whose execution hides the next inference; ``chunks``, N to
+completion, of which a mean over episodes need not be whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specact.errors import ConfigError
+from specact.types import Floats
+
+
+def relative_latency(inference_s: ArrayLike, action_s: ArrayLike) -> Floats:
+    """``rho = T_inf / T_act`` ``[...]``: the number of actions that take as long as one inference."""
+    return np.asarray(_latency(inference_s) / _action(action_s))
+
+
+def chunk_s(
+    inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
+) -> Floats:
+    """``T_chunk = n T_act + max(0, alpha T_inf - m T_act)`` ``[...]`` [s].
+
+    With ``alpha = 1`` and ``m = 0`` it is T_0, equation (1); with ``m = 0`` equation (2); with ``alpha = 1`` equation
+    (3), the same as in VLASH (all three given). The first chunk takes longer, see :func:`exact_task_s`.
+    """
+    n = _actions(actions)
+    _overlap(overlap, n)
+    return np.asarray(n * _action(action_s) + stall_s(inference_s, action_s, alpha, overlap))
+
+
+def chunk_speedup(
+    inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
+) -> Floats:
+    """``T_0 / T_chunk`` ``[...]`` (2, given), at least 1.
+
+    In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
+    """
+    return np.asarray(chunk_s(inference_s, action_s, actions) / chunk_s(inference_s, action_s, actions, alpha, overlap))
+
+
+def speedup_bound(inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike) -> Floats:
+    """``(rho + n) / n`` ``[...]``, the bound of :func:`chunk_speedup`: no lever shortens the actions (8, derived)."""
+    n = _actions(actions)
+    return np.asarray((relative_latency(inference_s, action_s) + n) / n)
+
+
+def task_s(chunks: ArrayLike, each_s: ArrayLike) -> Floats:
+    """``T_task = N T_chunk`` ``[...]`` [s] (4, given)."""
+    n = _checked("the number of chunks N must be finite and at least 0", chunks, lambda n: (n >= 0.0) & (n < np.inf))
+    return np.asarray(n * _positive("the time of a chunk [s]", each_s))
+
+
+def exact_task_s(
+    chunks: ArrayLike, inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0,
+    overlap: ArrayLike = 0,
+) -> Floats:  # fmt: skip
+    """``T_task = N T_chunk + min(alpha T_inf, m T_act)`` ``[...]`` [s] (4, exact form, derived).
+
+    The first inference cannot be hidden, so overlap saves time ``N - 1`` times instead of ``N`` times.
+    """
+    each = chunk_s(inference_s, action_s, actions, alpha, overlap)
+    hidden = np.minimum(_alpha(alpha) * _latency(inference_s), _overlap(overlap) * _action(action_s))
+    return np.asarray(task_s(_positive("the number of chunks N", chunks), each) + hidden)
+
+
+def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
+    """``tau = max(0, alpha T_inf - m T_act)`` ``[...]`` [s]: how long the robot waits for a chunk (6, derived).
+
+    This is not the age of the chunk's observation, see :func:`age_s`.
+    """
+    left = _alpha(alpha) * _latency(inference_s) - _overlap(overlap) * _action(action_s)
+    return np.asarray(np.maximum(0.0, left))
+
+
+def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
+    """``max(alpha T_inf, m T_act)`` ``[...]`` [s]: age of a chunk's observation when its first action starts (derived).
+
+    Deeper overlap shortens the stall and makes the observation older; the two are equal only without overlap.
+    """
+    inference = _alpha(alpha) * _latency(inference_s)
+    return np.asarray(np.maximum(inference, _overlap(overlap) * _action(action_s)))
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """The speedup of a task as a product: fewer chunks times faster chunks (5, given).
+
+    Attributes:
+        chunk_speedup: ``T_chunk,0 / T_chunk``; above 1 each chunk is faster.
+        chunks_ratio: ``N_0 / N``; below 1 the task needs more chunks.
+    """
+
+    chunk_speedup: float
+    chunks_ratio: float
+
+    @property
+    def task_speedup(self) -> float:
+        """``(N_0 / N) * chunk speedup``; below 1 the task is slower, with faster chunks the paradox of the paper."""
+        return self.chunks_ratio * self.chunk_speedup
+
+    def explain(self) -> str:
+        """The decomposition as a sentence, with the growth of N at which the lever breaks even."""
+        break_even = f"it breaks even at {self.chunk_speedup:.3f} times as many"
+        return (
+            f"a chunk is {_times(self.chunk_speedup, 'as fast')} and the task needs "
+            f"{_times(1.0 / self.chunks_ratio, 'as many chunks')} ({break_even}): the task is "
+            f"{_times(self.task_speedup, 'as fast')}"
+        )
+
+
+def decompose(chunks_before: float, before_s: float, chunks: float, after_s: float) -> Decomposition:
+    """Decomposes the speedup of a lever over its baseline (5, given); exact by construction.
+
+    Args:
+        chunks_before, before_s: N_0 and T_task,0 [s] of the baseline, means over its successful trials (31, given).
+        chunks, after_s: N and T_task [s] with the lever, likewise.
+    """
+    n_0, n = (float(_positive("the number of chunks N", value)) for value in (chunks_before, chunks))
+    t_0, t = (float(_positive("the time of a task [s]", value)) for value in (before_s, after_s))
+    return Decomposition((t_0 / n_0) / (t / n), n_0 / n)
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best setting of a lever, its sweet spot.
+
+    Attributes:
+        where: the setting: m, or another lever's strength.
+        value: task time [s] or success there.
+        interior: whether it is better than both the weakest and the strongest setting, by more than rounding.
+        conditions: the first difference, and the largest (minimum) or smallest (maximum) of all. A first value below 0
+            and a second above 0 suffice for an interior local minimum (14), the reverse for a maximum (20, by analogy);
+            they are not necessary: a curve can dip twice. NaN for a single setting.
+    """
+
+    where: float
+    value: float
+    interior: bool
+    conditions: tuple[float, float]
+
+
+def optimum(settings: ArrayLike, values: ArrayLike, best: Literal["least", "most"]) -> Optimum:
+    """The best of all settings, by exhaustive search; of equally good ones the weakest.
+
+    Args:
+        settings: ``[S]``, the weakest first.
+        values: task time [s], to be minimised (``least``), or success, to be maximised (``most``), ``[S]``.
+        best: which of the two. Differences of task time are those of (13), ``dN(m) T_chunk(m+1) + N(m) dT_chunk(m)``.
+
+    Raises:
+        ConfigError: for arrays that do not fit together, or values that are not finite.
+    """
+    where, found = np.asarray(settings, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if where.ndim != 1 or where.shape != found.shape or not len(where) or not np.isfinite(found).all():
+        raise ConfigError(f"a curve needs one finite value for each of its settings, got {found} for {where}")
+    loss, steps = found if best == "least" else -found, np.diff(found)
+    chosen, end = int(np.argmin(loss)), float(min(loss[0], loss[-1]))
+    conditions = float("nan"), float("nan")
+    if len(steps):
+        conditions = float(steps[0]), float(steps.max() if best == "least" else steps.min())
+    interior = bool(end - loss[chosen] > 1e-12 * abs(end))  # above the rounding error of values that are equal
+    return Optimum(float(where[chosen]), float(found[chosen]), interior, conditions)
+
+
+def _times(factor: float, what: str) -> str:
+    return what if abs(factor - 1.0) < 0.005 else f"{factor:.3f} times {what}"
+
+
+def _latency(inference_s: ArrayLike) -> Floats:
+    must = "the inference time T_inf [s] must be finite and at least 0"
+    return _checked(must, inference_s, lambda seconds: (seconds >= 0.0) & (seconds < np.inf))
+
+
+def _action(action_s: ArrayLike) -> Floats:
+    return _positive("the duration of an action T_act [s]", action_s)
+
+
+def _actions(actions: ArrayLike) -> Floats:
+    must = "a chunk must have a whole number of actions, at least 1"
+    return _checked(must, actions, lambda n: _whole(n) & (n >= 1.0))
+
+
+def _alpha(alpha: ArrayLike) -> Floats:
+    must = "alpha, the remaining share of the full inference time, must lie in (0, 1]"
+    return _checked(must, alpha, lambda share: (share > 0.0) & (share <= 1.0))
+
+
+def _overlap(overlap: ArrayLike, actions: ArrayLike = np.inf) -> Floats:
+    must = "the overlap must be a whole number of actions, at least 0 and at most those of the chunk"
+    return _checked(must, overlap, lambda m: _whole(m) & (m >= 0.0) & (m <= np.asarray(actions)))
+
+
+def _positive(what: str, value: ArrayLike) -> Floats:
+    return _checked(f"{what} must be positive and finite", value, lambda values: (values > 0.0) & (values < np.inf))
+
+
+def _whole(values: Floats) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(values) & (values == np.rint(values)))
+
+
+def _checked(must: str, value: ArrayLike, allowed: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
+    values = np.asarray(value, dtype=np.float64)
+    if not np.all(allowed(values)):
+        shown = f"{values.item():g}" if values.ndim == 0 else np.array2string(values, threshold=6)
+        raise ConfigError(f"{must}, got {shown}")
+    return values
