@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from specact.errors import ConfigError, unknown_name
 from specact.execution.strategy import Execution, Kind
@@ -18,9 +18,6 @@ from specact.pair import Pair
 from specact.systems.flash import FLASH, ROUNDS
 from specact.systems.freqcache import FREQCACHE, Reuse
 
-if TYPE_CHECKING:
-    from specact.lab.train.variants import BundleVariants
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -29,13 +26,13 @@ class Subject:
     Attributes:
         bundle: a pair, or a flow policy alone.
         execute: n, executed actions of a chunk.
-        variants: cheaper variants of its networks.
+        variants: cheaper variants of its networks, :class:`~specact.lab.train.variants.BundleVariants`.
         steps: Euler steps of a flow policy, where they are not the lever.
     """
 
     bundle: FlowBundle | Pair[Any]
     execute: int
-    variants: BundleVariants
+    variants: Any
     steps: int = 10
 
     @property
