@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from experiments.tised.optima import PlacedOptimum, decisive
 from specact.lab.tised.analysis import Cell, LeverContrast, Place, in_words
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 # Family-wise error rate of a sweep.
 LEVEL = 0.05
 # Minimum speed-up that counts as a faster chunk.
@@ -49,17 +47,17 @@ def find_all(
     deciding = [spot for spot in spots if spot.end_point == decisive(spot.place) and len(spot.strengths) > 1]
     by_place = {spot.place: spot for spot in deciding}
     findings = []
-    for place, rows in grouped(contrasts, lambda row: row.place):
+    for place, rows in _grouped(contrasts, lambda row: row.place):
         findings.append(
             _finding_1(rows, by_place[place]) if place.static else _finding_2(rows, by_place[place], cells, contrasts)
         )
     dynamic = [spot for spot in deciding if not spot.place.static]
-    for (family, machine), row in grouped(dynamic, lambda spot: (_family(spot.place), spot.place.machine)):
+    for (family, machine), row in _grouped(dynamic, lambda spot: (_family(spot.place), spot.place.machine)):
         if len(row) > 1:
             seen, words = _optimum_moves([(spot, f"pace {spot.place.pace:g}") for spot in row])
             lever, task, idle = family
             findings.append(Finding(2, f"{lever} on {task}, idle {idle}, over the pace, {machine}", seen, words))
-    for (lever, world), row in grouped(deciding, lambda spot: (spot.place.lever, spot.place.world)):
+    for (lever, world), row in _grouped(deciding, lambda spot: (spot.place.lever, spot.place.world)):
         if len(row) > 1:
             row.sort(key=lambda spot: spot.inference_s)
             seen, words = _optimum_moves([(spot, spot.place.machine) for spot in row])
@@ -67,12 +65,11 @@ def find_all(
     return findings
 
 
-def grouped(values: Sequence[Value], key: Callable[[Value], Key]) -> Iterator[tuple[Key, list[Value]]]:
-    """Groups values by key, in the order of the keys' first occurrence."""
-    groups: dict[Key, list[Value]] = {}
+def _grouped(values: Sequence[Any], key: Callable[[Any], Any]) -> Iterable[tuple[Any, list[Any]]]:
+    groups: dict[Any, list[Any]] = {}  # in the order of the keys' first occurrence
     for value in values:
         groups.setdefault(key(value), []).append(value)
-    yield from groups.items()
+    return groups.items()
 
 
 def _finding_1(rows: Sequence[LeverContrast], spot: PlacedOptimum) -> Finding:
