@@ -10,9 +10,9 @@ import numpy as np
 import specact
 from specact import sampling
 from specact.observation import ObservationHistory
+from specact.pair import LocalTarget
 from specact.rng import StepAddress
 from specact.types import Outcome
-from specact.verification import LocalTarget
 
 bundle = specact.load_pair("ball")
 gate = specact.calibrated_gate(bundle, "deviation", rate=0.6)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import specact
-from specact.clock import RealClock
-from specact.fallback import Fallback
 from specact.gates import Always
 from specact.remote import Client, Endpoint, remote_verifier
 from specact.robot import Tick, run_loop
+from specact.safety import Fallback
+from specact.types import Clock
 
 PERIOD_S, TICKS, KILLED_AT = 0.02, 120, 60
 
@@ -58,7 +58,7 @@ try:
         client.connect(timeout=30.0)
         verifier = remote_verifier(client, bundle, deadline_ms=15.0)
         policy = specact.SpeculativePolicy(bundle, Always(), verifier=verifier, fallback=fallback)
-        run_loop(arm, policy, PERIOD_S, RealClock(), lambda: len(ticks) < TICKS, note)
+        run_loop(arm, policy, PERIOD_S, Clock(), lambda: len(ticks) < TICKS, note)
 finally:
     server.kill()
     server.wait()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specact.errors import ConfigError
-from specact.plugins import is_plugin, load_object, make_object
+from specact.imports import is_plugin, load_object, make_object
 
 MODULE = """
 import math

@@ -12,21 +12,19 @@ import pytest
 from msgspec import structs
 
 from specact.bundle.manifest import Manifest
-from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
-from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.fallback import Fallback
+from specact.execution.player import WAIT, LateVerdicts
 from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, executed_codes, take_target
 from specact.families.codes.policy import ActionTokenizer, PolicySpec
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, sample_codes
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.observation import Window, vectors
-from specact.pair import Pair
+from specact.pair import Answer, LocalTarget, Pair, Pending
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, StepStreams, stream
-from specact.types import Miss, OffloadTimes, Origin, Proposal, StepRecord
-from specact.verification import Answer, LocalTarget, Pending
+from specact.safety import Fallback
+from specact.types import Clock, Miss, OffloadTimes, Origin, Proposal, StepRecord, VirtualClock
 
 SEEN = vectors(2, state=1)
 SPEC = PolicySpec(

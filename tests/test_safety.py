@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
-from specact.fallback import Fallback
-from specact.safety import Safety
-from specact.units import ActionRange, ActionUnits
+from specact.safety import Fallback, Safety
+from specact.types import ActionRange, ActionUnits, VirtualClock
 
 STILL = (0.5, -0.5)
 BLIND = ObservationError("the camera is black", "not_finite")

@@ -19,11 +19,11 @@ from specact.gates import Always
 from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.train import train
+from specact.pair import Verifier
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.types import StepRecord
-from specact.verification import Verifier
 
 PLAIN = PolicyRecipe(
     layers=1, heads=2, width=8, head_width=0, steps=30, batch=16, warmup=3, average=0.9, bfloat16=False, snapshot=0.5

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specact.errors import ConfigError
 from specact.families.codes.policy import ActionTokenizer
-from specact.units import ActionUnits
+from specact.types import ActionUnits
 
 RANGE = st.tuples(st.floats(-50, 50, width=32), st.floats(0.0625, 50, width=32))
 

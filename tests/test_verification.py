@@ -5,12 +5,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from specact.clock import VirtualClock
 from specact.lab.rollout.simulated_target import SimulatedTarget
 from specact.observation import Window
+from specact.pair import Answer, LocalTarget, Pending, TargetVerifier, is_valid
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, LocalTarget, Pending, TargetVerifier, is_valid
+from specact.types import Miss, OffloadTimes, Outcome, Proposal, VirtualClock
 
 HERE = StepAddress(1, 2, 3, 4)
 WINDOW = Window({"state": np.zeros((1, 1), np.float32)})

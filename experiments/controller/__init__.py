@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
 from experiments.tables import interval_text, markdown
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
-from specact.clock import VirtualClock
 from specact.families.codes.pair import CodeDrafter, CodeVerifier
 from specact.families.codes.policy import CodePolicy
 from specact.families.codes.sampling import CodeDistribution, rejection_probability
@@ -35,9 +34,9 @@ from specact.lab.envs import load_task
 from specact.lab.rollout.rollout import episode_seed
 from specact.links.link import load_link, round_trip
 from specact.observation import Window
+from specact.pair import Answer, Pending
 from specact.rng import Role, StepAddress, stream
-from specact.types import OffloadTimes, StageTimes, StepRecord
-from specact.verification import Answer, Pending
+from specact.types import OffloadTimes, StageTimes, StepRecord, VirtualClock
 
 HERE = Path(__file__).parent
 CHANGE, END, WINDOW = 5_000, 10_000, 200
@@ -113,7 +112,7 @@ class Remote:
         self._sizes = spec.target.nbytes, 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
-        """See :class:`~specact.verification.Target`."""
+        """See :class:`~specact.pair.Target`."""
         return Pending(lambda: self._answer(window))
 
     def _answer(self, window: Window) -> Answer[CodeDistribution]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from specact.pair import Answer, Target
 from specact.rng import Role, StepAddress, StepStreams
 from specact.systems.flash import Check, FlashVerifier, Round, RoundAnswer, Rounds
-from specact.types import Outcome, Proposal
-from specact.units import ActionUnits
-from specact.verification import Answer, Target
+from specact.types import ActionUnits, Outcome, Proposal
 
 _ACCEPT_ALL = Check(within=float("inf"), guarded=False)
 

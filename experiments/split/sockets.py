@@ -17,7 +17,7 @@ from experiments.measure import slowed
 from experiments.split.forecast import load_forecast
 from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of
 from experiments.split.simulated import PLACED, Oracle, chooser_of
-from specact.execution.verdicts import WAIT, LateVerdicts
+from specact.execution.player import WAIT, LateVerdicts
 from specact.families.codes.pair import CodeDrafter
 from specact.families.codes.policy import CodePolicy
 from specact.gates import Always
@@ -27,7 +27,7 @@ from specact.lab.processes import linked, serving
 from specact.lab.rollout.rollout import target_path
 from specact.links.link import load_link
 from specact.observation import Window
-from specact.pair import Pair
+from specact.pair import Pair, Verifier
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -35,7 +35,6 @@ from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
 from specact.systems.roboecc import SplitTarget, StageCosts, StagedFolder, StagedNetwork, reader_of, split_contract
 from specact.types import Miss
-from specact.verification import Verifier
 
 GATED = ("hybrid", "adahi", "late", "adahi_placed")
 DEADLINE_MS, CONNECT_S = 5_000.0, 60.0

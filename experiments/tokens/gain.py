@@ -16,9 +16,8 @@ from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.lab.statistics import mean_interval
 from specact.observation import Window
-from specact.pair import Pair
+from specact.pair import LocalTarget, Pair
 from specact.rng import Role, StepAddress, stream
-from specact.verification import LocalTarget
 
 # Greedy decoding draws nothing.
 _ADDRESS = StepAddress(0, 0, 0, 0)

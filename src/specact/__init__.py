@@ -10,7 +10,7 @@ import os
 # opens no connection that nobody asked for; whoever wants the reports sets the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __version__ = "0.1.0"
 __getattr__, __all__ = attach(__name__, __file__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from inspect import getattr_static
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.bundle.network import CPU, Compute
-from specact.errors import BundleError, ConfigError, SpecactError, unknown_name
+from specact.errors import BundleError, ConfigError, unknown_name
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import DEFAULTS, PairSettings, load_chunk_pair, load_chunk_target, write_pair
 from specact.families.chunks.policy import ChunkPolicy
@@ -29,13 +29,13 @@ from specact.families.codes.pair import load_codes
 from specact.families.codes.policy import CodeChunks
 from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.files import check_name, file_stem
+from specact.imports import load_instance
 from specact.pair import Pair, PairSource
-from specact.plugins import load_object
 from specact.systems.flash import ROUNDS, FlashParts, Rounds, flash_pair, load_flash, load_flow_pair, remote_target
 from specact.systems.roboecc import KIND as STAGED
 from specact.systems.roboecc import SplitExchange, load_staged
 from specact.systems.tokens import DECODINGS, load_token_pair
-from specact.units import ActionUnits
+from specact.types import ActionUnits
 from specact.wire.exchange import Exchange
 
 C = TypeVar("C")
@@ -235,7 +235,7 @@ def _own_pair(source: str) -> Pair[Any]:
     Without a fingerprint it is derived from the name, so that a calibration of earlier weights is not refused. Without
     a path its calibrations are in the folder ``MODULE.NAME`` of the current directory.
     """
-    found = _instance(source, "pair of policies, a specact.Pair", _is_pair)
+    found = load_instance(source, "pair of policies, a specact.Pair", _is_pair)
     if not _is_pair(found):
         raise ConfigError(f"{source!r} makes {found!r:.100}; it must make a specact.Pair")
     check_name("pair", found.name)
@@ -248,7 +248,7 @@ def _own_pair(source: str) -> Pair[Any]:
 def _own_exchange(source: str) -> Exchange[Any] | None:
     """The exchange ``MODULE:NAME``, or that of a pair of this name; None if the name is that of a chunk policy."""
     kind = "target: a chunk policy, a pair of policies or an exchange"
-    found = _instance(source, kind, lambda value: is_policy(value) or _is_pair(value) or _is_exchange(value))
+    found = load_instance(source, kind, lambda value: is_policy(value) or _is_pair(value) or _is_exchange(value))
     if is_policy(found):
         return None
     if _is_pair(found):
@@ -260,23 +260,6 @@ def _own_exchange(source: str) -> Exchange[Any] | None:
         )
     check_name("exchange", found.name)
     return cast("Exchange[Any]", found)
-
-
-def _instance(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    wanted = f"{kind}, or a class or function that makes one without arguments"
-    found = load_object(source, wanted, lambda value: fits(value) or callable(value))
-    if fits(found):
-        return found
-    try:
-        return found()
-    except SpecactError:
-        raise
-    # Third-party code can raise anything.
-    except Exception as error:
-        raise ConfigError(
-            f"{source.replace(':', '.')}() cannot be called: {type(error).__name__}: {error}. {source!r} must be a "
-            f"{wanted}"
-        ) from error
 
 
 def _is_pair(value: object) -> bool:

@@ -11,18 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import Clock, RealClock
 from specact.errors import ConfigError, ObservationError
-from specact.execution.player import ChunkPlayer
-from specact.execution.verdicts import SKIPPED, WAIT, Verdicts
-from specact.fallback import EXECUTE_DRAFT, Fallback
+from specact.execution.player import SKIPPED, WAIT, ChunkPlayer, Verdicts
 from specact.gates.gate import Gate
 from specact.observation import Observation, ObservationHistory, Window
-from specact.pair import Drafter, Follower, FollowingDrafter, Pair
+from specact.pair import Drafter, Follower, LocalTarget, Pair, Verifier, is_valid
 from specact.rng import Role, StepAddress, StepStreams
-from specact.safety import NOT_FINITE, Safety
-from specact.types import NO_OFFLOAD, Chunk, Decision, Miss, Origin, Outcome, StageTimes, StepRecord, all_from
-from specact.verification import LocalTarget, Verifier, is_valid
+from specact.safety import EXECUTE_DRAFT, NOT_FINITE, Fallback, Safety
+from specact.types import (
+    CLOCK,
+    NO_OFFLOAD,
+    Chunk,
+    Clock,
+    Decision,
+    Miss,
+    Origin,
+    Outcome,
+    StageTimes,
+    StepRecord,
+    all_from,
+)
 
 _INFERENCE_S = 2.0  # more than an inference takes, for the usual age of a chunk
 
@@ -40,8 +48,8 @@ class SpeculativePolicy:
         verifier: instead of the pair's own verification with its target in this process.
         fallback: what is executed when a target request fails, and when an action is too old. By default that is an
             action whose chunk should have ended two seconds ago, where the robot can be stopped.
-        verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
-            or :class:`~specact.execution.verdicts.LateVerdicts`.
+        verdicts: when a verification's outcome is executed: :data:`~specact.execution.player.WAIT`, as in the paper,
+            or :class:`~specact.execution.player.LateVerdicts`.
         seed, robot: address of the random streams; two robots with the same seed get different streams.
         clock: source of the step times.
 
@@ -68,7 +76,7 @@ class SpeculativePolicy:
         verdicts: Verdicts = WAIT,
         seed: int = 0,
         robot: int = 0,
-        clock: Clock | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         if isinstance(pair, str | Path) or not hasattr(pair, "drafter"):
             raise ConfigError(
@@ -80,14 +88,12 @@ class SpeculativePolicy:
             )
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
-        self.gate, self.clock = gate, RealClock() if clock is None else clock
+        self.gate, self.clock = gate, clock
         self.counts: Counter[str] = Counter()
         usual_age_s = pair.execute / pair.rate_hz + _INFERENCE_S
         self.safety = Safety(fallback, pair.units, self.clock, usual_age_s)
         self._drafter = pair.drafter() if drafter is None else drafter
-        self._followers: list[Follower] = [gate]
-        if isinstance(self._drafter, FollowingDrafter):
-            self._followers.append(self._drafter)
+        self._followers: list[Follower] = [gate, *([self._drafter] if isinstance(self._drafter, Follower) else [])]
         self._verifier = pair.verifier(LocalTarget(pair.target(), self.clock)) if verifier is None else verifier
         self._verdicts, self._address, self._streams = verdicts, StepAddress(seed, robot, 0, 0), StepStreams()
         self._history, self._player = ObservationHistory(pair.observation), ChunkPlayer(pair.execute, pair.overlap)

@@ -19,8 +19,7 @@ from specact.remote.endpoint import Endpoint, tls_context
 from specact.remote.native import NativeConversation
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
-from specact.types import Miss
-from specact.units import ActionUnits
+from specact.types import ActionUnits, Miss
 from specact.wire.exchange import Request
 
 _INPAINTS_TIMEOUT_MS = 10_000.0

@@ -1,38 +1,71 @@
-"""What a robot does where its policy, its target or its own sensors fail; every actor shares it."""
+"""What a robot does where its policy, its target or its own sensors fail: the rule, and its state for every actor."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import Clock
-from specact.errors import ObservationError
-from specact.fallback import Fallback
-from specact.types import Chunk
-from specact.units import Units
+from specact.errors import ConfigError, ObservationError, unknown_name
+from specact.records import Positive, WholeNumber, check_fields
+from specact.types import Chunk, Clock, Units
 
 NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
+OnMiss = Literal["execute_draft", "hold_last", "stop"]
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The rule for misses: failed requests, control steps without a usable observation, and verdicts too late for all.
+
+    Attributes:
+        on_miss: what missed steps execute; stop: until a reset.
+        max_consecutive_misses: after more misses in a row the robot stops.
+        stop_action: makes the robot stand still; needed to stop or hold it.
+        max_chunk_age_ms: greatest age of an executed action's observation [ms].
+        max_stall_ms: the robot is stopped if observe or act takes longer.
+
+    Raises:
+        ConfigError: for a value that is not allowed, or if a required stop action is missing.
+    """
+
+    on_miss: OnMiss = "execute_draft"
+    max_consecutive_misses: WholeNumber | None = None
+    stop_action: tuple[float, ...] | None = None
+    max_chunk_age_ms: Positive | None = None
+    max_stall_ms: Positive = 2000.0
+
+    def __post_init__(self) -> None:
+        if self.on_miss not in get_args(OnMiss):
+            raise unknown_name("rule for missed steps", self.on_miss, get_args(OnMiss))
+        if self.stop_action is not None:
+            # Arrays are accepted as well.
+            object.__setattr__(self, "stop_action", tuple(np.asarray(self.stop_action, np.float64).ravel().tolist()))
+        check_fields(self)
+        if self.stop_action is None and (self.on_miss != "execute_draft" or self.max_consecutive_misses is not None):
+            raise ConfigError(
+                f"on_miss {self.on_miss!r} with max_consecutive_misses {self.max_consecutive_misses} can stop the "
+                "robot, so it needs a stop_action [A]: the action that makes this robot stand still"
+            )
+
+    @property
+    def still(self) -> NDArray[np.float32] | None:
+        """The stop action as an array ``[A]``, new at each time, or None."""
+        return None if self.stop_action is None else np.array(self.stop_action, np.float32)
+
+
+EXECUTE_DRAFT = Fallback()
 
 
 class Safety:
     """Counts misses, remembers the last action, and decides when a robot holds it, stands still or stops.
 
-    Failed target requests and control steps without a usable observation are misses. The last action is ``expired``
-    when its observation was made more than ``max_age_s`` ago: it is held no longer, and its chunk is dropped.
-
-    Args:
-        fallback: the rule.
-        units: of the policy's actions.
-        clock: of the control loop.
-        usual_age_s: an age that only a failure exceeds [s]; the maximum where the fallback has none and the robot can
-            be stopped, by a stop action or its own ``stop``.
-
-    Attributes:
-        stopped: whether the robot has stopped; every action is the stop action then, until :meth:`reset`.
-        max_age_s: maximum age of an action's observation [s].
+    An action whose observation is older than ``max_age_s`` [s] has ``expired``: it is held no longer, and its chunk is
+    dropped. That is the fallback's age, or else ``usual_age_s``, which only a failure exceeds, where the robot can be
+    stopped, by a stop action or its own ``stop``. Once ``stopped``, every action is the stop action, until a reset.
 
     Raises:
         ConfigError: if the stop action does not fit the units.
@@ -99,7 +132,7 @@ class Safety:
         self._stop_if_due()
 
     def instead(self, drafted: Chunk) -> Chunk:
-        """The chunk to execute after a miss, ``[n, A]``; the drafted one, unexecuted, where the robot stops."""
+        """The chunk to execute after a miss, ``[n, A]``; where the robot stops, the drafted one, unexecuted."""
         last = self._still if self._last is None else self._last
         if self.stopped or self.fallback.on_miss == "execute_draft" or last is None:
             return drafted
@@ -126,21 +159,14 @@ class Safety:
         """The action of a control step without a usable observation; None to send nothing.
 
         That is the last action; once it has expired, the stop action, or the end of the run where a robot without one
-        has a method ``stop``. The policy goes on with the next usable observation.
-
-        Args:
-            error: why the observation cannot be used.
-
-        Raises:
-            ObservationError: ``error``, if no action of the episode has been chosen yet.
+        has a method ``stop``. Raises the error if no action of the episode has been chosen yet.
         """
         if self._last is None:
             raise error
         self._blind += 1
         self._stop_if_due()
         expired = self.expired
-        if expired and self._still is None:
-            self.stopped = self.stopped or self._robot_stops
+        self.stopped |= expired and self._still is None and self._robot_stops
         if self.stopped or (expired and self._still is not None):
             return self.stop_action
         return self.last
@@ -151,4 +177,5 @@ class Safety:
         return None if self._last is None else self._units.to_environment(self._last)
 
     def _stop_if_due(self) -> None:
-        self.stopped = self.stopped or self.fallback.stops(self._misses + self._blind)
+        most = self.fallback.max_consecutive_misses
+        self.stopped |= self.fallback.on_miss == "stop" or (most is not None and self._misses + self._blind > most)

@@ -1,17 +1,18 @@
-"""The values that drafter, gate, verifier and policy exchange: plain dataclasses."""
+"""The values that drafter, gate, verifier and policy exchange, the units of their actions, and clocks."""
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, cast, dataclass_transform, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast, dataclass_transform, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from specact.errors import MissError
+from specact.errors import ConfigError, MissError
 from specact.observation import Window
 from specact.rng import StepAddress
 
@@ -58,8 +59,7 @@ class Proposal:
     Attributes:
         window: the observations that draft and target need.
         actions: the draft's action chunk, float32 ``[n, A]``, normalised.
-        evidence: data of the proposal's family, such as distributions and codes; gates and verifiers of other families
-            do not read it.
+        evidence: data of its family, such as distributions and codes, that other families do not read.
         origin: of the actions if they are executed without verification.
     """
 
@@ -77,8 +77,8 @@ class Decision:
         transmit: whether the step is sent to the target.
         score: the gate's score of this step.
         threshold: the score above which a step is transmitted.
-        reason: ``score``, ``tie``, ``first`` (an episode's first step is always transmitted), ``max_skips``, or
-            ``audit`` (a step that would be skipped, transmitted at random to measure the cost of skipping).
+        reason: ``score``, ``tie``, ``first`` (of an episode), ``max_skips``, or ``audit`` (a step that would be
+            skipped, transmitted at random to measure the cost of skipping).
     """
 
     transmit: bool
@@ -122,8 +122,7 @@ class Outcome:
     """The result of a verification.
 
     Attributes:
-        actions: the chunk to execute, float32 ``[n, A]``, normalised.
-        origins: of each action, uint8 ``[n]``, see :class:`Origin`.
+        actions, origins: the chunk to execute, float32 ``[n, A]``, normalised; and of each action, uint8 ``[n]``.
         verified, accepted: how many units (codes, tokens, actions) were verified, and how many of them accepted.
         times: time that the device waited.
         evidence: data of the family, such as the verdict on every code.
@@ -145,9 +144,9 @@ class Miss:
     """A target request without a usable result.
 
     Attributes:
-        cause: ``deadline``: no reply before the deadline; ``disconnected``: no connection when the step was due;
-            ``overloaded``: the server's queue was full; ``expired``: the deadline passed in the queue; ``refused``: the
-            server replied with an error; ``invalid``: the reply was malformed, or decodes to no finite action.
+        cause: ``deadline``: no reply before it; ``disconnected``: no connection when the step was due; ``overloaded``:
+            the server's queue was full; ``expired``: the deadline passed in the queue; ``refused``: the server replied
+            with an error; ``invalid``: the reply was malformed, or decodes to no finite action.
         times: time that the device waited.
         sent: whether a request was sent.
     """
@@ -164,14 +163,7 @@ class Miss:
 
 @value
 class StageTimes:
-    """A step's time by stage, in seconds; stages that did not happen are 0.
-
-    Attributes:
-        draft: the draft's proposal.
-        gate: the gate's decision.
-        offload: waiting for the target.
-        finish: the rest: verification on the device.
-    """
+    """A step's time by stage, in seconds: drafting, gating, waiting for the target, and verification on the device."""
 
     draft: float
     gate: float
@@ -190,12 +182,10 @@ class StepRecord:
 
     Attributes:
         address: which inference of which robot; a step is one inference, not one control period.
-        proposal: the draft's.
-        decision: the gate's.
-        result: the verification's outcome, or a miss; None if the step was skipped or the result is not there yet. On a
-            miss the fallback's actions are executed.
-        actions: the chunk that was executed, float32 ``[n, A]``, normalised.
-        origins: of each of its actions, uint8 ``[n]``, see :class:`Origin`.
+        proposal, decision: the draft's and the gate's.
+        result: the verification's outcome, or a miss, on which the fallback's actions are executed; None if the step
+            was skipped or the result is not there yet.
+        actions, origins: the executed chunk, float32 ``[n, A]``, normalised; and of each action, uint8 ``[n]``.
         times: by stage.
     """
 
@@ -209,7 +199,7 @@ class StepRecord:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The verification's outcome, or None if the step was skipped or missed."""
+        """Of the verification, or None if the step was skipped or missed."""
         return self.result if isinstance(self.result, Outcome) else None
 
     @property
@@ -221,3 +211,147 @@ class StepRecord:
     def unsent(self) -> bool:
         """Whether the gate chose to transmit but no request could be sent."""
         return isinstance(self.result, Miss) and not self.result.sent
+
+
+# Arrays, because NumPy takes twice as long with Python numbers.
+_LOWEST, _HIGHEST = np.array(-1.0, np.float32), np.array(1.0, np.float32)
+# No robot has larger actions; their squares and differences are finite in float32.
+_LARGEST = np.array(1e15, np.float32)
+
+
+class Units(Protocol):
+    """How a policy's actions become the robot's, within its range."""
+
+    def to_environment(self, actions: NDArray[np.float32], /) -> NDArray[np.float32]:
+        """Actions ``[..., A]`` in the environment's units, clipped to the robot's range; a copy."""
+        ...
+
+    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """One user-given action ``[A]`` in the policy's units.
+
+        Raises:
+            ConfigError: if it has another size, is not finite, or lies outside the range.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ActionUnits:
+    """``action = centre + scale * normalised``; demonstrated actions lie in [-1, 1].
+
+    Attributes:
+        centre, scale: float32 ``[A]``, in the environment's units; every scale is positive.
+    """
+
+    centre: NDArray[np.float32]
+    scale: NDArray[np.float32]
+
+    @classmethod
+    def of_range(cls, low: NDArray[np.float32], high: NDArray[np.float32]) -> ActionUnits:
+        """Units in which actions between ``low`` and ``high`` ``[A]`` lie in [-1, 1]."""
+        return cls((low + high) / np.float32(2), np.maximum((high - low) / np.float32(2), np.float32(1e-6)))
+
+    def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.minimum(np.maximum(normalised, _LOWEST), _HIGHEST) * self.scale + self.centre
+
+    def from_environment(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised actions ``[..., A]``, without clipping."""
+        normalised: NDArray[np.float32] = (actions - self.centre) / self.scale
+        return normalised
+
+    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        slack = 1e-5 * self.scale
+        _check_action(action, self.centre - self.scale, self.centre + self.scale, slack)
+        return np.asarray((action - self.centre) / self.scale, dtype=np.float32)
+
+
+class ActionRange:
+    """A robot's range of actions, in the environment's units, for a policy whose actions have these units as well.
+
+    Args:
+        low, high: float32 ``[A]``; infinite where a range is unknown.
+
+    Raises:
+        ConfigError: if they are no two vectors of one size, or ``low`` is not below ``high``.
+    """
+
+    def __init__(self, low: ArrayLike, high: ArrayLike) -> None:
+        self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        if self.low.ndim != 1 or self.low.shape != self.high.shape or not (self.low < self.high).all():
+            raise ConfigError(
+                f"a range of actions is two vectors, the lower one below the other, got {self.low} and {self.high}"
+            )
+        with np.errstate(over="ignore"):
+            width = self.high - self.low
+            self._least = np.maximum(self.low - width, -_LARGEST)
+            self._most = np.minimum(self.high + width, _LARGEST)
+
+    @classmethod
+    def unknown(cls, actions: int) -> ActionRange:
+        """The range that allows every action ``[A]``."""
+        return cls(np.full(actions, -np.inf), np.full(actions, np.inf))
+
+    def narrowed(self, other: ActionRange) -> ActionRange:
+        """What both ranges allow.
+
+        Raises:
+            ConfigError: if they have another size or nothing in common.
+        """
+        if self.low.shape != other.low.shape:
+            raise ConfigError(f"the policy has actions of {len(self.low)} numbers, the robot of {len(other.low)}")
+        return ActionRange(np.maximum(self.low, other.low), np.minimum(self.high, other.high))
+
+    def is_near(self, actions: NDArray[np.float32]) -> bool:
+        """Whether actions ``[..., A]`` exceed the range by no more than its own width; others are no answer."""
+        return bool(((actions >= self._least) & (actions <= self._most)).all())
+
+    def to_environment(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.minimum(np.maximum(actions, self.low), self.high)
+
+    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        _check_action(action, self.low, self.high)
+        return np.array(action, np.float32)
+
+
+def _check_action(
+    action: NDArray[np.float32],
+    low: NDArray[np.float32],
+    high: NDArray[np.float32],
+    slack: NDArray[np.float32] | float = 0.0,
+) -> None:
+    inside = np.shape(action) == low.shape and np.isfinite(action).all()
+    if not inside or not ((action >= low - slack) & (action <= high + slack)).all():
+        raise ConfigError(
+            f"an action of this robot must have shape [{len(low)}] and lie between {low.tolist()} and "
+            f"{high.tolist()}, got {action}"
+        )
+
+
+class Clock:
+    """The machine's monotonic clock; a subclass is another one."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary fixed time."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Waits for ``seconds`` (>= 0)."""
+        time.sleep(seconds)
+
+
+CLOCK = Clock()
+
+
+class VirtualClock(Clock):
+    """Advances by calls of :meth:`sleep` only, so that simulations and tests do not wait."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"a sleep must be at least 0 s, got {seconds}")
+        self._now += seconds

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specact.bundle.words import NetworkInputs, Words
+from specact.bundle.manifest import Words
+from specact.bundle.network import NetworkInputs
 from specact.errors import BundleError
 from specact.observation import ObservationSpec, Window, vectors
 from specact.records import read_record

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from specact.extras import EXTRAS, missing_extra
+from specact.imports import EXTRAS, missing_extra
 
 # A process in which no optional package can be found.
 BASE_INSTALL = """
 import sys
-from specact.extras import EXTRAS
+from specact.imports import EXTRAS
 
 class Absent:
     optional = {module for packages in EXTRAS.values() for module in packages}

@@ -23,8 +23,7 @@ from specact.gates.settings import GATES, GateChoices, load_gate
 from specact.lab.envs import TASKS, load_task
 from specact.lab.envs.ball import TASK, BallEnv
 from specact.observation import Field, ObservationSpec, Window, vectors
-from specact.types import Proposal
-from specact.units import ActionUnits
+from specact.types import ActionUnits, Proposal
 
 STILL = np.array([0.1, 0.0], np.float32)
 

@@ -5,7 +5,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from specact.execution.player import Chunk, ChunkPlayer
+from specact.execution.player import ChunkPlayer
+from specact.types import Chunk
 
 SHAPES = [(1, 1), (4, 4), (4, 1), (5, 2), (6, 3), (7, 3), (8, 8), (3, 2)]
 

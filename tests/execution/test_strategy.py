@@ -6,7 +6,7 @@ import pytest
 from tests.lab.rollout.tape import CHUNK, Prophet
 
 from specact.errors import ConfigError
-from specact.execution.strategy import Execution
+from specact.execution.schedule import Execution
 
 
 @pytest.mark.parametrize(

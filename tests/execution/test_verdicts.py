@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.clock import VirtualClock
 from specact.errors import ConfigError
-from specact.execution.verdicts import SKIPPED, WAIT, LateVerdict, LateVerdicts
+from specact.execution.player import SKIPPED, WAIT, LateVerdict, LateVerdicts
 from specact.families.codes.pair import CodeVerifier
 from specact.families.codes.policy import ActionTokenizer
 from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.observation import Window
+from specact.pair import LocalTarget, Pending
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Origin, Outcome, Proposal
-from specact.verification import LocalTarget, Pending
+from specact.types import Miss, OffloadTimes, Origin, Outcome, Proposal, VirtualClock
 
 HERE = StepAddress(1, 2, 3, 4)
 ACTIONS = np.zeros((2, 1), np.float32)

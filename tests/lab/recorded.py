@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from tests.lab import toys
 
 from specact import SpeculativePolicy
-from specact.clock import VirtualClock
 from specact.gates import Random
 from specact.lab.envs.robot import SimulatedRobot
 from specact.robot.loop import Acting, Robot, Tick, run_loop
 from specact.robot.recording import Recorder
+from specact.types import VirtualClock
 
 PERIOD_S = 0.05
 ABOUT = {"policy": "hand", "fingerprint": "hand", "rate_hz": 20.0, "env": "toy", "robot": None, "command": "a test"}

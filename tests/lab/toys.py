@@ -16,7 +16,7 @@ from specact.families.chunks.policy import Chunk
 from specact.families.chunks.sources import Inputs, chunk_policy
 from specact.lab.envs.task import Task
 from specact.observation import Field
-from specact.units import ActionUnits
+from specact.types import ActionUnits
 
 SIDES = {"left": np.array([-0.8, 0.0]), "right": np.array([0.8, 0.0])}
 GAIN = 0.125  # of an action on the place; a power of two, so that sums are exact enough

@@ -16,11 +16,9 @@ from experiments.freqcache import METHODS as FREQCACHE
 from tests.decodings import DECODINGS
 from tests.tiny import needs_bundle
 
-from specact.clock import VirtualClock
 from specact.errors import ObservationError
-from specact.execution.strategy import Execution
-from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.fallback import Fallback
+from specact.execution.player import WAIT, LateVerdicts
+from specact.execution.schedule import Execution
 from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
 from specact.families.codes.sampling import CodeDistribution, sample_codes, verify
@@ -38,10 +36,12 @@ from specact.lab.tised.equations import chunk_s, exact_task_s, optimum, stall_s,
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair, load_policy, make_pair
 from specact.observation import ObservationHistory
+from specact.pair import Answer, LocalTarget, Pending, checked
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
+from specact.safety import Fallback
 from specact.systems import freqcache as frequency
 from specact.systems.heisd import VerifySkip
 from specact.systems.roboecc import (
@@ -57,8 +57,7 @@ from specact.systems.roboecc import (
     total_s,
     unpack,
 )
-from specact.types import Miss, OffloadTimes, Outcome, StepRecord
-from specact.verification import Answer, LocalTarget, Pending, with_kept
+from specact.types import Miss, OffloadTimes, Outcome, StepRecord, VirtualClock
 from specact.wire.exchange import Request, VerifyingExchange
 from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, request_of
 
@@ -406,5 +405,5 @@ def over_the_wire(pair: Any, record: StepRecord) -> dict[str, Outcome]:
         found["device"] = pair.verifier(LocalTarget(_Served(pair))).submit(proposal, address).result()
     if isinstance(exchange, VerifyingExchange):
         arrays = _exchange(exchange, "verify", Request(proposal.window, address, exchange.request(proposal)))
-        found["server"] = with_kept(exchange.outcome(arrays, OffloadTimes()), proposal)
+        found["server"] = checked(exchange.outcome(arrays, OffloadTimes()), proposal)
     return found

@@ -24,12 +24,12 @@ from websockets.server import ServerProtocol
 
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.errors import RemoteError
-from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.families.codes.pair import executed_codes
 from specact.families.codes.sampling import verify
 from specact.gates import Always
 from specact.remote import Client, ClientSettings, Endpoint, remote_verifier
 from specact.rng import Role, StepAddress, stream
+from specact.safety import EXECUTE_DRAFT, Fallback
 from specact.types import StepRecord
 from specact.wire.exchange import Request
 from specact.wire.messages import PROTOCOL, Ask, Failure, Reply, Welcome, encode, read_ask, request_of

@@ -32,8 +32,8 @@ from tests.remote.conftest import (
 
 from specact import Pair
 from specact.errors import ConfigError
-from specact.fallback import Fallback
 from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget, remote_verifier
+from specact.safety import Fallback
 from specact.types import Miss
 from specact.wire.messages import Ask, ErrorCode, Failure, encode
 

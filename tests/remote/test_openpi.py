@@ -41,8 +41,7 @@ from specact.remote.client import Client, ClientSettings
 from specact.remote.openpi import Key, OpenpiEndpoint
 from specact.remote.target import RemoteTarget
 from specact.rng import StepAddress
-from specact.types import Miss
-from specact.units import ActionUnits
+from specact.types import ActionUnits, Miss
 from specact.wire import openpi
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

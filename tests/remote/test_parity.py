@@ -16,8 +16,8 @@ from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
 import specact
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError, MissError, ObservationError, RemoteError
+from specact.execution.player import LateVerdicts
 from specact.execution.schedule import inpainting_of
-from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import target_endpoint
 from specact.families.chunks.pair import ChunkParts
@@ -26,11 +26,10 @@ from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
+from specact.pair import LocalTarget
 from specact.remote import Client, RemoteTarget, remote_verifier
 from specact.rng import Role, StepAddress, stream
-from specact.types import StepRecord
-from specact.units import ActionUnits
-from specact.verification import LocalTarget
+from specact.types import ActionUnits, StepRecord
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 SERVED, TOKEN = "ball-chase-flow", "open-sesame-0123456789"

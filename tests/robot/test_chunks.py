@@ -11,21 +11,19 @@ import pytest
 from numpy.typing import NDArray
 from tests.lab.rollout.tape import CHUNK, IDLE, PERIOD_S, TAPE, Prophet, Tape
 
-from specact.clock import VirtualClock
 from specact.errors import BundleError, ConfigError, ObservationError
-from specact.execution.strategy import Execution, Kind
-from specact.fallback import Fallback
+from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.policy import Chunk, Inpainting
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import run_episode
 from specact.observation import Window
+from specact.pair import Pending
 from specact.rng import StepAddress
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import ChunkSource, Finished, InferenceThread, InlineInference, LocalSource
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import Miss, OffloadTimes
-from specact.units import ActionRange
-from specact.verification import Pending
+from specact.safety import Fallback
+from specact.types import ActionRange, Clock, Miss, OffloadTimes, VirtualClock
 
 STILL = (IDLE,)
 
@@ -56,7 +54,7 @@ class Timed:
 # ---- the schedule is the simulator's ---------------------------------------------------------------------------------
 
 
-class Within:
+class Within(Clock):
     """A robot in a moving world, and the world's clock: while the loop sleeps, the world goes on under its action."""
 
     def __init__(self, world: MovingWorld) -> None:

@@ -14,20 +14,19 @@ import numpy as np
 import pytest
 
 from specact.bundle.manifest import Manifest
-from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
-from specact.fallback import Fallback
 from specact.families.codes.pair import CodeDrafter, CodeParts
 from specact.families.codes.policy import ActionTokenizer, PolicySpec
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.interrupts import Interrupted
 from specact.observation import Window, vectors
+from specact.pair import Pending
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import Cause, Miss, OffloadTimes, Outcome, Proposal
-from specact.verification import Pending
+from specact.safety import Fallback
+from specact.types import Cause, Miss, OffloadTimes, Outcome, Proposal, VirtualClock
 
 # Powers of two: sums of them are exact, and so is every assertion.
 PERIOD = 0.0625

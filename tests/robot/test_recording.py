@@ -23,19 +23,18 @@ from tests.lab import toys
 from tests.lab.recorded import ABOUT, drive, record
 
 from specact import SpeculativePolicy
-from specact.clock import VirtualClock
 from specact.errors import ConfigError, DataError
-from specact.execution.strategy import Execution
-from specact.execution.verdicts import LateVerdicts
+from specact.execution.player import LateVerdicts
+from specact.execution.schedule import Execution
 from specact.gates import Always
 from specact.lab.data.recordings import read_recording
 from specact.lab.processes import ServerProcess, serving
+from specact.pair import LocalTarget, Pending
 from specact.robot import recording_file, ros
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
 from specact.robot.recording import Recorder
-from specact.types import Miss, OffloadTimes, Origin
-from specact.verification import LocalTarget, Pending
+from specact.types import Miss, OffloadTimes, Origin, VirtualClock
 from specact.wire.images import to_jpeg
 
 TYPES = [ros.ARRAY, ros.IMAGE, ros.TEXT, ros.ACTION, ros.INFERENCE, ros.CHUNK, ros.CONTROL, ros.EPISODE]

@@ -15,13 +15,10 @@ import numpy as np
 import pytest
 from tests.children import wait_for
 
-from specact.clock import RealClock
 from specact.errors import StallError
-from specact.fallback import Fallback
 from specact.robot.loop import Journal, run_loop
-from specact.safety import Safety
-from specact.types import Origin, StepRecord
-from specact.units import ActionRange
+from specact.safety import Fallback, Safety
+from specact.types import ActionRange, Clock, Origin, StepRecord
 
 PATIENCE_S = 60.0
 STILL = (0.0,)
@@ -34,13 +31,13 @@ class Constant:
     origin = Origin.REPLACED
 
     def __init__(self, fallback: Fallback) -> None:
-        self.safety = Safety(fallback, ActionRange([-1.0], [1.0]), RealClock(), 60.0)
+        self.safety = Safety(fallback, ActionRange([-1.0], [1.0]), Clock(), 60.0)
 
     def reset(self, episode: int) -> None:
         pass
 
     def act(self, observation: Any) -> np.ndarray:
-        self.safety.see(RealClock().now())
+        self.safety.see(Clock().now())
         return self.safety.send(np.ones(1, np.float32))
 
     def wait(self, seconds: float) -> bool:
@@ -82,7 +79,7 @@ FALLBACK = Fallback(stop_action=STILL, max_stall_ms=200.0)
 def test_a_camera_that_hangs_does_not_leave_the_last_action_in_force(kind: type[Hanging]) -> None:
     robot = kind()
     with pytest.raises(StallError, match="observe"):
-        run_loop(robot, Constant(FALLBACK), 0.01, RealClock(), lambda: True, lambda tick: None)
+        run_loop(robot, Constant(FALLBACK), 0.01, Clock(), lambda: True, lambda tick: None)
     main = threading.current_thread().name
     assert not robot.let_go.is_set(), "the call itself was interrupted"
     assert [value for value, _ in robot.actions[:3]] == [1.0] * 3
@@ -98,7 +95,7 @@ def test_a_call_that_cannot_be_interrupted_ends_the_loop_once_it_returns() -> No
 
     def run() -> None:
         try:
-            run_loop(robot, Constant(FALLBACK), 0.01, RealClock(), lambda: True, lambda tick: None)
+            run_loop(robot, Constant(FALLBACK), 0.01, Clock(), lambda: True, lambda tick: None)
         except StallError as error:
             errors.append(error)
 
@@ -119,7 +116,7 @@ def test_a_slow_camera_is_in_the_summary() -> None:
             return np.zeros(1)
 
     journal, ticks = Journal(0.01), 3
-    run_loop(Slow(), Constant(FALLBACK), 0.01, RealClock(), lambda: journal.control()["ticks"] < ticks, journal.note)
+    run_loop(Slow(), Constant(FALLBACK), 0.01, Clock(), lambda: journal.control()["ticks"] < ticks, journal.note)
     assert journal.control()["longest_observation_ms"] >= 50.0
 
 
@@ -129,7 +126,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sig
     signal.signal(number, signal.SIG_DFL)  # they may be ignored where the tests run
 sys.path[:0] = [{folder!r}, {root!r}]
 import numpy as np
-from specact.clock import RealClock
+from specact.types import Clock
 from specact.interrupts import Interrupted
 from specact.robot.loop import run_loop
 from tests.robot.test_watchdog import FALLBACK, Constant
@@ -145,7 +142,7 @@ class Braked(Arm):
         print("stop", flush=True)
 
 try:
-    run_loop({kind}(), Constant(FALLBACK), 0.01, RealClock(), lambda: True, lambda tick: None)
+    run_loop({kind}(), Constant(FALLBACK), 0.01, Clock(), lambda: True, lambda tick: None)
 except Interrupted as error:
     sys.exit(error.exit_status)
 """

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.served import served, verifying
 
 from specact.bundle.bundle import find_bundle
-from specact.clock import VirtualClock
 from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
 from specact.gates.baseline import Always, Never, Random
@@ -24,7 +23,7 @@ from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import serving
 from specact.load import load_pair, load_policy
 from specact.observation import ObservationHistory, Window
-from specact.pair import Pair
+from specact.pair import LocalTarget, Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -47,8 +46,7 @@ from specact.systems.flash import (
     load_flow_pair,
     noised,
 )
-from specact.types import OffloadTimes, Origin, Outcome, Proposal, StepRecord
-from specact.verification import LocalTarget
+from specact.types import OffloadTimes, Origin, Outcome, Proposal, StepRecord, VirtualClock
 from specact.wire.exchange import Request
 
 LEVELS = np.array([0.05, 0.1, 0.4, 1.0], np.float32)

@@ -24,6 +24,7 @@ from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange
 from specact.observation import Window
+from specact.pair import Answer, LocalTarget
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
@@ -55,7 +56,6 @@ from specact.systems.roboecc import (
     within,
 )
 from specact.types import Miss
-from specact.verification import Answer, LocalTarget
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 

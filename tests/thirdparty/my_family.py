@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from specact.gates import Gate
 from specact.observation import Field, ObservationSpec, Window
-from specact.pair import Pair
+from specact.pair import Answer, Pair, TargetVerifier
 from specact.rng import StepAddress
-from specact.types import Chunk, Origin, Outcome, Proposal
-from specact.units import ActionUnits
-from specact.verification import Answer, TargetVerifier
+from specact.types import ActionUnits, Chunk, Origin, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from specact.bundle.vetting import remember
-from specact.bundle.words import Words
-from specact.errors import BundleError
+from specact.errors import BundleError, ConfigError
 from specact.files import read_at_most, write_json
-from specact.records import Size, read_record
+from specact.records import Record, Size, check_fields, read_record
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -43,6 +45,58 @@ LEFT_OUT: dict[str, str] = {"pair": "target", "tokens": "decoder"}
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
 FileName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Values = dict[str, Any]
+# Name of the instruction among a network's inputs.
+INSTRUCTION = "instruction"
+# Token ids of an instruction: padding, an unknown word, and the first word of the vocabulary.
+_PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
+
+
+class Words(Record, frozen=True):
+    """A policy's vocabulary.
+
+    Attributes:
+        vocabulary: lower-case words without repetitions.
+        length: L, maximum number of words of an instruction; longer ones are truncated.
+
+    Raises:
+        ConfigError: for a repeated word, too many words, or a length out of range.
+    """
+
+    vocabulary: Annotated[tuple[str, ...], Meta(max_length=1 << 16)]
+    length: Annotated[int, Meta(ge=1, le=256)]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len(set(self.vocabulary)) != len(self.vocabulary):
+            raise ConfigError("a vocabulary has each of its words once")
+
+    @classmethod
+    def of(cls, instructions: Iterable[str]) -> Words:
+        """The vocabulary of some instructions, with the length of the longest one."""
+        split = [_split(text) for text in instructions]
+        return cls(tuple(sorted({word for words in split for word in words})), max([1, *map(len, split)]))
+
+    @property
+    def size(self) -> int:
+        """Number of token ids: the words, one for padding, one for unknown words."""
+        return len(self.vocabulary) + _FIRST_WORD
+
+    def numbers(self, instructions: Sequence[str | None]) -> NDArray[np.int64]:
+        """Token ids of B instructions, ``[B, L]``: 0 is padding, 1 an unknown word."""
+        known = {word: number for number, word in enumerate(self.vocabulary, _FIRST_WORD)}
+        rows = np.full((len(instructions), self.length), _PADDING, np.int64)
+        for row, text in zip(rows, instructions, strict=True):
+            words = _split(text or "")[: self.length]
+            row[: len(words)] = [known.get(word, _UNKNOWN) for word in words]
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for a manifest."""
+        return {"vocabulary": list(self.vocabulary), "length": self.length}
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

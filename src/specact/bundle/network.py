@@ -1,4 +1,4 @@
-"""Networks on ONNX Runtime, the inference engine of device and server; inputs and outputs are checked at loading."""
+"""Networks on ONNX Runtime, the engine of device and server, and their inputs; all are checked at loading."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
-from specact.bundle.manifest import WEIGHTS, read_part
+from specact.bundle.manifest import INSTRUCTION, WEIGHTS, Words, read_part
 from specact.errors import BundleError, ConfigError
+from specact.observation import ObservationSpec, Window
 
 # A size is a number, or a name that stands for one size wherever it is used.
 Shape = Sequence[int | str]
@@ -124,6 +125,43 @@ class Network:
         if isinstance(wanted, int):
             return found == wanted
         return not isinstance(found, int) or self.sizes.setdefault(wanted, found) == found
+
+
+@dataclass(frozen=True)
+class NetworkInputs:
+    """A network's inputs: the arrays of its spec and, if it needs one, the instruction.
+
+    Attributes:
+        spec: its observation spec.
+        words: its vocabulary; not used by a spec without an instruction.
+
+    Raises:
+        BundleError: for an instruction without a vocabulary.
+    """
+
+    spec: ObservationSpec
+    words: Words | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec.instruction and self.words is None:
+            raise BundleError("a policy that needs an instruction must say which words it knows; export it again")
+
+    def stack(self, windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
+        """Arrays of B windows by name, ``[B, *window_shape]``, and ``instruction`` int64 ``[B, L]``."""
+        stacked = self.spec.stack(windows)
+        if self.spec.instruction and self.words is not None:
+            stacked[INSTRUCTION] = self.words.numbers([window.instruction for window in windows])
+        return stacked
+
+    @property
+    def shapes(self) -> dict[str, tuple[int | str, ...]]:
+        """Shapes by name, the batch first, as :class:`~specact.bundle.network.Network` takes them."""
+        shapes: dict[str, tuple[int | str, ...]] = {
+            name: ("batch", *field.window_shape) for name, field in self.spec.fields.items()
+        }
+        if self.spec.instruction and self.words is not None:
+            shapes[INSTRUCTION] = "batch", self.words.length
+        return shapes
 
 
 def open_session(file: Path, compute: Compute = CPU) -> onnxruntime.InferenceSession:

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 from specact.cli.options import Access, Flat, Maybe, Options
 from specact.cli.output import print_result, rows_of
-from specact.extras import EXTRAS
+from specact.imports import EXTRAS
 from specact.records import Count
 
 if TYPE_CHECKING:

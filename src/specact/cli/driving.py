@@ -15,16 +15,16 @@ from msgspec import Meta
 from specact.cli.options import Access, Flat, Maybe, Options, Rare
 from specact.cli.output import command_line, print_result, progress_bars, remark, rows_of
 from specact.errors import ConfigError, MissingExtraError
-from specact.fallback import Fallback
+from specact.imports import load_object, make_object
 from specact.interrupts import Interrupts
-from specact.plugins import load_maker, make_object
 from specact.records import Count, Positive, PositiveShare, RateHz, Seed
+from specact.safety import Fallback
 
 if TYPE_CHECKING:
     from specact.observation import ObservationSpec
     from specact.robot.loop import Acting, Journal, Robot, Tick
     from specact.robot.recording import Recorder
-    from specact.units import ActionUnits
+    from specact.types import ActionUnits
 
 # Exit status of a run that was stopped by misses.
 STOPPED = 3
@@ -89,7 +89,7 @@ class Session(Options):
             if getattr(self, name) is not None:
                 raise ConfigError(f"--{name} does nothing {'without' if self.robot is None else 'with'} --robot")
         if self.robot is not None:
-            load_maker(self.robot, "robot")  # before a connection is made
+            load_object(self.robot, "class that makes a robot without arguments", callable)  # before connecting
 
     def fallback_within(self, usual_age_s: float, units: ActionUnits | None) -> Fallback:
         """The rule for misses, checked before a connection is made.
@@ -116,8 +116,8 @@ class Session(Options):
             plan: the policies.
             interrupts: already entered.
         """
-        from specact.clock import RealClock
         from specact.robot.loop import Journal, run_loop
+        from specact.types import Clock
 
         journal, outcomes, causes = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
         recorder = None if self.record is None else self._recorder(self.record, plan)
@@ -137,7 +137,7 @@ class Session(Options):
         def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
             if recorder is not None:
                 driven = recorder.begin(driven, acting, episode)
-            run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.safety.stopped, note)
+            run_loop(driven, acting, plan.period_s, Clock(), lambda: proceed() and not acting.safety.stopped, note)
 
         try:
             if self.robot is not None:

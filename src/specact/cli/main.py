@@ -13,7 +13,7 @@ import tyro
 from specact import __version__
 from specact.cli.output import print_error, rows_of, say
 from specact.errors import ConfigError, SpecactError, unknown_name
-from specact.extras import missing_extra
+from specact.imports import missing_extra
 from specact.interrupts import Interrupted
 
 # Verb: what it does. The verb NAME is the class or union `NAME.title()` of the module NAME.

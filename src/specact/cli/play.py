@@ -12,17 +12,17 @@ from tyro.conf import Positional
 from specact.cli.driving import Plan, Session, about, format_counts
 from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import remark
-from specact.execution.strategy import Execution, Kind
+from specact.execution.schedule import Execution, Kind
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
-from specact.units import ActionRange
+from specact.types import ActionRange
 
 if TYPE_CHECKING:
     from specact.remote.client import Client
     from specact.robot.chunks import ChunkRunner
     from specact.robot.inference import ChunkSource
     from specact.robot.loop import Journal
-    from specact.units import ActionUnits
+    from specact.types import ActionUnits
 
 
 @dataclass(frozen=True)

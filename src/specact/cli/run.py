@@ -13,16 +13,15 @@ from tyro.conf import Positional
 from specact.cli.driving import Plan, Session, about, format_counts
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.errors import ConfigError
-from specact.execution.verdicts import WAIT, LateVerdicts
+from specact.execution.player import WAIT, LateVerdicts
 from specact.interrupts import Interrupts
 from specact.records import BelowOne, Positive, Share
 
 if TYPE_CHECKING:
-    from specact.pair import Pair
+    from specact.pair import Pair, Verifier
     from specact.remote.client import Client
     from specact.robot.loop import Journal, Tick
     from specact.systems.roboecc import SplitTarget
-    from specact.verification import Verifier
 
 # Counters of late verdicts in the summary.
 _LATE_COUNTS = ("wanted", "transmitted", "in_time", "replaced", "missed")

@@ -12,12 +12,10 @@ from specact.contracts.expectations import Named, call, check_batches, expect, e
 from specact.errors import ContractError, WireError
 from specact.files import is_name
 from specact.observation import ObservationSpec, Window
-from specact.pair import Pair
+from specact.pair import Answer, LocalTarget, Pair, Pending, is_valid
 from specact.records import Count, Positive, Record, read_record
 from specact.rng import Role, StepAddress, stream
-from specact.types import Chunk, OffloadTimes, Outcome, Proposal
-from specact.units import ActionUnits
-from specact.verification import Answer, LocalTarget, Pending, is_valid
+from specact.types import ActionUnits, Chunk, OffloadTimes, Outcome, Proposal
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import ask, encode, read_ask, request_of
 

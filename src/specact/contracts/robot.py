@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import VirtualClock
 from specact.contracts.expectations import call, expect
 from specact.errors import ContractError, ObservationError
-from specact.fallback import Fallback
 from specact.observation import ObservationHistory
 from specact.pair import Pair
 from specact.robot.loop import Robot, run_loop
-from specact.safety import Safety
-from specact.units import ActionRange
+from specact.safety import Fallback, Safety
+from specact.types import ActionRange, VirtualClock
 
 
 def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> None:

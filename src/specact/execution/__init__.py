@@ -1,5 +1,5 @@
 """Execution of action chunks, and of verification outcomes that arrive late."""
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -1,9 +1,9 @@
 from specact.execution.history import SampledHistory as SampledHistory
+from specact.execution.player import WAIT as WAIT
+from specact.execution.player import LateVerdicts as LateVerdicts
+from specact.execution.player import Verdicts as Verdicts
+from specact.execution.schedule import Execution as Execution
 from specact.execution.schedule import Played as Played
 from specact.execution.schedule import Schedule as Schedule
 from specact.execution.schedule import inpainting_of as inpainting_of
 from specact.execution.schedule import soft_mask as soft_mask
-from specact.execution.strategy import Execution as Execution
-from specact.execution.verdicts import WAIT as WAIT
-from specact.execution.verdicts import LateVerdicts as LateVerdicts
-from specact.execution.verdicts import Verdicts as Verdicts

@@ -1,25 +1,27 @@
-"""From predicted action chunks to one action per control step."""
+"""How a step's chunk is executed: one action per control step, and verdicts that arrive while it is played."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Chunk = NDArray[np.float32]
+from specact.errors import ConfigError
+from specact.pair import Pending, Verifier
+from specact.rng import StepAddress
+from specact.types import NO_OFFLOAD, Chunk, Miss, Outcome, Proposal
+
+SKIPPED: Pending[Outcome | None] = Pending(lambda: None)
+"""In place of the request of a step that is not verified, or whose verdict comes late."""
 
 
 class ChunkPlayer:
-    """Plays the first ``execute`` actions of each chunk; with ``average``, the mean over overlapping chunks.
+    """Plays the first ``execute`` actions of each chunk, of a shorter one all.
 
-    A shorter chunk is played to its end.
-
-    Args:
-        execute: actions played before the next chunk is needed.
-        overlap: ``drop`` plays the newest chunk alone; ``average`` takes the mean over all chunks that predict the
-            current control step (VQ-BeT on PushT).
+    With the overlap ``drop`` the newest chunk alone is played; with ``average`` the mean over all chunks that predict
+    the current control step (VQ-BeT on PushT).
     """
 
     def __init__(self, execute: int, overlap: Literal["drop", "average"]) -> None:
@@ -50,11 +52,7 @@ class ChunkPlayer:
         self._played, self._end = 0, min(self._execute, len(executed))
 
     def replace(self, executed: Chunk) -> int:
-        """Replaces the newest chunk's actions ``[n, A]`` from the next action on.
-
-        Returns:
-            How many of them remain to be played.
-        """
+        """Replaces the newest chunk's actions ``[n, A]`` from the next action on; returns how many are left to play."""
         self._chunks[-1] = (self._chunks[-1][0], executed)
         self._end = min(self._execute, len(executed))
         return max(0, self._end - self._played)
@@ -76,3 +74,86 @@ class ChunkPlayer:
             executed = newest[1][self._played]
         self._played += 1
         return drafted, executed
+
+
+@dataclass(frozen=True, slots=True)
+class LateVerdict:
+    """A verdict that arrived after its chunk started.
+
+    It is ``in_time`` if its chunk is being executed and its observation is not too old.
+    """
+
+    result: Outcome | Miss
+    in_time: bool
+
+
+class Verdicts:
+    """How a policy waits for the outcomes of its verifications; this one waits for each, as in the paper."""
+
+    late: ClassVar[bool] = False
+
+    @property
+    def free(self) -> bool:
+        """Whether another verification may be requested now."""
+        return True
+
+    def reset(self) -> None:
+        """Forgets the episode."""
+
+    def ask(
+        self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
+    ) -> Pending[Outcome | None]:
+        """Requests verification of a step observed at ``seen_s`` [s]; the result is None if the verdict comes late."""
+        return verifier.submit(proposal, address)
+
+    def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
+        """A late verdict that has arrived by ``now`` [s], or None; it can be used for the step ``wanted`` only."""
+        return None
+
+
+WAIT = Verdicts()
+
+
+class LateVerdicts(Verdicts):
+    """Executes the draft's chunk without waiting; a verdict that arrives meanwhile replaces its remaining actions.
+
+    At most one verification is in flight. A request that cannot be sent is a miss at once.
+
+    Args:
+        for_s: a verdict is not used later than this after its observation [s]; infinite for no limit.
+
+    Raises:
+        ConfigError: if that is not positive.
+    """
+
+    late: ClassVar[bool] = True
+
+    def __init__(self, for_s: float) -> None:
+        if not for_s > 0.0:
+            raise ConfigError(f"the time for which late verdicts are used must be above 0 s, got {for_s}")
+        self._max_age_s = for_s
+        self.reset()
+
+    @property
+    def free(self) -> bool:
+        return self._in_flight is None
+
+    def reset(self) -> None:
+        # A request, the address of its step, and the time of its observation.
+        self._in_flight: tuple[Pending[Outcome], StepAddress, float] | None = None
+
+    def ask(
+        self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float
+    ) -> Pending[Outcome | None]:
+        request = verifier.submit(proposal, address)
+        if not request.sent:
+            return Pending(lambda: Miss("disconnected", NO_OFFLOAD, sent=False))
+        self._in_flight = request, address, seen_s
+        return SKIPPED
+
+    def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
+        if self._in_flight is None or not self._in_flight[0].done():
+            return None
+        (request, address, seen_s), self._in_flight = self._in_flight, None
+        # Taken in any case: the client counts its misses when they are taken.
+        return LateVerdict(request.result(), in_time=address == wanted and now - seen_s <= self._max_age_s)

@@ -1,30 +1,80 @@
-"""Schedule of actions and inferences, shared by robots and simulators."""
+"""How chunks of actions are played while the next one is inferred; shared by robots and simulators."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.execution.strategy import Execution
-from specact.families.chunks.policy import Chunk, Inpainting
+from specact.errors import ConfigError
+from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
+from specact.records import Count, WholeNumber, check_fields
 
 NOW_S = 1e-9  # times closer than this are equal; rounding errors of summed control periods are smaller
 _LATENCY_WINDOW = 10  # real-time chunking assumes the longest of so many latencies, as in its paper
 
+Kind = Literal["synchronous", "naive", "aligned", "roll_forward", "inpainting"]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the first n = ``execute`` actions of a chunk are played, the next being inferred in the last ``overlap``.
+
+    The next inference starts as soon as at most that many actions remain and no other one is running. If the actions
+    run out before its chunk arrives, the robot idles.
+
+    Raises:
+        ConfigError: for an unknown kind, or numbers out of range: ``1 <= n``, ``0 <= overlap <= n``.
+    """
+
+    # synchronous: the robot waits for the inference; the overlap is 0.
+    # naive: the new chunk follows the old one. Its observation is max(T_inf, m T_act) old by then, and a chunk takes
+    #   n T_act + max(0, T_inf - m T_act): the asynchronous inference of "The Speedup Paradox" (arXiv 2606.28529).
+    # roll_forward: naive, but the robot's state in the observation is rolled forward through the overlapping actions;
+    #   the rest of the observation is as stale as before (VLASH, arXiv 2512.01031).
+    # aligned: actions have timestamps, the first one that of the observation. Of a new chunk those of the first n that
+    #   are past are dropped, the others replace the remaining actions (LeRobot's asynchronous inference). If an
+    #   inference takes longer than n actions, nothing of its chunk is played and the robot idles.
+    # inpainting: aligned, with a new chunk that is consistent with the old one (real-time chunking), see soft_mask.
+    kind: Kind
+    execute: Count
+    overlap: WholeNumber = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        most = 0 if self.kind == "synchronous" else self.execute
+        if self.overlap > most:
+            raise ConfigError(f"overlap must be at most {most} in {self.kind} execution, got {self.overlap}")
+
+    @property
+    def by_time(self) -> bool:
+        """Whether actions are played by timestamp; otherwise one after the other."""
+        return self.kind in ("aligned", "inpainting")
+
+    def check(self, spec: ChunkSpec, *, inpaints: bool, rolls_forward: bool) -> None:
+        """Refuses a policy that cannot be executed in this way, without inpainting or a model that rolls forward.
+
+        Raises:
+            ConfigError: if chunks are too short, or inpainting or the model of the robot is needed but missing.
+        """
+        if self.execute > spec.chunk:
+            raise ConfigError(f"execute must be at most the {spec.chunk} actions of a chunk, got {self.execute}")
+        if self.kind == "inpainting" and not inpaints:
+            raise ConfigError("this policy cannot inpaint; choose aligned execution for it, or a flow policy")
+        if self.kind == "roll_forward" and not rolls_forward:
+            raise ConfigError(
+                "this execution needs a model of the robot, and there is none; give the robot a method "
+                "roll_forward(observation, actions), or the task one, or choose naive execution"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One action to execute now.
-
-    Attributes:
-        action: ``[A]``, in the policy's units.
-        seen_s: timestamp of its chunk's observation [s].
-        first: whether it is the first played action of its chunk.
-    """
+    """One action ``[A]`` to execute now, when its chunk's observation was made [s], and if it is the chunk's first."""
 
     action: NDArray[np.float32]
     seen_s: float
@@ -32,15 +82,11 @@ class Played:
 
 
 class Schedule:
-    """Plays chunks of actions according to an :class:`~specact.execution.strategy.Execution`; time is an argument.
+    """Plays chunks of actions according to an :class:`~specact.execution.schedule.Execution`; time is an argument.
 
     At every control step, in this order: :meth:`arrive` if an inference has ended, :meth:`advance`, :meth:`ask` if
-    :attr:`wants` is True, :meth:`arrive` and :meth:`advance` if that inference took no time, :meth:`play`.
-
-    Args:
-        execution: how chunks are played.
-        period_s: control period [s].
-        shape: of a chunk, ``(H, A)``.
+    :attr:`wants` is True, :meth:`arrive` and :meth:`advance` if that inference took no time, :meth:`play`. Chunks have
+    the shape ``(H, A)``; a control step takes ``period_s`` [s].
     """
 
     def __init__(self, execution: Execution, period_s: float, shape: tuple[int, int]) -> None:
@@ -100,8 +146,7 @@ class Schedule:
     def advance(self, now: float) -> bool:
         """Skips actions whose time has passed, and switches to the chunk that has arrived when it is due.
 
-        Returns:
-            Whether that one arrived too late for any of its actions.
+        Returns whether that one arrived too late for any of its actions.
         """
         by_time = self._execution.by_time
         if by_time and self.left:
@@ -116,11 +161,7 @@ class Schedule:
         return not self.left
 
     def drop_older(self, seen_s: float) -> bool:
-        """Drops chunks whose observation was made before a time [s].
-
-        Returns:
-            Whether one of them had just arrived, and no action of it was played.
-        """
+        """Drops chunks observed before a time [s]; returns whether one had just arrived and no action was played."""
         unplayed = self._arrived is not None and self._arrived[1] < seen_s
         if unplayed:
             self._arrived = None
@@ -156,13 +197,7 @@ def soft_mask(certain: int, foreseen: int, chunk: int) -> NDArray[np.float32]:
 
 
 def inpainting_of(rest: NDArray[np.float32], certain: int, chunk: int) -> Inpainting:
-    """The remaining actions of the old chunk as a constraint on the new chunk's first actions.
-
-    Args:
-        rest: all remaining actions of the old chunk, also those that would not be executed, ``[R, A]``.
-        certain: number of them that will be executed before the new chunk arrives, 0 to R.
-        chunk: H, at least R.
-    """
+    """The old chunk's rest ``[R, A]``, ``certain`` of it still to be executed, as a constraint on a chunk of H >= R."""
     actions = np.zeros((chunk, rest.shape[1]), np.float32)
     actions[: len(rest)] = rest
     return Inpainting(actions, soft_mask(certain, len(rest), chunk))

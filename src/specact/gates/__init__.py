@@ -1,5 +1,5 @@
 """Gates: which steps are worth the target's time."""
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.errors import ConfigError
+from specact.pair import Follower
 from specact.records import BelowOne, Share, WholeNumber, check_arguments
-from specact.types import Decision, Proposal, StepRecord
+from specact.types import Decision, Proposal
 
 
-class Gate(ABC):
+class Gate(Follower, ABC):
     """Decides, before anything is sent, whether a step is transmitted to the target.
 
     A subclass computes the score; this class makes the decision. Each robot needs its own gate: call :meth:`reset` when
@@ -74,17 +74,7 @@ class Gate(ABC):
         """How much this step needs the target; larger means more."""
 
     def reset(self) -> None:
-        """Forgets the episode."""
         self._skips, self._first = 0, True
-
-    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        """Records the drafted and the executed action of a control step, both ``[A]``, normalised."""
-
-    def on_inference(self, record: StepRecord) -> None:
-        """Records the inference that it decided on, once, with its outcome and times; late ones are not known yet."""
-
-    def on_verified(self, record: StepRecord) -> None:
-        """Records an inference whose verification has arrived, at once or late."""
 
     @property
     def audit_rate(self) -> float:

@@ -16,8 +16,7 @@ import numpy as np
 
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import fingerprint_of
-from specact.bundle.network import Network, Shapes
-from specact.bundle.words import NetworkInputs
+from specact.bundle.network import Network, NetworkInputs, Shapes
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.policy import CodePolicy, PolicySpec
 from specact.families.codes.sampling import CodeDistribution

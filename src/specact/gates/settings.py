@@ -15,8 +15,8 @@ from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.codes.policy import InfersCodes
 from specact.gates.gate import Gate
 from specact.gates.heads import head_fingerprint
+from specact.imports import is_plugin, load_object
 from specact.pair import Pair
-from specact.plugins import is_plugin, load_object
 from specact.records import WholeNumber, read_record
 
 MaxSkips = WholeNumber | Literal["unlimited"] | None

@@ -30,8 +30,8 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
 from specact.load import load_pair
 from specact.observation import Field
+from specact.pair import LocalTarget
 from specact.policy import SpeculativePolicy
-from specact.verification import LocalTarget
 
 _CAMERA = "image."
 

@@ -1,5 +1,5 @@
 """Links between a robot and its server: simulated, recorded, and shaped for real sockets."""
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -13,13 +13,13 @@ from typing import TypeVar
 import numpy as np
 
 from specact.errors import ConfigError, RemoteError, WireError
+from specact.pair import Pending
 from specact.records import Positive, Record
 from specact.remote.endpoint import Endpoint
 from specact.remote.native import NativeConversation
 from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
 from specact.remote.stream import StreamClosedError
 from specact.types import Cause, Miss, OffloadTimes
-from specact.verification import Pending
 from specact.wire.arrays import Arrays, Layout
 from specact.wire.exchange import Contract, Request
 from specact.wire.images import to_jpeg

@@ -8,11 +8,10 @@ import numpy as np
 
 from specact.errors import ConfigError, unknown_name
 from specact.observation import Window
-from specact.pair import Pair
+from specact.pair import Answer, Pair, Pending, Verifier, checked
 from specact.remote.client import Client
 from specact.rng import StepAddress
 from specact.types import Outcome, Proposal
-from specact.verification import Answer, Pending, Verifier, checked
 from specact.wire.exchange import Exchange, Request, VerifyingExchange
 from specact.wire.messages import MAX_DEADLINE_MS
 
@@ -20,7 +19,7 @@ A = TypeVar("A")
 
 
 class RemoteTarget(Generic[A]):
-    """A :class:`~specact.verification.Target` on a server.
+    """A :class:`~specact.pair.Target` on a server.
 
     Args:
         client: of the server.
@@ -38,7 +37,7 @@ class RemoteTarget(Generic[A]):
 
 
 class RemoteVerifier:
-    """A :class:`~specact.verification.Verifier` on the server, as in ADAHI's paper; arguments as of RemoteTarget.
+    """A :class:`~specact.pair.Verifier` on the server, as in ADAHI's paper; arguments as of RemoteTarget.
 
     The request contains the address of the step's random stream: the server samples what the device would have sampled.
     """

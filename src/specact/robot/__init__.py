@@ -1,5 +1,5 @@
 """The control loop of a robot, and its sources of actions."""
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -9,21 +9,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import Clock, RealClock
 from specact.errors import ConfigError
 from specact.execution.history import RollForward, SampledHistory
-from specact.execution.schedule import Schedule
-from specact.execution.strategy import Execution
-from specact.fallback import EXECUTE_DRAFT, Fallback
+from specact.execution.schedule import Execution, Schedule
 from specact.observation import Observation
+from specact.pair import Pending
 from specact.records import check_arguments
 from specact.rng import StepAddress
 from specact.robot.inference import Finished, Inference
 from specact.robot.loop import quantiles_ms, recent_times
-from specact.safety import Safety
-from specact.types import NO_OFFLOAD, Miss, Origin, StepRecord
-from specact.units import ActionRange
-from specact.verification import Pending
+from specact.safety import EXECUTE_DRAFT, Fallback, Safety
+from specact.types import CLOCK, NO_OFFLOAD, ActionRange, Clock, Miss, Origin, StepRecord
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
 _SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
@@ -79,7 +75,7 @@ class ChunkRunner:
         deadline_s: float = math.inf,
         seed: int = 0,
         robot: int = 0,
-        clock: Clock | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         spec = inference.source.spec
         execution.check(spec, inpaints=inference.source.inpaints, rolls_forward=roll_forward is not None)
@@ -88,7 +84,7 @@ class ChunkRunner:
             raise ConfigError("to idle with the stop action, the fallback needs a stop_action [A]")
         if not deadline_s > 0.0:
             raise ConfigError(f"deadline_s must be above 0, got {deadline_s}")
-        self.clock = RealClock() if clock is None else clock
+        self.clock = clock
         self.counts: Counter[str] = Counter()
         self._latencies_s, self._ages_s = recent_times(), 0.0
         self._inference, self._idle, self._deadline_s = inference, idle, deadline_s

@@ -17,9 +17,9 @@ import numpy as np
 from specact.errors import BundleError, MissError, ObservationError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
 from specact.observation import Window
+from specact.pair import Pending
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import NO_OFFLOAD, Miss
-from specact.verification import Pending
 
 
 class ChunkSource(Protocol):

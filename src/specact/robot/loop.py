@@ -14,13 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import Clock
 from specact.errors import ConfigError, ObservationError
 from specact.interrupts import Interrupts
 from specact.observation import Observation
 from specact.robot.watchdog import Watchdog
 from specact.safety import Safety
-from specact.types import Origin, StepRecord
+from specact.types import Clock, Origin, StepRecord
 
 
 class Robot(Protocol):

@@ -1,5 +1,5 @@
 """A target behind a socket."""
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -39,13 +39,11 @@ from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, resized
 from specact.families.chunks.sources import LoadedPolicy, units_of
 from specact.families.chunks.wire import ChunkExchange
 from specact.observation import Window
-from specact.pair import UNNAMED, Pair, PairSource
+from specact.pair import UNNAMED, Answer, Follower, Pair, PairSource, Target, TargetVerifier
 from specact.records import Count, NotNegative, Record, WholeNumber, check_fields, read_record
 from specact.rng import Role, StepAddress, StepStreams
 from specact.systems.freqcache import FREQCACHE, FreqCached, RefreshBundle, Reuse, load_refresh
-from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, StepRecord, value
-from specact.units import ActionUnits
-from specact.verification import Answer, Target, TargetVerifier
+from specact.types import ActionUnits, Chunk, OffloadTimes, Origin, Outcome, Proposal, StepRecord, value
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
 from specact.wire.messages import bad
@@ -342,7 +340,7 @@ class Block:
 
 
 class FlashTarget:
-    """A flow policy as a :class:`~specact.verification.TargetPolicy`; its block drafts where the device does not.
+    """A flow policy as a :class:`~specact.pair.TargetPolicy`; its block drafts where the device does not.
 
     Its answers depend on what was drafted.
     """
@@ -412,8 +410,8 @@ class FlashVerifier(TargetVerifier[RoundAnswer]):
         return answer.value.round(proposal.evidence).outcome(self.units, self.execute, answer.times)
 
 
-class FlashDrafter:
-    """FLASH on the device: the robot's state, drafting, and the request; see :class:`~specact.pair.FollowingDrafter`.
+class FlashDrafter(Follower):
+    """FLASH on the device: the robot's state, drafting, and the request; see :class:`~specact.pair.Follower`.
 
     The proposed actions are the drafted chunk; if the target drafts, the remainder of the last chunk with its last
     action repeated, or zeros (the middle of the demonstrated range) before the first one.

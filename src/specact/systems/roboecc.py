@@ -33,21 +33,19 @@ from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import Kind, Manifest, joint_fingerprint, read_manifest
-from specact.bundle.network import CPU, Compute, Network
-from specact.bundle.words import NetworkInputs
+from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError, RemoteError, WireError, unknown_name
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import distributions
 from specact.families.codes.sampling import CodeDistribution
 from specact.observation import ObservationSpec, Window
-from specact.pair import Pair
+from specact.pair import Answer, Pair, Pending
 from specact.records import Record, Size, check_fields
 from specact.remote.client import Client
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.systems.flash import FlashParts
 from specact.types import Floats, Miss, OffloadTimes
-from specact.verification import Answer, Pending
 from specact.wire import exchange as wire
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.messages import bad
@@ -574,7 +572,7 @@ def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | W
 
 
 class SplitTarget(Generic[A]):
-    """See :class:`~specact.verification.Target`: the answer does not depend on where the stages ran.
+    """See :class:`~specact.pair.Target`: the answer does not depend on where the stages ran.
 
     Args:
         folder: of the stages, the same as the server's.

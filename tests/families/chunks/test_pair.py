@@ -16,10 +16,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 from tests.served import served
 
-from specact.clock import Clock, VirtualClock
 from specact.errors import BundleError, ConfigError, ObservationError
-from specact.execution.verdicts import LateVerdicts
-from specact.fallback import Fallback
+from specact.execution.player import LateVerdicts
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
 from specact.families.chunks.pair import ChunkAnswers, ChunkParts, ChunkVerifier, accepted_prefix, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
@@ -28,12 +26,11 @@ from specact.families.chunks.wire import ChunkExchange
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
 from specact.observation import Field, Observation, ObservationSpec, Window, vectors
-from specact.pair import Pair
+from specact.pair import Answer, LocalTarget, Pair, Pending, TargetPolicy
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
-from specact.types import Cause, Miss, OffloadTimes, Origin, Proposal, StepRecord
-from specact.units import ActionUnits
-from specact.verification import Answer, LocalTarget, Pending, TargetPolicy
+from specact.safety import Fallback
+from specact.types import ActionUnits, Cause, Clock, Miss, OffloadTimes, Origin, Proposal, StepRecord, VirtualClock
 from specact.wire.exchange import Request
 
 HERE = StepAddress(0, 0, 0, 0)

@@ -15,10 +15,10 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import Inputs, chunk_policy, onnx_policy, try_out
 from specact.load import load_policy
 from specact.observation import Field, ObservationSpec, Window
+from specact.pair import LocalTarget
 from specact.rng import StepAddress
 from specact.robot.inference import LocalSource
 from specact.types import Miss, OffloadTimes
-from specact.verification import LocalTarget
 
 DESCRIPTION = """
 onnx = "policy.onnx"

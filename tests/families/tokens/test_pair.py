@@ -22,7 +22,7 @@ from tests.families.tokens.dots import rngs, windows
 from tests.served import served, verifying
 
 from specact.errors import BundleError, ConfigError, MissingExtraError, WireError
-from specact.execution.verdicts import LateVerdicts
+from specact.execution.player import LateVerdicts
 from specact.families.tokens.drafters import Bigram
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import TokenBundle, load_tokens, to_actions, to_tokens
@@ -38,7 +38,7 @@ from specact.lab.train.drafters import write_drafters
 from specact.lab.train.recipe import DrafterRecipe
 from specact.load import load_pair
 from specact.observation import Window
-from specact.pair import Pair
+from specact.pair import Pair, is_valid
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
@@ -48,7 +48,6 @@ from specact.systems.kerv import Kerv
 from specact.systems.specvla import HeadDrafter
 from specact.systems.tokens import load_token_pair
 from specact.types import OffloadTimes, Origin, Proposal, StepRecord
-from specact.verification import is_valid
 from specact.wire.exchange import Request
 
 PATIENT_MS = 30_000.0

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from specact import load_pair
-from specact.clock import VirtualClock
 from specact.families.codes.pair import CodeDrafter
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.rollout.timed import TimedGate
 from specact.policy import SpeculativePolicy
-from specact.types import StepRecord
+from specact.types import StepRecord, VirtualClock
 
 
 @pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])

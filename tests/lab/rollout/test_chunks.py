@@ -16,7 +16,6 @@ pytest.importorskip("mujoco")
 
 from tests.lab.rollout import chunk_policies
 
-from specact.clock import VirtualClock
 from specact.families.chunks.pair import PairSettings
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -24,6 +23,7 @@ from specact.lab.rollout.realtime import RealTime
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.load import load_pair, make_pair
 from specact.policy import SpeculativePolicy
+from specact.types import VirtualClock
 
 SMALL, LARGE = (f"{chunk_policies.__name__}:{name}" for name in ("small", "large"))
 SEED = 3

@@ -9,7 +9,6 @@ import pytest
 from tests.lab.rollout import chunk_policies
 from tests.thirdparty import my_family, my_sim
 
-from specact.clock import VirtualClock
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import Chunk
@@ -20,12 +19,10 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.load import load_pair
-from specact.pair import Pair
+from specact.pair import Answer, Pair, TargetVerifier
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
-from specact.types import Origin, Outcome, Proposal
-from specact.units import ActionUnits
-from specact.verification import Answer, TargetVerifier
+from specact.types import ActionUnits, Origin, Outcome, Proposal, VirtualClock
 
 SOURCE, TASK = f"{my_family.__name__}:pair", f"{my_sim.__name__}:TASK"
 SEED = 3

@@ -13,7 +13,7 @@ pytest.importorskip("mujoco")
 from tests.lab.rollout.conftest import Instant, TapedBall
 
 from specact import Pair
-from specact.execution.strategy import Execution
+from specact.execution.schedule import Execution
 from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.policy import CodeChunks
 from specact.gates.calibration import find_calibration

@@ -10,7 +10,7 @@ import pytest
 
 from specact.bundle.bundle import find_bundle
 from specact.errors import ConfigError
-from specact.execution.strategy import Execution
+from specact.execution.schedule import Execution
 from specact.families.chunks.flow import load_flow
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld

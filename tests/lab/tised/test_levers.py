@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.execution.strategy import Execution
+from specact.execution.schedule import Execution
 from specact.families.chunks.flow import load_flow
 from specact.lab.rollout.folder import JsonLines
 from specact.lab.rollout.pool import Pool

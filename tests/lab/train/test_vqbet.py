@@ -9,7 +9,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from specact.bundle.words import Words
+from specact.bundle.manifest import Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.codes import (
     LastPosition,

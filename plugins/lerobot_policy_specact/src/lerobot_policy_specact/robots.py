@@ -17,21 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lerobot_policy_specact.configuration_specact import SpecactConfig
-from specact.clock import Clock, RealClock, VirtualClock
 from specact.errors import ConfigError, MissError, ObservationError
-from specact.execution.strategy import Execution
-from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.fallback import Fallback
+from specact.execution.player import WAIT, LateVerdicts
+from specact.execution.schedule import Execution
 from specact.families.chunks.openpi import PREFIX, openpi_endpoint
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.sources import try_out
 from specact.gates.calibration import deciding_gate
 from specact.gates.controller import RateBudget
 from specact.gates.settings import load_gate
+from specact.imports import make_object
 from specact.load import load_pair, load_policy
 from specact.observation import ObservationSpec
 from specact.pair import Pair
-from specact.plugins import make_object
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint, tls_context
@@ -40,7 +38,8 @@ from specact.remote_policy import RemotePolicy, connect
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Inference, InferenceThread, InlineInference
 from specact.robot.loop import Acting
-from specact.types import Miss
+from specact.safety import Fallback
+from specact.types import Clock, Miss, VirtualClock
 
 _TERMS = {"pusht": "lerobot_policy_specact.pusht:PushT"}
 _PATIENCE_MS = 1000.0
@@ -282,7 +281,7 @@ def _with_draft(config: SpecactConfig, fallback: Fallback, pair: Pair[Any], row:
     )
     if client is not None:
         client.report = policy.counts
-    return Robot(policy, policy.counts, 0.0, RealClock(), period_s, _terms(config, pair.observation))
+    return Robot(policy, policy.counts, 0.0, Clock(), period_s, _terms(config, pair.observation))
 
 
 def _without_draft(config: SpecactConfig, stack: ExitStack, fallback: Fallback, row: int) -> Robot:
@@ -296,7 +295,7 @@ def _without_draft(config: SpecactConfig, stack: ExitStack, fallback: Fallback, 
     execution = Execution(config.execution, execute, 0 if waits else execute // 2)  # type: ignore[arg-type]
     inference: Inference = InlineInference(remote) if waits else stack.enter_context(InferenceThread(remote))
     # Where the robot waits for its chunks, a control step is a period, however long it takes.
-    clock: Clock = VirtualClock() if waits else RealClock()
+    clock: Clock = VirtualClock() if waits else Clock()
     runner = ChunkRunner(inference, execution, fallback=fallback, seed=config.seed, robot=row, clock=clock)
     terms = _terms(config, remote.spec.observation)
     return Robot(runner, runner.counts, _patience_ms(config) / 1e3, clock, 1.0 / remote.spec.rate_hz, terms)

@@ -1,5 +1,5 @@
 """Policies that answer with a chunk of actions."""
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, check_scale, open_bundle
-from specact.bundle.network import CPU, Compute, Network
-from specact.bundle.words import NetworkInputs, Words
+from specact.bundle.manifest import Words
+from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError, ObservationError, unknown_name
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.observation import Window

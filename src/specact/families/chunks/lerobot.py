@@ -25,7 +25,7 @@ from specact.families.chunks.flow import Array, FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import FunctionPolicy, Inputs, LoadedPolicy, third_party
 from specact.observation import Field, ObservationSpec, Window, lerobot_name
-from specact.units import ActionUnits
+from specact.types import ActionUnits
 
 # Files that save_pretrained writes for a policy and its processors.
 _WEIGHTS = "model.safetensors"

@@ -21,8 +21,7 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.openpi import Key, OpenpiConversation, OpenpiEndpoint
 from specact.rng import StepAddress
-from specact.types import Miss
-from specact.units import ActionUnits
+from specact.types import ActionUnits, Miss
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import MAX_DEADLINE_MS, printable
 from specact.wire.openpi import CHUNK

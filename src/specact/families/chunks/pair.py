@@ -28,12 +28,10 @@ from specact.families.chunks.sources import LoadedPolicy, kind_of_source, try_ou
 from specact.families.chunks.wire import ChunkExchange
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
-from specact.pair import UNNAMED, Pair, PairSource
+from specact.pair import UNNAMED, Answer, Pair, PairSource, Target, TargetVerifier
 from specact.records import NotNegative, Positive, Record, Size, check_fields, read_record
 from specact.rng import Role, StepAddress, StepStreams
-from specact.types import Origin, Outcome, Proposal
-from specact.units import ActionUnits
-from specact.verification import Answer, Target, TargetVerifier
+from specact.types import ActionUnits, Origin, Outcome, Proposal
 
 # Folder of a pair's draft, within the pair's.
 DRAFT = "draft"
@@ -136,7 +134,7 @@ class ChunkDrafter:
 
 
 class ChunkAnswers:
-    """A chunk policy as a :class:`~specact.verification.TargetPolicy`, with the random stream of the step.
+    """A chunk policy as a :class:`~specact.pair.TargetPolicy`, with the random stream of the step.
 
     Answers are in the environment's units; as on a server, only the policy's own fields are passed, and it may be NaN.
     """

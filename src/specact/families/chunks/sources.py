@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from specact.bundle.bundle import Bundle, open_bundle
-from specact.bundle.manifest import fingerprint_of
-from specact.bundle.network import CPU, Compute, Network
-from specact.bundle.words import INSTRUCTION, NetworkInputs
+from specact.bundle.manifest import INSTRUCTION, fingerprint_of
+from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import (
@@ -25,10 +24,10 @@ from specact.families.chunks.policy import (
     check_chunks,
     refuse_inpainting,
 )
+from specact.imports import is_plugin, load_object, make_object
 from specact.observation import Field, ObservationSpec, Window
-from specact.plugins import is_plugin, load_object, make_object
 from specact.records import RateHz, Record, Size, check_fields, read_toml
-from specact.units import ActionUnits
+from specact.types import ActionUnits
 
 if TYPE_CHECKING:
     import torch

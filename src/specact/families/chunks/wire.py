@@ -14,7 +14,7 @@ from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting, check_chunks
 from specact.records import read_record
 from specact.rng import Role, streams
-from specact.units import ActionUnits
+from specact.types import ActionUnits
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
 from specact.wire.messages import bad, printable

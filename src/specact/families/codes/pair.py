@@ -27,10 +27,9 @@ from specact.families.codes.sampling import (
     verify,
 )
 from specact.observation import ObservationSpec, Window
-from specact.pair import Pair, PairSource
+from specact.pair import Answer, Pair, PairSource, Target, TargetVerifier
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Codes, OffloadTimes, Outcome, Proposal, StepRecord
-from specact.verification import Answer, Target, TargetVerifier
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
 

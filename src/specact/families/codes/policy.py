@@ -11,16 +11,15 @@ import numpy as np
 from msgspec import Meta, structs
 from numpy.typing import NDArray
 
-from specact.bundle.network import CPU, Compute, Network
-from specact.bundle.words import NetworkInputs, Words
+from specact.bundle.manifest import Words
+from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import ConfigError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
 from specact.families.codes.sampling import CodeDistribution, sample_codes, softmax
 from specact.observation import ObservationSpec, Window
 from specact.records import Positive, RateHz, Record, Size, check_fields
 from specact.rng import StepAddress
-from specact.types import Codes
-from specact.units import ActionUnits
+from specact.types import ActionUnits, Codes
 
 
 class PolicySpec(Record, frozen=True):
@@ -128,7 +127,7 @@ class OnnxPolicy:
         return self.infer_batch([window])[0]
 
     def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
-        """As a :class:`~specact.verification.TargetPolicy`; deterministic."""
+        """As a :class:`~specact.pair.TargetPolicy`; deterministic."""
         return self.infer(window)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:

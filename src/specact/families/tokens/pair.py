@@ -22,9 +22,8 @@ from specact.families.tokens.speculative import Acceptance, Decoded, relaxed
 from specact.families.tokens.verify import DecodingRequest, Prefilled, TokenTarget, TokenVerifier
 from specact.families.tokens.wire import TokenExchange
 from specact.observation import Window
-from specact.pair import UNNAMED, Pair, PairSource
-from specact.types import Chunk, Origin, Proposal, StepRecord, value
-from specact.units import ActionUnits
+from specact.pair import UNNAMED, Follower, Pair, PairSource
+from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord, value
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,10 @@ class DraftedTokens:
     retrieved: bool = False
 
 
-class TokenDrafter:
-    """See :class:`~specact.pair.FollowingDrafter`.
+class TokenDrafter(Follower):
+    """Proposes candidates; the proposed actions are the most likely one.
 
-    The proposed actions are the most likely candidate. Where it ends, or without one, they are the draft's chunk if
+    Where it ends, or without one, they are the draft's chunk if
     there is a draft, else the last executed action repeated, or zeros (the middle of the demonstrated range) before
     the first one.
 

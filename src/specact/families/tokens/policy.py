@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
-from specact.bundle.network import CPU, Compute, Network, Shapes
-from specact.bundle.words import NetworkInputs, Words
+from specact.bundle.manifest import Words
+from specact.bundle.network import CPU, Compute, Network, NetworkInputs, Shapes
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting

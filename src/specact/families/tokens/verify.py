@@ -18,10 +18,9 @@ from specact.families.tokens.speculative import (
     decode,
 )
 from specact.observation import Window
+from specact.pair import Answer, Target, TargetVerifier
 from specact.rng import StepAddress
-from specact.types import OffloadTimes, Origin, Outcome, Proposal, value
-from specact.units import ActionUnits
-from specact.verification import Answer, Target, TargetVerifier
+from specact.types import ActionUnits, OffloadTimes, Origin, Outcome, Proposal, value
 
 # The target's own drafters, which run beside it. The order is part of the wire format: only append.
 OWN_DRAFTERS = ("none", "bigram", "head")
@@ -85,7 +84,7 @@ class Prefilled:
 
 
 class TokenTarget:
-    """A token policy as a :class:`~specact.verification.TargetPolicy`; its answers are decoded later.
+    """A token policy as a :class:`~specact.pair.TargetPolicy`; its answers are decoded later.
 
     Args:
         policy: the target.

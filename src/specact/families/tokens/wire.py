@@ -18,8 +18,7 @@ from specact.families.chunks.wire import ChunkExchange
 from specact.families.tokens.policy import BINS, TokenPolicy, Tokens
 from specact.families.tokens.speculative import TAIL, UNLIMITED, Acceptance, Decoded
 from specact.families.tokens.verify import MAX_CANDIDATES, OWN_DRAFTERS, DecodingRequest, TokenTarget, token_outcome
-from specact.types import OffloadTimes, Outcome, Proposal
-from specact.units import ActionUnits
+from specact.types import ActionUnits, OffloadTimes, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
 from specact.wire.messages import bad

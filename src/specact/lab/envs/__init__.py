@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
+from specact.imports import is_plugin, load_object
 from specact.lab.envs.drawing import cannot_draw
-from specact.plugins import is_plugin, load_object
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task

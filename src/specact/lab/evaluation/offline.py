@@ -36,10 +36,9 @@ from specact.lab.rollout.steps import Audit, Table
 from specact.lab.statistics import mean_interval
 from specact.load import load_pair
 from specact.observation import Observation
-from specact.pair import Pair, PairSource
+from specact.pair import LocalTarget, Pair, PairSource
 from specact.policy import SpeculativePolicy
 from specact.records import read_record
-from specact.verification import LocalTarget
 
 Progress = Callable[[str, int, int], None]
 

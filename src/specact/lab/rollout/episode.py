@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.execution.schedule import NOW_S, Schedule
-from specact.execution.strategy import Execution
+from specact.execution.schedule import NOW_S, Execution, Schedule
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.history import ObservationSampler

@@ -31,12 +31,11 @@ from specact.lab.rollout.steps import Row, Table, distance, observation_columns,
 from specact.lab.rollout.timed import Prepared
 from specact.lab.rollout.token_batch import SharedClock, TokenBatch
 from specact.observation import Window
-from specact.pair import Drafter, Pair
+from specact.pair import Drafter, LocalTarget, Pair, Target, TargetPolicy, Verifier
 from specact.rng import Role, StepAddress, StepStreams, streams
 from specact.systems.flash import ROUNDS, FlashParts, Round
 from specact.systems.tokens import DECODINGS
 from specact.types import Miss, Proposal, StepRecord
-from specact.verification import LocalTarget, Target, TargetPolicy, Verifier
 
 RULES: dict[str, Rule] = {"speculative": verify, "target": take_target}
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from specact.execution.history import SampledHistory
 from specact.lab.envs.moving import MovingWorld
 from specact.observation import ObservationSpec, Window
+from specact.types import Clock
 
 
 class ObservationSampler:
@@ -71,8 +72,8 @@ class ObservationSampler:
             self._history.sample(self.world.now, self.world.observe())
 
 
-class WorldClock:
-    """World time as a :class:`~specact.clock.Clock`: sleeping on it makes the robot wait.
+class WorldClock(Clock):
+    """World time as a :class:`~specact.types.Clock`: sleeping on it makes the robot wait.
 
     Args:
         sampler: of the robot.

@@ -10,8 +10,8 @@ from specact.errors import unknown_name
 from specact.families.codes.policy import CodePolicy
 from specact.gates.heads import HeadDraft, load_head
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
+from specact.imports import is_plugin
 from specact.pair import Pair
-from specact.plugins import is_plugin
 from specact.systems.flash import ROUNDS
 from specact.systems.tokens import DECODINGS
 

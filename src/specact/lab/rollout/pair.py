@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specact.execution.verdicts import WAIT, LateVerdicts
+from specact.execution.player import WAIT, LateVerdicts
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
@@ -15,12 +15,11 @@ from specact.lab.rollout.history import ObservationSampler, WorldClock
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.timed import TimedDrafter, TimedRounds
 from specact.links.model import Link
-from specact.pair import Pair
+from specact.pair import LocalTarget, Pair, Target, Verifier
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.systems.flash import Round
 from specact.types import Decision
-from specact.verification import LocalTarget, Target, Verifier
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Pairing:
         target_s: time of the target's [s].
         verifier: factory that replaces the pair's own verifier.
         late_for_s: with a number, the draft's chunk runs at once and the late verdict corrects the rest; see
-            :class:`~specact.execution.verdicts.LateVerdicts`.
+            :class:`~specact.execution.player.LateVerdicts`.
     """
 
     gate: GateSettings

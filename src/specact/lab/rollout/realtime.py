@@ -15,12 +15,11 @@ from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
 from specact.lab.rollout.steps import Audit
-from specact.pair import Pair
+from specact.pair import LocalTarget, Pair, Verifier
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import RemoteTarget, RemoteVerifier, check_requests
-from specact.verification import LocalTarget, Verifier
 from specact.wire.exchange import VerifyingExchange
 
 

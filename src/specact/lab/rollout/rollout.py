@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import VirtualClock
 from specact.errors import BundleError
 from specact.gates.baseline import Always
 from specact.gates.settings import GateSettings
@@ -27,12 +26,11 @@ from specact.lab.rollout.token_batch import SharedClock
 from specact.links.link import load_link
 from specact.load import load_pair
 from specact.observation import ObservationSpec
-from specact.pair import Pair, PairSource
+from specact.pair import LocalTarget, Pair, PairSource, Target
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
-from specact.types import StepRecord
-from specact.verification import LocalTarget, Target
+from specact.types import StepRecord, VirtualClock
 
 
 @dataclass(frozen=True)

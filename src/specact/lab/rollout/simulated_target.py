@@ -8,13 +8,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from specact.clock import Clock
 from specact.execution.schedule import NOW_S
 from specact.links.model import Link, round_trip
 from specact.observation import Window
+from specact.pair import Answer, Pending, TargetPolicy
 from specact.rng import StepAddress
-from specact.types import OffloadTimes
-from specact.verification import Answer, Pending, TargetPolicy
+from specact.types import Clock, OffloadTimes
 from specact.wire.exchange import Contract
 
 A = TypeVar("A")
@@ -50,7 +49,7 @@ class Route:
 
 
 class SimulatedTarget(Generic[A]):
-    """A :class:`~specact.verification.Target` over a route; it never misses.
+    """A :class:`~specact.pair.Target` over a route; it never misses.
 
     Args:
         policy: the target.
@@ -63,7 +62,7 @@ class SimulatedTarget(Generic[A]):
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """See :class:`~specact.verification.Target`."""
+        """See :class:`~specact.pair.Target`."""
         clock, sent_at = self._clock, self._clock.now()
         network = self._route.round_trip_s(sent_at)
         took = network + self._target_s

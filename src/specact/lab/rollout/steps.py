@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.bundle.words import NetworkInputs
+from specact.bundle.network import NetworkInputs
 from specact.observation import ObservationSpec, Window
 from specact.types import Chunk, StepRecord
 

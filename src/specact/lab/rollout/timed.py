@@ -8,20 +8,18 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.clock import Clock
 from specact.gates.gate import Gate
 from specact.observation import Window
-from specact.pair import Drafter, FollowingDrafter
+from specact.pair import Drafter, Follower, Pending, TargetPolicy, Verifier
 from specact.rng import StepAddress
 from specact.systems.flash import Round
 from specact.systems.freqcache import FreqCached
-from specact.types import Outcome, Proposal, StepRecord
-from specact.verification import Pending, TargetPolicy, Verifier
+from specact.types import Clock, Outcome, Proposal, StepRecord
 
 A = TypeVar("A")
 
 
-class TimedDrafter:
+class TimedDrafter(Follower):
     """A :class:`~specact.pair.Drafter` whose proposals take an accounted time.
 
     Args:
@@ -32,7 +30,7 @@ class TimedDrafter:
 
     def __init__(self, drafter: Drafter, clock: Clock, latency_s: float) -> None:
         self._drafter, self._clock, self._latency_s = drafter, clock, latency_s
-        self._follower = drafter if isinstance(drafter, FollowingDrafter) else None
+        self._follower = drafter if isinstance(drafter, Follower) else Follower()
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafter's."""
@@ -40,25 +38,20 @@ class TimedDrafter:
         return self._drafter.propose(window, rng)
 
     def reset(self) -> None:
-        """Forwarded, as the following, if the drafter has a state."""
-        if self._follower is not None:
-            self._follower.reset()
+        self._follower.reset()
 
     def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        if self._follower is not None:
-            self._follower.on_action(drafted, executed)
+        self._follower.on_action(drafted, executed)
 
     def on_inference(self, record: StepRecord) -> None:
-        if self._follower is not None:
-            self._follower.on_inference(record)
+        self._follower.on_inference(record)
 
     def on_verified(self, record: StepRecord) -> None:
-        if self._follower is not None:
-            self._follower.on_verified(record)
+        self._follower.on_verified(record)
 
 
 class TimedTarget(Generic[A]):
-    """A :class:`~specact.verification.TargetPolicy` whose answers take an accounted time; arguments as above."""
+    """A :class:`~specact.pair.TargetPolicy` whose answers take an accounted time; arguments as above."""
 
     def __init__(self, policy: TargetPolicy[A], clock: Clock, latency_s: float) -> None:
         self._policy, self._clock, self._latency_s = policy, clock, latency_s
@@ -137,7 +130,7 @@ class Prepared(Generic[A]):
         self.prepared: A | None = None
 
     def answer(self, window: Window, address: StepAddress) -> A:
-        """As a :class:`~specact.verification.TargetPolicy`."""
+        """As a :class:`~specact.pair.TargetPolicy`."""
         assert self.prepared is not None
         return self.prepared
 

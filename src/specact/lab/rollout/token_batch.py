@@ -6,23 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specact.clock import RealClock
 from specact.families.tokens.policy import Tokens
 from specact.families.tokens.verify import TokenTarget, token_outcome
+from specact.pair import Pending, checked
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Outcome, Proposal
-from specact.units import ActionUnits
-from specact.verification import Pending, checked
+from specact.types import ActionUnits, Clock, Miss, OffloadTimes, Outcome, Proposal
 
 
-class SharedClock(RealClock):
+class SharedClock(Clock):
     """The machine's clock for one of several robots, which can be set to leave out what it did for the others."""
 
     def __init__(self) -> None:
         self._others_s = 0.0
 
     def now(self) -> float:
-        """See :class:`~specact.clock.Clock`; monotonic if it is only set to times since the last reading."""
+        """See :class:`~specact.types.Clock`; monotonic if it is only set to times since the last reading."""
         return super().now() - self._others_s
 
     def set(self, now: float) -> None:
@@ -59,7 +57,7 @@ class TokenBatch:
     def answer(self) -> None:
         """Answers the pending requests; each takes the time of the batch divided by their number."""
         requests, self._pending = self._pending, []
-        clock = RealClock()
+        clock = Clock()
         started = clock.now()
         prefilled = self._target.prefill([request.proposal.window for request in requests])
         decoded = prefilled.decode([request.proposal.evidence.request for request in requests])
@@ -75,7 +73,7 @@ class TokenBatch:
 
 
 class BatchVerifier:
-    """See :class:`~specact.verification.Verifier`.
+    """See :class:`~specact.pair.Verifier`.
 
     Args:
         batch: answers the requests.
@@ -86,7 +84,7 @@ class BatchVerifier:
         self._batch, self._clock = batch, clock
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """See :class:`~specact.verification.Verifier`."""
+        """See :class:`~specact.pair.Verifier`."""
         request = _Request(proposal, address)
         self._batch.add(request)
 

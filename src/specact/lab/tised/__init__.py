@@ -4,6 +4,6 @@ Times are in seconds. Where a function takes ``ArrayLike``, its arguments broadc
 ``[...]`` of their common shape.
 """
 
-from specact.lazy import attach
+from specact.imports import attach
 
 __getattr__, __all__ = attach(__name__, __file__)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from specact.execution.strategy import Execution
+from specact.execution.schedule import Execution
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.wire import ChunkExchange

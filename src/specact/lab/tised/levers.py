@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from specact.errors import ConfigError, unknown_name
-from specact.execution.strategy import Execution, Kind
+from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.flow import FlowBundle
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.gates.heads import load_head

@@ -13,8 +13,7 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from specact.bundle.manifest import WEIGHTS
-from specact.bundle.words import Words
+from specact.bundle.manifest import WEIGHTS, Words
 from specact.errors import unknown_name
 from specact.families.chunks.flow import FLOW_PARTS, FlowUnits
 from specact.families.chunks.policy import ChunkSpec

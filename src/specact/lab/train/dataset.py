@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specact.bundle.words import Words
+from specact.bundle.manifest import Words
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames, copied

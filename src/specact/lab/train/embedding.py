@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specact.bundle.words import Words
+from specact.bundle.manifest import Words
 from specact.lab.train.windows import Statistics
 from specact.observation import Field, ObservationSpec
 

@@ -23,9 +23,8 @@ from safetensors.numpy import load, save
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD
-from specact.bundle.manifest import Describable, fingerprint_of, write_manifest
+from specact.bundle.manifest import INSTRUCTION, Describable, Words, fingerprint_of, write_manifest
 from specact.bundle.network import open_session
-from specact.bundle.words import INSTRUCTION, Words
 from specact.errors import BundleError
 from specact.files import write_whole
 from specact.lab.train.embedding import statistics_of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from specact.bundle.words import INSTRUCTION, Words
+from specact.bundle.manifest import INSTRUCTION, Words
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.train.attention import attend, by_head, joined, perceptron

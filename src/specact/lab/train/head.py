@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD, copy_bundle, give_head
-from specact.bundle.words import INSTRUCTION, Words
+from specact.bundle.manifest import INSTRUCTION, Words
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeParts

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from specact.bundle.words import Words
+from specact.bundle.manifest import Words
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.policy import BINS
 from specact.lab.train.attention import HIDDEN, Layer

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from specact.bundle.words import INSTRUCTION, Words
+from specact.bundle.manifest import INSTRUCTION, Words
 from specact.lab.train.attention import Layer
 from specact.lab.train.embedding import embed_words, flat, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specact.bundle.words import INSTRUCTION, Words
+from specact.bundle.manifest import INSTRUCTION, Words
 from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.frames import Frames
