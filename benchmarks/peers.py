@@ -39,7 +39,7 @@ from server import Load, Robot, Workload, run_load, run_robots, workload_of
 from specact import Pair, SpeculativePolicy, connect, load_pair
 from specact.families.chunks.wire import ChunkExchange
 from specact.gates import Always
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.load import load_policy
 from specact.observation import ObservationSpec, Window
 from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier

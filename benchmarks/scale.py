@@ -41,10 +41,9 @@ from server import run_load, workload_of
 from specact import load_pair
 from specact.errors import WireError
 from specact.gates.settings import GateSettings
-from specact.lab.processes import ServerProcess
-from specact.lab.rollout.cluster import join
 from specact.lab.rollout.methods import HYBRID
-from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.pool import Pool, join
+from specact.lab.rollout.processes import ServerProcess
 from specact.lab.rollout.rollout import Shard
 from specact.load import load_exchange
 from specact.wire.arrays import Arrays

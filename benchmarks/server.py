@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from specact.errors import RemoteError
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.load import load_pair
 from specact.pair import Pair
 from specact.rng import StepAddress

@@ -9,7 +9,7 @@ import numpy as np
 from specact.execution import Execution
 from specact.families.chunks import load_flow
 from specact.lab.envs import load_task
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.tised import chunk_speedup
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from specact.errors import ConfigError
 from specact.files import write_json, write_whole
-from specact.lab.data.locks import locked
+from specact.lab.data.folder import locked
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.report.drawing import style

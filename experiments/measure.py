@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specact.lab.report.drawing import INK, RULE
-from specact.lab.statistics import contrast, holm, mean_interval
+from specact.lab.rollout.statistics import contrast, holm, mean_interval
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -59,7 +59,7 @@ def client(port: int) -> None:
 
 
 def server() -> None:
-    from specact.lab.processes import ServerProcess, serving
+    from specact.lab.rollout.processes import ServerProcess, serving
 
     with serving("ball") as started:
         client(started.port)

@@ -35,8 +35,7 @@ from specact.errors import BundleError, ConfigError, RemoteError, SpecactError
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
-from specact.lab.rollout.cluster import join
-from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.pool import Pool, join
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.pair import PairSource
 from specact.remote.client import Client

@@ -27,7 +27,7 @@ import specact.server
 from specact import SpeculativePolicy, load_pair
 from specact.errors import RemoteError
 from specact.gates import Always
-from specact.lab.processes import ServerProcess
+from specact.lab.rollout.processes import ServerProcess
 from specact.remote import Client, Endpoint, remote_verifier, tls_context
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -17,7 +17,7 @@ from tests.tiny import quiet
 
 from specact.errors import ConfigError
 from specact.files import check_name, is_name, remove_torn, write_whole
-from specact.lab.data.locks import locked
+from specact.lab.data.folder import locked
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.pool import Pool
@@ -37,7 +37,7 @@ for _ in range(50):
 HOLD = """
 import sys
 from pathlib import Path
-from specact.lab.data.locks import locked
+from specact.lab.data.folder import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

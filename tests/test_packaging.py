@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 
 ROOT = Path(__file__).parents[1]
 BALL, FLOW = "specact/pretrained/ball/", "specact/pretrained/ball-chase-flow/"

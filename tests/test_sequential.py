@@ -16,7 +16,7 @@ from specact.errors import BundleError, ConfigError, RemoteError
 from specact.families.codes.pair import executed_codes
 from specact.families.codes.policy import OnnxPolicy
 from specact.gates import Always
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.train import train
 from specact.pair import Verifier

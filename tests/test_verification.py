@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from specact.lab.rollout.simulated_target import SimulatedTarget
+from specact.lab.rollout.timed import SimulatedTarget
 from specact.observation import Window
 from specact.pair import Answer, LocalTarget, Pending, TargetVerifier, is_valid
 from specact.rng import StepAddress

@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specact.bundle.bundle import find_bundle
 from specact.errors import ConfigError
+from specact.lab.data.episodes import Episodes
 
 # Policies this small learn next to nothing; what is tested is that every part fits and every number is the right one.
 TINY = """
@@ -108,3 +110,10 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
             make(folder)
             (folder / "done").touch()
     return folder
+
+
+def write_npz(path: Path, episodes: Episodes) -> None:
+    """Demonstrations without instructions as a file of flat arrays."""
+    seen = {name: np.asarray(array) for name, array in episodes.observation.items()}
+    rate = {} if episodes.rate_hz is None else {"rate_hz": np.float32(episodes.rate_hz)}
+    np.savez_compressed(path, action=episodes.action, episode_ends=episodes.ends, **seen, **rate)  # type: ignore[arg-type]

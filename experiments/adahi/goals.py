@@ -15,7 +15,7 @@ from experiments.adahi.methods import METHODS
 from experiments.tables import markdown
 from specact.lab.evaluation.metrics import Table, add_gate_efficiency
 from specact.lab.report.runs import Run
-from specact.lab.statistics import Interval, success_margin
+from specact.lab.rollout.statistics import Interval, success_margin
 
 GATES = ("adahi", "uncertainty", "learned", "learned_action")
 EFFICIENCY, OF_HYBRID, OF_HYBRID_DISTILLED, EQUAL_RATE = 0.80, 0.99, 0.97, 0.03

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.tables import interval_text, markdown, optional_text
 from specact.lab.report.networks import all_networks
-from specact.lab.statistics import holm
+from specact.lab.rollout.statistics import holm
 
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")

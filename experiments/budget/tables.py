@@ -14,7 +14,7 @@ from experiments.tables import interval_text, markdown
 from specact.lab.evaluation.budget import HEAD_DRAFT, Way, behind, choose, describe, device_cost, without_server
 from specact.lab.report.drawing import INK, legend_below, style_of
 from specact.lab.rollout.methods import METHODS
-from specact.lab.statistics import contrast, holm
+from specact.lab.rollout.statistics import contrast, holm
 
 # ``rows``, each with ``task``, ``draft`` (its size after an x, empty for the target), ``method``, ``asked`` and
 # ``seeds``: by training seed the achieved ``rate``, and ``successes``, a letter 0 or 1 for every episode; ``times``: by

@@ -25,7 +25,7 @@ from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.rollout.distillation import collector
-from specact.lab.statistics import holm
+from specact.lab.rollout.statistics import holm
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 from specact.load import load_pair, make_pair
 from specact.systems.adahi import Reading

@@ -24,8 +24,8 @@ from experiments.grid import Cell, Run
 from experiments.tables import interval_text, markdown
 from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
-from specact.lab.processes import linked, serving
-from specact.lab.statistics import contrast, holm, wilson
+from specact.lab.rollout.processes import linked, serving
+from specact.lab.rollout.statistics import contrast, holm, wilson
 from specact.load import load_pair, make_pair
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.tables import difference_table, interval_text, markdown, optional_text
-from specact.lab.statistics import holm
+from specact.lab.rollout.statistics import holm
 
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")

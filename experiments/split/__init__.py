@@ -21,7 +21,7 @@ from experiments.split.sockets import GATED, Device, staged_client, target_windo
 from experiments.tables import markdown
 from specact.lab.evaluation.calibrate import calibrate_along
 from specact.lab.evaluation.cost import median_ms
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
 from specact.systems.roboecc import (

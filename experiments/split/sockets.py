@@ -23,7 +23,7 @@ from specact.families.codes.policy import CodePolicy
 from specact.gates import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of
-from specact.lab.processes import linked, serving
+from specact.lab.rollout.processes import linked, serving
 from specact.lab.rollout.rollout import target_path
 from specact.links.link import load_link
 from specact.observation import Window

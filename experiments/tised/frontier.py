@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specact.lab.evaluation.metrics import Table
-from specact.lab.statistics import contrast, holm
+from specact.lab.rollout.statistics import contrast, holm
 from specact.lab.tised.drivers import ON_BOARD
 
 # Methods as levers with a strength; None for levers with a single strength.

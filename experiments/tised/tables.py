@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from experiments.tables import interval_text, markdown, optional_text
 from experiments.tised.frontier import FRONTIER, method_of
 from specact.lab.report.drawing import INK, MUTED, blank, legend_below, style_of
-from specact.lab.statistics import Contrast, contrast, holm
+from specact.lab.rollout.statistics import Contrast, contrast, holm
 from specact.lab.tised.drivers import ON_BOARD
 
 Row = Mapping[str, Any]

@@ -32,7 +32,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import Method, load_method
-from specact.lab.statistics import mean_interval, wilson
+from specact.lab.rollout.statistics import mean_interval, wilson
 from specact.load import load_pair, load_policy, make_pair
 
 PAGE = DOCS / "tokens.md"

@@ -14,7 +14,7 @@ from experiments.tokens.methods import FILTER, METHODS, RETRIEVAL
 from specact.families.tokens.pair import Decoding, TokenDrafter
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
-from specact.lab.statistics import mean_interval
+from specact.lab.rollout.statistics import mean_interval
 from specact.observation import Window
 from specact.pair import LocalTarget, Pair
 from specact.rng import Role, StepAddress, stream

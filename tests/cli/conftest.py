@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specact.cli.main import main
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 
 ROBOTS = """
 import json, time

@@ -70,24 +70,24 @@ def test_eval_writes_the_documented_summary(typed: Typed, tiny_bundle: Path, tmp
 
 
 def test_brackets_and_colons_are_printed_as_they_are(typed: Typed, tmp_path: Path) -> None:
-    path = tmp_path / "[x] and :x:.npz"
-    made = typed("data", "generate", "--env", "ball", "--out", path, "--episodes", "1")
-    assert made.status == 0 and "[x] and :x:.npz" in made.out
+    path = tmp_path / "[x] and :x:"
+    made = typed("data", "record", "--env", "ball", "--out", path, "--episodes", "1", "--workers", "1")
+    assert made.status == 0 and "[x] and :x:" in made.out
     typed("data", "info", tmp_path / "[" / "b].npz").refuses(f"{tmp_path}/[/b].npz")
     (tmp_path / "[").mkdir()
-    shown = typed("data", "info", path.rename(tmp_path / "[" / "b].npz"))
-    assert shown.status == 0 and f"{tmp_path}/[/b].npz" in shown.out
+    shown = typed("data", "info", path.rename(tmp_path / "[" / "b]"))
+    assert shown.status == 0 and f"{tmp_path}/[/b]" in shown.out
     (tmp_path / "r.toml").write_text('env = "ball"\ngenerate_episodes = 2\n[tokenizer]\ncodse = 3\n')
     typed("train", tmp_path / "r.toml", "--out", tmp_path / "run").refuses("tokenizer", "'codse'", "'codes'")
 
 
-def test_data_generate_and_info(typed: Typed, tmp_path: Path) -> None:
-    path = tmp_path / "made.npz"
-    counts = typed("data", "generate", "--env", "ball", "--out", path, "--episodes", "2", "--json").summary
-    assert counts == {"path": str(path), "kept": 2, "tried": counts["tried"], "steps": read(path).steps}
-    assert counts["tried"] >= 2
+def test_data_record_and_info(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    words = ("--env", "ball", "--out", path, "--episodes", "2", "--workers", "1", "--json")
+    counts = typed("data", "record", *words).summary
+    assert counts["path"] == str(path) and counts["kept"] == 2 and counts["steps"] == read(path).steps
     found = typed("data", "info", path, "--json").summary
-    assert (found["episodes"], found["steps"], found["format"]) == (2, counts["steps"], "npz")
+    assert (found["episodes"], found["steps"], found["format"]) == (2, counts["steps"], "lerobot")
     assert found["shapes"] == {
         name: [counts["steps"], size] for name, size in (("state", 8), ("action", 2), ("goal", 2))
     }

@@ -13,7 +13,7 @@ from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError
 from specact.gates import Always
 from specact.gates.calibration import find_calibration
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier

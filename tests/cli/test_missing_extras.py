@@ -31,7 +31,7 @@ main()
     ("words", "extra"),
     [
         (["demo"], "sim"),
-        (["data", "generate", "--env", "ball", "--out", "OUT"], "sim"),
+        (["data", "record", "--env", "ball", "--out", "OUT"], "sim"),
         (["train", "RECIPE", "--out", "OUT"], "train"),
         (["distil", "ball", "--out", "OUT"], "sim"),
         (["calibrate", "--bundle", "ball", "--out", "OUT"], "sim"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.cli.conftest import Life
 
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 
 STILL = [0.25, -0.5]
 STOP = ("--stop-action", *map(str, STILL))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Typed
 
-from specact.lab.processes import ServerProcess, linked, serving
+from specact.lab.rollout.processes import ServerProcess, linked, serving
 
 
 def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_server: ServerProcess) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Life, Typed
 
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 
 ASKED = ("--gate", "always", "--deadline-ms", "5000", "--episodes", "1", "--json")
 

@@ -25,7 +25,7 @@ from tests.experiments.sweeps import (
 
 from specact.errors import ConfigError, DataError
 from specact.lab.evaluation.metrics import Table
-from specact.lab.statistics import holm
+from specact.lab.rollout.statistics import holm
 from specact.lab.tised.analysis import COLUMNS, contrasts_of, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
 

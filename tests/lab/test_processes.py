@@ -13,7 +13,7 @@ import pytest
 from tests.children import wait_for
 
 from specact.errors import RemoteError
-from specact.lab.processes import ServerProcess, linked, serving
+from specact.lab.rollout.processes import ServerProcess, linked, serving
 
 # What stands in for the command: a process that does what the test wants to see handled.
 ANNOUNCE = "print('listening on 127.0.0.1:4711 for ever', flush=True);"

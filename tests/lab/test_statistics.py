@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from specact.lab.statistics import contrast, holm, mean_interval, roc_auc, success_margin, wilson
+from specact.lab.rollout.statistics import contrast, holm, mean_interval, roc_auc, success_margin, wilson
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (57, 100), (999, 1000), (0, 1)])

@@ -43,7 +43,7 @@ from specact.errors import ConfigError, MissError, ObservationError, RemoteError
 from specact.lab.envs import load_task
 from specact.lab.envs.pusht import displacement, observe
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.rollout.rollout import episode_seed
 from specact.load import load_policy
 from specact.observation import ObservationHistory, vectors

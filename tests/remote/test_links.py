@@ -11,7 +11,7 @@ from tests.children import wait_for
 from tests.remote.conftest import PATIENT_MS, Cable, Robot, at, driving, listening
 
 from specact import Pair
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.links.link import load_link
 from specact.links.shaper import Shaper
 from specact.remote import Client, ClientSettings

@@ -34,7 +34,7 @@ from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import openpi_endpoint, openpi_source
 from specact.families.chunks.pair import ChunkParts, PairSettings
 from specact.families.chunks.sources import chunk_policy
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.load import load_pair, load_policy, make_pair
 from specact.observation import Field, Window
 from specact.remote.client import Client, ClientSettings

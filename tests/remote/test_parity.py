@@ -24,7 +24,7 @@ from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.wire import spec_of
 from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
 from specact.pair import LocalTarget
 from specact.remote import Client, RemoteTarget, remote_verifier

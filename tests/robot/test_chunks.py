@@ -14,7 +14,7 @@ from tests.lab.rollout.tape import CHUNK, IDLE, PERIOD_S, TAPE, Prophet, Tape
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.policy import Chunk, Inpainting
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.episode import run_episode
 from specact.observation import Window
 from specact.pair import Pending

@@ -28,7 +28,7 @@ from specact.execution.player import LateVerdicts
 from specact.execution.schedule import Execution
 from specact.gates import Always
 from specact.lab.data.recordings import read_recording
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.pair import LocalTarget, Pending
 from specact.robot import recording_file, ros
 from specact.robot.chunks import ChunkRunner

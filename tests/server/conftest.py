@@ -27,7 +27,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from specact import Pair, load_pair
 from specact.errors import WireError
-from specact.lab.processes import ServerProcess
+from specact.lab.rollout.processes import ServerProcess
 from specact.observation import Window, vectors
 from specact.rng import StepAddress
 from specact.server import Address, Limits, Service

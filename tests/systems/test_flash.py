@@ -20,7 +20,7 @@ from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.load import load_pair, load_policy
 from specact.observation import ObservationHistory, Window
 from specact.pair import LocalTarget, Pair

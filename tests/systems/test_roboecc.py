@@ -20,7 +20,7 @@ from specact.errors import BundleError, ConfigError, RemoteError, WireError
 from specact.families.codes.pair import CodeVerifier, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Always
-from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange
 from specact.observation import Window

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Maybe, Options
+from specact.cli.options import Maybe, Options
 from specact.cli.output import print_result, progress_bars, remark, rows_of
 from specact.errors import ConfigError
 from specact.files import check_folder
@@ -35,7 +35,7 @@ class Info(Options):
         from specact.lab.data.readers import read
 
         episodes, seen = (read(self.path), {}) if self.recipe is None else _as_read(self.recipe, self.path)
-        found = describe(episodes, self.path).as_dict()
+        found = describe(episodes, self.path)
         policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
         shown = {name: _format_value(value) for name, value in found.items() if name != "warnings"}
         shown |= {f"policy {who}": f"sees {_format_fields(spec)}" for who, spec in seen.items()}
@@ -45,8 +45,8 @@ class Info(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expert(Options):
-    """Demonstrations of a scripted expert."""
+class Record(Options):
+    """Record a scripted expert's demonstrations as a LeRobot dataset (v3.0), on several processes; resumes."""
 
     # task with an expert: ball, ball-chase, swarm, peg, metaworld, one of its tasks (metaworld/reach-v3), or
     # MODULE:TASK
@@ -55,45 +55,6 @@ class Expert(Options):
     seed: Seed = 0  # random seed
     # standard deviation of bursts of noise on executed actions; recorded actions are the expert's
     noise: NotNegative = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generate(Options):
-    """Generate demonstrations with a scripted expert, as arrays without camera frames."""
-
-    expert: Flat[Expert]
-    out: Path  # the .npz file
-    json: bool = False  # print the counts as JSON
-
-    def run(self) -> None:
-        from specact.lab.data.generate import generate, save
-        from specact.lab.envs import load_task
-
-        if self.out.suffix != ".npz":
-            raise ConfigError(f"--out must be an .npz file, got {self.out}; for a folder type specact data record")
-        check_folder(self.out.parent)
-        expert = self.expert
-        task = load_task(expert.env)
-        if task.tasks:
-            raise ConfigError(
-                f"demonstrations of {task.name} have instructions, which an .npz file does not hold; "
-                f"type specact data record --out {self.out.with_suffix('')}"
-            )
-        with progress_bars() as update:
-            made = generate(
-                task, expert.episodes, expert.seed, expert.noise,
-                lambda done: update("demonstrations", done, expert.episodes),
-            )  # fmt: skip
-        save(self.out, made.episodes)
-        counts = {"kept": len(made.episodes), "tried": made.tried, "steps": made.episodes.steps}
-        _print_counts({"path": str(self.out)} | counts, self.json)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record(Options):
-    """Record a scripted expert's demonstrations as a LeRobot dataset (v3.0), on several processes; resumes."""
-
-    expert: Flat[Expert]
     out: Path  # the dataset's folder
     pixels: WholeNumber = 64  # height and width of the frames of each camera; 0 for no frames
     privileged: bool = False  # also record what only the simulator knows (privileged.*), for auxiliary in recipes
@@ -101,22 +62,23 @@ class Record(Options):
     json: bool = False  # print the counts as JSON
 
     def run(self) -> None:
-        from specact.lab.data.record import Order, record
+        from specact.lab.data.generate import Order, record
         from specact.lab.rollout.pool import Pool
 
         if self.out.suffix:
             raise ConfigError(f"--out must be a folder whose name has no dot, got {self.out}")
         check_folder(self.out)
-        expert = self.expert
-        order = Order(expert.env, expert.seed, expert.noise, self.pixels, self.privileged)
+        order = Order(self.env, self.seed, self.noise, self.pixels, self.privileged)
         with Pool(self.workers) as pool, progress_bars() as update:
-            made = record(order, self.out, expert.episodes, pool.each, partial(update, "demonstrations"))
+            made = record(order, self.out, self.episodes, pool.each, partial(update, "demonstrations"))
         counts = {
             "path": str(self.out), "kept": sum(made.kept.values()), "tried": sum(made.tried.values()),
             "steps": made.steps,
             "tasks": {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept},
         }  # fmt: skip
-        _print_counts(counts, self.json)
+        line = f"{counts['kept']} episodes ({made.steps} steps) of {counts['tried']} tried: {self.out}"
+        tasks = {name: f"{made.kept[name]} of {made.tried[name]}" for name in made.kept}
+        print_result(self.json, counts, [line, *rows_of(tasks, 40)])
 
 
 @dataclass(frozen=True)
@@ -134,22 +96,20 @@ class FromRecording(Options):
             raise ConfigError("give at least one recording, as in: specact data from-recording run.mcap --out dataset")
         check_folder(self.out)
         with progress_bars() as update:
-            made = to_dataset(self.recordings, self.out, partial(update, "recordings"))
-        written = made.written
+            written, left_out, cut = to_dataset(self.recordings, self.out, partial(update, "recordings"))
         counts = {
             "path": str(self.out), "episodes": sum(written.kept.values()), "steps": written.steps,
-            "tasks": written.kept, "left_out": made.left_out, "cut": made.cut,
+            "tasks": written.kept, "left_out": left_out, "cut": cut,
         }  # fmt: skip
         line = (
-            f"{counts['episodes']} episodes ({written.steps} steps): {self.out}; {made.left_out} steps left out, "
-            f"{made.cut} episodes begin after a gap"
+            f"{counts['episodes']} episodes ({written.steps} steps): {self.out}; {left_out} steps left out, "
+            f"{cut} episodes begin after a gap"
         )
         print_result(self.json, counts, [line])
 
 
 Data = (
     Annotated[Info, tyro.conf.subcommand("info")]
-    | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Record, tyro.conf.subcommand("record")]
     | Annotated[FromRecording, tyro.conf.subcommand("from-recording")]
 )
@@ -167,12 +127,6 @@ def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationS
     made = demonstrations(task, [path], 0, 0.0, wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz)
     seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in wanted.seeing.items()}
     return made, seen
-
-
-def _print_counts(counts: dict[str, Any], json: bool) -> None:
-    line = f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {counts['path']}"
-    tasks = {name: f"{task['kept']} of {task['tried']}" for name, task in counts.get("tasks", {}).items()}
-    print_result(json, counts, [line, *rows_of(tasks, 40)])
 
 
 def _format_fields(spec: ObservationSpec) -> str:

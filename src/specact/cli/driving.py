@@ -187,10 +187,10 @@ class Session(Options):
     def _simulated(self, plan: Plan) -> tuple[Any, Any, Any]:
         """The simulated robot, the seeds of its episodes, and a context that limits the device's share of a core."""
         try:
-            from specact.lab import device
             from specact.lab.envs import env_of, load_task
             from specact.lab.envs.live import LiveRobot
             from specact.lab.envs.robot import SimulatedRobot
+            from specact.lab.rollout.processes import device_share
             from specact.lab.rollout.rollout import episode_seed
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "gymnasium", "sim") from error
@@ -198,7 +198,7 @@ class Session(Options):
         # The live world's process is started first: the limit applies to the device alone.
         live = LiveRobot(name, plan.observation, plan.period_s) if self.tuning.live else None
         robot = live or SimulatedRobot(load_task(name, plan.observation))
-        return robot, episode_seed, device.device_share(self.tuning.device_share)
+        return robot, episode_seed, device_share(self.tuning.device_share)
 
     def _stopped_by(self, robot: Any) -> str | None:
         """What stopped a real robot at the end."""

@@ -30,7 +30,7 @@ from specact.families.tokens.speculative import DRAFT, EMPTY, TAIL, Decided, Dec
 from specact.families.tokens.verify import DecodingRequest, TokenTarget
 from specact.families.tokens.wire import TokenExchange
 from specact.gates.baseline import Always, Never, Random
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.lab.rollout.token_rollouts import TokenRollouts
 from specact.lab.train.drafter_head import DrafterHead, output_layer
 from specact.lab.train.drafter_settings import fit_settings

@@ -20,9 +20,9 @@ from specact.families.tokens.policy import causal, to_actions
 from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded
 from specact.families.tokens.verify import DecodingRequest
 from specact.gates.baseline import Always
-from specact.lab.processes import serving
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.processes import serving
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair

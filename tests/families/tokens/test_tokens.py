@@ -15,7 +15,7 @@ from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
 from specact.families.codes.sampling import softmax
 from specact.families.tokens.policy import Cache, Reading, TokenBundle, TokenNetworks, TokenPolicy, causal, load_tokens
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window
 from specact.remote_policy import connect

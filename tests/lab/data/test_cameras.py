@@ -144,7 +144,7 @@ def test_a_dataset_without_its_videos_still_gives_everything_else(
     assert found.frames("image.front").shape == (STEPS, 32, 48, 3)
     with pytest.raises(DataError, match=r"\.mp4 is damaged or missing"):
         found.frames("image.front")[0]
-    assert any(text.startswith("the camera image.front cannot be read") for text in describe(found, path).warnings)
+    assert any(text.startswith("the camera image.front cannot be read") for text in describe(found, path)["warnings"])
 
 
 def test_a_video_that_is_not_what_the_metadata_say(tmp_path: Path) -> None:

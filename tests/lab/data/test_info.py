@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import write_npz
 
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.info import describe
@@ -24,34 +26,22 @@ def demos(lengths: list[int], seed: int = 0) -> Episodes:
 
 
 def warnings(episodes: Episodes) -> list[str]:
-    found = describe(episodes, "memory")
-    json.dumps(found.as_dict(), allow_nan=False)
-    return found.warnings
+    found: list[str] = json.loads(json.dumps(describe(episodes, "memory"), allow_nan=False))["warnings"]
+    return found
 
 
-def test_numbers() -> None:
+def test_numbers(tmp_path: Path) -> None:
     episodes = demos([10, 12, 14, 11])
-    found = describe(episodes, "somewhere")
-    assert (found.source, found.format, found.episodes, found.steps, found.rate_hz) == (
-        "somewhere",
-        "memory",
-        4,
-        47,
-        10,
-    )
-    assert (found.length_min, found.length_median, found.length_max) == (10, 11.5, 14)
-    assert found.shapes == {"action": [47, 2], "state": [47, 3]}
-    assert found.action_min == episodes.action.min(axis=0).tolist()
-    assert found.action_max == episodes.action.max(axis=0).tolist()
-    assert found.action_quantiles["0.5"] == np.median(episodes.action, axis=0).tolist()
-    assert found.warnings == []
-    assert json.loads(json.dumps(found.as_dict()))["length_median"] == 11.5
-
-
-def test_format_of_a_file(tmp_path: Path) -> None:
-    episodes = demos([10, 12])
-    np.savez(tmp_path / "x.npz", obs=episodes.numbers("state"), action=episodes.action, episode_ends=episodes.ends)
-    assert describe(read(tmp_path / "x.npz"), tmp_path / "x.npz").format == "npz"
+    write_npz(tmp_path / "x.npz", episodes)
+    found = describe(read(tmp_path / "x.npz"), tmp_path / "x.npz")
+    wanted: dict[str, Any] = {
+        "source": str(tmp_path / "x.npz"), "format": "npz", "episodes": 4, "steps": 47, "rate_hz": 10.0,
+        "shapes": {"action": [47, 2], "state": [47, 3]}, "cameras": [], "instructions": [], "length_min": 10,
+        "length_median": 11.5, "length_max": 14, "action_min": episodes.action.min(axis=0).tolist(),
+        "action_max": episodes.action.max(axis=0).tolist(), "warnings": [],
+    }  # fmt: skip
+    assert found == wanted | {"action_quantiles": found["action_quantiles"]}
+    assert found["action_quantiles"]["0.5"] == np.median(episodes.action, axis=0).tolist()
 
 
 def test_not_finite() -> None:
@@ -60,14 +50,9 @@ def test_not_finite() -> None:
     state, action = warnings(episodes)
     assert state.startswith("2 values of state") and state.endswith("episode 1, step 3, dimension 2")
     assert action.startswith("1 values of action") and action.endswith("episode 0, step 9, dimension 1")
-
-
-def test_a_dimension_without_any_number() -> None:
     episodes = demos([10])
-    episodes.action[:, 1] = np.nan
-    found = describe(episodes, "memory")
-    assert found.action_min[1] is None and found.action_min[0] is not None
-    assert len(warnings(episodes)) == 1
+    episodes.action[:, 1] = np.nan  # not one number in it
+    assert describe(episodes, "memory")["action_min"][1] is None and len(warnings(episodes)) == 1
 
 
 @pytest.mark.parametrize(("outside", "expected"), [(0, 0), (5, 1), (45, 1), (60, 0), (100, 0)])
@@ -80,22 +65,16 @@ def test_outside(outside: int, expected: int) -> None:
     assert all(text.startswith(f"{outside} % of the action values") for text in found)
 
 
-def test_constant() -> None:
+def test_constants_lengths_and_duplicates() -> None:
     episodes = demos([10, 12])
     episodes.numbers("state")[:, 1], episodes.action[:, 0] = 7, 0
     action, state = warnings(episodes)
     assert action == "1 of 2 action dimensions never change: 0"
     assert state == "1 of 3 state dimensions never change: 1"
-
-
-def test_lengths() -> None:
     short, odd = warnings(demos([20] * 30 + [1, 200]))
     assert short == "1 episodes are shorter than 2 steps: 30"
     assert odd.startswith("2 episodes are far shorter or longer") and odd.endswith("30 (1 steps), 31 (200 steps)")
     assert warnings(demos([200] * 30 + [199, 195])) == []  # no spread at all must not make 195 an outlier
-
-
-def test_duplicates() -> None:
     episodes = demos([10, 12, 10])
     episodes.numbers("state")[22:], episodes.action[22:] = episodes.numbers("state")[:10], episodes.action[:10]
     assert warnings(episodes) == ["1 episodes repeat an earlier one exactly: 2 (as 0)"]

@@ -16,8 +16,9 @@ from tests.lab.recorded import ABOUT, Truth, drive, record
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.lerobot_writing import Written
 from specact.lab.data.readers import read
-from specact.lab.data.recordings import Converted, read_recording, to_dataset
+from specact.lab.data.recordings import read_recording, to_dataset
 from specact.robot import ros
 from specact.robot.recording import Recorder
 from specact.robot.recording_file import JPEG_QUALITY
@@ -26,10 +27,9 @@ from specact.wire.images import read_jpegs, to_jpeg
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def convert(out: Path, *paths: Path) -> tuple[Converted, Episodes]:
-    """The dataset that recordings make, and what a reader finds in it."""
-    made = to_dataset(paths, out, lambda done, total: None)
-    return made, read(out)
+def convert(out: Path, *paths: Path) -> tuple[tuple[Written, int, int], Episodes]:
+    """The dataset that recordings make, with what is left out and cut, and what a reader finds in it."""
+    return to_dataset(paths, out, lambda done, total: None), read(out)
 
 
 def check(found: Episodes, truth: Truth, spans: Sequence[tuple[int, int, int]]) -> None:
@@ -52,8 +52,8 @@ def test_a_recording_of_a_simulated_robot_becomes_the_dataset_of_what_it_saw_and
     truth = record(tmp_path / "run.mcap")
     made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
     check(found, truth, [(episode, 0, len(steps)) for episode, steps in enumerate(truth.ticks)])
-    assert (made.left_out, made.cut) == (0, 0)
-    assert made.written.kept == {"go left": 2, "go right": 2} and made.written.steps == found.steps
+    assert made[1:] == (0, 0)
+    assert made[0].kept == {"go left": 2, "go right": 2} and made[0].steps == found.steps
 
 
 def test_an_episode_ends_where_nothing_usable_was_seen(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_an_episode_ends_where_nothing_usable_was_seen(tmp_path: Path) -> None:
     made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
     ends = [len(steps) for steps in truth.ticks]
     check(found, truth, [(0, 0, 3), (0, 5, ends[0]), (1, 0, 3), (1, 5, ends[1])])
-    assert (made.left_out, made.cut) == (4, 2)
+    assert made[1:] == (4, 2)
 
 
 def test_an_episode_ends_where_steps_were_dropped(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_episode_ends_where_steps_were_dropped(tmp_path: Path) -> None:
     assert recorded.dropped == 1
     made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
     check(found, truth, [(0, 0, 2), (0, 3, len(truth.ticks[0]))])
-    assert (made.left_out, made.cut) == (0, 1)
+    assert made[1:] == (0, 1)
 
 
 def test_a_recording_that_is_cut_off_anywhere_gives_what_is_there(tmp_path: Path) -> None:
@@ -151,20 +151,20 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_recording(tmp_path)
 
 
-Written = tuple[str, ros.MessageType, Mapping[str, Any]]
+Message = tuple[str, ros.MessageType, Mapping[str, Any]]
 SPEC = {"fields": {"state": {"shape": [2], "dtype": "float32", "history": 1}}, "instruction": False}
-STATE: Written = ("/observation/state", ros.ARRAY, {"shape": np.array([2]), "values": np.zeros(2)})
-CONTROL: Written = (
+STATE: Message = ("/observation/state", ros.ARRAY, {"shape": np.array([2]), "values": np.zeros(2)})
+CONTROL: Message = (
     "/control", ros.CONTROL, {"episode": 0, "late_s": 0.0, "stall_s": 0.0, "acted": True, "unusable": ""}
 )  # fmt: skip
 FRAME = {"sec": 0, "nanosec": 0, "frame_id": "", "format": "jpeg", "data": b"\xff"}
 
 
-def action(*values: float) -> Written:
+def action(*values: float) -> Message:
     return "/action", ros.ACTION, {"values": np.array(values), "origin": "drafted"}
 
 
-def written(path: Path, *steps: Sequence[Written], **about: Any) -> Path:
+def written(path: Path, *steps: Sequence[Message], **about: Any) -> Path:
     """A recording of these messages, whose metadata say something else."""
     with path.open("wb") as file:
         writer: Any = Writer(file)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError, SpecactError
-from specact.lab.device import device_share
 from specact.lab.envs import load_task
 from specact.lab.envs.live import LiveRobot
 from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.processes import device_share
 from specact.observation import Field, ObservationSpec, vectors
 
 SEES = vectors(1, state=8)
@@ -89,7 +89,7 @@ def test_a_robot_that_nobody_knows_how_to_hold_and_a_share_that_is_none_are_refu
 
 BUSY = """
 import os, time
-from specact.lab.device import device_share
+from specact.lab.rollout.processes import device_share
 def spent(share, seconds=0.3):
     with device_share(share):
         began, used = time.perf_counter(), time.process_time()

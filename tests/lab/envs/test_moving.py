@@ -12,7 +12,7 @@ pytest.importorskip("gym_pusht")
 from specact.errors import ConfigError
 from specact.lab.envs import load_task
 from specact.lab.envs.ball import BallEnv
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.envs.swarm import SwarmEnv
 from specact.lab.envs.task import Idle, Task
 

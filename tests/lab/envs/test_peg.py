@@ -75,12 +75,11 @@ def test_mt1s_own_episodes_are_the_same_bit_for_bit_until_success_ends_them(env:
 
 def test_the_expert_demonstrates_in_the_environments_terms_and_a_hidden_goal_is_refused() -> None:
     made = generate(TASK, 4, seed=0, noise=0.3)
-    assert made.tried <= 8
-    assert made.episodes.numbers("state").shape[1] == 7 and made.episodes.action.shape[1] == 4
-    assert made.episodes.numbers("goal").shape[1] == 3
-    converted = features(made.episodes)
-    assert np.array_equal(converted.numbers("state"), made.episodes.numbers("state"))
-    assert np.array_equal(converted.action, made.episodes.action)
+    assert made.numbers("state").shape[1] == 7 and made.action.shape[1] == 4
+    assert made.numbers("goal").shape[1] == 3
+    converted = features(made)
+    assert np.array_equal(converted.numbers("state"), made.numbers("state"))
+    assert np.array_equal(converted.action, made.action)
     raw = np.ones((3, 39), np.float32)
     raw[1, -3:] = 0
     with pytest.raises(DataError, match="goal"):

@@ -22,7 +22,7 @@ from specact.lab.evaluation.budget import (
     without_server,
 )
 from specact.lab.rollout.methods import METHODS
-from specact.lab.statistics import bootstrap_interval, seeds_interval
+from specact.lab.rollout.statistics import bootstrap_interval, seeds_interval
 
 N = 60
 Chooser = Callable[[Sequence[Way], float], Choice | None]

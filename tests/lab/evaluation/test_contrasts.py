@@ -5,7 +5,7 @@ import pytest
 
 from specact.lab.evaluation.metrics import Table, contrasts
 from specact.lab.rollout.methods import load_method
-from specact.lab.statistics import contrast, holm
+from specact.lab.rollout.statistics import contrast, holm
 
 
 def outcomes(**rates: float) -> dict[str, Table]:

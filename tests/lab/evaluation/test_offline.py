@@ -22,7 +22,7 @@ from specact.lab.evaluation.offline import OpenLoop, calibrate_offline, demonstr
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.methods import Method, composed, load_method
 from specact.lab.rollout.pool import Pool
-from specact.lab.statistics import holm
+from specact.lab.rollout.statistics import holm
 from specact.lab.train.dataset import prepare
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.load import load_pair
@@ -41,7 +41,7 @@ def ball() -> Pair[Any]:
 
 @pytest.fixture(scope="module")
 def shown() -> Episodes:
-    return generate(load_task("ball"), 9, seed=5, noise=0.3).episodes
+    return generate(load_task("ball"), 9, seed=5, noise=0.3)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
 
     Their standard deviation is .025, so .02 is four away, and these episodes are fixed.
     """
-    episodes = generate(load_task("ball"), 20, seed=77, noise=0.5).episodes
+    episodes = generate(load_task("ball"), 20, seed=77, noise=0.5)
     draft, target, hybrid = (
         OpenLoop(PairSource("ball"), episodes, load_method(method), gate, 0).run().error.mean()
         for method, gate in (("draft", NEVER), ("target", ALWAYS), ("hybrid", ALWAYS))

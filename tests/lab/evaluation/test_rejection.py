@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.lab.evaluation.rejection import fit_rejection
-from specact.lab.statistics import roc_auc
+from specact.lab.rollout.statistics import roc_auc
 
 
 def test_a_linear_law_is_recovered() -> None:

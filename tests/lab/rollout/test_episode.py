@@ -9,7 +9,7 @@ from tests.lab.rollout.tape import CHUNK, IDLE, PERIOD_S, TAPE, Prophet, Tape
 
 from specact.errors import ConfigError
 from specact.execution.schedule import Execution, Kind
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.tised.equations import age_s, chunk_s, exact_task_s
 

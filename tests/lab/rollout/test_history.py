@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from tests.lab.rollout.tape import PERIOD_S, TAPE, Prophet
 
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.envs.task import Task
-from specact.lab.rollout.history import ObservationSampler
+from specact.lab.rollout.episode import TimedRobot
 
 ACTION = np.ones(1, np.float32)
 
 
-def robot(window: int, task: Task = TAPE) -> ObservationSampler:
+def robot(window: int, task: Task = TAPE) -> TimedRobot:
     world = MovingWorld(task)
     world.reset(0)
-    return ObservationSampler(world, Prophet(window).spec.observation)
+    return TimedRobot(world, Prophet(window).spec.observation)
 
 
-def times(sampler: ObservationSampler) -> list[float]:
+def times(sampler: TimedRobot) -> list[float]:
     return [round(float(time), 3) for time in sampler.window()["state"][:, 0]]
 
 
@@ -36,7 +36,7 @@ def test_after_a_wait_it_is_the_observations_nearest_to_whole_periods_ago() -> N
     sampler = robot(3)
     for _ in range(3):
         sampler.play(ACTION)
-    sampler.wait(0.13)  # samples at 0.3 and 0.4
+    sampler.sleep(0.13)  # samples at 0.3 and 0.4
     assert times(sampler) == [0.2, 0.3, 0.43]  # not the 0.4 that was seen last
     sampler.play(ACTION)
     assert times(sampler) == [0.3, 0.43, 0.53]
@@ -44,7 +44,7 @@ def test_after_a_wait_it_is_the_observations_nearest_to_whole_periods_ago() -> N
 
 def test_a_long_wait_is_sampled_all_along() -> None:
     sampler = robot(3)
-    sampler.wait(0.53)
+    sampler.sleep(0.53)
     assert times(sampler) == [0.3, 0.4, 0.53] and sampler.waited_s == pytest.approx(0.53)
     sampler.play(ACTION)
     assert sampler.waited_s == pytest.approx(0.53)
@@ -52,7 +52,7 @@ def test_a_long_wait_is_sampled_all_along() -> None:
 
 def test_waiting_ends_with_the_episode() -> None:
     sampler = robot(1)
-    sampler.wait(1e6)
+    sampler.sleep(1e6)
     assert sampler.world.done and sampler.waited_s == pytest.approx(sampler.world.limit_s)
 
 

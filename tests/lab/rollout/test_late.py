@@ -13,9 +13,8 @@ from tests.lab.rollout.conftest import TapedBall
 from tests.lab.rollout.test_pair import FAR, SEED, TASK, moved, pairing
 
 from specact import Pair
-from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode import Episode
-from specact.lab.rollout.pair import run_pair
+from specact.lab.envs.robot import MovingWorld
+from specact.lab.rollout.episode import Episode, run_pair
 from specact.lab.rollout.rollout import episode_seed
 from specact.links.model import SteadyLink
 

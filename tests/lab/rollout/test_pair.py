@@ -19,15 +19,13 @@ from specact.families.codes.policy import CodeChunks
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
-from specact.lab.envs.moving import MovingWorld
-from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.rollout.episode import Episode, run_episode
+from specact.lab.envs.robot import MovingWorld, SimulatedRobot
+from specact.lab.rollout.episode import Episode, Pairing, run_episode, run_pair
 from specact.lab.rollout.families import RULES, rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.pair import Pairing, run_pair
 from specact.lab.rollout.rollout import Shard, episode_seed, run_together, simulated
-from specact.lab.rollout.simulated_target import Route
 from specact.lab.rollout.steps import Audit
+from specact.lab.rollout.timed import Route
 from specact.links.link import LINKS
 from specact.links.model import SteadyLink
 from specact.policy import SpeculativePolicy

@@ -26,8 +26,8 @@ from specact.lab.rollout import rollout
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
+from specact.lab.rollout.statistics import choice_efficiency
 from specact.lab.rollout.steps import REASONS, STAGES, Audit
-from specact.lab.statistics import choice_efficiency
 from specact.links.link import LINKS
 from specact.types import Origin, StepRecord
 

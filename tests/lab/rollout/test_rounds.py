@@ -12,10 +12,10 @@ from specact.bundle.bundle import find_bundle
 from specact.errors import ConfigError
 from specact.execution.schedule import Execution
 from specact.families.chunks.flow import load_flow
+from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
-from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode import Episode, run_episode
-from specact.lab.rollout.pair import run_rounds
+from specact.lab.envs.robot import MovingWorld
+from specact.lab.rollout.episode import Episode, Pairing, run_episode, run_pair
 from specact.lab.tised.drivers import RoundsDriver
 from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import measure_settings
@@ -34,7 +34,8 @@ def world(sees: ObservationSpec) -> MovingWorld:
 
 def ran(pair: Pair[Any], *round_s: float, start: int = 3) -> Episode:
     takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).duration_s(round_s)
-    return run_rounds(world(pair.observation), pair, takes, start=start, seed=0, episode=1)
+    pairing = Pairing(GateSettings("always"), round_s=takes)
+    return run_pair(world(pair.observation), pair, pairing, start=start, seed=0, episode=1)[0]
 
 
 @pytest.fixture(scope="module")

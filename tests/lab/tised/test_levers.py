@@ -12,7 +12,7 @@ import pytest
 from specact.errors import ConfigError
 from specact.execution.schedule import Execution
 from specact.families.chunks.flow import load_flow
-from specact.lab.rollout.folder import JsonLines
+from specact.lab.data.folder import JsonLines
 from specact.lab.rollout.pool import Pool
 from specact.lab.tised.drivers import PairDriver, PolicyDriver, RoundsDriver, Setting, SplitDriver, Trial
 from specact.lab.tised.levers import Subject, settings_of

@@ -11,8 +11,8 @@ import pytest
 from tests.tiny import quiet
 
 from specact.errors import BundleError, ConfigError, DataError
+from specact.lab.data.folder import JsonLines
 from specact.lab.envs import load_task
-from specact.lab.rollout.folder import JsonLines
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.tiny import quiet
+from tests.tiny import quiet, write_npz
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.gates.baseline import Always
-from specact.lab.data.generate import generate, save
+from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
-from specact.lab.processes import serving
+from specact.lab.rollout.processes import serving
 from specact.lab.train.flash_check import measure_check
 from specact.lab.train.recipe import FlashRecipe, load_recipe
 from specact.lab.train.train import train
@@ -86,7 +86,7 @@ def folder(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module, and the demonstrations that the tiny flow was trained on."""
     made = tmp_path_factory.mktemp("named")
     (made / "my_flow.py").write_text(MODULE.format(path=str(tiny_flow)))
-    save(made / "made.npz", generate(TASK, 20, seed=3, noise=0.5).episodes)
+    write_npz(made / "made.npz", generate(TASK, 20, seed=3, noise=0.5))
     return made
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import inspect, structs
+from tests.tiny import write_npz
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.generate import save
 from specact.lab.train.recipe import (
     ChunkRecipe,
     CodesRecipe,
@@ -58,7 +58,7 @@ def demonstrations() -> Episodes:
 
 def attempt(folder: Path, recipe: str, episodes: Episodes | None = None) -> Path:
     """A training run from a recipe's text and a file of demonstrations; returns its folder."""
-    save(folder / "made.npz", demonstrations() if episodes is None else episodes)
+    write_npz(folder / "made.npz", demonstrations() if episodes is None else episodes)
     path, out = folder / "recipe.toml", folder / "out"
     path.write_text(recipe)
     train(load_recipe(path), folder, out, lambda stage, done, total: None)

@@ -179,7 +179,7 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
     (copy / "manifest.json").write_text(json.dumps(manifest))
     pair = load_pair(copy)
     data, looks = (
-        demonstrated_lessons(pair, generate(TASK, 6, 1, 0.0).episodes, 20, tmp_path, quiet),
+        demonstrated_lessons(pair, generate(TASK, 6, 1, 0.0), 20, tmp_path, quiet),
         draft_encoders(pair.parts),
     )
     features = encoded(data, looks)
@@ -206,7 +206,7 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
 
 
 def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any], tmp_path: Path) -> None:
-    shown = generate(TASK, 6, seed=1, noise=0.0).episodes
+    shown = generate(TASK, 6, seed=1, noise=0.0)
     data = demonstrated_lessons(pair, shown, 20, tmp_path, quiet)
     told = np.asarray(data.observation["instruction"])
     assert pair.parts.manifest.words is not None and shown.instructions is not None
@@ -223,7 +223,7 @@ def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any
 
 
 def test_demonstrations_without_words_cannot_teach_a_policy_that_is_told() -> None:
-    shown = replace(generate(TASK, 3, seed=1, noise=0.0).episodes, instructions=None)
+    shown = replace(generate(TASK, 3, seed=1, noise=0.0), instructions=None)
     with pytest.raises(ConfigError, match="'target' is to follow an instruction, and these demonstrations do not say"):
         specs_of(RECIPE, shown)
 
@@ -231,7 +231,7 @@ def test_demonstrations_without_words_cannot_teach_a_policy_that_is_told() -> No
 @pytest.mark.parametrize("history", [{"image.front": 2, "image.top": 1}, {"image.front": 0, "image.top": 1}])
 def test_patches_need_a_history_of_one(history: dict[str, int]) -> None:
     """They come before the window: with more, an older observation would see a newer frame."""
-    shown = generate(TASK, 3, seed=1, noise=0.0).episodes
+    shown = generate(TASK, 3, seed=1, noise=0.0)
     recipe = structs.replace(RECIPE, policies={"target": structs.replace(TARGET, history=history), "draft": DRAFT})
     with pytest.raises(ConfigError, match="give every camera a history of 1"):
         specs_of(recipe, shown)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specact.errors import DataError
-from specact.lab.statistics import wilson
+from specact.lab.rollout.statistics import wilson
 from specact.lab.train.skipping import agreement, fit_skip
 from specact.systems.heisd import Entries, Index, SkipRule, unit
 

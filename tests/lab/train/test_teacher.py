@@ -47,7 +47,7 @@ def teach(dataset: Dataset, teacher: LoadedPolicy, folder: Path, progress: Progr
 
 @pytest.fixture
 def dataset() -> Dataset:
-    return prepare(generate(TASK, 4, seed=0, noise=0.3).episodes, RECIPE)
+    return prepare(generate(TASK, 4, seed=0, noise=0.3), RECIPE)
 
 
 def actions(dataset: Dataset) -> Any:
@@ -79,7 +79,7 @@ def test_a_run_that_was_stopped_does_not_ask_again(tmp_path: Path) -> None:
     def stop(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    episodes = generate(TASK, 4, seed=0, noise=0.3).episodes
+    episodes = generate(TASK, 4, seed=0, noise=0.3)
     with pytest.raises(KeyboardInterrupt):
         teach(prepare(episodes, RECIPE), taught_by(answer), tmp_path, stop)
     again = prepare(episodes, RECIPE)
@@ -126,7 +126,7 @@ def test_a_target_that_is_told_what_to_do_is_told_what_the_demonstration_shows(t
         return np.broadcast_to(0.5 * sides[:, None, None], (len(sides), 4, 2))
 
     teacher = LoadedPolicy("target", policy, None, "one", "ball")
-    episodes = generate(TASK, 4, seed=0, noise=0.3).episodes
+    episodes = generate(TASK, 4, seed=0, noise=0.3)
     told = replace(episodes, instructions=("left", "right", "right", "left"))
     check_teacher(teacher, 4, 2, 20.0, told)
     data = prepare(told, RECIPE)

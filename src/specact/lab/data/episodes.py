@@ -21,16 +21,10 @@ Observed = NDArray[Any] | Frames
 class Episodes:
     """Demonstrations, as concatenated episodes.
 
-    Attributes:
-        observation: by name: numbers float32 ``[N, ...]``, or camera frames uint8 ``[N, H, W, 3]``. Frames may be
-            anything with a shape that can be indexed with integer arrays; they become
-            :class:`~specact.lab.data.frames.Frames`, which are read lazily from disk.
-        action: the action for each observation, float32 ``[N, A]``.
-        ends: exclusive end index of each episode, int64 ``[E]``, strictly increasing, last one equal to N.
-        rate_hz: control rate of the recording; None if unknown.
-        instructions: the instruction of each episode, ``E`` of them; None if unknown.
-        disturbed: the steps at which another action than the recorded one was executed, bool ``[N]``, see
-            :meth:`followed`; None if there are none.
+    ``observation`` is by name: numbers float32 ``[N, ...]``, or camera frames uint8 ``[N, H, W, 3]``, anything with a
+    shape that can be indexed with integer arrays; ``action`` is for each observation ``[N, A]``; ``ends`` ``[E]`` are
+    exclusive. ``rate_hz`` and the episodes' ``instructions`` are None if unknown, ``disturbed`` ``[N]``, the steps at
+    which another action than the recorded one was executed, if there are none.
 
     Raises:
         DataError: if there is no step or no observation, or lengths or types contradict each other.

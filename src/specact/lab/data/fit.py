@@ -18,12 +18,7 @@ _RATE_TOLERANCE = 1e-3  # relative, for rates that were rounded to float32
 
 
 def convert_to_task(task: Task, episodes: Episodes, source: str) -> Episodes:
-    """Converts demonstrations to a task, see :attr:`~specact.lab.envs.task.Task.features`.
-
-    Args:
-        task: the environment.
-        episodes: as a reader returns them.
-        source: their origin, for messages.
+    """Converts demonstrations, as a reader returns them, to a task; ``source`` is their origin, for messages.
 
     Raises:
         DataError: for non-finite values, a recorded rate that is not the task's, and observations and actions that do
@@ -40,12 +35,7 @@ def convert_to_task(task: Task, episodes: Episodes, source: str) -> Episodes:
 
 
 def as_recorded(episodes: Episodes, rate_hz: float, source: str) -> Episodes:
-    """Demonstrations of a robot without an environment, unconverted.
-
-    Args:
-        episodes: as a reader returns them.
-        rate_hz: control rate of the policies.
-        source: their origin, for messages.
+    """Demonstrations of a robot without an environment, unconverted, at the control rate of the policies.
 
     Raises:
         DataError: for non-finite values, and another recorded rate.

@@ -1,12 +1,12 @@
-"""Camera frames that are read lazily: on indexing, never all at once."""
+"""Camera frames that are read lazily: on indexing, never all at once; and the errors of damaged files."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specact.errors import ConfigError, DataError
+from specact.errors import ConfigError, DataError, SpecactError
 
 Images = NDArray[np.uint8]
 # Reads the frames of these rows, which are unique and ascending.
@@ -22,6 +22,17 @@ Read = Callable[[NDArray[np.int64]], Images]
 
 _BLOCK_BYTES = 1 << 25  # frames are copied in blocks of this size
 _LEFT_FREE = 1 << 28  # bytes that copying leaves free on a disk
+
+
+@contextmanager
+def reading(what: str, advice: str = "copy it again") -> Iterator[None]:
+    """Turns every error of a decoder of ``what`` into a DataError: a damaged file fails in any way that one can."""
+    try:
+        yield
+    except (SpecactError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        raise DataError(f"{what} is damaged or missing ({error}); {advice}") from error
 
 
 class Frames:
@@ -105,12 +116,9 @@ def join_frames(parts: Sequence[Frames]) -> Frames:
 
 
 def copied(frames: Frames, file: Path, advance: Callable[[int], None] = lambda done: None) -> Frames:
-    """Copies frames to an uncompressed ``.npy`` file, which allows random access.
+    """Copies frames to an uncompressed ``.npy`` file, which allows random access; one of the right shape is reused.
 
-    Args:
-        frames: decoded once, in order.
-        file: path; an existing file of the right shape is reused.
-        advance: called with the number of frames so far.
+    ``advance`` is called with the number of frames so far.
 
     Raises:
         ConfigError: if there is too little disk space, or they cannot be written.
@@ -208,10 +216,6 @@ def fit(frames: Images, crop: tuple[int, int, int, int] | None, size: tuple[int,
 
 
 def check_frames(shape: tuple[int, ...]) -> None:
-    """Checks the shape ``[N, H, W, 3]``.
-
-    Raises:
-        DataError: for another shape.
-    """
+    """Raises a DataError for a shape other than ``[N, H, W, 3]``."""
     if len(shape) != 4 or shape[-1] != 3:
         raise DataError(f"the image has shape {shape}; [steps, height, width, 3] is needed")

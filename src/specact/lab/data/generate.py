@@ -1,117 +1,36 @@
-"""Demonstrations of a scripted expert, and their file format."""
+"""Demonstrations of a task's scripted expert: in memory, or recorded as a LeRobot dataset by several processes."""
 
 from __future__ import annotations
 
-import io
-import math
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
-from specact.files import write_whole
 from specact.lab.data.episodes import Episodes, concatenate
 from specact.lab.data.fit import as_recorded, convert_to_task
+from specact.lab.data.folder import RunFolder, locked
+from specact.lab.data.lerobot_writing import Written, finish, finished, part, write_part
 from specact.lab.data.readers import read
 from specact.lab.data.sources import Sources
+from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
+from specact.observation import Field
+from specact.records import NotNegative, Record, Seed, WholeNumber
 
+ORDER = "recording.json"
+MOST_TRIES = 10  # episodes tried per episode wanted before giving up
 _BURST_EVERY = 20  # mean number of calm steps between two bursts of noise
 _BURST_STEPS = (3, 8)  # shortest and longest burst
-MOST_TRIES = 10  # episodes tried per episode wanted before giving up
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """One episode of an expert.
-
-    Attributes:
-        observations, actions: of its steps.
-        disturbed: whether another action than the recorded one was executed at a step.
-        success: whether it succeeded.
-    """
-
-    observations: list[dict[str, Any]]
-    actions: list[NDArray[np.float32]]
-    disturbed: list[bool]
-    success: bool
-
-    def episode(self, rate_hz: float) -> Episodes:
-        """The demonstration as arrays."""
-        first = self.observations[0]
-        seen = {name: np.stack([each[name] for each in self.observations]) for name in first if name != "instruction"}
-        return Episodes(
-            # Camera frames are uint8, everything else becomes float32.
-            {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in seen.items()},
-            np.stack(self.actions).astype(np.float32),
-            np.array([len(self.actions)], np.int64),
-            rate_hz,
-            instructions=(first["instruction"],) if "instruction" in first else None,
-            disturbed=np.array(self.disturbed),
-        )
-
-
-@dataclass(frozen=True)
-class Generated:
-    """The result of :func:`generate`.
-
-    Attributes:
-        episodes: the successful demonstrations.
-        tried: number of attempts; the expert's success rate is ``len(episodes) / tried``.
-    """
-
-    episodes: Episodes
-    tried: int
-
-
-def generate(
-    task: Task, episodes: int, seed: int, noise: float, progress: Callable[[int], None] | None = None
-) -> Generated:
-    """Runs the task's expert until ``episodes`` episodes have succeeded; failed ones are dropped.
-
-    With noise, the expert is disturbed as in DART (Laskey et al. 2017): in short bursts the *executed* action is the
-    expert's plus a constant offset, while the *recorded* action is the expert's own. The demonstrations then contain
-    recoveries. Unlike in DART the noise is not fitted to a learner's error, and comes in bursts. The state after a
-    disturbed step is not the result of its recorded action, see :meth:`Episodes.followed`.
-
-    Args:
-        task: a task with an expert.
-        episodes: number of successful episodes, at least 1.
-        seed: random seed. Episode k depends on the seed and k only.
-        noise: standard deviation of a burst's offset, in units of the action; 0 for none. 0.5 is strong.
-        progress: called with the number of episodes kept so far after each one kept.
-
-    Raises:
-        ConfigError: if the task has no expert, or a number is out of range.
-        DataError: if the expert fails nearly always.
-    """
-    check_generation(task, episodes, seed, noise)
-    env = task.make(render_mode=None)
-    successful: list[Demonstration] = []
-    tried = 0
-    try:
-        while len(successful) < episodes:
-            if tried >= MOST_TRIES * episodes:
-                raise DataError(
-                    f"the expert of {task.name!r} succeeded in only {len(successful)} of {tried} episodes; "
-                    f"use less noise than {noise}"
-                )
-            attempt = demonstrate(task, env, np.random.default_rng([seed, tried]), noise, tried)
-            tried += 1
-            if attempt.success:
-                successful.append(attempt)
-                if progress is not None:
-                    progress(len(successful))
-    finally:
-        env.close()
-    return Generated(concatenate([attempt.episode(task.rate_hz) for attempt in successful]), tried)
+# Runs a function on the numbers of episodes, in several processes.
+Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
 
 def demonstrations(
@@ -120,19 +39,14 @@ def demonstrations(
     episodes: int,
     noise: float,
     seed: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda kept: None,
     *,
     sources: Sources = MappingProxyType({}),
     rate_hz: float | None = None,
 ) -> Episodes:
     """A recipe's demonstrations, converted to the task: read from files, or else generated by the task's expert.
 
-    Args:
-        task: the environment; None for a robot without one.
-        files: recordings, which are concatenated; empty to let the expert generate ``episodes``.
-        episodes, noise, seed, progress: see :func:`generate`.
-        sources: which observations of the files, see :func:`~specact.lab.data.readers.read`.
-        rate_hz: control rate, without a task.
+    Without a ``task``, of a robot without an environment, there are files and ``rate_hz``.
 
     Raises:
         DataError: if they cannot be read, are not finite or do not fit the task.
@@ -142,66 +56,65 @@ def demonstrations(
         return concatenate([as_recorded(read(file, sources), rate_hz, str(file)) for file in files])
     if files:
         return concatenate([convert_to_task(task, read(file, sources), str(file)) for file in files])
-    generated = generate(task, episodes, seed, noise, progress).episodes
+    generated = generate(task, episodes, seed, noise, progress)
     return convert_to_task(task, generated, f"what the expert of {task.name!r} demonstrated")
 
 
-def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
-    """Write demonstrations as an .npz with the observations by name, ``action``, ``episode_ends`` and ``rate_hz``.
+def generate(
+    task: Task, episodes: int, seed: int, noise: float, progress: Callable[[int], None] = lambda kept: None
+) -> Episodes:
+    """Runs the task's expert until ``episodes`` episodes have succeeded, at least one; failed ones are dropped.
 
-    Numbers are float32, camera frames uint8, ends int64; a rate of None and ``disturbed`` are left out. The file is
-    written atomically.
-
-    Raises:
-        ConfigError: if it cannot be written.
-        DataError: if there are instructions.
-    """
-    path = Path(path)
-    if episodes.instructions is not None:
-        raise DataError("these demonstrations have instructions, which an .npz file does not hold; write a folder")
-    fields: dict[str, Any] = {
-        **{name: np.asarray(array) for name, array in episodes.observation.items()},
-        "action": episodes.action,
-        "episode_ends": episodes.ends,
-        "rate_hz": None if episodes.rate_hz is None else np.float32(episodes.rate_hz),
-    }
-    content = io.BytesIO()
-    np.savez_compressed(content, **{name: value for name, value in fields.items() if value is not None})
-    write_whole(path, content.getvalue())
-
-
-def check_generation(task: Task, episodes: int, seed: int, noise: float) -> None:
-    """Checks the arguments of :func:`generate`.
+    Episode k depends on the seed and k only. ``noise`` is the standard deviation of the offset of a burst, see
+    :func:`demonstrate`; 0.5 is strong. ``progress`` is called with the number of episodes kept so far.
 
     Raises:
-        ConfigError: if the task has no expert, or a number is out of range.
+        ConfigError: if the task has no expert.
+        DataError: if the expert fails nearly always.
     """
+    check_expert(task)
+    env = task.make(render_mode=None)
+    kept: list[Episodes] = []
+    tried = 0
+    try:
+        while len(kept) < episodes:
+            if tried >= MOST_TRIES * episodes:
+                raise DataError(
+                    f"the expert of {task.name!r} succeeded in only {len(kept)} of {tried} episodes; "
+                    f"use less noise than {noise}"
+                )
+            attempt = demonstrate(task, env, np.random.default_rng([seed, tried]), noise, tried)
+            tried += 1
+            if attempt is not None:
+                kept.append(attempt)
+                progress(len(kept))
+    finally:
+        env.close()
+    return concatenate(kept)
+
+
+def check_expert(task: Task) -> None:
+    """Raises a ConfigError for a task without an expert."""
     if task.expert is None:
         raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
-    if episodes < 1 or not 0 <= noise < math.inf:
-        raise ConfigError(f"episodes must be at least 1 and noise at least 0 and finite, got {episodes} and {noise}")
-    if seed < 0:
-        raise ConfigError(f"seed must be at least 0, got {seed}")
 
 
 def demonstrate(
     task: Task, env: gym.Env[Any, Any], random: np.random.Generator, noise: float, episode: int
-) -> Demonstration:
-    """One episode of the task's expert.
+) -> Episodes | None:
+    """One episode of the task's expert, whose number selects the task of a suite; None if it fails.
 
-    Args:
-        task: with an expert.
-        env: the task's.
-        random: for the initial state and everything else.
-        noise: see :func:`generate`.
-        episode: its number, which selects the task of a suite.
+    With noise, the expert is disturbed as in DART (Laskey et al. 2017): in short bursts the *executed* action is the
+    expert's plus a constant offset, while the *recorded* action is the expert's own. The demonstrations then contain
+    recoveries. Unlike in DART the noise is not fitted to a learner's error, and comes in bursts. The state after a
+    disturbed step is not the result of its recorded action, see :meth:`Episodes.followed`.
     """
     assert task.expert is not None
     env_seed, expert_seed = random.integers(2**31, size=2).tolist()
     observation, info = env.reset(seed=task.start(env_seed, episode))
     expert = task.expert(expert_seed)
     expert.reset(env)
-    observations, actions, disturbed = [], [], []
+    observations, actions, disturbed = list[dict[str, Any]](), list[NDArray[np.float32]](), list[bool]()
     offset: NDArray[np.float64] = np.zeros(env.action_space.shape or ())
     burst = 0  # steps left
     for _ in range(task.max_steps):
@@ -218,4 +131,97 @@ def demonstrate(
         observation, _, terminated, truncated, info = env.step(executed)
         if terminated or truncated:
             break
-    return Demonstration(observations, actions, disturbed, bool(info["success"]))
+    if not info["success"]:
+        return None
+    first = observations[0]
+    seen = {name: np.stack([each[name] for each in observations]) for name in first if name != "instruction"}
+    return Episodes(
+        # Camera frames are uint8, everything else becomes float32.
+        {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in seen.items()},
+        np.stack(actions).astype(np.float32),
+        np.array([len(actions)], np.int64),
+        task.rate_hz,
+        instructions=(first["instruction"],) if "instruction" in first else None,
+        disturbed=np.array(disturbed),
+    )
+
+
+class Order(Record, frozen=True):
+    """The settings of a recording.
+
+    Attributes:
+        env: name of a task with an expert.
+        seed: random seed.
+        noise: see :func:`generate`.
+        pixels: height and width of camera frames; 0 for none.
+        privileged: whether the task's privileged observations are recorded.
+    """
+
+    env: str
+    seed: Seed
+    noise: NotNegative
+    pixels: WholeNumber
+    privileged: bool = False
+
+    def task(self) -> Task:
+        """The task, with its cameras."""
+        task = load_task(self.env)
+        if self.privileged and not task.privileged:
+            raise ConfigError(f"task {task.name!r} has no privileged observations; leave out --privileged")
+        cameras = task.cameras if self.pixels else ()
+        frames = {name: Field((self.pixels, self.pixels, 3), "uint8") for name in cameras}
+        return task.seeing(frames | dict.fromkeys(task.privileged if self.privileged else (), Field((1,))))
+
+
+def record(order: Order, out: Path, episodes: int, each: Each, progress: Callable[[int, int], None]) -> Written:
+    """Records so many successful episodes (per task of a suite) in a dataset's folder; failed ones are dropped.
+
+    An episode is determined by its number and the seed, so neither the number of processes nor a resume changes the
+    dataset, apart from the renderer. An existing dataset of the same order is extended.
+
+    Raises:
+        ConfigError: if the task has no expert, or the folder holds something else or is locked.
+        DataError: if the expert fails nearly always.
+        RenderError: if this machine cannot render.
+    """
+    task = order.task()
+    check_expert(task)
+    env = task.make(render_mode=None)
+    env.reset(seed=0)  # rendering errors are raised before anything is written
+    env.close()
+    total = episodes * max(1, len(task.tasks))
+    with locked(out):
+        if (out / "meta").exists() and not (out / ORDER).exists():
+            raise ConfigError(f"{out} holds a dataset that was not recorded by this command; choose another --out")
+        RunFolder(out, "recording", ORDER).claim(structs.asdict(order))
+        done = finished(out)
+        if done > total:
+            raise ConfigError(f"{out} holds {done} episodes, more than the {total} wanted; choose another --out")
+        missing = [number for number in range(done, total) if not part(out, number).exists()]
+        progress(total - len(missing), total)
+        for recorded, _ in enumerate(each(partial(_record_episode, order, out), missing), total - len(missing) + 1):
+            progress(recorded, total)
+        return finish(out, total)
+
+
+def _record_episode(order: Order, out: Path, number: int) -> None:
+    """Writes one episode."""
+    task, env = _task_and_env(order)
+    task_index = number % max(1, len(task.tasks))
+    for attempt in range(MOST_TRIES):
+        episode = demonstrate(task, env, np.random.default_rng([order.seed, number, attempt]), order.noise, number)
+        if episode is not None:
+            name = task.name if episode.instructions is None else episode.instructions[0]
+            write_part(out, number, episode, task=name, task_index=task_index, tried=attempt + 1)
+            return
+    what = task.tasks[task_index] if task.tasks else task.name
+    raise DataError(
+        f"the expert of {what!r} succeeded in none of {MOST_TRIES} episodes; use less noise than {order.noise}"
+    )
+
+
+@cache
+def _task_and_env(order: Order) -> tuple[Task, gym.Env[Any, Any]]:
+    """The task and environment of this process, cached across episodes because some take a second to build."""
+    task = order.task()
+    return task, task.make(render_mode=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +16,32 @@ from specact.lab.data.readers import format_of
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 
-@dataclass(frozen=True)
-class Description:
-    """The result of :func:`describe`.
+def describe(episodes: Episodes, source: Path | str) -> dict[str, Any]:
+    """Describes demonstrations that were read from ``source``, as plain values. Reads one frame of every camera.
 
-    Attributes:
-        source: path of the demonstrations.
-        format: a key of :data:`specact.lab.data.readers.READERS`, or ``"memory"``.
-        episodes, steps: number of each.
-        rate_hz: control rate; None where unknown.
-        shapes: shape of the actions and of each observation, by its name.
-        cameras: names of the observations that are camera frames.
-        instructions: the distinct ones.
-        length_min, length_median, length_max: steps per episode.
-        action_min, action_max: over all finite values of each action dimension ``[A]``; None without one.
-        action_quantiles: the same for each of :data:`QUANTILES`, by its name (``"0.01"``).
-        warnings: sentences on possible defects.
+    ``format`` is a key of :data:`specact.lab.data.readers.READERS`, or ``memory``; ``shapes`` and ``cameras`` are of
+    actions and observations, ``instructions`` the distinct ones; ``length_*`` count the steps of an episode;
+    ``action_*`` are over all finite values of each action dimension, None without one, the quantiles by their names
+    (``"0.01"``); ``warnings`` are sentences on possible defects.
     """
-
-    source: str
-    format: str
-    episodes: int
-    steps: int
-    rate_hz: float | None
-    shapes: dict[str, list[int]]
-    cameras: list[str]
-    instructions: list[str]
-    length_min: int
-    length_median: float
-    length_max: int
-    action_min: list[float | None]
-    action_max: list[float | None]
-    action_quantiles: dict[str, list[float | None]]
-    warnings: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As a JSON-serialisable dict."""
-        return asdict(self)
-
-
-def describe(episodes: Episodes, source: Path | str) -> Description:
-    """Describes demonstrations that were read from ``source``. Reads one frame of every camera."""
     lengths = np.diff(episodes.ends, prepend=0)
     arrays = {"action": episodes.action, **episodes.observation}
-    return Description(
-        source=str(source),
-        format=format_of(source) if Path(source).exists() else "memory",
-        episodes=len(episodes),
-        steps=episodes.steps,
-        rate_hz=episodes.rate_hz,
-        shapes={name: [int(n) for n in array.shape] for name, array in arrays.items()},
-        cameras=list(episodes.cameras),
-        instructions=sorted(set(episodes.instructions or ())),
-        length_min=int(lengths.min()),
-        length_median=float(np.median(lengths)),
-        length_max=int(lengths.max()),
-        action_min=_quantile(episodes.action, 0),
-        action_max=_quantile(episodes.action, 1),
-        action_quantiles={str(q): _quantile(episodes.action, q) for q in QUANTILES},
-        warnings=[
+    return {
+        "source": str(source),
+        "format": format_of(source) if Path(source).exists() else "memory",
+        "episodes": len(episodes),
+        "steps": episodes.steps,
+        "rate_hz": episodes.rate_hz,
+        "shapes": {name: [int(n) for n in array.shape] for name, array in arrays.items()},
+        "cameras": list(episodes.cameras),
+        "instructions": sorted(set(episodes.instructions or ())),
+        "length_min": int(lengths.min()),
+        "length_median": float(np.median(lengths)),
+        "length_max": int(lengths.max()),
+        "action_min": _quantile(episodes.action, 0),
+        "action_max": _quantile(episodes.action, 1),
+        "action_quantiles": {str(q): _quantile(episodes.action, q) for q in QUANTILES},
+        "warnings": [
             *not_finite(episodes),
             *_outside(episodes.action),
             *_constant("action", episodes.action),
@@ -84,7 +50,7 @@ def describe(episodes: Episodes, source: Path | str) -> Description:
             *_lengths(lengths),
             *_duplicates(episodes),
         ],
-    )
+    }
 
 
 def _quantile(values: NDArray[np.float32], q: float) -> list[float | None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.data import npz
-from specact.lab.data.decoding import reading
 from specact.lab.data.episodes import Observed
-from specact.lab.data.lerobot_frames import Film, stored_images, videos
-from specact.lab.data.sources import Recording
+from specact.lab.data.frames import Frames, Images, join_frames, reading
+from specact.lab.data.sources import Recording, joined, matrix, positive_rate
 from specact.observation import lerobot_name
 from specact.records import Count, WholeNumber, read_json
 
@@ -25,6 +27,10 @@ STATE, ACTION, EPISODE, FRAME, TIME = "observation.state", "action", "episode_in
 # Ours: whether something else was done at this step than the action says, see Episodes.followed.
 DISTURBED = "disturbed"
 PREFIX = "observation."
+# A frame is the wanted one if its time differs by less than this share of a frame's period.
+_TOLERANCE = 0.4
+# Further ahead than this, a video is searched for its next key frame instead of decoded up to there [s].
+_SEEK_S = 2.0
 Kind = Literal["numbers", "image", "other"]
 Template = Literal["data_path", "video_path"]
 
@@ -56,11 +62,19 @@ class _Info(msgspec.Struct, frozen=True):
         return name
 
 
+@dataclass(frozen=True)
+class _Film:
+    """Where an episode was filmed: the name of a video, and the time in it at which it begins [s]."""
+
+    file: str
+    start: float
+
+
 class _Listed(NamedTuple):
     """What the metadata list: lengths, places in videos by camera, and texts of tasks by episode; the data's files."""
 
     lengths: dict[int, int]
-    films: dict[str, dict[int, Film]]
+    films: dict[str, dict[int, _Film]]
     tasks: dict[int, Any]
     files: list[str]
 
@@ -112,10 +126,10 @@ def read_lerobot(path: Path) -> Recording:
                 raise DataError(f"the dataset does not say where the frames of {key!r} are; copy it again")
             times = np.split(table[TIME][order, 0].astype(np.float64), ends[:-1])
             shape = features[key].get("shape")
-            return videos(path, [films[key][episode] for episode in numbers], times, shape, info.fps)
+            return _videos(path, [films[key][episode] for episode in numbers], times, shape, info.fps)
         if kinds[key] == "image":
-            return stored_images(path, key, dict(zip(files, sizes, strict=True))).select(order)
-        return npz.matrix("observations", _columns(path, files, (key,))[0][key][order])
+            return _stored_images(path, key, dict(zip(files, sizes, strict=True))).select(order)
+        return matrix("observations", _columns(path, files, (key,))[0][key][order])
 
     described = [tasks.get(episode) for episode in numbers]
     alone = [each[0] for each in described if isinstance(each, list) and len(each) == 1]
@@ -124,9 +138,9 @@ def read_lerobot(path: Path) -> Recording:
         names={lerobot_name(key): key for key in keys},
         keys=tuple(keys),
         load=load,
-        action=npz.matrix("actions", table[ACTION][order]),
+        action=matrix("actions", table[ACTION][order]),
         ends=ends,
-        rate_hz=None if info.fps is None else npz.positive_rate(info.fps),
+        rate_hz=None if info.fps is None else positive_rate(info.fps),
         instructions=texts if len(texts) == len(described) else None,
         disturbed=table[DISTURBED][order, 0].astype(np.bool_) if DISTURBED in table else None,
     )
@@ -166,7 +180,7 @@ def _file_per_episode(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed
 
     data = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
     video = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-    films = {key: {e: Film(file("video_path", video, e, video_key=key), 0.0) for e in lengths} for key in filmed}
+    films = {key: {e: _Film(file("video_path", video, e, video_key=key), 0.0) for e in lengths} for key in filmed}
     tasks = {line[EPISODE]: line.get("tasks") for line in lines}
     return _Listed(lengths, films, tasks, [file("data_path", data, episode) for episode in sorted(lengths)])
 
@@ -189,7 +203,7 @@ def _packed(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
     for key in filmed:
         rows = zip(episodes, *(table[f"videos/{key}/{part}"] for part in place), strict=True)
         films[key] = {
-            episode: Film(info.file("video_path", video, chunk_index=c, file_index=f, video_key=key), start)
+            episode: _Film(info.file("video_path", video, chunk_index=c, file_index=f, video_key=key), start)
             for episode, c, f, start in rows
         }
     texts: list[Any] = []
@@ -238,7 +252,7 @@ def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) 
 
 def _columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> tuple[dict[str, NDArray[Any]], list[int]]:
     """Columns of parquet files one after the other, ``[rows, width]`` each, and each file's number of rows."""
-    parts: dict[str, list[NDArray[Any]]] = {column: [] for column in wanted}
+    parts: dict[str, dict[str, NDArray[Any]]] = {column: {} for column in wanted}
     for name in names:
         with _parquet(path, name) as file:
             missing = [column for column in wanted if column not in file.schema_arrow.names]
@@ -246,9 +260,11 @@ def _columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> tuple[d
                 raise DataError(f"{name} has no column {missing[0]!r}; found: {', '.join(file.schema_arrow.names)}")
             table = file.read(columns=list(wanted))
             for column in wanted:
-                parts[column].append(_array(f"{column} in {name}", table.column(column)))
-    sizes = [len(part) for part in parts[wanted[0]]]
-    return {column: _join(column, arrays) for column, arrays in parts.items()}, sizes
+                parts[column][name] = _array(f"{column} in {name}", table.column(column))
+    # Of an empty file the width is not known.
+    full = [name for name, part in parts[wanted[0]].items() if len(part)] or [names[0]]
+    sizes = [len(part) for part in parts[wanted[0]].values()]
+    return {column: joined(column, {name: of[name] for name in full}) for column, of in parts.items()}, sizes
 
 
 @contextmanager
@@ -279,14 +295,122 @@ def _array(name: str, column: Any) -> NDArray[Any]:
     return np.asarray(column.to_numpy()).reshape(-1, width) if width else np.zeros((0, 0))
 
 
-def _join(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
-    parts = [part for part in parts if len(part)] or parts[:1]
-    widths = sorted({part.shape[1] for part in parts})
-    if len(widths) > 1:
-        raise DataError(f"{name} has {widths[0]} numbers in one file and {widths[-1]} in another; all must be equal")
-    return np.concatenate(parts)
-
-
 def _text(path: Path, name: str) -> str:
     with reading(name, "copy the dataset again"):
         return (path / name).read_text(encoding="utf-8")
+
+
+def _stored_images(path: Path, key: str, files: Mapping[str, int]) -> Frames:
+    """Frames that are stored as encoded images, structs in a column of the parquet files, with each one's rows."""
+    readers = {name: _ImageColumn(path, name, key) for name in files}
+    first = next(name for name, rows in files.items() if rows)
+    shape = readers[first](np.zeros(1, np.int64)).shape[1:]
+    return join_frames([Frames((rows, *shape), readers[name]) for name, rows in files.items()])
+
+
+@dataclass(frozen=True)
+class _ImageColumn:
+    """Images of a file; only groups of rows that hold one of them are read."""
+
+    path: Path
+    name: str
+    key: str
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        from pyarrow import parquet
+
+        images: list[Images] = []
+        with reading(f"{self.path}: {self.key} in {self.name}"), parquet.ParquetFile(self.path / self.name) as file:
+            ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
+            groups = np.searchsorted(ends, rows, side="right")
+            for group in np.unique(groups).tolist():
+                column = file.read_row_group(group, columns=[self.key]).column(self.key).combine_chunks()
+                encoded, start = column.field("bytes"), int(ends[group]) - len(column)
+                own = [encoded[row - start].as_py() for row in rows[groups == group].tolist()]
+                images += [_decoded(image, f"{self.key} in {self.name}") for image in own]
+        return np.stack(images)
+
+
+def _decoded(encoded: bytes | None, what: str) -> Images:
+    """An image file's pixels, uint8 ``[H, W, 3]``."""
+    from PIL import Image
+
+    if not encoded:
+        raise DataError(f"{what} holds no image, only the name of a file; store the images within the parquet files")
+    with reading(f"{what}: an image", "record it again"), Image.open(io.BytesIO(encoded)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _videos(path: Path, films: Sequence[_Film], times: Sequence[NDArray[Any]], shape: Any, fps: float | None) -> Frames:
+    """A camera's frames in the episodes' videos, at the times since their begins [s].
+
+    Nothing is decoded where ``shape``, in ``meta/info.json``, is ``[H, W, 3]`` or ``[3, H, W]``.
+    """
+    if not fps:
+        raise DataError("meta/info.json does not say how many frames a second has; copy the dataset again")
+    readers = [_Filmed(path / film.file, film.start + time, 1.0 / fps) for film, time in zip(films, times, strict=True)]
+    size = _size(shape) or readers[0](np.zeros(1, np.int64)).shape[1:]
+    return join_frames([Frames((len(reader.times), *size), reader) for reader in readers])
+
+
+def _size(shape: Any) -> tuple[int, ...] | None:
+    """``(H, W, 3)``, if the metadata say it."""
+    if isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape):
+        if shape[2] == 3:
+            return tuple(shape)
+        if shape[0] == 3:
+            return (shape[1], shape[2], 3)
+    return None
+
+
+@dataclass(frozen=True)
+class _Filmed:
+    """Frames of an episode: the video, their ascending times in it, and the period between two [s]."""
+
+    file: Path
+    times: NDArray[np.float64]
+    period: float
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        video = _video(self.file)
+        with reading(str(self.file), "copy the dataset again"):
+            return np.stack([video.at(time, self.period) for time in self.times[rows].tolist()])
+
+
+class _Video:
+    """One video, read forwards from where it is or from the key frame before the wanted time."""
+
+    def __init__(self, file: Path) -> None:
+        import av
+
+        self._file = file
+        with reading(str(file), "copy the dataset again"):
+            # Nothing but MP4, which LeRobot writes: a playlist could name any other file.
+            self._container = av.open(str(file), format="mp4")
+            self._stream = self._container.streams.video[0]
+            self._stream.thread_type = "NONE"
+        self._coming: Iterator[Any] = iter(())
+        self._last: Any = None
+
+    def at(self, time: float, period: float) -> Images:
+        """The frame at this time [s], uint8 ``[H, W, 3]``; a DataError if there is none within a part of a period."""
+        allowed = _TOLERANCE * period
+        now = math.nan if self._last is None else self._last.time
+        if not now - allowed <= time <= now + _SEEK_S:
+            before = max(0, int((time - allowed) / (self._stream.time_base or 1)))
+            self._container.seek(before, stream=self._stream)
+            self._coming, self._last = self._container.decode(self._stream), None
+        while self._last is None or self._last.time < time - allowed:
+            self._last = next(self._coming, None)
+            if self._last is None:
+                raise DataError(f"{self._file} ends before {time:.3f} s, where a frame should be; copy it again")
+        if abs(self._last.time - time) > allowed:
+            raise DataError(
+                f"{self._file} has no frame at {time:.3f} s, the next one is at {self._last.time:.3f} s; the "
+                "timestamps are not those of this video"
+            )
+        return np.asarray(self._last.to_ndarray(format="rgb24"), dtype=np.uint8)
+
+
+# The last one stays open, so that reading on needs no search.
+_video = lru_cache(maxsize=1)(_Video)

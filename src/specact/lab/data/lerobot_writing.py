@@ -49,15 +49,7 @@ def part(folder: Path, number: int) -> Path:
 
 
 def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_index: int, tried: int) -> None:
-    """Writes one episode atomically.
-
-    Args:
-        folder: of the dataset.
-        number: of the episode, from 0.
-        episode: a single one, with a rate.
-        task: its description.
-        task_index: its number.
-        tried: number of attempts for this episode.
+    """Writes one episode atomically: a single one, with a rate, of a task (description and number), after attempts.
 
     Raises:
         DataError: if an observation is neither a vector nor camera frames.
@@ -98,13 +90,9 @@ def finished(folder: Path) -> int:
 
 
 def finish(folder: Path, episodes: int) -> Written:
-    """Merges the parts into the dataset, after its existing episodes.
+    """Merges the parts of all new episodes into the dataset, after its existing ones, to this total number.
 
     If interrupted, the dataset is in its old or new state, or this function has to be called again.
-
-    Args:
-        folder: of the dataset.
-        episodes: their total number; the parts of all new ones exist.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from specact.errors import DataError
+from specact.lab.data.arrays import read_npz, read_zarr
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.lerobot import read_lerobot
-from specact.lab.data.npz import read_npz
 from specact.lab.data.robomimic import read_robomimic
 from specact.lab.data.sources import Recording, Source
-from specact.lab.data.zarr_buffer import read_zarr
 
 READERS: dict[str, Callable[[Path], Recording]] = {
     "npz": read_npz,

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError, DataError, WireError
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.folder import locked
 from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot_writing import Written, finish, write_part
-from specact.lab.data.locks import locked
 from specact.observation import ObservationSpec, read_spec
 from specact.records import RateHz, read_record
 from specact.robot import ros
@@ -37,18 +37,12 @@ _LARGEST_RECORD = 1 << 30
 
 @dataclass
 class Step:
-    """One control step.
+    """One control step: its number (a missing one is a dropped step), and the Unix time of its end [s].
 
-    Attributes:
-        number: of the step; a missing number is a dropped step.
-        at_s: time of its end, Unix time [s].
-        control: episode, lateness and stall, see :data:`~specact.robot.ros.CONTROL`.
-        observation: arrays by name, camera frames as JPEG; empty if unusable.
-        instruction: of the robot, or None.
-        action: executed ``[A]``, in the environment's units, or None.
-        origin: of the action, a name of :class:`~specact.types.Origin`, or empty.
-        inference: of a pair, see :data:`~specact.robot.ros.INFERENCE`, or None.
-        chunk: of a chunk policy alone, see :data:`~specact.robot.ros.CHUNK`, or None.
+    ``control``, ``inference`` (of a pair) and ``chunk`` (of a chunk policy alone) are messages, see
+    :mod:`specact.robot.ros`; ``observation`` has arrays by name, camera frames as JPEG, and is empty if unusable;
+    ``action`` is the executed one ``[A]`` in the environment's units, ``origin`` its
+    :class:`~specact.types.Origin` by name, or empty.
     """
 
     number: int
@@ -236,31 +230,12 @@ def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
     return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own is ros.INFERENCE else own
 
 
-@dataclass(frozen=True)
-class Converted:
-    """The result of a conversion.
-
-    Attributes:
-        written: content of the dataset.
-        left_out: control steps that are not in it: without a usable observation, or without an action.
-        cut: number of additional episodes from cuts at such steps or at dropped ones.
-    """
-
-    written: Written
-    left_out: int
-    cut: int
-
-
-def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> Converted:
+def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> tuple[Written, int, int]:
     """Converts recordings to a LeRobot dataset (v3.0): one step per observation and its action.
 
     An episode ends with the recording's, at missing or unusable control steps, and at changes of the instruction, so
-    that successive steps of an episode are one control period apart.
-
-    Args:
-        paths: the recordings.
-        out: the dataset's folder, without a dataset.
-        progress: called with (recordings converted, total).
+    that successive steps of an episode are one control period apart. Also returns the number of unusable steps, and
+    that of additional episodes.
 
     Raises:
         ConfigError: if there is a dataset already.
@@ -292,7 +267,7 @@ def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], 
             raise DataError(
                 "these recordings hold no control step with an observation and an action; nothing was written"
             )
-        return Converted(finish(out, number), left_out, cut)
+        return finish(out, number), left_out, cut
 
 
 def _check_alike(first: Recorded, other: Recorded) -> None:

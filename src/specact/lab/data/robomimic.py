@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.data import npz
-from specact.lab.data.decoding import reading
 from specact.lab.data.episodes import Observed
-from specact.lab.data.frames import Frames, Images, join_frames
-from specact.lab.data.sources import Recording
+from specact.lab.data.frames import Frames, Images, join_frames, reading
+from specact.lab.data.sources import Recording, joined, matrix, positive_rate, rows
 
 Kind = Literal["camera", "low", "other"]
 # The key of all low-dimensional entries in one.
@@ -53,8 +51,8 @@ def read_robomimic(path: Path) -> Recording:
         names=({"state": LOW} if low else {}) | cameras,
         keys=(*kinds, *((LOW,) if low else ())),
         load=load,
-        action=np.concatenate(actions),
-        ends=np.cumsum([len(part) for part in actions]).astype(np.int64),
+        action=joined("actions", actions),
+        ends=np.cumsum([len(part) for part in actions.values()]).astype(np.int64),
         rate_hz=rate,
     )
 
@@ -100,11 +98,11 @@ def _kinds(name: str, demo: Any) -> dict[str, Kind]:
     return kinds
 
 
-def _actions(demos: Any, names: list[str], kinds: dict[str, Kind]) -> list[NDArray[np.float32]]:
+def _actions(demos: Any, names: list[str], kinds: dict[str, Kind]) -> dict[str, NDArray[np.float32]]:
     """The actions of every demonstration, after a check that all have the same observations, one per action."""
     import h5py
 
-    actions = []
+    actions = {}
     for name in names:
         demo = demos[name]
         if not isinstance(demo.get("actions"), h5py.Dataset):
@@ -115,14 +113,13 @@ def _actions(demos: Any, names: list[str], kinds: dict[str, Kind]) -> list[NDArr
                 f"{name} has the observations {', '.join(own)}, but {names[0]} has {', '.join(kinds)}; all "
                 "demonstrations must have the same"
             )
-        actions.append(npz.matrix(f"actions of {name}", demo["actions"][()]))
+        actions[name] = matrix(f"actions of {name}", demo["actions"][()])
         for key in kinds:
-            if len(demo["obs"][key]) != len(actions[-1]):
+            if len(demo["obs"][key]) != len(actions[name]):
                 raise DataError(
-                    f"{name} has {len(demo['obs'][key])} steps of {key!r} and {len(actions[-1])} actions; "
+                    f"{name} has {len(demo['obs'][key])} steps of {key!r} and {len(actions[name])} actions; "
                     f"one of each per step is needed"
                 )
-    _check_widths("actions", names, actions)
     return actions
 
 
@@ -135,12 +132,11 @@ def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict
         readers = [_Reader(path, f"data/{name}/obs/{key}") for name in names]
         return join_frames([Frames(frames.shape, reader) for frames, reader in zip(stored, readers, strict=True)])
     together = [key] if key in kinds else [key for key, kind in kinds.items() if kind == "low"]
-    parts = []
+    parts = {}
     for name in names:
-        own = [npz.rows(f"{key} of {name}", demos[name]["obs"][key][()]) for key in together]
-        parts.append(np.concatenate(own, axis=1) if len(own) > 1 else own[0])
-    _check_widths("observations", names, parts)
-    return np.concatenate(parts)
+        own = [rows(f"{key} of {name}", demos[name]["obs"][key][()]) for key in together]
+        parts[name] = np.concatenate(own, axis=1) if len(own) > 1 else own[0]
+    return joined("observations", parts)
 
 
 @dataclass(frozen=True)
@@ -161,27 +157,10 @@ def _known_as(key: str) -> str:
     return f"image.{camera}" if camera else "image"
 
 
-def _check_widths(what: str, names: list[str], rows: list[NDArray[np.float32]]) -> None:
-    odd = next((i for i, part in enumerate(rows) if part.shape[1:] != rows[0].shape[1:]), None)
-    if odd is not None:
-        raise DataError(
-            f"{what} of {names[odd]} are {_wide(rows[odd])} wide, those of {names[0]} {_wide(rows[0])}; all must be "
-            "equal"
-        )
-
-
-def _wide(rows: NDArray[np.float32]) -> str:
-    return " x ".join(str(size) for size in rows.shape[1:])
-
-
 def _rate(env_args: Any) -> float | None:
     """The control rate [Hz] in robomimic's description of the environment; it is optional, so anything else is None."""
-    try:
+    with suppress(ValueError, TypeError, RecursionError, AttributeError, DataError):
         described = json.loads(env_args)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    if not isinstance(described, dict):
-        return None
-    inner = described.get("env_kwargs")
-    rate = (inner if isinstance(inner, dict) else {}).get("control_freq", described.get("control_freq"))
-    return float(rate) if isinstance(rate, int | float) and 0 < rate < float("inf") else None
+        inner = described.get("env_kwargs") or {}
+        return positive_rate(inner.get("control_freq", described.get("control_freq")))
+    return None

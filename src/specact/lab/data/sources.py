@@ -1,9 +1,10 @@
-"""The mapping from a dataset's arrays to observations."""
+"""The mapping from a dataset's arrays to observations, and the checks of arrays of every format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,3 +82,45 @@ class Recording:
         if not isinstance(array, Frames):
             raise DataError(f"the observation {name!r} is not made of camera frames, so it has no size and no crop")
         return array.fitted(source.crop, source.size)
+
+
+def numbers(name: str, value: Any) -> NDArray[Any]:
+    """Checks that ``value`` is an array of real numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{name} has the type {array.dtype}; real numbers are needed, save float32")
+    return array
+
+
+def rows(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
+    """float32 ``[N, ...]``; one number per step becomes ``[N, 1]``, and what float32 cannot hold infinite."""
+    value = numbers(name, value)
+    if value.ndim == 0:
+        raise DataError(f"{name} is a single number; one flat row per step is needed")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(value[:, None] if value.ndim == 1 else value, dtype=np.float32)
+
+
+def matrix(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
+    """float32 ``[N, width]``, see :func:`rows`."""
+    if np.ndim(value) != 2:
+        raise DataError(f"{name} have shape {np.shape(value)}; [steps, width] is needed: one flat row per step")
+    return rows(name, value)
+
+
+def positive_rate(value: Any) -> float:
+    """A control rate [Hz]."""
+    value = numbers("rate_hz", value)
+    if value.size != 1 or not np.isfinite(value).all() or not (value > 0).all():
+        raise DataError(f"the rate is {value.tolist()}; one positive number is needed [Hz]")
+    return float(value.item())
+
+
+def joined(name: str, parts: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Rows of several places, which must have one shape, one after the other."""
+    first, model = next(iter(parts.items()))
+    for place, part in parts.items():
+        if part.shape[1:] != model.shape[1:]:
+            wide, wanted = (" x ".join(map(str, array.shape[1:])) for array in (part, model))
+            raise DataError(f"{name} of {place} are {wide} wide, those of {first} {wanted}; all must be equal")
+    return np.concatenate(list(parts.values()))

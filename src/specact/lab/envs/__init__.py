@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
 from specact.imports import is_plugin, load_object
-from specact.lab.envs.drawing import cannot_draw
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task
@@ -16,25 +15,26 @@ if TYPE_CHECKING:
 
 # Modules are imported lazily, because each needs its own simulator.
 TASKS = {
-    "ball": "specact.lab.envs.ball",
-    "ball-chase": "specact.lab.envs.ball_chase",
-    "swarm": "specact.lab.envs.swarm",
-    "pusht": "specact.lab.envs.pusht",
-    "pusht-camera": "specact.lab.envs.pusht_camera",
-    "kitchen": "specact.lab.envs.kitchen",
-    "relocate": "specact.lab.envs.adroit",
-    "peg": "specact.lab.envs.peg",
-    "metaworld": "specact.lab.envs.metaworld",
+    "ball": "specact.lab.envs.ball:TASK",
+    "ball-chase": "specact.lab.envs.ball:CHASE",
+    "swarm": "specact.lab.envs.swarm:TASK",
+    "pusht": "specact.lab.envs.pusht:TASK",
+    "pusht-camera": "specact.lab.envs.pusht:CAMERA",
+    "kitchen": "specact.lab.envs.kitchen:TASK",
+    "relocate": "specact.lab.envs.adroit:TASK",
+    "peg": "specact.lab.envs.peg:TASK",
+    "metaworld": "specact.lab.envs.metaworld:TASK",
 }
+HOW_TO_DRAW = (
+    "set MUJOCO_GL=egl (Debian packages libegl1, libegl-mesa0 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) to "
+    "draw without a display"
+)
 
 
 def load_task(name: str, sees: ObservationSpec | None = None) -> Task:
     """The task of this name: a built-in one, or ``MODULE:TASK``, an instance of :class:`~specact.lab.envs.task.Task`.
 
-    Args:
-        name: of a task; ``NAME/TASK`` for one task of a suite.
-        sees: the observations that are needed, for its cameras; None for the environment's default, see
-            :meth:`~specact.lab.envs.task.Task.seeing`.
+    With ``NAME/TASK`` one task of a suite; ``sees`` are the observations that are needed, for its cameras.
 
     Raises:
         ConfigError: if there is none, or it cannot be imported.
@@ -57,7 +57,9 @@ def _load(name: str) -> Task:
         if is_plugin(name):
             own: Task = load_object(name, "Task, see specact.lab.envs.task", lambda found: isinstance(found, Task))
             return own
-        module = import_module(TASKS[name])
+        module, _, attribute = TASKS[name].partition(":")
+        task: Task = getattr(import_module(module), attribute)
+        return task
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "specact"):  # a bug, not a missing package
@@ -68,27 +70,29 @@ def _load(name: str) -> Task:
         if not os.environ.get("MUJOCO_GL"):
             raise
         raise RenderError(f"{cannot_draw(error)}, or unset it if nothing is rendered") from error
-    task: Task = module.TASK
-    return task
+
+
+def cannot_draw(error: Exception) -> str:
+    """The message for an error of MuJoCo or OpenGL; every renderer has its own errors."""
+    try:
+        why = str(error)
+    except Exception:  # noqa: BLE001 - some of PyOpenGL's errors cannot be printed
+        why = "no message"
+    chosen = os.environ.get("MUJOCO_GL", "")
+    return f"MuJoCo cannot draw with MUJOCO_GL={chosen!r} ({type(error).__name__}: {why}); {HOW_TO_DRAW}"
 
 
 class MadeFor(Protocol):
-    """A pair or a policy that was made for an environment."""
+    """A pair or a policy, with the name of the environment that it was made for; may be empty."""
 
     @property
-    def env(self) -> str:
-        """The environment's name; may be empty."""
-        ...
+    def env(self) -> str: ...
 
 
 def env_of(bundle: MadeFor, given: str | None) -> str:
-    """The environment that a bundle was made for.
+    """The environment that a bundle was made for, given the one that the user named, or None.
 
     A bundle must not be able to run code: if its environment is ``MODULE:TASK``, the user has to name it too.
-
-    Args:
-        bundle: the pair or policy.
-        given: the environment that the user named, or None.
 
     Raises:
         ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another or none; or neither names one.

@@ -15,9 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.drawing import rendered
-from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Begun, Stepped
+from specact.lab.envs.cameras import rendered
+from specact.lab.envs.task import Begun, Stepped, Task
 
 # On import gymnasium-robotics prints a note about the dense rewards of Adroit, which are not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)

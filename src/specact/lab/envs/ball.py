@@ -9,9 +9,10 @@ to rest *on the goal*: what counts is its speed relative to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import cos, exp, sin
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import mujoco
@@ -20,10 +21,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.lab.envs.cameras import Renderer
-from specact.lab.envs.drawing import drawing
-from specact.lab.envs.task import Seen, Task
-from specact.lab.envs.ticking import Begun, TickingEnv
+from specact.lab.envs.cameras import Renderer, drawing
+from specact.lab.envs.task import Begun, Seen, Settled, Task, TickingEnv
 
 
 @dataclass(frozen=True)
@@ -131,29 +130,15 @@ class BallEnv(TickingEnv):
 
     Observation: ``state`` float32 ``[8]`` = ball position (2) / HALF_SIZE, ball velocity (2) / 0.5 m/s, tilt (2) /
     MAX_TILT, tilt rate (2) / 1.5 rad/s, all in the plate's frame; ``goal`` float32 ``[2]`` / HALF_SIZE. With
-    ``goal_in_state`` there is no ``goal``, and ``state`` ``[12]`` also contains goal position (2) / HALF_SIZE and goal
-    velocity (2) / 0.5 m/s.
+    ``goal_in_state`` there is no ``goal``; ``state`` ``[12]`` ends with its position and velocity, scaled alike.
     Action: float32 ``[2]`` in [-1, 1], the commanded tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
-    Reward: 1 on the step that succeeds, else 0. Ends on success or when the ball leaves the plate.
-
-    Args:
-        render_mode: None or ``rgb_array``.
-        pace: speed of the goal [m/s], >= 0; None draws it for every episode, uniformly from :data:`PACES`.
-        goal_in_state: see above.
-
-    Attributes:
-        position, velocity: of the ball in the plate's frame, float64 ``[2]`` [m], [m/s].
-        tilt, tilt_rate: of the plate, float64 ``[2]`` [rad], [rad/s].
-        goal, goal_velocity: in the plate's frame, float64 ``[2]`` [m], [m/s].
-
-    Raises:
-        ConfigError: for a pace that is not a number >= 0.
+    Reward: 1 on the step that succeeds, else 0. Ends on success or when the ball leaves the plate. ``pace`` is the
+    speed of the goal [m/s]; None draws it for every episode, uniformly from :data:`PACES`. Attributes, float64 ``[2]``
+    in the plate's frame [m, rad, s]: ``position``, ``velocity``, ``tilt``, ``tilt_rate``, ``goal``, ``goal_velocity``.
     """
 
     tick_s = 1 / RATE_HZ / _SUBSTEPS
     ticks = _SUBSTEPS
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, pace: float | None = 0.0, goal_in_state: bool = False) -> None:
         if pace is not None and not 0.0 <= pace < np.inf:
@@ -198,7 +183,7 @@ class BallEnv(TickingEnv):
     def run(self, ticks: int) -> None:
         mujoco.mj_step(self.model, self.data, nstep=ticks)
 
-    def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
+    def settle(self) -> Settled:
         self._measure()
         (x, y), (vx, vy), (goal_x, goal_y) = self.position, self.velocity - self.goal_velocity, self.goal
         resting = (x - goal_x) ** 2 + (y - goal_y) ** 2 < GOAL_RADIUS**2 and vx * vx + vy * vy < SLOW**2
@@ -345,3 +330,6 @@ TASK = Task(
     effector=tilt,
     roll_forward=roll_forward,
 )
+# A bundle's goal is only the newest vector, without velocity: here position and velocity of the goal are part of the
+# state. Without a pace every episode draws its own, for diverse demonstrations.
+CHASE = replace(TASK, name="ball-chase", make=partial(BallEnv, pace=None, goal_in_state=True))

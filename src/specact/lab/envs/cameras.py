@@ -1,10 +1,13 @@
-"""Cameras of MuJoCo's environments, for software rendering in milliseconds."""
+"""Cameras of MuJoCo's environments, for software rendering in milliseconds, with one error where nothing can draw."""
 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +15,38 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.lab.envs.drawing import drawing
+from specact.errors import RenderError
+from specact.lab.envs import HOW_TO_DRAW, cannot_draw
 
 # Height and width of the cameras' frames, by the name of the observation.
 Sizes = Mapping[str, tuple[int, int]]
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Context of rendering calls; converts their errors.
+
+    Raises:
+        RenderError: if this machine cannot render as MUJOCO_GL says.
+    """
+    if sys.platform == "linux" and not any(map(os.environ.get, ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))):
+        # MuJoCo would try GLFW, which may crash the process.
+        raise RenderError(f"no display is available for rendering; {HOW_TO_DRAW}")
+    try:
+        yield
+    except Exception as error:
+        raise RenderError(cannot_draw(error)) from error
+
+
+def rendered(sim: Any) -> NDArray[np.uint8]:
+    """The scene of a simulator, uint8 ``[H, W, 3]``.
+
+    Raises:
+        RenderError: as for :func:`drawing`.
+    """
+    with drawing():
+        frame: NDArray[np.uint8] = sim.render()
+    return frame
 
 
 class Renderer(mujoco.Renderer):  # type: ignore[misc, unused-ignore]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import farama_notifications  # type: ignore[import-untyped, unused-ignore]
 import gymnasium as gym
@@ -18,10 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.cameras import Cameras, Sizes, free_camera
-from specact.lab.envs.drawing import rendered
-from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Begun, Settled, TickingEnv
+from specact.lab.envs.cameras import Cameras, Sizes, free_camera, rendered
+from specact.lab.envs.task import Begun, Settled, Task, TickingEnv
 
 # On import gymnasium-robotics prints a note about Adroit, which is not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
@@ -93,15 +91,11 @@ def one_hot(subtask: ArrayLike) -> NDArray[np.float32]:
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Converts recorded kitchen demonstrations to the environment's observations and actions.
+    """Converts recorded demonstrations: ``state`` ``[N, 59]``, ``action`` ``[N, 9]``, ``goal`` ``[N, 1]``, the subtask.
 
     The recorded label changes only after the expert has let go and moved away, 30 to 110 steps after the subtask is
     complete. In the environment the goal changes earlier, so a policy trained on these labels would see goals that are
     out of distribution. So only the order of the subtasks is taken from the recording; each ends at its completion.
-
-    Args:
-        episodes: ``state`` ``[N, 59]`` the environment's ``observation``, ``action`` ``[N, 9]``, ``goal`` ``[N, 1]``
-            the number 0..6 of the subtask that the expert was executing.
 
     Raises:
         DataError: for other widths, or an unknown subtask number.
@@ -130,28 +124,18 @@ def features(episodes: Episodes) -> Episodes:
 
 
 class Kitchen(TickingEnv):
-    """FrankaKitchen-v1 with a chain of four of its seven subtasks.
+    """FrankaKitchen-v1 with a chain of four of its seven subtasks; ``raw`` ``[59]`` is the simulator's observation.
 
     Observation: ``state`` float32 ``[30]``, see :func:`observe`; ``goal`` float32 ``[7]``, the current subtask one-hot;
-    on request ``image.scene``, uint8 ``[H, W, 3]``. **The goal comes from an oracle planner**: it advances to the next
-    subtask of the chain at the step at which the simulator's completion test holds. A subtask of the chain that is
-    completed before its turn counts and is skipped; one that is undone later still counts.
-    Action: float32 ``[9]`` in [-1, 1], joint velocities, scaled by FrankaKitchen-v1, held for 80 ms.
-    Reward: number of subtasks of the chain completed in this step. ``info``: ``score`` number of subtasks of the chain
-    completed so far (0..4), ``success`` whether all are, ``chain`` their numbers. Terminates on success; truncated
-    after 560 steps (45 s).
-
-    Args:
-        render_mode: None or ``rgb_array``.
-        frames: height and width by name of the cameras to render.
-
-    Attributes:
-        raw: the simulator's observation ``[59]``, as recorded in demonstrations.
+    on request ``image.scene``. **The goal comes from an oracle planner**: it advances to the next subtask of the chain
+    at the step at which the simulator's completion test holds. One that is completed before its turn counts and is
+    skipped; one that is undone later still counts. Action: float32 ``[9]`` in [-1, 1], joint velocities, scaled by
+    FrankaKitchen-v1, held for 80 ms. Reward: number of subtasks of the chain completed in this step. ``info``:
+    ``score``, subtasks of the chain completed so far (0..4), ``success`` whether all are, ``chain`` their numbers.
+    Terminates on success; truncated after 560 steps (45 s). ``frames`` are height and width by name of the cameras.
     """
 
     tick_s = 1.0 / RATE_HZ
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, frames: Sizes = MappingProxyType({})) -> None:
         self.render_mode, self._frames = render_mode, frames

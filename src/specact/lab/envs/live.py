@@ -52,15 +52,8 @@ class Frame:
 class LiveRobot:
     """An environment with ``observe()`` and ``act()`` that advances with or without actions.
 
-    Args:
-        env: the environment's name.
-        sees: the needed observations; other cameras are not rendered.
-        period_s: control period [s]; the task's own if None.
-
-    Attributes:
-        task: the environment.
-        roll_forward: the task's model of the robot, or None.
-        last: the world's last message; that of a finished episode before the first :meth:`start`.
+    ``period_s`` is its control period, the task's own if None; ``sees`` the needed observations: other cameras are not
+    rendered. ``last`` is the world's last message, that of a finished episode before the first :meth:`start`.
 
     Raises:
         ConfigError: if the task does not define how its robot holds.

@@ -11,19 +11,18 @@ import string
 import warnings
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import gymnasium as gym
-import metaworld.policies as scripts
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.policies import ENV_POLICY_MAP
 from numpy.typing import NDArray
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Camera, Cameras, Sizes
-from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Begun, Settled, TickingEnv
+from specact.lab.envs.task import Begun, Settled, Task, TickingEnv
 
 RATE_HZ = 20.0
 REPEAT = 4  # simulation steps per action; Meta-World runs at 80 Hz
@@ -48,18 +47,6 @@ INSTRUCTIONS = {
 CAMERAS = {
     "image.corner2": Camera("corner2", turned=True),
     "image.gripper": Camera("gripperPOV"),  # moves with the gripper
-}
-_EXPERTS: dict[str, type[Any]] = {
-    "reach-v3": scripts.SawyerReachV3Policy,
-    "push-v3": scripts.SawyerPushV3Policy,
-    "pick-place-v3": scripts.SawyerPickPlaceV3Policy,
-    "door-open-v3": scripts.SawyerDoorOpenV3Policy,
-    "drawer-open-v3": scripts.SawyerDrawerOpenV3Policy,
-    "drawer-close-v3": scripts.SawyerDrawerCloseV3Policy,
-    "button-press-topdown-v3": scripts.SawyerButtonPressTopdownV3Policy,
-    "peg-insert-side-v3": scripts.SawyerPegInsertionSideV3Policy,
-    "window-open-v3": scripts.SawyerWindowOpenV3Policy,
-    "window-close-v3": scripts.SawyerWindowCloseV3Policy,
 }
 
 
@@ -98,32 +85,18 @@ def features(episodes: Episodes) -> Episodes:
 
 
 class MetaWorld(TickingEnv):
-    """Tasks of Meta-World at 20 Hz.
+    """Tasks of Meta-World at 20 Hz; a seed modulo their number selects one, ``task``.
 
-    Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``, a sentence; and on request the cameras
-    ``image.corner2`` (fixed) and ``image.gripper`` (moving), uint8 ``[H, W, 3]``, and ``privileged.scene``, which only
-    a simulator knows, float32 ``[17]``, see :func:`scene`.
-    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 4 cm (3), and its effort (positive
-    closes), held for four simulation steps (50 ms).
+    Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``; on request ``image.corner2`` (fixed)
+    and ``image.gripper`` (moving), and ``privileged.scene``, see :func:`scene`. Action: float32 ``[4]`` in [-1, 1], the
+    gripper's displacement in units of 4 cm (3), and its effort (positive closes), held for four simulation steps.
     Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` Meta-World's, at any step so far; ``score`` the
-    same as a number; ``task`` the task's name. Terminates on success; truncated after 100 steps (5 s).
-
-    The simulator of a task is built when it is first selected, and kept: 30 MB, or 100 MB after rendering.
-
-    Args:
-        render_mode: None or ``rgb_array``.
-        frames: height and width by name of the cameras to render.
-        tasks: names of tasks; a seed modulo their number selects one.
-        privileged: whether ``privileged.scene`` is observed.
-
-    Attributes:
-        task: name of the current task.
-        raw: the simulator's observation ``[39]`` with objects and goal, the input of the scripted experts.
+    same as a number; ``task``. Terminates on success; truncated after 100 steps (5 s). ``raw`` ``[39]`` is the
+    simulator's observation with objects and goal, the input of the scripted experts. The simulator of a task is built
+    when it is first selected, and kept: 30 MB, or 100 MB after rendering.
     """
 
     tick_s = 1.0 / RATE_HZ
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
     def __init__(
         self,
@@ -223,7 +196,8 @@ class Expert:
     """Meta-World's scripted policies, one per task. Deterministic; they observe the positions of objects and goal."""
 
     def __init__(self, seed: int) -> None:
-        self._policies = {task: policy() for task, policy in _EXPERTS.items()}
+        policies: dict[str, Any] = ENV_POLICY_MAP  # its hints name an abstract class
+        self._policies = {task: policies[task]() for task in INSTRUCTIONS}
 
     def reset(self, env: gym.Env[Any, Any]) -> None:
         """Does nothing: the policies have no state."""

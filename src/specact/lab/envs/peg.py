@@ -18,10 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.drawing import rendered
+from specact.lab.envs.cameras import rendered
 from specact.lab.envs.metaworld import hold, scripted
-from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Begun, Stepped
+from specact.lab.envs.task import Begun, Stepped, Task
 
 MAX_STEPS = 500
 RATE_HZ = 80.0
@@ -97,19 +96,14 @@ class _Simulator(SawyerPegInsertionSideEnvV3):  # type: ignore[misc, unused-igno
 
 
 class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """Meta-World's peg-insert-side-v3 with a visible goal.
+    """Meta-World's peg-insert-side-v3 with a visible goal; ``raw`` ``[39]`` is the simulator's observation.
 
     Observation: ``state`` float32 ``[7]``, see :func:`observe`, and ``goal`` float32 ``[3]``, see :func:`hole`; it is
-    constant over an episode. **The goal is given**, as in MT1; a real robot would have to perceive the hole.
-    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 1 cm (3), and its effort (positive
-    closes), held for 12.5 ms.
-    Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` whether the peg's head came within 0.07 of the
-    hole in Meta-World's distance (y and z have weight 2, so 7 cm along the hole and 3.5 cm across); ``score`` the
-    largest share so far of the initial distance that the peg's head has covered, 0..1. Terminates on success; truncated
-    after 500 steps (6.25 s).
-
-    Attributes:
-        raw: the simulator's observation ``[39]``, as recorded in demonstrations, but for the peg's orientation: zeros.
+    constant over an episode. **The goal is given**, as in MT1; a real robot would have to perceive the hole. Action:
+    float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 1 cm (3), and its effort (positive closes), held
+    for 12.5 ms. Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` whether the peg's head came within
+    0.07 of the hole in Meta-World's distance (7 cm along the hole and 3.5 cm across); ``score`` the largest share so
+    far of the initial distance that it has covered. Terminates on success; truncated after 500 steps (6.25 s).
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]

@@ -10,7 +10,9 @@ trained on the observations and actions of the environment.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, TypeVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import cv2
 import gymnasium as gym
@@ -21,8 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.task import Seen, Task
-from specact.lab.envs.ticking import Begun, TickingEnv
+from specact.lab.envs.task import Begun, Seen, Settled, Task, TickingEnv
 
 MAX_STEPS = 300
 RATE_HZ = 10.0
@@ -40,6 +41,7 @@ STIFFNESS, DAMPING = 100.0, 20.0  # with which gym-pusht's agent follows its tar
 STEADY = 3.717  # stationary velocity of an agent that repeats a displacement, divided by the displacement [1/s]
 WIDTH = 26
 FRAME_PX = 96  # height and width of a camera frame, as in the recorded demonstrations
+REACH_PX = 180.0  # maximum distance of agent and block in random scenes with both close to each other
 BOUND = 4.0  # [half widths], above all distances in the arena; clips only a block squeezed out of it
 
 Axis = TypeVar("Axis", float, NDArray[np.float64])
@@ -50,14 +52,10 @@ def observe(raw: ArrayLike) -> NDArray[np.float32]:
 
     Columns: agent relative to the arena's centre (2); block relative to its goal position (2); sine and cosine of the
     block's angle relative to its goal angle (2); agent in the block's frame (2); goal position in the block's frame
-    (2); from the agent to each keypoint of the T (4 x 2); from each keypoint to its goal position (4 x 2).
-    Velocities are left out, because a policy that observes them learns to repeat its last motion.
-
-    Args:
-        raw: agent x, y [px, 0..512], block x, y [px, 0..512], block angle [rad, any turn], ``[..., 5]``.
-
-    Returns:
-        float32 ``[..., 26]``, nearly all within [-1, 1], clipped at :data:`BOUND`.
+    (2); from the agent to each keypoint of the T (4 x 2); from each keypoint to its goal position (4 x 2). Velocities
+    are left out, because a policy that observes them learns to repeat its last motion. ``raw`` ``[..., 5]`` is agent x,
+    y, block x, y [px, 0..512] and block angle [rad, any turn]. Returns float32 ``[..., 26]``, nearly all in [-1, 1],
+    clipped at :data:`BOUND`.
     """
     raw = np.asarray(raw, dtype=np.float64)
     agent, block, angle = raw[..., 0:2], raw[..., 2:4], raw[..., 4]
@@ -116,30 +114,16 @@ def features(episodes: Episodes) -> Episodes:
 class PushT(TickingEnv):
     """gym-pusht with the observations of :func:`observe` and displacements as actions.
 
-    Observation: ``{"state": float32 [26]}``, with ``frames`` also ``image``, the scene from above, uint8
-    ``[96, 96, 3]``, and ``agent``, the agent's position as in ``state``, float32 ``[2]``. Action: float32 ``[2]`` in
-    [-1, 1], the displacement from the agent's current position to its target in units of 128 px, held for 0.1 s; the
-    target is clipped to the arena.
-    Reward: gym-pusht's, coverage / 0.95, at most 1. ``info``: ``coverage`` the covered share of the goal, 0..1,
-    ``score`` the largest so far, ``success`` whether that is above 0.85. Terminates above a coverage of 0.95, as
-    gym-pusht does; truncated after 300 steps (30 s).
-
-    Args:
-        render_mode: None or ``rgb_array``.
-        pace: speed of the belt under the block [px/s], >= 0.
-        frames: whether to render the camera; a frame takes longer than the physics of a step.
-
-    Attributes:
-        belt: velocity of the belt, x and y [px/s].
-
-    Raises:
-        ConfigError: for a pace that is not a number >= 0.
+    Observation: ``state`` float32 ``[26]``; with ``frames`` also ``image``, the scene from above ``[96, 96, 3]``, and
+    ``agent``, the agent's position as in ``state``. Action: float32 ``[2]`` in [-1, 1], the displacement from the
+    agent's position to its target in units of 128 px, held for 0.1 s; the target is clipped to the arena.
+    Reward: gym-pusht's, coverage / 0.95, at most 1. ``info``: ``coverage`` the covered share of the goal, ``score`` the
+    largest so far, ``success`` whether that is above 0.85. Terminates above a coverage of 0.95, as gym-pusht does;
+    truncated after 300 steps (30 s). ``pace`` is the speed of the belt under the block [px/s], ``belt`` its velocity.
     """
 
     tick_s = TICK_S
     ticks = TICKS
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, pace: float = 0.0, frames: bool = False) -> None:
         if not 0.0 <= pace < math.inf:
@@ -191,7 +175,7 @@ class PushT(TickingEnv):
                 sim.block.velocity = along + east, down + south
             sim.space.step(TICK_S)
 
-    def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
+    def settle(self) -> Settled:
         coverage = self._coverage()
         self._steps += 1
         reward = min(max(coverage / self._sim.success_threshold, 0.0), 1.0)
@@ -282,6 +266,34 @@ def _rotate(points: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[
     return np.stack([cosine * x - sine * y, sine * x + cosine * y], axis=-1)
 
 
+def camera_features(episodes: Episodes) -> Episodes:
+    """Converts recorded PushT demonstrations, as :func:`features`."""
+    fitted = features(episodes)
+    agent = position(fitted.numbers("state"))
+    return replace(fitted, observation={**fitted.observation, "agent": agent})
+
+
+def camera_roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """As :func:`roll_forward`; the frame stays as it was."""
+    rolled = roll_forward(seen, actions)
+    return {**rolled, "agent": position(rolled["state"])}
+
+
+def scenes(number: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """Observations of random scenes: agent and block anywhere, half of them close to each other."""
+    env = PushT(frames=True)
+    seen = []
+    for _ in range(number):
+        agent, block = rng.uniform(15.0, 497.0, 2), rng.uniform(50.0, 462.0, 2)
+        angle = rng.uniform(-math.pi, math.pi)
+        if rng.random() < 0.5:
+            distance, heading = rng.uniform(20.0, REACH_PX), rng.uniform(-math.pi, math.pi)
+            agent = np.clip(block + distance * np.array([math.cos(heading), math.sin(heading)]), 15.0, 497.0)
+        seen.append(env.reset(seed=0, options={"state": [*agent, *block, angle]})[0])
+    env.close()
+    return {name: np.stack([observation[name] for observation in seen]) for name in seen[0]}
+
+
 TASK = Task(
     name="pusht",
     make=PushT,
@@ -294,4 +306,14 @@ TASK = Task(
     still=("hold", "neutral"),
     effector=agent,
     roll_forward=roll_forward,
+)
+
+# With frames and the agent's position besides the state, for policies without the state.
+CAMERA = replace(
+    TASK,
+    name="pusht-camera",
+    make=partial(PushT, frames=True),
+    features=camera_features,
+    roll_forward=camera_roll_forward,
+    scenes=scenes,
 )

@@ -15,8 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from specact.lab.envs.task import Task
-from specact.lab.envs.ticking import Begun, Stepped
+from specact.lab.envs.task import Begun, Stepped, Task
 
 HALF_SIZE = 1.2  # arena, centre to wall [m]
 RADIUS = 0.1  # of a drone [m]
@@ -50,12 +49,9 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     Observation: ``state`` float32 ``[4 N]`` = positions ``[N, 2]`` / HALF_SIZE, then velocities ``[N, 2]`` / 1 m/s;
     ``goal`` float32 ``[2 N]`` = targets / HALF_SIZE. Action: float32 ``[2 N]`` in [-1, 1], the acceleration of each
-    drone as a fraction of ACCELERATION, held for 100 ms.
-    Reward: 1 on the step that succeeds, else 0. Ends on success: all drones on target and slow, for 0.5 s.
-
-    Attributes:
-        position, velocity: of the drones, float64 ``[N, 2]`` [m], [m/s].
-        target: float64 ``[N, 2]`` [m].
+    drone as a fraction of ACCELERATION, held for 100 ms. Reward: 1 on the step that succeeds, else 0. Ends on success:
+    all drones on target and slow, for 0.5 s. Attributes, float64 ``[N, 2]`` [m, s]: ``position``, ``velocity``,
+    ``target``.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
 import numpy as np
@@ -16,8 +17,12 @@ from specact.lab.data.episodes import Episodes
 from specact.observation import Field
 
 Seen = Mapping[str, NDArray[np.float32]]
-# The robot's behaviour without an action, see :class:`specact.lab.envs.moving.MovingWorld`.
+# The robot's behaviour without an action, see :class:`specact.lab.envs.robot.MovingWorld`.
 Idle = Literal["hold", "last", "neutral"]
+# What Gymnasium's ``reset`` and ``step`` return, the latter also without the observation.
+Begun = tuple[dict[str, Any], dict[str, Any]]
+Settled = tuple[float, bool, bool, dict[str, Any]]
+Stepped = tuple[dict[str, Any], float, bool, bool, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -26,55 +31,37 @@ class Task:
 
     The environment's observation is a dict: float32 arrays, such as ``state`` ``[O]`` and, for goal-conditioned tasks,
     ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera; and optionally ``instruction``, a text. Its actions are a
-    float32 :class:`gymnasium.spaces.Box` ``[A]``.
-    The ``info`` of every ``reset`` and ``step`` holds ``success`` (bool: reached at any time so far) and ``score``
-    (float: the best so far); in a suite also ``task``, the name of the current one.
-
-    Attributes:
-        name: the name used on the command line.
-        make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``. With ``pace``, keyword
-            ``pace`` is the world's own rate of change, >= 0. With ``cameras``, keyword ``frames`` is height and width
-            by name of the cameras to render; with ``tasks``, keyword ``tasks`` is the tasks to run; with
-            ``privileged``, keyword ``privileged`` is whether those are observed.
-        rate_hz: control rate [Hz].
-        max_steps: control steps after which an episode is truncated.
-        score: description of ``info["score"]``.
-        features: converts raw demonstrations, as a reader returns them, to the environment's observations and actions;
-            camera frames pass through.
-        expert: builds a scripted expert from a seed, for tasks that have one: ``expert(seed).act(env) -> action``.
-        pace: unit of the pace; None for a world in which only the robot moves things.
-        hold: the action under which the robot keeps its state, given the last one ``[A]`` (zeros before the first);
-            None if undefined. Zeros for velocities and displacements, the last action for positions.
-        still: the idle modes under which, at pace 0, the world comes to rest. Under the others something goes on
-            moving while the robot waits: a ball rolls on even over a level plate.
-        effector: position of the end effector, ``effector(env)`` float64 ``[D]``, for jerk and path length. None if
-            undefined.
-        roll_forward: predicts the observation after the actions ``[m, A]``: the robot's own state by a model of the
-            robot, everything else unchanged. None without such a model.
-        scenes: observations of random scenes ``[number, ...]`` by name, to train image encoders:
-            ``scenes(number, rng)``. None if undefined.
-        cameras: names of the observations that are rendered only on request, see :meth:`seeing`.
-        privileged: names, ``privileged.*``, of the observations that only a simulator can make, such as the positions
-            of objects; on request, see :meth:`seeing`. For training, and as an upper bound of what cameras can show.
-        tasks: of a suite, by name. The environment's seed modulo their number selects one.
+    float32 :class:`gymnasium.spaces.Box` ``[A]``. The ``info`` of every ``reset`` and ``step`` holds ``success`` (bool:
+    reached at any time so far), ``score`` (float: the best so far), and in a suite ``task``, the current one's name.
+    ``make`` has the keyword ``render_mode``, None or ``"rgb_array"``; with ``pace`` also ``pace``, the world's own rate
+    of change, >= 0; with ``cameras`` also ``frames``, height and width by name of those to render; with ``tasks`` also
+    ``tasks``, those to run; with ``privileged`` also ``privileged``, whether those are observed.
     """
 
-    name: str
+    name: str  # on the command line
     make: Callable[..., gym.Env[Any, Any]]
     rate_hz: float
-    max_steps: int
-    score: str
+    max_steps: int  # control steps after which an episode is truncated
+    score: str  # description of ``info["score"]``
+    # Converts demonstrations, as a reader returns them, to the environment's terms; camera frames pass through.
     features: Callable[[Episodes], Episodes]
-    expert: Callable[[int], Any] | None = None
-    pace: str | None = None
+    expert: Callable[[int], Any] | None = None  # builds a scripted expert from a seed: ``expert(seed).act(env)``
+    pace: str | None = None  # unit of the pace; None for a world in which only the robot moves things
+    # The action under which the robot keeps its state, given the last one (zeros before the first): zeros for
+    # velocities and displacements, the last action for positions. None if undefined, as of the following.
     hold: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    # The idle modes under which, at pace 0, the world comes to rest; a ball rolls on even over a level plate.
     still: tuple[Idle, ...] = ()
-    effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
+    effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None  # position of the end effector ``[D]``
+    # The observation after the actions ``[m, A]``: the robot's own state by a model, everything else unchanged.
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
+    # Observations of random scenes ``[number, ...]`` by name, to train image encoders: ``scenes(number, rng)``.
     scenes: Callable[[int, np.random.Generator], dict[str, NDArray[Any]]] | None = None
-    cameras: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()  # observations that are rendered only on request, see :meth:`seeing`
+    # ``privileged.*``, observations on request that only a simulator can make, such as the positions of objects: for
+    # training, and as an upper bound of what cameras can show.
     privileged: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  # of a suite, by name; the environment's seed modulo their number selects one
 
     def seeing(self, fields: Mapping[str, Field]) -> Task:
         """The task with those of its :attr:`cameras`, in their size, and :attr:`privileged` among these fields.
@@ -111,3 +98,76 @@ class Task:
         assert isinstance(observation, gym.spaces.Dict)
         spaces = {"action": action, **observation.spaces}
         return {name: tuple(space.shape) for name, space in sorted(spaces.items()) if space.shape}
+
+
+class TickingEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):
+    """An environment whose ``step`` calls its methods in order: its physics can be stopped within a control period.
+
+    Its observations are computed on request. Rendering a camera frame takes longer than the physics of a step, and a
+    policy that executes chunks needs few of them.
+
+    Attributes:
+        tick_s: the physics' time step [s].
+        ticks: their number in a control period.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}  # type: ignore[misc]
+    tick_s: float
+    ticks = 1
+
+    @abstractmethod
+    def command(self, action: NDArray[np.float32]) -> None:
+        """Sets the current action, ``[A]``."""
+
+    @abstractmethod
+    def run(self, ticks: int) -> None:
+        """Advances the physics."""
+
+    @abstractmethod
+    def settle(self) -> Settled:
+        """Ends a control period; returns what Gymnasium's ``step`` returns after the observation."""
+
+    @abstractmethod
+    def look(self) -> dict[str, Any]:
+        """The current observation."""
+
+    def step(self, action: NDArray[np.float32]) -> Stepped:
+        """Advances by a control period."""
+        self.command(action)
+        self.run(self.ticks)
+        settled = self.settle()
+        return self.look(), *settled
+
+
+def as_ticking(env: gym.Env[Any, Any], rate_hz: float) -> TickingEnv:
+    """The environment itself where it is a :class:`TickingEnv`; any other, or a wrapped one, with one tick a period."""
+    own = hasattr(env, "settle") and env.unwrapped is env
+    return cast(TickingEnv, env) if own else _WholePeriods(env, rate_hz)
+
+
+class _WholePeriods(TickingEnv):
+    """Any Gymnasium environment, whose observations come with its steps."""
+
+    def __init__(self, env: gym.Env[Any, Any], rate_hz: float) -> None:
+        self._env, self.tick_s = env, 1.0 / rate_hz
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Begun:
+        self._seen, info = self._env.reset(seed=seed)
+        return self._seen, info
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        self._action = action
+
+    def run(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self._seen, reward, terminated, truncated, info = self._env.step(self._action)
+            self._settled = float(reward), terminated, truncated, info
+
+    def settle(self) -> Settled:
+        return self._settled
+
+    def look(self) -> dict[str, Any]:
+        return cast(dict[str, Any], self._seen)
+
+    def close(self) -> None:
+        self._env.close()

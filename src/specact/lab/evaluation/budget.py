@@ -19,7 +19,7 @@ from specact.gates.settings import LEARNED, GateChoices
 from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID, load_method
-from specact.lab.statistics import Interval, seeds_interval, wilson
+from specact.lab.rollout.statistics import Interval, seeds_interval, wilson
 from specact.pair import Pair
 from specact.rng import StepAddress
 from specact.systems.flash import ROUNDS
@@ -71,8 +71,8 @@ class Way:
     def success(self) -> Interval:
         """Mean over training seeds, with the union of two 95 % intervals.
 
-        These are :func:`~specact.lab.statistics.seeds_interval`, and Wilson's over all episodes, whose width is not
-        zero where all episodes have the same outcome.
+        These are :func:`~specact.lab.rollout.statistics.seeds_interval`, and Wilson's over all episodes, whose width is
+        not zero where all episodes have the same outcome.
         """
         groups = [_as_floats(one.values()) for one in self.successes.values()]
         over_seeds, every = seeds_interval(groups), np.concatenate(groups)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.lab.rollout.methods import CHANCE, Method
+from specact.lab.rollout.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
 from specact.lab.rollout.steps import STAGES, free_steps
-from specact.lab.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
 
 Table = dict[str, NDArray[Any]]
 END_POINTS = ("success", "score")
@@ -36,7 +36,7 @@ def method_metrics(
         ``missed`` share of inferences that
         were transmitted without an answer in time; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all
         inferences, counted where skipped or missed;
-        ``choice_efficiency`` see :func:`~specact.lab.statistics.choice_efficiency`;
+        ``choice_efficiency`` see :func:`~specact.lab.rollout.statistics.choice_efficiency`;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference.
         Of other families, instead of what concerns codes, the means over all inferences of ``distance``, and of chunk

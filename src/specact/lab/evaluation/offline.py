@@ -20,8 +20,8 @@ from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings, load_gate
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.folder import locked
 from specact.lab.data.generate import demonstrations as read_demonstrations
-from specact.lab.data.locks import locked
 from specact.lab.data.readers import format_of
 from specact.lab.data.sources import Source
 from specact.lab.envs import env_of, load_task
@@ -32,8 +32,8 @@ from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Robot, run_together
+from specact.lab.rollout.statistics import mean_interval
 from specact.lab.rollout.steps import Audit, Table
-from specact.lab.statistics import mean_interval
 from specact.load import load_pair
 from specact.observation import Observation
 from specact.pair import LocalTarget, Pair, PairSource

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from specact.lab.statistics import roc_auc
+from specact.lab.rollout.statistics import roc_auc
 
 Floats = NDArray[np.float64]
 

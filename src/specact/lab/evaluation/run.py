@@ -22,7 +22,7 @@ from specact.gates.calibration import file_name as calibration_file
 from specact.gates.heads import head_fingerprint
 from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.fit import check_fit
-from specact.lab.data.locks import locked
+from specact.lab.data.folder import RunFolder, locked
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
@@ -31,7 +31,6 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
 from specact.lab.evaluation.offline import OpenLoop, demonstration_files, demonstration_split, run_open_loop
 from specact.lab.rollout.families import family_of, rollout_of
-from specact.lab.rollout.folder import RunFolder
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime

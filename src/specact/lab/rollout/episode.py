@@ -1,8 +1,8 @@
-"""Runs one episode of a chunk policy in a world that does not wait, and measures it."""
+"""One episode of a chunk policy or a policy pair in a world that does not wait, and what is measured of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
+from specact.execution.history import SampledHistory
+from specact.execution.player import WAIT, LateVerdicts
 from specact.execution.schedule import NOW_S, Execution, Schedule
 from specact.families.chunks.policy import Chunk, ChunkPolicy
-from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.history import ObservationSampler
-from specact.rng import Role, StepAddress, StepStreams
+from specact.gates.settings import GateSettings
+from specact.lab.envs.robot import MovingWorld
+from specact.lab.rollout.timed import Route, SimulatedTarget, TimedDrafter, TimedRounds
+from specact.links.model import Link
+from specact.observation import ObservationSpec, Window
+from specact.pair import LocalTarget, Pair, Target, Verifier
+from specact.policy import SpeculativePolicy
+from specact.rng import Role, StepAddress, StepStreams, stream
+from specact.systems.flash import Round
+from specact.types import Clock, Decision
 
 _NAN = float("nan")
 
@@ -41,22 +50,15 @@ def path_length(positions: NDArray[np.floating[Any]]) -> float:
 
 @dataclass(frozen=True)
 class Episode:
-    """The result of one episode in a moving world.
+    """The result of one episode in a moving world; a success ended it.
 
     Attributes:
-        episode: its number.
-        success: whether it succeeded; it ended there.
-        score: the best score reached until then, see :class:`~specact.lab.envs.task.Task`.
-        task_s: time of success, else of the end [s].
-        limit_s: the time-out [s].
-        chunks: N, inferences with at least one executed action.
-        inference_s: mean latency of the inferences, link included [s].
-        stall_s: total time without an action to execute [s], including the first inference, which no overlap can hide.
-        age_s: mean age of the observation when the first action of its chunk ran [s]. Overlap shortens the stall but
-            makes observations older.
-        jerk, path: of the end effector, at every control period, see :func:`jerk` and :func:`path_length`; NaN where
-            the task does not define one.
-        transmission_rate: share of inferences sent to the target; NaN where there is no gate.
+        score: the best one reached. ``task_s``: time of success, else of the end; ``limit_s``: the time-out [s].
+        chunks: N, inferences with an executed action. ``inference_s``: mean latency, link included [s].
+        stall_s: total time without an action to execute [s], with the first inference, which no overlap can hide.
+        age_s: mean age of the observation when the first action of its chunk ran [s]; overlap makes it older.
+        jerk, path: of the end effector, see :func:`jerk` and :func:`path_length`; NaN where the task defines none.
+        transmission_rate: share of inferences sent to the target; NaN without a gate.
     """
 
     episode: int
@@ -73,67 +75,94 @@ class Episode:
     transmission_rate: float = _NAN
 
 
-class EpisodeMetrics:
-    """Accumulates the figures of an :class:`Episode`."""
+class TimedRobot(Clock):
+    """A robot in a moving world, and its clock: it is observed once per control period, acts, waits, and is measured.
 
-    def __init__(self) -> None:
-        self._latencies: list[float] = []
-        self._ages: list[float] = []
-        self._sent: list[bool] = []
+    A control period is an action, or ``period_s`` of waiting. For the content of a window see
+    :class:`~specact.execution.history.SampledHistory`.
 
-    def record_inference(self, latency_s: float, sent: bool | None = None) -> None:
-        """Records an inference: its latency [s], and with a gate whether the target was queried."""
-        self._latencies.append(latency_s)
-        if sent is not None:
-            self._sent.append(sent)
+    Attributes:
+        world: at the start of an episode.
+        waited_s: total waiting time [s].
+        latencies, ages, sent: of every inference its latency [s]; of every chunk the age of its observation at its
+            first action [s]; with a gate, whether the target was queried.
+    """
 
-    def record_chunk_start(self, age_s: float) -> None:
-        """Records the start of a chunk's first action, and the age of its observation [s]."""
-        self._ages.append(age_s)
+    def __init__(self, world: MovingWorld, spec: ObservationSpec) -> None:
+        self.world, self._length = world, spec.history
+        self._history = SampledHistory(spec, world.period_s, world.task.roll_forward)
+        self._sampled_s, self.waited_s = -1.0, 0.0
+        self.latencies, self.ages, self.sent = list[float](), list[float](), list[bool]()
 
-    def episode(self, number: int, sampler: ObservationSampler) -> Episode:
+    def window(self, ahead: NDArray[np.float32] | None = None) -> Window:
+        """The window that ends now.
+
+        Args:
+            ahead: remaining actions, ``[r, A]``; the task's ``roll_forward`` predicts the robot's state after them.
+
+        Raises:
+            ObservationError: if the world's observations do not fit the policy.
+        """
+        self._sample()
+        return self._history.window(ahead)
+
+    def play(self, action: NDArray[np.float32]) -> None:
+        """Executes an action ``[A]`` for one control period."""
+        self._sample_history()
+        self.world.advance(self.world.period_s, action)
+        self._history.play(action)
+
+    def now(self) -> float:
+        return self.world.now
+
+    def sleep(self, seconds: float) -> None:
+        # Without an action, at most to the end of the episode.
+        before = self.world.now
+        while seconds > 0.0 and not self.world.done:
+            self._sample_history()
+            step_s = min(self.world.period_s, seconds)
+            self.world.advance(step_s, None)
+            seconds -= step_s
+        self.waited_s += self.world.now - before
+
+    def episode(self, number: int) -> Episode:
         """The result, once the episode is over."""
-        world = sampler.world
+        world = self.world
         moves = world.task.effector is not None
         return Episode(
-            episode=number,
-            success=world.success,
-            score=world.score,
-            task_s=world.now,
-            limit_s=world.limit_s,
-            chunks=len(self._ages),
-            inference_s=_mean(self._latencies),
-            stall_s=sampler.waited_s,
-            age_s=_mean(self._ages),
-            jerk=jerk(world.motion(), world.period_s) if moves else _NAN,
-            path=path_length(world.motion()) if moves else _NAN,
-            transmission_rate=_mean(self._sent),
-        )
+            number, world.success, world.score, world.now, world.limit_s, len(self.ages), _mean(self.latencies),
+            self.waited_s, _mean(self.ages), jerk(world.motion(), world.period_s) if moves else _NAN,
+            path_length(world.motion()) if moves else _NAN, _mean(self.sent),
+        )  # fmt: skip
+
+    def _sample_history(self) -> None:
+        if self._length > 1:
+            self._sample()
+
+    def _sample(self) -> None:
+        """Samples the observation, once per time."""
+        if self._sampled_s != self.world.now:
+            self._sampled_s = self.world.now
+            self._history.sample(self.world.now, self.world.observe())
 
 
 def _mean(values: list[float] | list[bool]) -> float:
     return sum(values) / len(values) if values else _NAN
 
 
-Latency = Callable[[float], float]
-
-
 def run_episode(
     world: MovingWorld,
     policy: ChunkPolicy,
     execution: Execution,
-    latency: Latency | float,
+    latency: Callable[[float], float] | float,
     *,
     start: int,
     seed: int,
     episode: int,
 ) -> Episode:
-    """Runs one episode to its success, its failure or its time limit.
+    """Runs one episode of a chunk policy, whose computation time does not count, to its success or end.
 
     Args:
-        world: the environment.
-        policy: its own computation time does not count.
-        execution: how its chunks are executed.
         latency: time of an inference in seconds of the world: constant, or a function of its start time.
         start: the environment's seed.
         seed, episode: address of the policy's random streams.
@@ -143,58 +172,116 @@ def run_episode(
     """
     execution.check(policy.spec, inpaints=policy.inpaints, rolls_forward=world.task.roll_forward is not None)
     world.reset(start)
-    driver = _Driver(world, policy, execution, latency, StepAddress(seed, 0, episode, 0))
+    robot, streams, address = (
+        TimedRobot(world, policy.spec.observation),
+        StepStreams(),
+        StepAddress(seed, 0, episode, 0),
+    )
+    schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
+    # The chunk under way, its latency and its arrival time [s].
+    pending: tuple[Chunk, float, float] | None = None
+
+    def receive() -> None:
+        nonlocal pending
+        if pending is not None and pending[2] <= world.now + NOW_S:
+            schedule.arrive(*pending[:2])
+            pending = None
+        schedule.advance(world.now)
+
     while not world.done:
-        driver.step()
-    return driver.metrics.episode(episode, driver.sampler)
-
-
-class _Driver:
-    """The robot's control loop: handles due events, then acts or waits."""
-
-    def __init__(
-        self,
-        world: MovingWorld,
-        policy: ChunkPolicy,
-        execution: Execution,
-        latency: Latency | float,
-        first: StepAddress,
-    ) -> None:
-        self._world, self._policy, self._latency = world, policy, latency
-        self._streams, self._address = StepStreams(), first
-        self._schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
-        self.sampler, self.metrics = ObservationSampler(world, policy.spec.observation), EpisodeMetrics()
-        # The pending chunk, its latency and its arrival time [s].
-        self._pending: tuple[Chunk, float, float] | None = None
-
-    def step(self) -> None:
-        self._receive()
-        if self._schedule.wants:
-            self._infer()
-            self._receive()
-        played = self._schedule.play()
+        receive()
+        if schedule.wants:
+            chunk = policy.infer(robot.window(schedule.ahead), streams(Role.DRAFT, address), schedule.inpainting)
+            took = latency(world.now) if callable(latency) else latency
+            if not took >= 0.0:
+                raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
+            address = address.following
+            robot.latencies.append(took)
+            schedule.ask(world.now)
+            pending = chunk, took, world.now + took
+            receive()
+        played = schedule.play()
         if played is not None:
             if played.first:
-                self.metrics.record_chunk_start(self._world.now - played.seen_s)
-            self.sampler.play(played.action)
-        elif self._pending is not None:
-            self.sampler.wait(self._pending[2] - self._world.now)
+                robot.ages.append(world.now - played.seen_s)
+            robot.play(played.action)
+        elif pending is not None:
+            robot.sleep(pending[2] - world.now)
+    return robot.episode(episode)
 
-    def _infer(self) -> None:
-        now, schedule = self._world.now, self._schedule
-        rng = self._streams(Role.DRAFT, self._address)
-        chunk = self._policy.infer(self.sampler.window(schedule.ahead), rng, schedule.inpainting)
-        took = self._latency(now) if callable(self._latency) else self._latency
-        if not took >= 0.0:
-            raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
-        self._address = self._address.following
-        self.metrics.record_inference(took)
-        schedule.ask(now)
-        self._pending = chunk, took, now + took
 
-    def _receive(self) -> None:
-        now = self._world.now
-        if self._pending is not None and self._pending[2] <= now + NOW_S:
-            self._schedule.arrive(*self._pending[:2])
-            self._pending = None
-        self._schedule.advance(now)
+@dataclass(frozen=True)
+class Pairing:
+    """A method as a composition, and the times of its parts.
+
+    Attributes:
+        gate: the calibrated gate.
+        link: between device and target; None for a target on the device.
+        draft_s, target_s: time of an inference [s]; of the draft 0 for the ungated target, which needs none.
+        verifier: factory that replaces the pair's own verifier.
+        late_for_s: with a number, the draft's chunk runs at once and the late verdict corrects the rest.
+        round_s: time of a flow's rounds, see :class:`~specact.lab.rollout.timed.TimedRounds`.
+    """
+
+    gate: GateSettings
+    link: Link | None = None
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    verifier: Callable[[Target[Any]], Verifier] | None = None
+    late_for_s: float | None = None
+    round_s: Callable[[Round, float], float] | None = None
+
+
+def run_pair(
+    world: MovingWorld,
+    pair: Pair[Any],
+    pairing: Pairing,
+    *,
+    start: int,
+    seed: int,
+    episode: int,
+    on_decision: Callable[[Decision, bool], None] | None = None,
+) -> tuple[Episode, Mapping[str, int]]:
+    """Runs one episode of a pair, by the algorithm of a robot with the world's clock; also returns its ``counts``.
+
+    The robot waits during inferences and requests. With zero latency it acts as in :mod:`specact.lab.rollout.rollout`.
+
+    Args:
+        start: the environment's seed.
+        seed, episode: address of all random streams.
+        on_decision: called with every decision, and whether the gate wanted the step sent; with late verdicts such a
+            step is not sent while another request is in flight.
+    """
+    world.reset(start)
+    robot = TimedRobot(world, pair.observation)
+    target: Target[Any] = LocalTarget(pair.target(), robot)
+    if pairing.link is not None:
+        route = Route.of(pairing.link, pair.exchange.contract, stream(seed, Role.LINK, episode=episode))
+        target = SimulatedTarget(pair.target(), route, robot, pairing.target_s)
+    verifier = (pairing.verifier or pair.verifier)(target)
+    policy = SpeculativePolicy(
+        pair,
+        pairing.gate.build(pair),
+        drafter=TimedDrafter(pair.drafter(), robot, pairing.draft_s),
+        verifier=verifier if pairing.round_s is None else TimedRounds(verifier, robot, pairing.round_s),
+        verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
+        seed=seed,
+        clock=robot,
+    )
+    wants = "transmitted" if pairing.late_for_s is None else "wanted"
+    policy.reset(episode)
+    window = robot.window()
+    while not world.done:
+        inferring, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
+        if inferring:
+            window = robot.window()
+        action = policy.act_on(window)
+        if inferring and policy.record is not None:
+            robot.latencies.append(policy.record.times.total)
+            robot.sent.append(policy.record.decision.transmit)
+            if on_decision is not None:
+                on_decision(policy.record.decision, policy.counts[wants] > wanted)
+            if not world.done:
+                robot.ages.append(world.now - seen_s)
+        robot.play(action)
+    return robot.episode(episode), policy.counts

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from specact import __version__
 from specact.errors import ConfigError, SpecactError
-from specact.lab.rollout.cluster import HERE, check_place
 from specact.lab.rollout.rollout import Outcome, Shard, run_shard
 
+HERE = "here"
 _LOOK_EVERY_S = 0.5
+# Ray's own timeout is minutes.
+_CONNECT_TIMEOUT_S = 5.0
+# Retries of a task that was lost with its worker or node; bounded, because a task may itself kill its worker.
+_RETRIES = 3
+# Set before a worker loads a library: one thread per process, also for Mesa's software renderer.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
+# Results are bit-reproducible only with the same versions of these.
+_PACKAGES = ("numpy", "onnxruntime")
+
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 Result = tuple[list[Outcome], dict[str, np.ndarray]]
 
 
 class Pool:
-    """A pool of ``workers`` processes; one local worker is this process.
+    """A pool of ``workers`` processes, by default one per core (of a cluster); one local worker is this process.
 
     Use it as a context manager: the processes live until its exit, and cache loaded models.
 
     Args:
-        workers: processes; one per core if None.
-        on: ``here``, on this machine; ``ray``, on a new Ray cluster on this machine; or ``ray:ADDRESS``.
-
-    Attributes:
-        workers: their number; for a cluster it is known inside the context.
+        on: ``here``, on this machine; ``ray``, on a new Ray cluster on this machine; or ``ray:ADDRESS``, see
+            :func:`join`.
 
     Raises:
         ConfigError: for less than one worker, or another place.
@@ -43,17 +56,17 @@ class Pool:
     def __init__(self, workers: int | None = None, on: str = HERE) -> None:
         if workers is not None and workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        check_place(on)
+        if on != HERE and on.partition(":")[0] != "ray":
+            raise ConfigError(f"work is done on here, ray, or ray:ADDRESS with the address of a cluster, not on {on!r}")
         self.workers = os.cpu_count() or 1 if workers is None else workers
         self._requested, self._on = workers, on
-        self._executor: Executor | None = None
+        self._executor: ProcessPoolExecutor | None = None
+        self._cluster: _Cluster | None = None
 
     def __enter__(self) -> Pool:
         if self._on != HERE:
-            from specact.lab.rollout.ray_executor import RayExecutor
-
-            self._executor = cluster = RayExecutor(self._on, self._requested)
-            self.workers = cluster.workers
+            self._cluster = _Cluster(self._on, self._requested)
+            self.workers = self._cluster.workers
         elif self.workers > 1:
             self._executor = ProcessPoolExecutor(
                 self.workers, mp_context=get_context("spawn"), initializer=_prepare_worker
@@ -63,12 +76,12 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._executor is None:
-            return
-        if kind is not None and self._on == HERE:
-            for process in active_children():
+        if self._cluster is not None:
+            self._cluster.leave()
+        elif self._executor is not None:
+            for process in active_children() if kind is not None else ():
                 process.terminate()
-        self._executor.shutdown(cancel_futures=True)
+            self._executor.shutdown(cancel_futures=True)
 
     def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
         """Yields every shard with its result, as :meth:`each` does."""
@@ -77,42 +90,40 @@ class Pool:
     def each(
         self, work: Callable[[Item], Output], items: Iterable[Item], meanwhile: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[Item, Output]]:
-        """Yields every item with its result of ``work``, in order of completion.
+        """Yields every item with its result of ``work``, a module-level function, in order of completion.
 
-        Args:
-            work: a module-level function.
-            items: its arguments.
-            meanwhile: called now and then while other processes work.
+        ``meanwhile`` is called now and then while other processes work.
 
         Raises:
             SpecactError: if a worker process was killed.
             RuntimeError: outside of the context, where there are no processes.
         """
-        if self._executor is None:
-            if self.workers > 1 or self._on != HERE:
-                raise RuntimeError("the pool is not running; use it as `with Pool(...) as pool:`")
+        if self._cluster is not None:
+            yield from self._cluster.each(work, items, meanwhile)
+        elif self._executor is not None:
+            futures = {self._executor.submit(work, item): item for item in items}
+            try:
+                pending = set(futures)
+                while pending:
+                    done, pending = wait(pending, _LOOK_EVERY_S, FIRST_COMPLETED)
+                    meanwhile()
+                    for future in done:
+                        yield futures[future], future.result()
+            except BrokenProcessPool:
+                raise SpecactError(
+                    "a worker process was killed, most likely for lack of memory; run the same command again with "
+                    "fewer of them (--workers 1, of a training --jobs 1): finished results and checkpoints are kept"
+                ) from None
+        elif self.workers > 1 or self._on != HERE:
+            raise RuntimeError("the pool is not running; use it as `with Pool(...) as pool:`")
+        else:
             yield from ((item, work(item)) for item in items)
-            return
-        futures = {self._executor.submit(work, item): item for item in items}
-        try:
-            pending = set(futures)
-            while pending:
-                done, pending = wait(pending, _LOOK_EVERY_S, FIRST_COMPLETED)
-                meanwhile()
-                for future in done:
-                    yield futures[future], future.result()
-        except BrokenProcessPool:
-            raise SpecactError(
-                "a worker process was killed, most likely for lack of memory; run the same command again with fewer "
-                "of them (--workers 1, of a training --jobs 1): finished results and checkpoints are kept"
-            ) from None
 
 
 def _prepare_worker() -> None:
     """Limits a worker's libraries to one thread, and makes it end with its parent, which alone handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["LP_NUM_THREADS"] = "0"  # Mesa's software renderer
+    os.environ.update(_ENVIRONMENT)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -122,3 +133,141 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def join(on: str, cpus: int | None = None) -> bool:
+    """Joins a Ray cluster, unless this process is already in one; returns whether it did, for ``ray.shutdown``.
+
+    ``on`` is ``ray:HOST:PORT``, with the address of the cluster's head, or ``ray:auto`` for that of this machine or of
+    the current Ray job; or ``ray`` for a new cluster of so many CPUs on this machine, not reachable from others,
+    without dashboard and usage reports, which ends with this process.
+
+    Raises:
+        ConfigError: if there is no such cluster, or it refuses the connection.
+    """
+    address = on.partition(":")[2]
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Read when Ray is imported: without it Ray's processes listen on all addresses.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        options |= {"num_cpus": cpus, "include_dashboard": False}
+
+    import ray
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():
+        return False
+    try:
+        if address not in ("", "auto"):
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        ray.init(address=address or "local", **options)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        raise ConfigError(
+            f"cannot join a Ray cluster ({on}): {error}; on one of its machines give the address of its head, such as "
+            "ray:10.0.0.5:6379, or ray:auto"
+        ) from None
+    return True
+
+
+class _Cluster:
+    """Runs each call as a task on one CPU of a cluster, ``workers`` at a time; a lost task is retried."""
+
+    def __init__(self, on: str, workers: int | None) -> None:
+        self._joined = join(on, workers)
+
+        import ray
+
+        self.workers = workers or int(ray.cluster_resources().get("CPU", 0))
+        self._running: list[dict[Any, Any]] = []
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": _ENVIRONMENT}}
+        self._task: Any = ray.remote(**options)(_run)
+        self._place = _versions(), str(Path.cwd())
+        if not self.workers:
+            self.leave()
+            raise ConfigError("the Ray cluster has no CPU; start one of its nodes with --num-cpus")
+
+    def each(
+        self, work: Callable[[Item], Output], items: Iterable[Item], meanwhile: Callable[[], None]
+    ) -> Iterator[tuple[Item, Output]]:
+        import ray
+
+        waiting, running = iter(items), dict[Any, Item]()
+        self._running.append(running)
+        while True:
+            for item in islice(waiting, self.workers - len(running)):
+                running[self._task.remote(self._place, work, item)] = item
+            if not running:
+                return
+            done, _ = ray.wait(list(running), timeout=_LOOK_EVERY_S)
+            meanwhile()
+            for task in done:
+                yield running.pop(task), _result(task)
+
+    def leave(self) -> None:
+        """Leaves the cluster if this pool joined it: Ray then kills the running tasks; else they finish here too."""
+        import ray
+
+        # Not ray.cancel: for a task that is just finishing, Ray 2.60 aborts this process (a race as in its #54798).
+        if self._joined:
+            ray.shutdown()
+        elif tasks := [task for running in self._running for task in running]:
+            ray.wait(tasks, num_returns=len(tasks))
+
+
+def _result(task: Any) -> Any:
+    import ray
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
+
+    try:
+        return ray.get(task)
+    except RayTaskError as error:
+        if not isinstance(error.cause, _FailedError):
+            raise SpecactError(
+                f"a node of the cluster could not take on the work: {error.cause}; every node needs specact "
+                f"{__version__} with the same extras, and the modules that the command names"
+            ) from error
+        cause, node = error.cause.args
+        cause.add_note(
+            f"this was on the node {node}: every node needs the bundles, modules and data that the command names, "
+            "under the same paths"
+        )
+        raise cause from (None if isinstance(cause, SpecactError) else error)
+    except (WorkerCrashedError, NodeDiedError, OutOfMemoryError) as error:
+        raise SpecactError(
+            f"the same work was lost with its worker {_RETRIES + 1} times, most likely for lack of memory "
+            f"({type(error).__name__}); run the same command again with fewer --workers: finished results are kept"
+        ) from None
+    except RayError as error:
+        raise SpecactError(
+            f"the Ray cluster failed: {error}; run the same command again: finished results are kept"
+        ) from None
+
+
+class _FailedError(Exception):
+    """The exception that a task raised, and the address of its node."""
+
+
+def _run(place: tuple[dict[str, str], str], work: Callable[[Item], Output], item: Item) -> Output:
+    """Runs a task in a worker, in the command's working directory if it exists; checks the package versions."""
+    versions, folder = place
+    try:
+        installed = _versions()
+        mismatched = [
+            f"{name} {installed[name]}, not {wanted}" for name, wanted in versions.items() if installed[name] != wanted
+        ]
+        if mismatched:
+            raise ConfigError(f"there is {' and '.join(mismatched)}; results would differ, so install the same")
+        with suppress(OSError):
+            os.chdir(folder)
+        return work(item)
+    # Everything has to cross the process boundary.
+    except Exception as error:
+        import ray
+
+        raise _FailedError(error, ray.util.get_node_ip_address()) from error
+
+
+def _versions() -> dict[str, str]:
+    return {"specact": __version__, **{name: version(name) for name in _PACKAGES}}

@@ -9,10 +9,10 @@ from typing import Any
 
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.processes import linked, serving
 from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Result
+from specact.lab.rollout.processes import linked, serving
 from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
 from specact.lab.rollout.steps import Audit
 from specact.pair import LocalTarget, Pair, Verifier

@@ -19,9 +19,8 @@ from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
 from specact.lab.rollout.methods import Method
-from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import STAGES, Audit, Table
-from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
+from specact.lab.rollout.timed import Prepared, Route, SimulatedTarget, TimedDrafter, TimedGate, TimedTarget
 from specact.lab.rollout.token_batch import SharedClock
 from specact.links.link import load_link
 from specact.load import load_pair

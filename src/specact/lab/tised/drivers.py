@@ -25,16 +25,15 @@ from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates.heads import HeadDraft, load_head
 from specact.gates.settings import LEARNED, GateSettings
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.data.folder import Row
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.envs.task import Idle, Task
 from specact.lab.evaluation.cost import decision
-from specact.lab.rollout.episode import Episode, run_episode
+from specact.lab.rollout.episode import Episode, Pairing, run_episode, run_pair
 from specact.lab.rollout.families import rollout_of
-from specact.lab.rollout.folder import Row
 from specact.lab.rollout.methods import HYBRID
-from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
 from specact.lab.rollout.rollout import episode_seed
-from specact.lab.rollout.simulated_target import Route
+from specact.lab.rollout.timed import Route
 from specact.links.link import load_link
 from specact.load import load_pair
 from specact.observation import ObservationSpec, Window
@@ -349,7 +348,8 @@ class RoundsDriver:
 
     def run(self, world: MovingWorld, trial: Trial, on_decision: OnDecision | None = None) -> Episode:
         """An episode in a moving world."""
-        return run_rounds(world, self.load(), self.duration_s(trial.latencies_s), **trial.address(world.task))
+        pairing = Pairing(GateSettings("always"), round_s=self.duration_s(trial.latencies_s))
+        return run_pair(world, self.load(), pairing, on_decision=None, **trial.address(world.task))[0]
 
 
 if TYPE_CHECKING:

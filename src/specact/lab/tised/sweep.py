@@ -16,14 +16,13 @@ import numpy as np
 
 from specact.errors import ConfigError, ObservationError, unknown_name
 from specact.gates.settings import GateSettings
-from specact.lab.data.locks import locked
+from specact.lab.data.folder import JsonLines, Row, RunFolder, locked
 from specact.lab.envs import load_task
-from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import MovingWorld
 from specact.lab.envs.task import Idle
 from specact.lab.evaluation.calibrate import calibration_episodes, find_threshold
 from specact.lab.evaluation.cost import median_ms
-from specact.lab.rollout.folder import JsonLines, Row, RunFolder
-from specact.lab.rollout.history import ObservationSampler
+from specact.lab.rollout.episode import TimedRobot
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import check_weights
 from specact.lab.rollout.steps import REASONS
@@ -136,7 +135,7 @@ def run_trial(trial: Trial, *, on_decision: OnDecision | None = None) -> Row:
 
     Args:
         trial: which episode.
-        on_decision: called with a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
+        on_decision: called with a gate's decisions, see :func:`~specact.lab.rollout.episode.run_pair`.
     """
     driver = trial.setting.driver
     check_weights(driver.bundle, driver.fingerprint, trial.fingerprint)
@@ -309,7 +308,7 @@ def _check(sweep: Sweep) -> None:
             worlds[observation] = MovingWorld(load_task(sweep.task, observation), idle=sweep.idles[0])
             worlds[observation].reset(0)
         try:
-            ObservationSampler(worlds[observation], observation).window()
+            TimedRobot(worlds[observation], observation).window()
         except ObservationError as error:
             name = Path(driver.bundle).name
             raise ConfigError(f"{name!r} cannot act in task {sweep.task!r}: {error}; leave out --task") from None

@@ -18,7 +18,7 @@ from specact.errors import ConfigError, SpecactError
 from specact.files import check_folder, write_json
 from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.locks import locked
+from specact.lab.data.folder import locked
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
 from specact.lab.train.loop import (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.chunks.flow import Array, FlowPolicy
-from specact.lab.statistics import roc_auc
+from specact.lab.rollout.statistics import roc_auc
 from specact.lab.train.loop import Draw
 from specact.observation import Window
 from specact.rng import Role, stream

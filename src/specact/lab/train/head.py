@@ -26,7 +26,7 @@ from specact.gates.heads import TRAINING, TrainedFor, head_observation
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import Collect
-from specact.lab.statistics import choice_efficiency
+from specact.lab.rollout.statistics import choice_efficiency
 from specact.lab.train.distil import Rounds, RoundsRecipe, Student, draft_encoders, observation_statistics
 from specact.lab.train.embedding import embed_words, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations

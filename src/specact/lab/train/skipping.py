@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.statistics import wilson
+from specact.lab.rollout.statistics import wilson
 from specact.systems.heisd import Index, SkipRule, unit
 
 Floats = NDArray[np.float64]

@@ -1,12 +1,19 @@
-"""The folder of a run: what was asked for, how far it came, and where; a stopped run resumes from it."""
+"""The folder of a run: its exclusive lock, what was asked for, and its rows; a stopped run resumes from it."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
+import shlex
+import socket
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +22,93 @@ import onnxruntime
 
 from specact import __version__
 from specact.errors import ConfigError, DataError
-from specact.files import write_json, write_whole
+from specact.files import check_folder, remove_torn, write_json, write_whole
 
 Row = dict[str, Any]
+_LOCK = ".lock"
+_MAX_FAILURES = 100
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks the folder of a run, creates it if necessary, and removes temporary files of killed writers.
+
+    The kernel releases the lock when the process ends. Worker processes of the run do not take it.
+
+    Raises:
+        ConfigError: if another process holds it, or the folder cannot be written.
+    """
+    check_folder(folder)
+    existed = folder.is_dir()
+    try:
+        file = _acquire(folder)
+    except OSError as error:
+        raise ConfigError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
+    with file:
+        try:
+            _write_holder(file)
+            remove_torn(folder)
+            yield
+        finally:
+            (folder / _LOCK).unlink(missing_ok=True)
+            if not existed:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+
+
+def _acquire(folder: Path) -> FileIO:
+    path, failures = folder / _LOCK, 0
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+b", buffering=0)
+        except FileNotFoundError:
+            # The last holder has just removed the empty folder; or no folder can be created here, as in /proc.
+            failures += 1
+            if failures == _MAX_FAILURES:
+                raise
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                raise ConfigError(
+                    f"{folder} is in use by {_holder(file)}; wait until it ends, or choose another --out"
+                ) from None
+        except OSError:
+            file.close()
+            raise
+        if _is_current(file, path):
+            return file
+        file.close()  # the last holder removed it between open and flock
+
+
+def _write_holder(file: FileIO) -> None:
+    holder = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": shlex.join(sys.argv),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    with suppress(OSError):  # on a full disk the holder stays unnamed
+        file.truncate(0)
+        file.write(json.dumps(holder).encode())
+
+
+def _is_current(file: FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(file: FileIO) -> str:
+    file.seek(0)
+    try:
+        holder = json.loads(file.read())
+        return f"process {holder['pid']} on {holder['host']} ({holder['command']}) since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"  # which has not written its name yet
 
 
 @dataclass(frozen=True)
@@ -51,13 +142,9 @@ class RunFolder:
     def claim(
         self, request: Any, command: str = "", about: Callable[[], Mapping[str, Any]] = dict, free: Collection[str] = ()
     ) -> dict[str, Any]:
-        """The manifest of this request: the stored one, or a new one.
+        """The manifest of this request, plain values: the stored one, or a new one, which also says ``about()``.
 
-        Args:
-            request: what is asked for, as plain values.
-            command: as it was typed.
-            about: what else a new manifest says, measured now.
-            free: parts of the request that may have changed since.
+        Parts of the request that are ``free`` may have changed since.
 
         Raises:
             ConfigError: if the folder holds another run, or a damaged manifest.

@@ -1,4 +1,4 @@
-"""A server or a link as a child process, for measurements and tests: a context manager that waits until it listens."""
+"""A server or a link as a child process that is waited for until it listens; this process on a share of a core."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from specact.errors import RemoteError
+from specact.errors import ConfigError, RemoteError
+from specact.records import PositiveShare, check_arguments
 
 # Output of the commands when they listen.
 _LISTENING = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:;| for)")
 _POLL_S = 0.01
+# Short, so that a control period of 20 ms spans several: a process is throttled once it has used a period's share.
+_PERIOD_US = 5_000
+_LEAST_US = 1_000  # the kernel's
+_MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
 
 
 class ServerProcess:
-    """Runs ``specact serve`` or ``specact proxy``; use it as a context manager.
-
-    Args:
-        arguments: the verb and its options.
-        environment: variables added to this process's.
-        ready_within_s: timeout of the start.
+    """Runs ``specact serve`` or ``specact proxy``, a verb with its options; use it as a context manager.
 
     Attributes:
-        port: where it listens.
-        pid: of the process.
+        port, pid: where it listens, and of the process.
         output: its output until it listened; all of it after it ended.
 
     Raises:
-        RemoteError: on entering, if it did not start; with its output.
+        RemoteError: on entering, if it did not start in time; with its output.
     """
 
     def __init__(
@@ -116,3 +116,60 @@ def linked(port: int, link: str, seed: int = 0) -> ServerProcess:
     """``specact proxy`` on a free port of loopback, in front of ``port``."""
     target = f"127.0.0.1:{port}"
     return ServerProcess(["proxy", "--target", target, "--listen", "127.0.0.1:0", "--link", link, "--seed", str(seed)])
+
+
+@contextmanager
+def device_share(share: PositiveShare | None) -> Iterator[None]:
+    """Emulates a slower device: limits this process and its future children together to a share of one core.
+
+    This slows everything, not only networks: reading observations, messages, Python. Processes that were started
+    before, such as a simulated world, are not limited; None is no limit.
+
+    Raises:
+        ConfigError: for another share, or where this process may not create control groups (or is not on Linux).
+    """
+    if share is None:
+        yield
+        return
+    check_arguments(device_share, {"share": share})
+    group = _group(share)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+            group.rmdir()
+
+
+def _group(share: float) -> Path:
+    """Makes a control group with this share, of version 2 or 1, and enters it."""
+    period_us = max(_PERIOD_US, round(_LEAST_US / share))
+    quota_us = max(_LEAST_US, round(share * period_us))
+    # Maximum weight: other processes must not take from the share.
+    limits: tuple[dict[str, object], ...] = (
+        {"cpu.max": f"{quota_us} {period_us}", "cpu.weight": 10_000},
+        {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us, "cpu.shares": 262_144},
+    )
+    reasons = []
+    for mount, files in zip(_MOUNTS, limits, strict=True):
+        group = mount / f"specact-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError as error:
+            reasons.append(f"{mount}: {error.strerror}")
+            continue
+        try:
+            for name, value in files.items():
+                if not (group / name).exists():
+                    raise FileNotFoundError(2, f"no {name}")
+                (group / name).write_text(str(value))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            return group
+        except OSError as error:
+            reasons.append(f"{mount}: {error.strerror}")
+            with suppress(OSError):
+                group.rmdir()
+    raise ConfigError(
+        "--device-share needs Linux and the right to make control groups for the processor, which this machine does "
+        f"not give ({'; '.join(reasons)}); run as root, or leave it out"
+    )
