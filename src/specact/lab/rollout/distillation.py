@@ -44,17 +44,8 @@ def collect(
 ) -> DistillationData:
     """Rolls a pair out under each gate and keeps the outputs of both policies at every inference.
 
-    Args:
-        pair: of action codes without a sequential secondary head, of chunks, or a token or flow policy, as it was
-            loaded.
-        gates: they determine the visited states.
-        wanted: minimum number of inferences; rounded up to whole batches of episodes.
-        number: of this round; every round has other episodes.
-        pool: worker pool.
-        advance: called with the number of inferences so far.
-        seed: random seed.
-        env: environment; the pair's own if None.
-        folder: for the draft's camera frames; without a camera nothing is written.
+    At least ``wanted`` inferences, in whole batches of episodes, in states that the gates determine; round ``number``
+    has its own episodes. ``env`` is the pair's own if None; camera frames are written to ``folder``.
 
     Raises:
         ConfigError: for a pair that cannot be distilled, or if there is no disk space for camera frames.
@@ -91,13 +82,7 @@ def collector(
     env: str | None = None,
     folder: Path | None = None,
 ) -> Collect:
-    """:func:`collect` as a function of pair, gates and round number, as training needs it.
-
-    Args:
-        wanted: minimum number of inferences in every round.
-        pool: worker pool.
-        progress: called with (round, inferences so far, total).
-        env, folder: see :func:`collect`.
+    """:func:`collect` as a function of pair, gates and round number; progress is (round, inferences so far, total).
 
     Raises:
         ConfigError: for less than one inference.

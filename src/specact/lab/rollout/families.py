@@ -46,15 +46,8 @@ class FamilyRollout:
     The step table has ``distance``, root mean square between the drafted actions and the verified ones, mean over the
     executed actions of a chunk (normalised units); ``action_change``, mean distance over these actions between the
     executed and the verified ones, 0 where the step was verified. Both are 0 where the target's answer is a miss.
-
-    Args:
-        pair: in the method's composition.
-        method: how it drafts and verifies.
-
-    Attributes:
-        measured: whether the target's time depends on the draft, so that times are measured and not accounted.
-        can_take_target: whether the target's own answers can replace the verdict.
-        has_lessons: whether a learned gate can be trained.
+    ``measured`` is whether the target's time depends on the draft, so that times are measured and not accounted;
+    ``can_take_target`` whether its own answers can replace the verdict; ``has_lessons`` whether a gate can be trained.
     """
 
     measured: ClassVar[bool] = False

@@ -38,20 +38,13 @@ class Composition(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A draft, a gate and a verifier under a name.
+    """A draft, a gate and a verifier under a name; methods that share gate and composition share the calibration.
 
-    Attributes:
-        name: in tables and folders.
-        gate: name of its gate; methods that share gate and composition share the calibration.
-        about: a description in one line.
-        verifier: ``speculative`` or ``target`` (the target's own codes).
-        waits_for_draft: whether the draft's time is part of the method's; the ungated target needs no draft.
-        proposes: ``draft``, or ``head``: the target's distribution as predicted by the learned gate's head.
-        on_device: whether the target runs on the device, without a link.
-        rate_of: of random gates: the method at whose achieved rate it runs.
-        limits_of: of random gates: the gate whose forced first step and limit on skips it shares.
-        composition: how a token policy or a flow policy drafts and verifies; None for as it was loaded.
-        rivals: the methods of its paired contrasts.
+    ``verifier`` ``target`` takes the target's own codes; ``waits_for_draft`` is whether the draft's time is part of the
+    method's: the ungated target needs no draft; ``proposes`` ``head`` is the target's distribution as predicted by the
+    learned gate's head; ``on_device`` needs no link. A random gate runs at the achieved rate of the method ``rate_of``,
+    and shares forced first step and limit on skips with the gate ``limits_of``. ``composition`` is how a token or flow
+    policy drafts and verifies, None for as it was loaded; ``rivals`` are the methods of its paired contrasts.
     """
 
     name: str

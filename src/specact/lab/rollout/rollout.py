@@ -37,21 +37,10 @@ class Shard:
     """A few episodes of one method: the unit of parallel work and of resuming.
 
     Its size determines the batch size of the policies, so results are bit-reproducible only for the same size; they do
-    not depend on the number of processes.
-
-    Attributes:
-        source: how the pair is loaded.
-        fingerprint: of the bundle; a process with other cached weights of that name reloads it, and rejects others.
-        env: the environment's name.
-        method: how the pair drafts and verifies.
-        gate: its calibrated gate.
-        episodes: numbers of the episodes; number and seed determine the initial state, for all methods.
-        seed: random seed.
-        link: name of a link preset.
-        draft_s, target_s: accounted time of a proposal, and of the target's inference [s].
-        gate_s: accounted time of a decision [s].
-        learning: whether the step table also has the training columns, see
-            :class:`~specact.lab.rollout.families.FamilyRollout`.
+    not depend on the number of processes. A process with cached weights of another ``fingerprint`` rejects it. Number
+    and ``seed`` of an episode determine its initial state, for all methods. ``draft_s``, ``target_s`` and ``gate_s``
+    are accounted times of a proposal, an inference and a decision [s]; ``learning`` is whether the step table also has
+    the training columns; for ``offset`` see :class:`~specact.families.codes.pair.CodeVerifier`.
     """
 
     source: PairSource

@@ -117,9 +117,6 @@ def holm(p: Sequence[float]) -> list[float]:
     The k-th smallest of m values (k from 0) becomes the largest of ``min(1, (m - i) p_i)`` over ``i <= k``. This
     controls the family-wise error rate under any dependence. A table's family is all its contrasts for one end point.
 
-    Args:
-        p: in [0, 1]; may be empty.
-
     Raises:
         ValueError: if one is outside [0, 1] or NaN.
     """
