@@ -13,7 +13,7 @@ import numpy as np
 
 from specact import load_pair
 from specact.families.codes.pair import codes_of
-from specact.gates.settings import GateChoices
+from specact.gates.settings import gate_settings
 from specact.rng import Role, stream
 
 CALLS = 3000
@@ -24,7 +24,7 @@ def main() -> None:
         bundle = load_pair(name)
         rng, window = stream(0, Role.GATE), bundle.observation.zeros()
         draft, drafter = codes_of(bundle, "the gates' cost").draft, bundle.drafter()
-        gates = {gate: GateChoices().settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}
+        gates = {gate: gate_settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}
         times: dict[str, list[float]] = {"draft": [], **{gate: [] for gate in gates}}
         for _ in range(CALLS):
             timed(times["draft"], draft.infer, window)  # alone, without sampling and decoding

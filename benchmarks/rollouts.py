@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from specact.gates.calibration import find_calibration
-from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, write_shard
@@ -60,7 +59,7 @@ def main() -> None:
 def shard_of(pair: Pair[Any], name: str) -> Shard:
     """The method's first shard, with its stored calibration, random gates at 0.6, and fixed accounted times."""
     method = load_method(name)
-    gate = uncalibrated_gate(method, BUNDLE_DEFAULTS, pair)
+    gate = uncalibrated_gate(method, (), pair)
     stored = find_calibration(pair, method.gate, 0.6)
     if stored is not None:
         gate = stored.settings

@@ -21,7 +21,7 @@ from specact.errors import ConfigError
 from specact.families.tokens.policy import Cache, load_tokens
 from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
-from specact.gates.settings import GateChoices
+from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.methods import load_method
@@ -61,7 +61,7 @@ def test_every_stored_calibration_is_the_one_that_an_evaluation_asks_for_and_hol
     stored = calibration.settings
     assert calibration.held_out["rate"] == pytest.approx(calibration.rate, abs=0.03)
     assert file.name == file_name(stored.name, calibration.rate)
-    assert stored.without_threshold() == GateChoices().settings(stored.name, bundle)
+    assert stored.without_threshold() == gate_settings(stored.name, bundle)
     recommended = {"deviation": "max_skips", "learned": "learned_max_skips", "learned_action": "learned_max_skips"}
     assert stored.max_skips == bundle.recommended_gates.get(recommended.get(stored.name, ""))
 
@@ -183,7 +183,7 @@ def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
     bundle = load_pair(PRETRAINED / "ball")
 
     def successes(method: str, gate: str) -> int:
-        settings = GateChoices().settings(gate, bundle)
+        settings = gate_settings(gate, bundle)
         outcomes, table = run_shard(Shard.of(bundle, "ball", load_method(method), settings, range(60), 3))
         assert np.isfinite(table["rejection"]).all()
         return sum(outcome.success for outcome in outcomes)

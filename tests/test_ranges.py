@@ -29,8 +29,7 @@ from specact.gates import (
     Uncertainty,
 )
 from specact.gates.audit import RunningMean, expected_true_skip
-from specact.gates.baseline import Periodic
-from specact.gates.gate import Gate
+from specact.gates.gate import Gate, Periodic
 from specact.observation import Field, ObservationSpec
 from specact.records import Record
 

@@ -26,7 +26,7 @@ from experiments.tables import markdown
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
 from specact.families.codes.pair import CodeParts, load_codes
-from specact.gates.settings import GateChoices
+from specact.gates.settings import gate_settings
 from specact.lab.evaluation.budget import HEAD_DRAFT, TABLE, TARGET, measure_parts, measure_together
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
@@ -166,7 +166,7 @@ def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluati
         "ends",
         evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (draft.size == 1 and not draft.distilled)), 0.5),
     )
-    lowest = GateChoices().settings("deviation", bundle.pair()).lowest_rate
+    lowest = gate_settings("deviation", bundle.pair()).lowest_rate
     for rate in (0.4,) if draft.seed == 0 else RATES:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")

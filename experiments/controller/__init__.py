@@ -29,7 +29,7 @@ from specact.gates import Random
 from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
-from specact.gates.settings import BUNDLE_DEFAULTS
+from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.rollout.rollout import episode_seed
 from specact.links.link import load_link, round_trip
@@ -135,7 +135,7 @@ def inferences(life: Life, end: int) -> Rows:
     draft, remote, rate = Slow(bundle.parts.draft, clock), Remote(bundle, clock, life.robot), RateBudget(RATE)
     gate: Any = calibrated_gate(bundle, "deviation", RATE)
     if life.held:
-        inner = BUNDLE_DEFAULTS.settings("deviation", bundle).build(bundle)
+        inner = gate_settings("deviation", bundle).build(bundle)
         inner.audit_rate = AUDIT_RATE
         gate = Controller(inner, LatencyBudget(BUDGET_S) if life.drift == "link" else rate)
     policy = SpeculativePolicy(

@@ -20,8 +20,8 @@ from specact.bundle.bundle import HEAD
 from specact.cli.offline import Demonstrations
 from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
-from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
-from specact.gates.uncertainty import Kind
+from specact.gates.codes import Kind
+from specact.gates.settings import gate_settings
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.rollout.distillation import collector
@@ -34,8 +34,8 @@ HERE = Path(__file__).parent
 RATE, BUNDLES, LESSONS = 0.4, ("ball", "swarm"), 50_000
 
 
-def _deviation(**parameters: Any) -> GateChoices:
-    return GateChoices(tuple(f"deviation.{name}={value}" for name, value in parameters.items()))
+def _deviation(**parameters: Any) -> tuple[str, ...]:
+    return tuple(f"deviation.{name}={value}" for name, value in parameters.items())
 
 
 # By the reading, and what differs from the default.
@@ -47,7 +47,7 @@ DEVIATIONS = {
         ("zscore", ", of drafted actions", {"source": "draft"}), ("jump", "", {}),
     )
 }  # fmt: skip
-UNCERTAINTIES = {f"uncertainty, {kind}": GateChoices((f"uncertainty.kind={kind}",)) for kind in get_args(Kind)}
+UNCERTAINTIES = {f"uncertainty, {kind}": (f"uncertainty.kind={kind}",) for kind in get_args(Kind)}
 OTHERS = ("hybrid", "random", "learned", "learned_action", "oracle", "oracle_action")
 _LIMITS = {0: get_args(Reading), 2: ("euclidean", "disparity"), 4: ("euclidean", "disparity", "zscore")}
 READINGS = {
@@ -65,9 +65,7 @@ def plan(run: Run) -> Iterator[Cell]:
         for name, choices in (DEVIATIONS | UNCERTAINTIES).items():
             row = {name: "adahi" if name in DEVIATIONS else "uncertainty"}
             yield Cell(f"gates/{bundle}/{_slug(name)}", partial(gates, bundle, row, choices))
-        yield Cell(
-            f"gates/{bundle}/others", partial(gates, bundle, dict(zip(OTHERS, OTHERS, strict=True)), GateChoices())
-        )
+        yield Cell(f"gates/{bundle}/others", partial(gates, bundle, dict(zip(OTHERS, OTHERS, strict=True)), ()))
         yield Cell(f"gates/{bundle}/regression", partial(regression, bundle))
     for bundle in OF_READINGS:
         for name, choices in READINGS.items():
@@ -79,13 +77,15 @@ def _slug(name: str) -> str:
     return name.replace(", ", "-").replace(" ", "-")
 
 
-def gates(pair: str, rows: Mapping[str, str], choices: GateChoices, folder: Path, run: Run, bundle: str = "") -> Any:
+def gates(
+    pair: str, rows: Mapping[str, str], options: tuple[str, ...], folder: Path, run: Run, bundle: str = ""
+) -> Any:
     """Evaluates methods, given with the names of their rows, together with random and the oracle."""
     episodes, calibration = OF_GATES[pair]
     methods = tuple(dict.fromkeys((*rows.values(), "random", "oracle")))
     what = Evaluation(
         bundle or pair, None, methods, episodes, run.seed, RATE, calibration_episodes=calibration,
-        gates=GateChoices((*choices.gate_options, "max_skips=unlimited")),
+        gate_options=(*options, "max_skips=unlimited"),
     )  # fmt: skip
     summary = evaluated(what, folder, run)
     against = {row["first"]: row["score"] for row in summary["contrasts"] if row["second"] == "random"}
@@ -110,14 +110,14 @@ def regression(pair: str, folder: Path, run: Run) -> Any:
         roll = collector(400 if run.quick else LESSONS, run.pool, run.update)
         train_head(load_pair(path), recipe, roll, path / "gate", run.update)
         shutil.rmtree(path / "gate")
-    return gates(pair, {"regression": "learned"}, GateChoices(), folder / "run", run, str(path))
+    return gates(pair, {"regression": "learned"}, (), folder / "run", run, str(path))
 
 
-def reading(bundle: str, name: str, choices: GateChoices, folder: Path, run: Run) -> Any:
+def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run: Run) -> Any:
     """ADAHI with one reading of the deviation against random at equal rate."""
     episodes, calibration = OF_READINGS[bundle]
     what = Evaluation(
-        bundle, None, ("adahi", "random"), episodes, run.seed, gates=choices, calibration_episodes=calibration
+        bundle, None, ("adahi", "random"), episodes, run.seed, gate_options=options, calibration_episodes=calibration
     )
     summary = evaluated(what, folder, run, None)
     adahi, random = (summary["methods"][name] for name in ("adahi", "random"))
@@ -152,7 +152,7 @@ def chunks(folder: Path, run: Run) -> Any:
     _, held_out = Demonstrations(run.needed("the demonstrations of PushT"), recipe_file).split(pair)
     along = {
         gate: calibrate_offline(
-            pair, BUNDLE_DEFAULTS.settings(gate, pair), RATE, held_out, run.pool, run.update, seed=run.seed
+            pair, gate_settings(gate, pair), RATE, held_out, run.pool, run.update, seed=run.seed
         ).model
         for gate in ("learned", "deviation")
     }

@@ -16,7 +16,7 @@ from specact.errors import ConfigError
 from specact.gates import Never
 from specact.gates.calibration import Calibration
 from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
-from specact.gates.settings import BUNDLE_DEFAULTS
+from specact.gates.settings import gate_settings
 from specact.wire.messages import exchange_bytes
 
 STILL = [0.25, -0.5]
@@ -99,7 +99,7 @@ def test_a_budget_has_a_unit() -> None:
 def test_audits_expect_what_the_calibration_says(bundle_copy: Path) -> None:
     assert Audits.of(load_pair("ball"), "deviation", 0.6, None).summary()["alarm"] is False
     pair = load_pair(bundle_copy)
-    settings = BUNDLE_DEFAULTS.settings("deviation", pair)
+    settings = gate_settings("deviation", pair)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(bundle_copy / "calibration")
     found = Audits.of(pair, "deviation", 0.5, None).summary()
     assert found["alarm"] is None and "no alarm" in true_skip_text(found | {"mean": 0.5, "low": 0.4, "high": 0.6})

@@ -19,7 +19,7 @@ from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import ChunkSpec
 from specact.gates import ActionDeviation, Gate
-from specact.gates.settings import GATES, GateChoices, load_gate
+from specact.gates.settings import GATES, gate_settings, load_gate
 from specact.lab.envs import TASKS, load_task
 from specact.lab.envs.ball import TASK, BallEnv
 from specact.observation import Field, ObservationSpec, Window, vectors
@@ -212,7 +212,7 @@ def test_every_built_in_gate_keeps_the_contract(name: str) -> None:
     # Two of them read what a memory of token chunks proposes.
     recalls = name in ("verify_skip", "similarity")
     pair = load_pair("relocate-tokens", decoding="heisd_no_switch") if recalls else load_pair("ball")
-    check_gate(load_gate(name), pair, steps=20, **dict(GateChoices().settings(name, pair).options))
+    check_gate(load_gate(name), pair, steps=20, **dict(gate_settings(name, pair).options))
 
 
 def scoring(score: Callable[[Any, Any], float]) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from specact.errors import BundleError, ConfigError
 from specact.gates import Random
 from specact.gates.calibration import Calibration, calibrated_gate
-from specact.gates.settings import BUNDLE_DEFAULTS
+from specact.gates.settings import gate_settings
 from specact.load import load_exchange, load_pair
 from specact.pair import PairSource
 from specact.policy import SpeculativePolicy
@@ -76,12 +76,12 @@ def test_what_a_pair_leaves_out_is_filled_in() -> None:
 def test_what_a_pair_says_counts() -> None:
     pair = load_pair("plug_pairs:named")
     assert (pair.env, pair.fingerprint, pair.path) == ("ball", "weights-1", Path("kept/here"))
-    assert dict(BUNDLE_DEFAULTS.settings("deviation", pair).options)["alpha"] == 0.25
+    assert dict(gate_settings("deviation", pair).options)["alpha"] == 0.25
 
 
 def test_a_calibration_is_found_again_and_refused_for_other_weights() -> None:
     pair, other = load_pair("plug_family:pair"), load_pair("plug_pairs:named")
-    settings = BUNDLE_DEFAULTS.settings("deviation", pair)
+    settings = gate_settings("deviation", pair)
     assert pair.path is not None and other.path is not None
     made = Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {})
     made.save(pair.path / "calibration")

@@ -26,7 +26,15 @@ from specact.gates.calibration import (
     threshold_for_rate,
 )
 from specact.gates.controller import RateBudget
-from specact.gates.settings import CALIBRATED, GATES, GateChoices, GateSettings, check_options, load_gate, table_entries
+from specact.gates.settings import (
+    CALIBRATED,
+    GATES,
+    GateSettings,
+    check_options,
+    gate_settings,
+    load_gate,
+    table_entries,
+)
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.rollout.methods import METHODS, load_method
 
@@ -83,14 +91,14 @@ def test_what_is_no_gate_is_refused(name: str, said: str) -> None:
 
 def test_parameters_have_the_types_of_the_constructor() -> None:
     ball, words = load_pair("ball"), ("window=5", "scale=2", "kind=b", "name=7", "max_skips=3")
-    settings = GateChoices(words).settings(CHOOSY, ball)
+    settings = gate_settings(CHOOSY, ball, words)
     assert settings == GateSettings(
         CHOOSY, max_skips=3, options=(("window", 5), ("scale", 2.0), ("kind", "b"), ("name", "7"))
     )
     gate = settings.build(ball)
     assert (vars(gate)["options"], gate.max_skips) == ((5, 2.0, "b", "7"), 3)
     words = ("alpha=0.25", "deviation.max_skips=7", "uncertainty.kind=entropy", "perturbations=3", "window=5")
-    deviation, uncertainty = (GateChoices(words).settings(gate, ball) for gate in ("deviation", "uncertainty"))
+    deviation, uncertainty = (gate_settings(gate, ball, words) for gate in ("deviation", "uncertainty"))
     assert dict(deviation.options)["alpha"] == 0.25 and deviation.max_skips == 7
     assert dict(uncertainty.options) == {"kind": "entropy", "perturbations": 3} and uncertainty.max_skips is None
     check_options(words[:4], ["deviation", "uncertainty"])
@@ -116,7 +124,7 @@ def test_parameters_have_the_types_of_the_constructor() -> None:
 )
 def test_parameters_that_a_gate_does_not_have_are_refused(gate: str, option: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        GateChoices((option,)).settings(gate, load_pair("ball"))
+        gate_settings(gate, load_pair("ball"), (option,))
 
 
 def test_the_table_of_a_recipe_names_gates_and_their_parameters() -> None:
@@ -261,7 +269,7 @@ def test_values_that_do_not_fit_are_refused(bundle_copy: Path, changes: dict[str
 def test_the_parameters_are_those_of_the_calibration_or_the_given_ones(bundle_copy: Path) -> None:
     pair, worst = load_pair(bundle_copy), ("worst=true",)
     assert deciding_gate(pair, BEND, 0.5, RateBudget(0.5), worst).settings()["worst"] is True
-    settings = GateChoices(worst).settings(BEND, pair)
+    settings = gate_settings(BEND, pair, worst)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {}).save(bundle_copy / "calibration")
     for options in ((), worst):
         assert vars(deciding_gate(pair, BEND, 0.5, None, options))["worst"] is True

@@ -21,8 +21,8 @@ from specact.families.chunks import PairSettings
 from specact.families.chunks.pair import chunk_distance
 from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate, deciding_gate
-from specact.gates.heads import TRAINING, TrainedFor, load_distance_head
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.learned import TRAINING, DistanceHead, TrainedFor
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.budget import measure_parts
@@ -73,7 +73,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
 
 def correlation(pair: Pair[Any]) -> float:
     """Of the gate's score with the true distance, where the head was not taught."""
-    gate, rng = GateChoices().settings("learned", pair).build(pair), np.random.default_rng(0)
+    gate, rng = gate_settings("learned", pair).build(pair), np.random.default_rng(0)
     judged = demonstrated_lessons(pair, shown(8, 1), 200, Path(), quiet)
     states, drafted = np.asarray(judged.observation["state"]), judged.outputs["drafted"]
     drafts = [pair.drafter().propose(Window({"state": state}), rng) for state in states]
@@ -83,7 +83,7 @@ def correlation(pair: Pair[Any]) -> float:
 
 def test_its_score_is_how_far_the_targets_actions_are(learned: Pair[Any]) -> None:
     assert correlation(learned) > 0.9
-    head, zeros = load_distance_head(learned), np.zeros((4, 2), np.float32)
+    head, zeros = DistanceHead.of(learned), np.zeros((4, 2), np.float32)
     near, far = (head.estimate(Window({"state": np.full((1, 8), at, np.float32)}), zeros) for at in (0.05, 0.9))
     assert near < 0.15 < 0.35 < far < 0.55  # the target's actions are .025 and .45 away
 
@@ -99,7 +99,7 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: Pair[Any], tmp_p
     path = Path(shutil.copytree(learned.path or "", tmp_path / "pair"))
     pair = load_pair(path, draft=SMALL, target=LARGE)
     with Pool(1) as pool:
-        made = calibrate_offline(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
+        made = calibrate_offline(pair, gate_settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
     assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
     made.save(path / "calibration")
     assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
@@ -115,14 +115,14 @@ def test_a_head_of_another_pair_is_refused(learned: Pair[Any], tmp_path: Path) -
     assert learned.path is not None
     other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
     with pytest.raises(ConfigError, match="has no learned gate"):
-        GateChoices().settings("learned", other)
+        gate_settings("learned", other)
     give_head(tmp_path / "other", learned.path / HEAD, 9)
     with pytest.raises(BundleError, match="--retrain"):
-        GateChoices().settings("learned", other).build(other)
+        gate_settings("learned", other).build(other)
     backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, PairSettings(execute=2))
     give_head(tmp_path / "backwards", learned.path / HEAD, 9)
     with pytest.raises(BundleError, match="trained for the pair"):
-        GateChoices().settings("learned", backwards).build(backwards)
+        gate_settings("learned", backwards).build(backwards)
     (tmp_path / "other" / HEAD).write_bytes(b"another")
     with pytest.raises(BundleError, match="manifest"):
         load_pair(tmp_path / "other", draft=SMALL, target=LARGE)
@@ -130,7 +130,7 @@ def test_a_head_of_another_pair_is_refused(learned: Pair[Any], tmp_path: Path) -
 
 def test_what_it_cannot_be_for_is_refused(learned: Pair[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="'chunks'"):
-        GateChoices().settings("learned_action", learned)
+        gate_settings("learned_action", learned)
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
     own = load_pair("my_family:pair")
     with Pool(1) as pool, pytest.raises(ConfigError, match="family"):
@@ -202,7 +202,7 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     # So does its head.
     other = load_pair(folder, decoding="last" if decoding == "strict_last" else "flash")
     with pytest.raises(BundleError, match=f"'{decoding}'.* --retrain"):
-        GateChoices().settings("learned", other).build(other)
+        gate_settings("learned", other).build(other)
     assert "gate learned" not in measure_parts(load_pair(folder), 1)
     assert "gate learned" in measure_parts(load_pair(folder, decoding=decoding), 1)
     (folder / "calibration" / f"{stored}.json").rename(folder / "calibration" / "learned-0.50.json")

@@ -13,7 +13,7 @@ from tests.gates.steps import CHUNK, RNG, A, Fixed, G, K, Told, binomial_bounds,
 
 from specact.families.codes.sampling import CodeDistribution, softmax
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
-from specact.gates.baseline import Periodic
+from specact.gates.gate import Periodic
 from specact.types import Proposal
 
 READINGS = ("euclidean", "path_ratio", "disparity", "zscore", "jump")

@@ -20,8 +20,8 @@ from specact.errors import BundleError, ConfigError
 from specact.families.codes.sampling import CodeDistribution, Drafted, sample_codes
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
-from specact.gates.heads import TargetHead, TrainedFor
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.learned import TargetHead
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
@@ -96,8 +96,8 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         metrics = train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
         data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4
-    gate, parts = GateChoices().settings("learned", bundle).build(bundle), bundle.parts
-    head = TargetHead(parts.path / HEAD, parts.spec, parts.draft.inputs, TrainedFor.of(bundle), "")
+    gate = gate_settings("learned", bundle).build(bundle)
+    head = TargetHead(bundle)
     for row in range(20):
         window = seen(data, row)
         draft = bundle.parts.draft.infer(window)
@@ -131,7 +131,7 @@ def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: P
             train_head(bundle, recipe, roll, bundle.parts.path / "gate", kill_at("head-1", 15))
         assert {path.name for path in bundle.parts.path.iterdir()} == {*before, "gate"}
         with pytest.raises(ConfigError, match="has no learned gate"):
-            GateChoices().settings("learned", load_pair(bundle.parts.path))
+            gate_settings("learned", load_pair(bundle.parts.path))
         train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
     again = load_pair(bundle.parts.path)
     assert again.fingerprint == bundle.fingerprint
@@ -162,17 +162,17 @@ def test_a_head_of_another_pair_or_none_is_refused(
     taught: tuple[Pair[Any], dict[str, float]], tiny_bundle: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"specact calibrate .* --gate learned"):
-        GateChoices().settings("learned", load_pair(tiny_bundle))
-    bundle, _ = taught
-    copy = Path(shutil.copytree(bundle.parts.path, tmp_path / "other"))
+        gate_settings("learned", load_pair(tiny_bundle))
+    copy = Path(shutil.copytree(taught[0].parts.path, tmp_path / "other"))
+    bundle, content = load_pair(copy), (copy / HEAD).read_bytes()
     model = onnx.load(copy / HEAD)
     model.metadata_props[0].value = "0123456789abcdef"
     onnx.save(model, copy / HEAD)
     with pytest.raises(BundleError, match="0123456789abcdef"):
-        TargetHead(copy / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")
-    (copy / HEAD).write_bytes((bundle.parts.path / HEAD).read_bytes()[:-100])
+        TargetHead(bundle)
+    (copy / HEAD).write_bytes(content[:-100])
     with pytest.raises(BundleError, match="ONNX"):
-        TargetHead(copy / HEAD, bundle.parts.spec, bundle.parts.draft.inputs, TrainedFor.of(bundle), "")
+        TargetHead(bundle)
 
 
 def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Pair[Any], dict[str, float]]) -> None:

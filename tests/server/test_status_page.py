@@ -16,7 +16,7 @@ from tests.server.conftest import Process
 
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.families.codes.pair import CodeVerifier
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.remote import Client, Endpoint, RemoteTarget
 from specact.server import telemetry as server_telemetry
 from specact.server.telemetry import Telemetry

@@ -17,7 +17,7 @@ from tests.served import served, verifying
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
-from specact.gates.baseline import Always, Never, Random
+from specact.gates.gate import Always, Never, Random
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.processes import serving

@@ -16,7 +16,7 @@ from tests.served import verifying
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowBundle, load_flow
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.observation import Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy

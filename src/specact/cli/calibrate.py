@@ -16,12 +16,12 @@ from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import print_result, progress_bars, remark
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
+from specact.gates.settings import CALIBRATED, LEARNED, gate_for, gate_settings, load_gate
 from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
     from specact.gates.calibration import Calibration
-    from specact.gates.settings import GateSettings
+    from specact.gates.settings import GateSettings, gate_settings
     from specact.lab.rollout.distillation import Collect
     from specact.pair import Pair
 
@@ -67,7 +67,7 @@ class GateOptions(Options):
 
         if self.gate in LEARNED and (self.retrain or pair.path is None or not (pair.path / HEAD).exists()):
             _train_head(pair, collect, update, self.seed, rounds)
-        return GateChoices(gate_options=self.gate_options).settings(self.gate, pair)
+        return gate_settings(self.gate, pair, self.gate_options)
 
     def report(self, pair: Pair[Any], made: Calibration) -> None:
         """Stores a calibration, and prints it."""
@@ -133,7 +133,7 @@ class Calibrate(Options):
 
 def training_folder(pair: Pair[Any]) -> Path:
     """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
-    from specact.gates.heads import TRAINING, TrainedFor
+    from specact.gates.learned import TRAINING, TrainedFor
 
     return Path(pair.path or ".") / TRAINING / "-".join(filter(None, vars(TrainedFor.of(pair)).values()))
 

@@ -11,7 +11,6 @@ from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Names, Options, Parts, Rare
 from specact.cli.output import command_line, print_result, progress_bars, table_of
-from specact.gates.settings import GateChoices
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 
 # Columns of the report's table of methods that are printed, under a short heading.
@@ -68,11 +67,6 @@ class Comparison(Options):
         super().__post_init__()
         check_options(self.gate_options, [load_method(name).gate for name in self.methods])
 
-    @property
-    def gates(self) -> GateChoices:
-        """Parameters of the gates."""
-        return GateChoices(gate_options=self.gate_options)
-
     def report(self, summary: dict[str, Any], table: Table) -> None:
         """Prints the result."""
         print_result(self.json, summary, [table, *contrast_lines(summary), f"run folder: {self.out}"])
@@ -103,7 +97,7 @@ class Eval(Options):
         options = self.options
         what = Evaluation(
             self.pair, self.env, options.methods, self.episodes, options.seed, options.rate, self.link,
-            gates=options.gates, **vars(self.times), **vars(self.details), **vars(options.parts),
+            gate_options=options.gate_options, **vars(self.times), **vars(self.details), **vars(options.parts),
         )  # fmt: skip
         with Pool(options.workers, self.on) as pool, progress_bars() as update:
             summary = evaluate(what, options.out, update, pool, command=command_line())

@@ -37,7 +37,7 @@ class Export(Options):
         from specact.families.chunks.sources import load_regression
         from specact.families.codes.pair import load_codes
         from specact.families.tokens.policy import load_tokens
-        from specact.gates.heads import TRAINING
+        from specact.gates.learned import TRAINING
         from specact.load import load_pair
 
         source, out = self._source(), self.out

@@ -118,8 +118,8 @@ class Eval(Options):
         _, held_out = self.demonstrations.split(pair)
         with Pool(options.workers) as pool, progress_bars() as update:
             summary = evaluate_offline(
-                pair, options.methods, held_out, options.rate, options.out, pool, update, gates=options.gates,
-                seed=options.seed, command=command_line(),
+                pair, options.methods, held_out, options.rate, options.out, pool, update,
+                gate_options=options.gate_options, seed=options.seed, command=command_line(),
             )  # fmt: skip
         title = f"{summary['bundle']}: {summary['episodes']} demonstrations"
         options.report(summary, table_of(title, [_row(*method) for method in summary["methods"].items()], _CAPTION))

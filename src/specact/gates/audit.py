@@ -22,30 +22,15 @@ _STAKES = np.array([0.05, 0.1, 0.2, 0.4, 0.7, 0.95])
 
 
 class DriftAlarm:
-    """Raised when the mean of values in [0, 1] has left ``[level - tolerance, level + tolerance]``.
+    """``raised``, for good, when the mean of values in [0, 1] has left ``[level - tolerance, level + tolerance]``.
 
     For each stake s and side, ``e_t`` is what a fair game pays for a bet that the mean is beyond that end of the
     interval: ``1 + s (x_t - m) / m`` above, ``1 + s (m - x_t) / (1 - m)`` below, with mean at most 1 while it is not.
-    The evidence ``M_t = (M_{t-1} + 1) e_t`` (Shiryaev and Roberts) adds up the bets begun at every time, and the alarm
-    is raised when its mean over stakes and sides reaches ``run_length``. As long as the conditional mean of each value,
-    given those before, lies within the interval (Shin, Ramdas and Rinaldo 2024, "E-detectors", arXiv 2203.03532,
-    section 2):
-
-    - the expected number of values until a false alarm is at least ``run_length``;
-    - the probability of a false alarm within n values is at most ``n / run_length`` (Doob's inequality).
-
-    A fixed-sample confidence interval that is tested repeatedly has neither property.
-
-    Args:
-        level: expected mean, in [0, 1].
-        tolerance: allowed distance of the mean from it; it has to cover the level's estimation error.
-        run_length: lower bound on the expected number of values until a false alarm.
-
-    Attributes:
-        raised: whether it was raised; it stays raised.
-
-    Raises:
-        ConfigError: for a value outside its range.
+    The evidence ``M_t = (M_{t-1} + 1) e_t`` (Shiryaev and Roberts) adds up the bets begun at every time; the alarm is
+    raised when its mean over stakes and sides reaches ``run_length``. As long as the conditional means given the past
+    lie within the interval, the expected number of values until a false alarm is at least ``run_length``, and its
+    probability within n values at most ``n / run_length`` (Shin, Ramdas and Rinaldo 2024, "E-detectors", arXiv
+    2203.03532, section 2; Doob's inequality). A confidence interval for a fixed n, tested repeatedly, has neither.
     """
 
     def __init__(self, level: Share, *, tolerance: InsideUnit = 0.05, run_length: AtLeastOne = 20_000.0) -> None:
@@ -73,13 +58,7 @@ _LAMBDAS = tuple(0.9 / 1.5**k for k in range(12))
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of values in [0, 1].
-
-    Attributes:
-        mean: of the values; None if there are none.
-        low, high: its interval, within [0, 1].
-        count: how many values.
-    """
+    """The mean of ``count`` values in [0, 1], None if there are none, and its interval within [0, 1]."""
 
     mean: float | None
     low: float
@@ -90,20 +69,13 @@ class Estimate:
 class RunningMean:
     """The mean of values in [0, 1] with an anytime-valid confidence interval (a confidence sequence).
 
-    With probability at least ``1 - error_rate``, simultaneously for all n, the interval contains the mean of the n
-    conditional expectations given the past: the common mean without drift, the average mean with drift. Values need not
-    be independent. It is the empirical Bernstein confidence sequence of Howard, Ramdas, McAuliffe and Sekhon (2021,
-    arXiv 1810.08240, theorem 4): for every lambda in (0, 1)
+    With probability at least ``1 - error_rate``, for all n at once, the interval contains the mean of the n conditional
+    expectations given the past; values need not be independent. It is the empirical Bernstein confidence sequence of
+    Howard, Ramdas, McAuliffe and Sekhon (2021, arXiv 1810.08240, theorem 4): for every lambda in (0, 1) and all n
 
         |sum (x_i - E_i x_i)| < (log(2 / error) - (log(1 - lambda) + lambda) V) / lambda,   V = sum (x_i - guess_i)^2
 
-    for all n, where the guess is the mean of the values before. Each of twelve lambdas gets a twelfth of the error.
-
-    Args:
-        error_rate: in (0, 1).
-
-    Raises:
-        ConfigError: for an error rate outside its range.
+    where the guess is the mean of the values before. Each of twelve lambdas gets a twelfth of the error.
     """
 
     def __init__(self, error_rate: InsideUnit = 0.05) -> None:
@@ -132,17 +104,10 @@ class AuditEstimator:
     """True skip ratio in deployment, ``mean of 1 - R(z)`` over the steps a gate would skip, estimated from its audits.
 
     Each such step is audited with the same probability, so the estimate is unbiased as long as that probability is
-    constant. Missed audits are counted and excluded, which assumes that misses are independent of R(z). With action
-    codes an audit gives the probability that all codes are accepted, which has less variance than the event itself.
-
-    Args:
-        alarm: on the values ``1 - R(z)`` of the audits, or None. Its guarantee needs audits that are far enough apart
-            to be uncorrelated, as at small rates; ``experiments/controller`` counts false alarms.
-        error_rate: see :class:`RunningMean`.
-
-    Attributes:
-        missed: audits without a reply.
-        alarm: the alarm.
+    constant. Audits that ``missed`` are counted and excluded, which assumes that misses are independent of R(z). With
+    action codes an audit gives the probability that all codes are accepted, with less variance than the event itself.
+    The guarantee of an ``alarm`` on the values ``1 - R(z)`` needs audits that are far enough apart to be uncorrelated,
+    as at small rates; ``experiments/controller`` counts false alarms.
     """
 
     def __init__(self, alarm: DriftAlarm | None = None, *, error_rate: float = 0.05) -> None:
@@ -166,14 +131,9 @@ class AuditEstimator:
 
 
 def expected_true_skip(rejections: Sequence[float], rate: BelowOne) -> float:
-    """True skip ratio at a transmission rate according to the calibration: the level of an alarm.
+    """True skip ratio at a transmission rate in [0, 1) according to the calibration: the level of an alarm.
 
-    Args:
-        rejections: mean R(z) in bins of equal count, lowest scores first (``rejections`` of a calibration's model).
-        rate: transmission rate, in [0, 1).
-
-    Raises:
-        ConfigError: for a rate outside its range.
+    The mean R(z) is in bins of equal count, lowest scores first: ``rejections`` of a calibration's model.
     """
     check_arguments(expected_true_skip, {"rate": rate})
     skipped = (1.0 - rate) * len(rejections)

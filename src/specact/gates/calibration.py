@@ -19,24 +19,17 @@ from specact.errors import BundleError, ConfigError
 from specact.files import file_stem, write_json
 from specact.gates.controller import Budget, Controller
 from specact.gates.gate import Gate
-from specact.gates.heads import calibrate_command
-from specact.gates.settings import GateChoices, GateSettings, check_options, load_gate
+from specact.gates.learned import calibrate_command
+from specact.gates.settings import GateSettings, check_options, gate_settings, load_gate
 from specact.pair import Pair
 from specact.records import read_json
 
 
 def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
-    """Threshold and tie probability that transmit a share ``rate`` of the steps.
-
-    Args:
-        scores: of the steps that were not forced, ``[N]``.
-        rate: share of them to transmit, in [0, 1].
-
-    Returns:
-        ``(threshold, tie_probability)``: transmit above the threshold, and with that probability at it.
+    """Threshold and tie probability that transmit a share ``rate`` in [0, 1] of the steps with these scores ``[N]``.
 
     Raises:
-        ConfigError: if there are no scores.
+        ConfigError: if there are no scores, since every step was forced.
     """
     if not len(scores):
         raise ConfigError("every step was transmitted by force, so there is no threshold to find; raise max_skips")
@@ -52,15 +45,12 @@ class Calibration:
     """A gate's settings for one pair of policies and one rate.
 
     Attributes:
-        fingerprint: of the bundle it was made for.
-        rate: the requested transmission rate.
-        settings: the gate.
+        fingerprint, rate: of the bundle it was made for, and the requested transmission rate.
         held_out: result on held-out episodes: ``rate``, ``episodes``, ``inferences``.
         rounds: threshold and achieved rate of every round on states of the gated policy.
         model: fit of rejection over score, see :mod:`specact.lab.evaluation.rejection`.
         made_by: the settings of the run that made it.
-        decoding: of a token or flow policy, see :func:`~specact.load.load_pair`; the score depends on what is
-            proposed, and so on the decoding. Empty for the default.
+        decoding: of a token or flow policy, on which what is proposed and so the score depend; empty for the default.
     """
 
     fingerprint: str
@@ -118,12 +108,9 @@ def find_calibration(bundle: Pair[Any], gate: str, rate: float) -> Calibration |
 
 
 def calibrated_gate(bundle: Pair[Any], gate: str, rate: float) -> Gate:
-    """A gate with the threshold of the bundle's stored calibration for a transmission rate.
+    """A gate with the threshold of the bundle's stored calibration for a transmission rate in (0, 1).
 
-    Args:
-        bundle: the policies.
-        gate: one of :data:`~specact.gates.settings.CALIBRATED`, or ``MODULE:GATE``.
-        rate: share of inferences to transmit, in (0, 1).
+    The gate is one of :data:`~specact.gates.settings.CALIBRATED`, or ``MODULE:GATE``.
 
     Raises:
         ConfigError: if the bundle has no calibration for it; the message names those it has.
@@ -155,20 +142,15 @@ def deciding_gate(
 ) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 
-    Args:
-        bundle: the pair.
-        name: of the gate.
-        rate: share of inferences to transmit.
-        budget: budget for a controller, or None.
-        gate_options: its parameters, see :class:`~specact.gates.settings.GateChoices`; those of its calibration if
-            empty.
+    Its parameters are those of its calibration, unless options are given, see
+    :func:`~specact.gates.settings.gate_settings`.
 
     Raises:
         ConfigError: if the gate is unknown, has no threshold to control or no such parameters, or the bundle has no
             calibration, or one with other parameters.
     """
     check_options(gate_options, [name])
-    settings = GateChoices(gate_options=gate_options).settings(name, bundle)
+    settings = gate_settings(name, bundle, gate_options)
     if not load_gate(name).calibrated:
         if budget is not None:
             raise ConfigError(f"--gate {name} has no threshold, so it cannot hold a budget; choose another gate")

@@ -38,15 +38,7 @@ class Budget(Protocol):
 
 
 class RateBudget:
-    """A transmission rate.
-
-    Args:
-        rate: share of inferences to transmit, in [0, 1], forced ones and audits included; it may be changed at any
-            time.
-
-    Raises:
-        ConfigError: for a rate outside its range.
-    """
+    """A transmission rate in [0, 1], forced transmissions and audits included; it may be changed at any time."""
 
     def __init__(self, rate: Share) -> None:
         check_arguments(RateBudget.__init__, {"rate": rate})
@@ -59,13 +51,8 @@ class RateBudget:
 class LinkBudget:
     """A robot's share of a link's bandwidth; requests that were not sent do not count.
 
-    Args:
-        bytes_per_s: bandwidth of this robot, both ways together [B/s].
-        request_bytes: size of a request and its reply [B].
-        inferences_hz: inferences per second [1/s].
-
-    Raises:
-        ConfigError: for a value that is not positive.
+    That is ``bytes_per_s``, both ways together [B/s], for requests that with their reply have ``request_bytes`` [B], at
+    ``inferences_hz`` inferences per second [1/s].
     """
 
     def __init__(self, bytes_per_s: Positive, request_bytes: Positive, inferences_hz: Positive) -> None:
@@ -78,16 +65,10 @@ class LinkBudget:
 
 
 class LatencyBudget:
-    """A mean latency of an inference.
+    """A mean latency of an inference [s].
 
-    The rate follows from the moving averages of the latencies of skipped and of transmitted inferences.
-
-    Args:
-        seconds: the mean latency [s].
-        memory: length of each moving average [inferences].
-
-    Raises:
-        ConfigError: if either is not positive.
+    The rate follows from moving averages, over ``memory`` inferences each, of the latencies of skipped and of
+    transmitted ones.
     """
 
     def __init__(self, seconds: Positive, memory: Count = 50) -> None:
@@ -119,24 +100,12 @@ class Controller(Gate):
     """Another gate's score with a threshold that is controlled to hold a budget; it needs no calibration.
 
     With ``e_t`` the overspending of inference t, the next threshold transmits the share
-    ``rate - (e_1 + ... + e_t) / horizon`` of the last scores, clipped to [0, 1]. Hence, for a fixed
-    :class:`RateBudget` and any sequence of scores, drifting or adversarial, the rate over T inferences since the start
-    differs from the requested one by at most ``(horizon + 1) / T``, as long as forced transmissions and audits fit into
-    the budget. The integral is clipped at the horizon; it gets there only if they do not fit, or if single inferences
-    took extremely long. A latency is held in the same way, with the overspending in units of the latency that a
-    transmission adds at the time.
-
-    An episode's end resets the inner gate alone; scores and integral persist.
-
-    Args:
-        inner: gives the score and the limits on skipping; its threshold is not used.
-        budget: the controlled quantity.
-        window: number of last scores for the quantile. Shorter follows drift faster, longer is steadier.
-        horizon: integral, in transmissions, that changes the share by 1. Shorter holds the budget more closely, longer
-            disturbs the gate's choice less.
-
-    Raises:
-        ConfigError: if window or horizon is below 1.
+    ``rate - (e_1 + ... + e_t) / horizon`` of the last ``window`` scores, clipped to [0, 1]. Hence, for a fixed
+    :class:`RateBudget` and any sequence of scores, drifting or adversarial, the rate over T inferences differs from the
+    requested one by at most ``(horizon + 1) / T``, as long as forced transmissions and audits fit into the budget; the
+    integral is clipped at the horizon. A latency is held likewise, in units of what a transmission adds at the time.
+    A shorter window follows drift faster, a shorter horizon holds the budget more closely; a longer one disturbs the
+    inner gate's choice less. An episode's end resets the inner gate alone; scores and integral persist.
     """
 
     def __init__(self, inner: Gate, budget: Budget, *, window: Count = 200, horizon: AtLeastOne = 100.0) -> None:

@@ -1,4 +1,4 @@
-"""The base class of gates: a score, a threshold, ties broken at random, and limits on skipping."""
+"""Gates: a score, a threshold, ties broken at random and limits on skipping; and those that ignore the proposal."""
 
 from __future__ import annotations
 
@@ -10,27 +10,17 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.pair import Follower
-from specact.records import BelowOne, Share, WholeNumber, check_arguments
+from specact.records import BelowOne, Count, Share, WholeNumber, check_arguments
 from specact.types import Decision, Proposal
 
 
 class Gate(Follower, ABC):
-    """Decides, before anything is sent, whether a step is transmitted to the target.
+    """Decides, before anything is sent, whether a step is transmitted: if its score is above the threshold.
 
-    A subclass computes the score; this class makes the decision. Each robot needs its own gate: call :meth:`reset` when
-    an episode starts, :meth:`decide` before and :meth:`on_inference` after every inference, :meth:`on_verified` when a
-    verification arrives, and :meth:`on_action` once per executed action. :func:`specact.contracts.check_gate` checks a
-    subclass.
-
-    Args:
-        threshold: a step is transmitted if its score is above this.
-        tie_probability: probability of transmission, in [0, 1], if the score equals the threshold. Scores such as the
-            rejection probability are exactly 0 in many steps, so the rate would otherwise be discontinuous there.
-        max_skips: longest run of skipped inferences; the next one is transmitted. None for no limit.
-        force_first: whether an episode's first inference is always transmitted; scores that use past actions are
-            undefined there.
-        audit_rate: probability, in [0, 1), that a step which would be skipped is transmitted as an audit, see
-            :mod:`specact.gates.audit`; it may be changed at any time.
+    A subclass computes the score, see :func:`specact.contracts.check_gate`. Each robot has a gate of its own. At the
+    threshold a step is transmitted with ``tie_probability``: many scores are often exactly 0. At most ``max_skips``
+    inferences in a row are skipped. ``force_first`` transmits an episode's first, whose past is unknown to the score. A
+    step that would be skipped is an audit with ``audit_rate``, see :mod:`specact.gates.audit`; it may change any time.
 
     Raises:
         ConfigError: for a value outside its range.
@@ -60,12 +50,9 @@ class Gate(Follower, ABC):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        """A gate for one robot, from stored settings. Override it if the gate needs a part of the pair.
+        """A gate for one robot, from stored settings; override it if the gate needs a part of the pair.
 
-        Args:
-            pair: the bundle of the policies.
-            threshold: see the class; for a gate that is not calibrated, the transmission rate.
-            settings: keywords of the constructor, ``tie_probability`` and ``max_skips`` among them.
+        The threshold of a gate that is not calibrated is its transmission rate; settings are the constructor's.
         """
         return cls(threshold, **settings)
 
@@ -119,3 +106,59 @@ class Gate(Follower, ABC):
         """The gate's parameters as plain values, for a manifest."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {"gate": type(self).__name__, **public, "audit_rate": self.audit_rate}
+
+
+class _Blind(Gate):
+    """A gate without a score and without settings of a calibration."""
+
+    calibrated = False
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        return cls()  # type: ignore[call-arg]
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        return 0.0
+
+
+class Never(_Blind):
+    """Never transmits: the draft alone."""
+
+    def __init__(self) -> None:
+        super().__init__(math.inf, force_first=False)
+
+
+class Always(_Blind):
+    """Transmits every step: hybrid inference without a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(-math.inf, force_first=False)
+
+
+class Periodic(_Blind):
+    """Transmits the first step, and then every ``period``-th (>= 1): the pattern of HeiSD's released code."""
+
+    def __init__(self, period: Count = 3) -> None:
+        check_arguments(Periodic.__init__, {"period": period})
+        super().__init__(math.inf, max_skips=period - 1)
+
+
+class Random(Gate):
+    """Transmits each step with the same probability, the rate in [0, 1]: the baseline for other gates at equal rate.
+
+    Transmissions that ``max_skips`` and ``force_first`` enforce add to the rate.
+    """
+
+    calibrated = False
+
+    def __init__(self, rate: Share, *, max_skips: int | None = None, force_first: bool = False) -> None:
+        check_arguments(Random.__init__, {"rate": rate})
+        super().__init__(1.0 - rate, max_skips=max_skips, force_first=force_first)
+        self.rate = rate
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, *, tie_probability: float = 0.0, **settings: Any) -> Random:
+        return cls(threshold, **settings)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        return 1.0 - float(rng.random())

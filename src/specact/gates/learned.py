@@ -1,112 +1,196 @@
-"""Gates on what verification would change: exactly as the oracles know it, or as a head on the device estimates it."""
+"""Learned gates and their heads: small networks on the device, in a file of the pair's folder.
+
+The head of a pair of action codes estimates the target's distribution; that of chunks, tokens and flows estimates how
+far the target's actions are. A head knows the pair and the decoding that it was trained for.
+"""
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specact.families.codes.policy import ActionTokenizer, InfersCodes
-from specact.families.codes.sampling import CodeDistribution, rejection_probability, residual
+from specact.bundle.bundle import HEAD
+from specact.bundle.manifest import fingerprint_of
+from specact.bundle.network import Network, NetworkInputs, Shapes
+from specact.errors import BundleError, ConfigError
+from specact.families.codes.policy import CodePolicy
+from specact.families.codes.sampling import CodeDistribution
+from specact.gates.codes import RejectionGate
 from specact.gates.gate import Gate
-from specact.gates.heads import DistanceHead, TargetHead, check_calibrated_head, load_distance_head, load_head
-from specact.records import check_arguments
-from specact.types import Proposal
+from specact.observation import ObservationSpec, Window
+from specact.pair import Pair
+from specact.types import Chunk, Floats, Proposal
 
-Quantity = Literal["rejection", "action_change"]
+# Folder of a pair's folder in which heads are trained.
+TRAINING = "gate"
 
 
-class RejectionGate(Gate):
-    """The expected effect of verification on the drafted step, given a subclass's target distribution.
-
-    ``rejection``: ``R(z)``, the probability that any drafted code would be rejected. ``action_change``: the expected
-    distance between the drafted action and the one verification would give, over verification's randomness (mean
-    over the chunk, normalised units).
-
-    Args:
-        threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
-        tokenizer: turns codes into actions.
-        on: which of the two.
+def head_file(pair: Pair[Any]) -> Path:
+    """The file of the pair's head.
 
     Raises:
-        ConfigError: for an unknown quantity.
+        ConfigError: if the pair has none.
+    """
+    file = None if pair.path is None else pair.path / HEAD
+    if file is None or not file.is_file():
+        raise ConfigError(
+            f"{pair.name!r} has no learned gate; train one with: {calibrate_command(pair)}, or with specact offline "
+            "calibrate where there is no simulator"
+        )
+    return file
+
+
+def calibrate_command(pair: Pair[Any], gate: str = "learned") -> str:
+    """The command that calibrates a gate of a pair, with the draft, target and decoding that it was loaded with."""
+    return f"specact calibrate {pair.source.cli_args} --gate {gate}"
+
+
+def head_fingerprint(pair: Pair[Any]) -> str:
+    """The fingerprint of the pair's head; errors as of :func:`head_file`."""
+    return fingerprint_of(head_file(pair))
+
+
+def has_fitting_head(pair: Pair[Any]) -> bool:
+    """Whether the pair has a head that was trained for it, as it was loaded."""
+    file = None if pair.path is None else pair.path / HEAD
+    return file is not None and file.is_file() and TrainedFor.read(Network(file)) == TrainedFor.of(pair)
+
+
+@dataclass(frozen=True)
+class TrainedFor:
+    """What a head was trained for, as stored in its file: a pair's fingerprint, and the decoding that it judges.
+
+    The decoding is that of a token or flow policy; empty for the default.
     """
 
-    family = "codes"
-
-    def __init__(
-        self, threshold: float, *, tokenizer: ActionTokenizer, on: Quantity = "rejection", **limits: Any
-    ) -> None:
-        super().__init__(threshold, **limits)
-        self.on = on
-        check_arguments(RejectionGate.__init__, {"on": on})
-        self._tokenizer = tokenizer
+    pair: str
+    decoding: str = ""
 
     @classmethod
-    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        return cls(threshold, tokenizer=pair.parts.tokenizer, **settings)
+    def of(cls, pair: Pair[Any]) -> TrainedFor:
+        """For a pair as it was loaded."""
+        return cls(pair.fingerprint, pair.source.decoding)
 
-    @abstractmethod
-    def target(self, proposal: Proposal) -> CodeDistribution:
-        """The target distribution that the draft's is compared with."""
-
-    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        target, codes = self.target(proposal), proposal.evidence.codes
-        p, q = target.rows_given(codes), proposal.evidence.draft.rows_given(codes)
-        rejection = rejection_probability(p, q, codes)
-        if self.on == "rejection":
-            return float(1.0 - math.prod((1.0 - rejection).tolist()))
-        distribution = residual(p, q) * rejection[:, None]
-        distribution[np.arange(len(distribution)), codes] += 1.0 - rejection
-        return self._expected_change(_joint(distribution, target, proposal), target, proposal.actions)
-
-    def _expected_change(
-        self, joint: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
-    ) -> float:
-        offsets = target.offsets[0]
-        for added in target.offsets[1:]:
-            offsets = offsets[..., None, :, :] + added
-        likely = np.flatnonzero(joint > 1e-6)
-        actions = self._tokenizer.table[likely] + offsets.reshape(-1, *chunk.shape)[likely]
-        distances = np.linalg.norm(actions - chunk, axis=-1).mean(axis=-1)
-        return float(joint.ravel()[likely] @ distances)
+    @classmethod
+    def read(cls, network: Network) -> TrainedFor:
+        """As a head's file says."""
+        return cls(network.metadata.get("pair", ""), network.metadata.get("decoding", ""))
 
 
-def _joint(distribution: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
-    """The joint distribution ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
-    if target.conditional is None:
-        joint: NDArray[np.float64] = distribution[0]
-        for row in distribution[1:]:
-            joint = np.multiply.outer(joint, row)
-        return joint
-    # If the primary is replaced, the secondary is sampled from the target's conditional.
-    primary = proposal.evidence.codes[0]
-    joint = distribution[0][:, None] * target.conditional
-    joint[primary] = distribution[0][primary] * distribution[1]
-    return joint
+class Head:
+    """A head in a pair's folder.
 
-
-class Oracle(RejectionGate):
-    """Evaluates the target to decide whether to transmit; a reference for comparison, not deployable.
-
-    Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.learned.RejectionGate`.
-        target: the target policy; its time is excluded from the method's.
+    Raises:
+        BundleError: if its file is no ONNX model, has other inputs or outputs, or was trained for another pair or
+            decoding.
+        ConfigError: if the pair has none.
     """
 
-    def __init__(self, threshold: float, *, target: InfersCodes, **settings: Any) -> None:
-        super().__init__(threshold, **settings)
-        self._target = target
+    _loaded: ClassVar[dict[tuple[Any, ...], Any]] = {}
+
+    def __init__(self, pair: Pair[Any], inputs: Shapes, outputs: Shapes) -> None:
+        file, wanted = head_file(pair), TrainedFor.of(pair)
+        again = f"train it again with: {calibrate_command(pair)} --retrain"
+        self._network, self.fingerprint = Network(file, inputs, outputs, repair=again), fingerprint_of(file)
+        found = TrainedFor.read(self._network)
+        if found.pair != wanted.pair:
+            raise BundleError(
+                f"{file} was trained for the pair {found.pair}, but the bundle beside it is {wanted.pair}; {again}"
+            )
+        if found != wanted:
+            trained, asked = (repr(one.decoding) if one.decoding else "of default" for one in (found, wanted))
+            raise BundleError(f"{file} was trained on drafts of the decoding {trained}, not of {asked}; {again}")
 
     @classmethod
-    def for_pair(cls, pair: Any, threshold: float, *, target: InfersCodes | None = None, **settings: Any) -> Gate:
-        return super().for_pair(pair, threshold, target=pair.parts.target if target is None else target, **settings)
+    def of(cls, pair: Pair[Any], weights: str | None = None) -> Self:
+        """The pair's head, whose fingerprint must be ``weights``; robots of one process share its stateless session.
 
-    def target(self, proposal: Proposal) -> CodeDistribution:
-        return self._target.infer(proposal.window)
+        Raises:
+            BundleError: as of the class, or if a threshold was calibrated for another head.
+        """
+        file, found = head_file(pair), head_fingerprint(pair)
+        if weights not in (None, found):
+            raise BundleError(
+                f"{file} has fingerprint {found}, but the gate was calibrated for {weights}; calibrate again "
+                f"with: {calibrate_command(pair)}"
+            )
+        # A file can be overwritten with another head.
+        key = cls, file, found, TrainedFor.of(pair), pair.execute
+        if key not in cls._loaded:
+            cls._loaded[key] = cls(pair)  # type: ignore[call-arg]
+        head: Self = cls._loaded[key]
+        return head
+
+
+class TargetHead(Head):
+    """Estimates the target's distribution from the window and the draft's, for a pair of action codes."""
+
+    def __init__(self, pair: Pair[Any]) -> None:
+        spec, self._inputs = pair.parts.spec, pair.parts.draft.inputs
+        probs = ("batch", spec.codebooks, spec.codes)
+        super().__init__(pair, self._inputs.shapes | {"draft_probs": probs}, {"target_probs": probs})
+
+    def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
+        """``p^``, ``[G, K]``."""
+        estimate: Floats = self.estimate_batch([window], [draft])[0]
+        return estimate
+
+    def estimate_batch(self, windows: Sequence[Window], drafts: Sequence[CodeDistribution]) -> Floats:
+        """``p^`` of several windows in one pass, ``[B, G, K]``."""
+        inputs = self._inputs.stack(windows)
+        inputs["draft_probs"] = np.stack([draft.probs for draft in drafts]).astype(np.float32)
+        return np.asarray(self._network.run(inputs)[0], dtype=np.float64)
+
+
+class HeadDraft:
+    """A :class:`~specact.families.codes.policy.CodePolicy` that drafts from a head's estimate ``p^`` of the target.
+
+    Codes are sampled from ``p^`` instead of ``q``, with the draft's offsets. It shows what the head contributes without
+    a gate. Verified with ``p^`` in place of ``q``, the codes follow the target's distribution exactly.
+    """
+
+    def __init__(self, draft: CodePolicy, head: TargetHead) -> None:
+        self._draft, self._head = draft, head
+
+    def infer(self, window: Window) -> CodeDistribution:
+        return self.infer_batch([window])[0]
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        drafts = self._draft.infer_batch(windows)
+        estimates = self._head.estimate_batch(windows, drafts)
+        # Rows sum to 1 only up to single precision.
+        estimates /= estimates.sum(axis=-1, keepdims=True)
+        return [CodeDistribution(probs, draft.offsets) for probs, draft in zip(estimates, drafts, strict=True)]
+
+
+def head_observation(pair: Pair[Any]) -> ObservationSpec | None:
+    """What a head sees: the draft's observations without camera frames, without a draft the target's; None if none."""
+    seeing = pair.parts.draft or pair.parts.policy
+    vectors: ObservationSpec | None = seeing.spec.observation.vectors
+    return vectors
+
+
+class DistanceHead(Head):
+    """Estimates the distance between the drafted and the target's actions, for any other pair."""
+
+    def __init__(self, pair: Pair[Any]) -> None:
+        self._observation, self._execute = head_observation(pair), pair.execute
+        seen = {} if self._observation is None else NetworkInputs(self._observation).shapes
+        drafted = ("batch", pair.execute, len(pair.units.centre))
+        super().__init__(pair, seen | {"drafted": drafted}, {"distance": ("batch",)})
+
+    def estimate(self, window: Window, actions: Chunk) -> float:
+        """The expected root mean square over the action's dimensions, mean over the actions that are executed.
+
+        The window has at least the observations that the head sees; the drafted actions are ``[n, A]``, normalised.
+        """
+        inputs = {} if self._observation is None else self._observation.stack([window])
+        inputs["drafted"] = np.ascontiguousarray(actions[None, : self._execute])
+        return float(self._network.run(inputs)[0][0])
 
 
 class Learned(RejectionGate):
@@ -114,41 +198,23 @@ class Learned(RejectionGate):
 
     ``R^(z) = 1 - prod_k min(1, p^_k(z_k) / q_k(z_k))``, which is exact if ``p^`` equals the target's distribution. For
     ``action_change`` the codes are decoded with the draft's offsets, since the target's are unknown.
-
-    Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.learned.RejectionGate`.
-        head: estimates the target's distribution.
     """
 
     def __init__(self, threshold: float, *, head: TargetHead, **settings: Any) -> None:
         super().__init__(threshold, **settings)
-        self.weights = head.fingerprint
-        self._head = head
+        self.weights, self._head = head.fingerprint, head
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        """With the head in the pair's bundle.
-
-        Raises:
-            BundleError: if the head's fingerprint is not the setting ``weights``.
-            ConfigError: if the bundle has none.
-        """
-        check_calibrated_head(pair, settings.pop("weights"))
-        return super().for_pair(pair, threshold, head=load_head(pair), **settings)
+        return super().for_pair(pair, threshold, head=TargetHead.of(pair, settings.pop("weights")), **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
-        return CodeDistribution(
-            self._head.estimate(proposal.window, proposal.evidence.draft), proposal.evidence.draft.offsets
-        )
+        draft = proposal.evidence.draft
+        return CodeDistribution(self._head.estimate(proposal.window, draft), draft.offsets)
 
 
 class LearnedDistance(Gate):
-    """Transmits if a head estimates a large distance between the target's and the drafted actions.
-
-    Args:
-        threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
-        head: estimates the distance.
-    """
+    """Transmits if a head estimates a large distance between the target's and the drafted actions."""
 
     family = "chunks"
 
@@ -158,14 +224,7 @@ class LearnedDistance(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        """With the head in the pair's folder.
-
-        Raises:
-            BundleError: if the head's fingerprint is not the setting ``weights``.
-            ConfigError: if the pair has none.
-        """
-        check_calibrated_head(pair, settings.pop("weights"))
-        return cls(threshold, head=load_distance_head(pair), **settings)
+        return cls(threshold, head=DistanceHead.of(pair, settings.pop("weights")), **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         return self._head.estimate(proposal.window, proposal.actions)

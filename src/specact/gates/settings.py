@@ -14,37 +14,29 @@ import msgspec
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.codes.policy import InfersCodes
 from specact.gates.gate import Gate
-from specact.gates.heads import head_fingerprint
+from specact.gates.learned import head_fingerprint
 from specact.imports import is_plugin, load_object
 from specact.pair import Pair
 from specact.records import WholeNumber, read_record
 
-MaxSkips = WholeNumber | Literal["unlimited"] | None
-
 GATES = {
-    "never": "specact.gates.baseline:Never",
-    "always": "specact.gates.baseline:Always",
-    "random": "specact.gates.baseline:Random",
-    "periodic": "specact.gates.baseline:Periodic",
+    "never": "specact.gates.gate:Never",
+    "always": "specact.gates.gate:Always",
+    "random": "specact.gates.gate:Random",
+    "periodic": "specact.gates.gate:Periodic",
     "deviation": "specact.systems.adahi:ActionDeviation",
-    "uncertainty": "specact.gates.uncertainty:Uncertainty",
+    "uncertainty": "specact.gates.codes:Uncertainty",
     "learned": "specact.gates.learned:Learned",
     "learned_action": "specact.gates.learned:Learned",
     "verify_skip": "specact.systems.heisd:VerifySkip",
     "similarity": "specact.systems.heisd:Similarity",
-    "oracle": "specact.gates.learned:Oracle",
-    "oracle_action": "specact.gates.learned:Oracle",
+    "oracle": "specact.gates.codes:Oracle",
+    "oracle_action": "specact.gates.codes:Oracle",
 }
-_UNCALIBRATED = ("never", "always", "random", "periodic", "verify_skip")
 # The built-in gates that need a threshold, and so a calibration.
-CALIBRATED = tuple(name for name in GATES if name not in _UNCALIBRATED)
-# The gates whose head has to be trained first.
-LEARNED = ("learned", "learned_action")
-# They know the target before they decide: bounds of what a gate can reach.
-ORACLES = ("oracle", "oracle_action")
-
-# Gates of chunks, tokens and flows that share a name with a gate of action codes.
-_CHUNK_GATES = {"learned": "specact.gates.learned:LearnedDistance"}
+CALIBRATED = tuple(name for name in GATES if name not in ("never", "always", "random", "periodic", "verify_skip"))
+# The gates whose head has to be trained first; and those that know the target before they decide: bounds of a gate.
+LEARNED, ORACLES = ("learned", "learned_action"), ("oracle", "oracle_action")
 
 # What a calibration states of a gate where nobody says otherwise.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -62,18 +54,14 @@ _TABLE = {
     "max_skips": ["deviation.max_skips"],
     "learned_max_skips": [f"{name}.max_skips" for name in LEARNED],
 }
-
-# Parameters of every gate, which are no options, and kinds of plain values.
+# Parameters of every gate, which are no options.
 _EVERY = {"self", "pair", "threshold", *signature(Gate.__init__).parameters}
-_PLAIN, _Kind = (Literal, Annotated), Parameter
 
 
 def load_gate(name: str, family: str | None = None) -> type[Gate]:
     """The class of a gate: one of :data:`GATES`, or ``MODULE:GATE``, a subclass of :class:`~specact.gates.gate.Gate`.
 
-    Args:
-        name: of the gate.
-        family: of the pair; with None, the learned gate is that of action codes.
+    The learned gate depends on the family of the pair; with None it is that of action codes.
 
     Raises:
         ConfigError: if there is none, or it cannot be imported.
@@ -84,7 +72,7 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
         return kind
     if name not in GATES:
         raise unknown_name("gate", name, GATES, plugins=True)
-    place = _CHUNK_GATES.get(name, GATES[name]) if family == "chunks" else GATES[name]
+    place = "specact.gates.learned:LearnedDistance" if (name, family) == ("learned", "chunks") else GATES[name]
     module, _, attribute = place.partition(":")
     kind = getattr(import_module(module), attribute)
     return kind
@@ -120,53 +108,23 @@ def parameters_of(kind: type[Gate]) -> type[msgspec.Struct]:
         except Exception:  # noqa: BLE001 - third-party annotations may not resolve
             hints = {}
         for name, parameter in signature(make).parameters.items():
-            hint, keyword = hints.get(name, Any), parameter.kind in (_Kind.KEYWORD_ONLY, _Kind.POSITIONAL_OR_KEYWORD)
-            if keyword and name not in _EVERY and (hint in (Any, int, float, bool, str) or get_origin(hint) in _PLAIN):
+            hint, named = hints.get(name, Any), parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+            plain = hint in (Any, int, float, bool, str) or get_origin(hint) in (Literal, Annotated)
+            if named and plain and name not in _EVERY:
                 fields[name] = name, hint, None
-    fields["max_skips"] = "max_skips", MaxSkips, None
+    fields["max_skips"] = "max_skips", WholeNumber | Literal["unlimited"] | None, None
     return msgspec.defstruct(kind.__name__, list(fields.values()), forbid_unknown_fields=True)
 
 
-@dataclass(frozen=True)
-class GateChoices:
-    """Parameters of gates that the papers do not specify; the pair's own recommendation if not given.
-
-    Attributes:
-        gate_options: parameters of a gate, NAME=VALUE, or GATE.NAME=VALUE for one of several gates. Without a gate's
-            name one applies to MODULE:GATE, and to the built-in gates that have it.
-    """
-
-    gate_options: tuple[str, ...] = ()
-
-    def settings(self, gate: str, pair: Pair[Any]) -> GateSettings:
-        """Settings of a gate without its threshold, with the pair's recommendations as defaults.
-
-        Raises:
-            ConfigError: for an unknown gate, an unknown parameter, or a learned gate that the pair does not have.
-        """
-        kind = gate_for(gate, pair)
-        known = parameters_of(kind).__struct_fields__
-        values = {name: value for name, value in _DEFAULTS.get(gate, {}).items() if name in known}
-        values |= _read(gate, kind, table_entries(pair.recommended_gates))
-        if gate in LEARNED:
-            values["weights"] = head_fingerprint(pair)
-        values |= _read(gate, kind, map(_split, self.gate_options))
-        limit = values.pop("max_skips", None)
-        return GateSettings(gate, max_skips=None if limit == "unlimited" else limit, options=tuple(values.items()))
-
-
-BUNDLE_DEFAULTS = GateChoices()
-
-
-def check_options(words: Sequence[str], gates: Iterable[str]) -> None:
-    """Refuses parameters that none of the gates has.
+def check_options(options: Sequence[str], gates: Iterable[str]) -> None:
+    """Refuses options that none of the gates has, see :func:`gate_settings`.
 
     Raises:
-        ConfigError: for such a word of :attr:`GateChoices.gate_options`.
+        ConfigError: for such an option.
     """
     known = {name: set(parameters_of(load_gate(name)).__struct_fields__) for name in gates}
-    for word in words:
-        of, _, name = _split(word)[0].rpartition(".")
+    for option in options:
+        of, _, name = _split(option)[0].rpartition(".")
         names = set().union(*(names for gate, names in known.items() if of in ("", gate)))
         if name not in names:
             raise unknown_name(f"parameter of {of or ', '.join(known)}", name, names)
@@ -183,14 +141,15 @@ def table_entries(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
             raise unknown_name("recommended parameter of gates", key, _TABLE)
     entries = [(path, value) for key, value in table.items() for path in _TABLE[key]]
     for path, value in entries:
-        _read(path.partition(".")[0], load_gate(path.partition(".")[0]), [(path, value)])
+        gate = path.partition(".")[0]
+        _read(gate, load_gate(gate), [(path, value)])
     return entries
 
 
-def _split(word: str) -> tuple[str, str]:
-    path, separator, text = word.partition("=")
+def _split(option: str) -> tuple[str, str]:
+    path, separator, text = option.partition("=")
     if not separator:
-        raise ConfigError(f"a parameter of a gate has the form NAME=VALUE or GATE.NAME=VALUE, got {word!r}")
+        raise ConfigError(f"a parameter of a gate has the form NAME=VALUE or GATE.NAME=VALUE, got {option!r}")
     return path, text
 
 
@@ -220,8 +179,7 @@ class GateSettings:
     Attributes:
         name: one of :data:`GATES`, or ``MODULE:GATE``.
         threshold: for ``random`` the probability of transmission.
-        tie_probability: see :class:`~specact.gates.gate.Gate`.
-        max_skips: see :class:`~specact.gates.gate.Gate`.
+        tie_probability, max_skips: see :class:`~specact.gates.gate.Gate`.
         options: other parameters of the gate's class, by name.
     """
 
@@ -254,11 +212,7 @@ class GateSettings:
         return replace(self, threshold=0.0, tie_probability=0.0)
 
     def build(self, pair: Pair[Any], target: InfersCodes | None = None) -> Gate:
-        """A fresh gate for one robot.
-
-        Args:
-            pair: the pair it was calibrated for.
-            target: used by an oracle instead of the pair's target.
+        """A fresh gate for one robot with the pair it was calibrated for; an oracle asks ``target`` if it is given.
 
         Raises:
             BundleError: if the pair's learned gate is not the one that was calibrated.
@@ -279,3 +233,23 @@ class GateSettings:
                 f"the gate {self.name!r} cannot be created: {type(error).__name__}: {error}; its constructor takes "
                 "threshold and **limits and passes both on to Gate's, or it overrides for_pair"
             ) from error
+
+
+def gate_settings(gate: str, pair: Pair[Any], options: Sequence[str] = ()) -> GateSettings:
+    """Settings of a gate without its threshold; parameters that are not given are the pair's recommendation.
+
+    An option is NAME=VALUE, or GATE.NAME=VALUE for one of several gates. Without a gate's name it applies to
+    MODULE:GATE, and to the built-in gates that have it.
+
+    Raises:
+        ConfigError: for an unknown gate, an unknown parameter, or a learned gate that the pair does not have.
+    """
+    kind = gate_for(gate, pair)
+    known = parameters_of(kind).__struct_fields__
+    values = {name: value for name, value in _DEFAULTS.get(gate, {}).items() if name in known}
+    values |= _read(gate, kind, table_entries(pair.recommended_gates))
+    if gate in LEARNED:
+        values["weights"] = head_fingerprint(pair)
+    values |= _read(gate, kind, map(_split, options))
+    limit = values.pop("max_skips", None)
+    return GateSettings(gate, max_skips=None if limit == "unlimited" else limit, options=tuple(values.items()))

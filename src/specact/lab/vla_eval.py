@@ -21,7 +21,7 @@ from vla_eval.model_servers.serve import run_server
 from specact.errors import ConfigError, ObservationError, SpecactError
 from specact.gates.calibration import calibrated_gate
 from specact.gates.gate import Gate
-from specact.gates.settings import BUNDLE_DEFAULTS, load_gate
+from specact.gates.settings import load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
@@ -110,7 +110,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         method = self._method
         if load_gate(method.gate).calibrated:
             return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = uncalibrated_gate(method, BUNDLE_DEFAULTS, self._pair)
+        settings = uncalibrated_gate(method, (), self._pair)
         if method.rate_of is not None:
             settings = gate_at_rate_of_rival(method, settings, self._rate, {})
         return settings.build(self._pair)

@@ -35,7 +35,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, integrate
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.sources import LoadedPolicy, try_out
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.lab.rollout.processes import ServerProcess
 from specact.load import load_pair, load_policy
 from specact.observation import ObservationSpec, Window

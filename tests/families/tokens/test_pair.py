@@ -29,7 +29,7 @@ from specact.families.tokens.policy import TokenBundle, load_tokens, to_actions,
 from specact.families.tokens.speculative import DRAFT, EMPTY, TAIL, Decided, Decoded, Tree, relaxed
 from specact.families.tokens.verify import DecodingRequest, TokenTarget
 from specact.families.tokens.wire import TokenExchange
-from specact.gates.baseline import Always, Never, Random
+from specact.gates.gate import Always, Never, Random
 from specact.lab.rollout.processes import serving
 from specact.lab.rollout.token_rollouts import TokenRollouts
 from specact.lab.train.drafter_head import DrafterHead, output_layer

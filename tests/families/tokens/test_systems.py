@@ -19,7 +19,7 @@ from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.policy import causal, to_actions
 from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded
 from specact.families.tokens.verify import DecodingRequest
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.processes import serving

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specact import load_pair
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
@@ -58,7 +58,7 @@ class _Bundle:
 def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) -> None:
     """8,000 inferences a round put the noise of a rate at .006, so .03 is missed by chance less than once in 1e5."""
     pool, run = cast(Pool, ShiftingPool(feedback)), CalibrationRun(rate, episodes=20, rounds=4)
-    gate = GateChoices().settings("deviation", cast(Any, _Bundle))
+    gate = gate_settings("deviation", cast(Any, _Bundle))
     made = calibrate(cast(Any, _Bundle), gate, run, env="ball", pool=pool)
     assert made.held_out["rate"] == pytest.approx(rate, abs=0.03)
     if feedback == -3.0:  # the plain quantile on the target's states misses by far: the first round shows it

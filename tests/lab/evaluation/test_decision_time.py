@@ -6,7 +6,7 @@ import pytest
 from specact import load_pair
 from specact.families.codes.pair import CodeDrafter
 from specact.gates import ActionDeviation
-from specact.gates.settings import GateChoices
+from specact.gates.settings import gate_settings
 from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.rollout.timed import TimedGate
 from specact.policy import SpeculativePolicy
@@ -16,7 +16,7 @@ from specact.types import StepRecord, VirtualClock
 @pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
 def test_every_gate_takes_time(name: str) -> None:
     bundle = load_pair("ball")
-    decide = decision(GateChoices().settings(name, bundle).build(bundle), bundle)
+    decide = decision(gate_settings(name, bundle).build(bundle), bundle)
     assert 0.0 < median_ms({name: decide}, 5)[name] < 1e3
 
 

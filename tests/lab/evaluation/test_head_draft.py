@@ -16,7 +16,7 @@ pytest.importorskip("mujoco")
 
 from specact import Pair, load_pair
 from specact.errors import ConfigError
-from specact.gates.heads import HeadDraft, load_head
+from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation
@@ -46,7 +46,7 @@ def windows(bundle: Pair[Any]) -> list[Window]:
 
 
 def test_it_proposes_what_the_head_expects_with_the_drafts_offsets(ball: Pair[Any]) -> None:
-    head, seen = load_head(ball), windows(ball)
+    head, seen = TargetHead.of(ball), windows(ball)
     batch = HeadDraft(ball.parts.draft, head).infer_batch(seen)
     for window, found in zip(seen, batch, strict=True):
         draft = ball.parts.draft.infer(window)
@@ -75,7 +75,7 @@ def test_what_is_rejected_is_judged_by_the_heads_distribution(
     shard = Shard.of(ball, "ball", load_method("head_random"), gate, (0, 1), 3)
     _, table = run_shard(replace(shard, learning=True))
     assert len(table["step"]) > 10
-    head = load_head(ball)
+    head = TargetHead.of(ball)
     for row in range(len(table["step"])):
         window = Window({name: table[OBSERVATION + name][row] for name in ("state", "goal")})
         estimate, target = head.estimate(window, ball.parts.draft.infer(window)), table["target_probs"][row]

@@ -13,7 +13,7 @@ from tests.tiny import quiet
 
 from specact.errors import ConfigError, DataError
 from specact.families.codes.sampling import sample_codes
-from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations, generate
 from specact.lab.envs import load_task
@@ -70,7 +70,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
 
 
 def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown: Episodes) -> None:
-    wanted = BUNDLE_DEFAULTS.settings("deviation", ball)
+    wanted = gate_settings("deviation", ball)
     made = calibrate_offline(ball, wanted, 0.5, shown, Pool(1), quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
     assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0

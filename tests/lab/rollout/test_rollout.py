@@ -17,7 +17,7 @@ from specact import load_pair
 from specact.errors import ConfigError
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates.calibration import read_calibration
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.settings import GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, method_metrics
@@ -345,7 +345,7 @@ def test_random_has_the_privileges_of_adahi_and_its_rate(
         what = evaluation(
             tiny_bundle,
             methods=("random", "adahi"),
-            gates=GateChoices((f"deviation.max_skips={max_skips}",)),
+            gate_options=(f"deviation.max_skips={max_skips}",),
             link="loopback",
         )
         summary, folder = evaluate(what, tmp_path, quiet, Pool(1)), tmp_path
@@ -435,7 +435,7 @@ def test_a_stricter_threshold_of_success_is_counted_from_the_score() -> None:
 
 
 def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bundle: Path, tmp_path: Path) -> None:
-    what = Evaluation(str(tiny_bundle), None, ("draft", "adahi"), 2, rate=0.2, gates=GateChoices(("max_skips=2",)))
+    what = Evaluation(str(tiny_bundle), None, ("draft", "adahi"), 2, rate=0.2, gate_options=("max_skips=2",))
     with pytest.raises(ConfigError, match=r"cannot hold a rate of 0\.2"):
         evaluate(what, tmp_path / "run", quiet, Pool(1))
     assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ from tests.lab.train.test_drafters import write_target
 from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.policy import Array, TokenNetworks
 from specact.families.tokens.verify import Prefilled, TokenTarget
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.gates.settings import GateSettings
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, run_shard

@@ -12,8 +12,8 @@ from tests.lab.train.dots import demonstrations
 from tests.lab.train.test_encoder import RECIPE, SEEING, SMALL
 from tests.tiny import quiet
 
-from specact.gates.heads import load_head
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.learned import TargetHead
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.distillation import FrameWindows, join
 from specact.lab.data.sources import Source
 from specact.lab.rollout.distillation import Collect, collect, collector
@@ -79,7 +79,7 @@ def test_the_head_looks_with_the_drafts_encoder(made: Path, tmp_path: Path) -> N
         metrics = train_head(bundle, FEW, roll(pool, tmp_path / "frames"), bundle.parts.path / "gate", quiet)
     assert np.isfinite(metrics["loss"])
     taught = load_pair(made / "dots")
-    head, gate = load_head(taught), GateChoices().settings("learned", taught).build(taught)
+    head, gate = TargetHead.of(taught), gate_settings("learned", taught).build(taught)
     frames = demonstrations().frames("image")
     windows = [Window({"image": frames[np.array(rows)]}) for rows in ((0, 0), (50, 50))]
     drafts = taught.parts.draft.infer_batch(windows)

@@ -14,7 +14,7 @@ from tests.tiny import quiet, write_npz
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.rollout.processes import serving

@@ -16,9 +16,10 @@ from msgspec import structs
 from tests.lab.train.told import TASK, WAYS
 from tests.tiny import quiet
 
+from specact.bundle.bundle import HEAD
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.policy import CodePolicy, OnnxPolicy
-from specact.gates.heads import TargetHead, TrainedFor, load_head
+from specact.gates.learned import TargetHead, TrainedFor
 from specact.lab.data.generate import generate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
@@ -159,7 +160,7 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
         assert np.isfinite(train_head(pair, few, collect, copy / "gate", quiet)["loss"])
         made = distil(pair, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet)
     taught, distilled = load_pair(copy), load_pair(made)
-    head, drafts = load_head(taught), taught.parts.draft.infer_batch(windows(LEFT))
+    head, drafts = TargetHead.of(taught), taught.parts.draft.infer_batch(windows(LEFT))
     one, other = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))
     assert np.abs(one - other).max() > 0.01
     assert distilled.parts.manifest.words == pair.parts.manifest.words
@@ -194,11 +195,8 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
             for part in (features, data)
         )  # fmt: skip
     torch.testing.assert_close(found, frames)
-    export_head(network, TrainedFor.of(pair), copy / "head.onnx")
-    head, (seen, *_) = (
-        TargetHead(copy / "head.onnx", pair.parts.spec, pair.parts.draft.inputs, TrainedFor.of(pair), ""),
-        windows(LEFT),
-    )
+    export_head(network, TrainedFor.of(pair), copy / HEAD)
+    head, (seen, *_) = TargetHead(pair), windows(LEFT)
     draft = pair.parts.draft.infer(seen)
     for camera in ("image.front", "image.top"):
         blank = Window({**seen.arrays, camera: np.zeros_like(seen[camera])}, LEFT)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError
 from specact.families.codes.pair import CodeParts
-from specact.gates.heads import has_fitting_head
-from specact.gates.settings import LEARNED, GateChoices
+from specact.gates.learned import has_fitting_head
+from specact.gates.settings import LEARNED, gate_settings
 from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID, load_method
@@ -264,7 +264,7 @@ def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], obje
         calls[HEAD_DRAFT] = lambda: (draft(), head())
     learned = (LEARNED if of_codes else LEARNED[:1]) if has_head else ()
     for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
-        calls[f"gate {name}"] = decision(GateChoices().settings(name, pair).build(pair), pair)
+        calls[f"gate {name}"] = decision(gate_settings(name, pair).build(pair), pair)
     return calls
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from specact.gates.calibration import Calibration, threshold_for_rate
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.envs import env_of
 from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.methods import HYBRID, Method
@@ -69,7 +69,7 @@ def calibrate(
     Args:
         bundle: the policies.
         gate: its name, with the options that the bundle recommends; or its settings without a threshold, see
-            :class:`~specact.gates.settings.GateChoices`.
+            :class:`~specact.gates.settings.gate_settings`.
         run: how.
         method: how the pair drafts, and verifies where the gate asks for it.
         env: the environment's name; the bundle's own if not given.
@@ -79,7 +79,7 @@ def calibrate(
     Raises:
         ConfigError: for an unknown gate, or a rate that the gate's limit on skips does not allow.
     """
-    settings = GateChoices().settings(gate, bundle) if isinstance(gate, str) else gate
+    settings = gate_settings(gate, bundle) if isinstance(gate, str) else gate
     world, finished = env or env_of(bundle, None), 0
     decoding = method.decoding or bundle.source.decoding
 
@@ -114,7 +114,7 @@ def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: f
             "transmitted": np.array([decision.transmit for decision in decisions])
         }
 
-    return find_threshold(GateChoices().settings("deviation", pair), rate, 6, roll).settings
+    return find_threshold(gate_settings("deviation", pair), rate, 6, roll).settings
 
 
 def infer(policy: SpeculativePolicy, episode: int, window: Window) -> StepRecord:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.rollout.methods import Method
 from specact.pair import Pair
 from specact.systems.flash import Rounds
@@ -19,16 +19,16 @@ from specact.systems.flash import Rounds
 _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 
-def uncalibrated_gate(method: Method, gates: GateChoices, bundle: Pair[Any]) -> GateSettings:
+def uncalibrated_gate(method: Method, options: tuple[str, ...], bundle: Pair[Any]) -> GateSettings:
     """A method's gate without its threshold; a random baseline has the forced first step and the limit of its rival.
 
     Raises:
         ConfigError: if the gate, or the rival's, needs a head that the bundle does not have.
     """
-    settings = gates.settings(method.gate, bundle)
+    settings = gate_settings(method.gate, bundle, options)
     if method.limits_of is None:
         return settings
-    rival = gates.settings(method.limits_of, bundle)
+    rival = gate_settings(method.limits_of, bundle, options)
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from specact.bundle.manifest import MANIFEST, read_manifest
 from specact.families.codes.pair import CodeParts
 from specact.gates.gate import Gate
+from specact.gates.settings import gate_settings
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import HYBRID, Method
@@ -74,7 +75,7 @@ def measure(evaluation: Evaluation, pair: Pair[Any]) -> Timing:
             gate_ms[gate] = kappa * evaluation.gate_ms
         else:
             decoded = decoded_by(method, pair)
-            decide = decision(evaluation.gates.settings(gate, decoded).build(decoded), decoded)
+            decide = decision(gate_settings(gate, decoded, evaluation.gate_options).build(decoded), decoded)
             gate_ms[gate] = kappa * median_ms({gate: decide})[gate]
     return Timing(kappa * draft_ms, kappa * head_ms, target_ms, kappa * target_ms, gate_ms)
 

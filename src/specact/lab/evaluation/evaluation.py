@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.gates.settings import BUNDLE_DEFAULTS, ORACLES, GateChoices
+from specact.gates.settings import ORACLES
 from specact.lab.rollout.methods import Method, load_method
 from specact.links.link import load_link
 from specact.load import check_decoding
@@ -55,7 +55,7 @@ class Evaluation:
     seed: Seed = 0
     rate: InsideUnit = 0.6
     link: str = "wifi-paper"
-    gates: GateChoices = BUNDLE_DEFAULTS
+    gate_options: tuple[str, ...] = ()
     draft_ms: NotNegative | None = None
     gate_ms: NotNegative | None = None
     head_ms: NotNegative | None = None

@@ -18,7 +18,7 @@ from specact.errors import ConfigError, DataError
 from specact.families.codes.pair import CodeParts
 from specact.files import write_json
 from specact.gates.calibration import Calibration
-from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings, load_gate
+from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
 from specact.lab.data.generate import demonstrations as read_demonstrations
@@ -223,7 +223,7 @@ def evaluate_offline(
     pool: Pool,
     progress: Progress,
     *,
-    gates: GateChoices = BUNDLE_DEFAULTS,
+    gate_options: tuple[str, ...] = (),
     seed: int = 0,
     command: str = "",
 ) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def evaluate_offline(
         rate: transmission rate that gates are calibrated for, in (0, 1).
         out: run folder.
         pool, progress: as for :func:`calibrate_offline`.
-        gates: readings that the papers leave open.
+        gate_options: see :func:`~specact.gates.settings.gate_settings`.
         seed: random seed.
         command: recorded in the summary.
 
@@ -271,7 +271,7 @@ def evaluate_offline(
     with locked(out):
         for done, method in enumerate(sorted(ran, key=lambda method: method.rate_of is not None)):
             progress("methods", done, len(ran))
-            gate = uncalibrated_gate(method, gates, pair)
+            gate = uncalibrated_gate(method, gate_options, pair)
             if method.rate_of is not None:
                 steps = {name: result.steps for name, result in results.items()}
                 gate = gate_at_rate_of_rival(method, gate, rate, steps)

@@ -19,8 +19,8 @@ from specact.families.codes.pair import CodeParts
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
-from specact.gates.heads import head_fingerprint
-from specact.gates.settings import GateSettings, load_gate
+from specact.gates.learned import head_fingerprint
+from specact.gates.settings import GateSettings, gate_settings, load_gate
 from specact.lab.data.fit import check_fit
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.envs import env_of, load_task
@@ -73,7 +73,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     pair = load_pair(evaluation.source)
     env = evaluation.env or env_of(pair, None)
     task, ran = load_task(env), evaluation.resolved
-    initial_gates = {method.name: uncalibrated_gate(method, evaluation.gates, pair) for method in ran}
+    initial_gates = {method.name: uncalibrated_gate(method, evaluation.gate_options, pair) for method in ran}
     for settings in initial_gates.values():
         settings.check_rate(evaluation.rate)
     for method in ran:
@@ -226,7 +226,7 @@ def _calibration(
     path = out / "calibration" / calibration_file(gate, evaluation.rate, decoding)
     if path.exists():
         return read_calibration(path, pair)
-    wanted = evaluation.gates.settings(gate, pair)
+    wanted = gate_settings(gate, pair, evaluation.gate_options)
     in_bundle = None if pair.path is None else pair.path / "calibration" / path.name
     stored = read_calibration(in_bundle, pair) if in_bundle is not None and in_bundle.is_file() else None
     if stored is None or env != pair.env or wanted != stored.settings.without_threshold():

@@ -12,7 +12,7 @@ import numpy as np
 from specact.errors import ConfigError, SpecactError
 from specact.families.codes.pair import CodeParts
 from specact.families.tokens.pair import TokenParts
-from specact.gates.heads import has_fitting_head
+from specact.gates.learned import has_fitting_head
 from specact.lab.evaluation import budget
 from specact.lab.evaluation.budget import Way
 from specact.lab.report.runs import Run, find_runs

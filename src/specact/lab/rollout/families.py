@@ -25,7 +25,7 @@ from specact.families.codes.sampling import CodeDistribution, rejection_probabil
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import Tokens, to_actions
 from specact.families.tokens.speculative import TAIL, Decoded
-from specact.gates.heads import head_observation, load_distance_head, load_head
+from specact.gates.learned import DistanceHead, TargetHead, head_observation
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Row, Table, distance, observation_columns, stacked
 from specact.lab.rollout.timed import Prepared
@@ -134,7 +134,7 @@ class FamilyRollout:
         window, rng = self.pair.observation.zeros(), np.random.default_rng(0)
         if part == "head":
             drafted = np.zeros((self.pair.execute, len(self.pair.units.centre)), np.float32)
-            head = load_distance_head(self.pair)
+            head = DistanceHead.of(self.pair)
             return lambda: head.estimate(window, drafted)
         drafter = self.pair.drafter()
         if part == "draft":
@@ -212,7 +212,7 @@ class CodesRollout(FamilyRollout):
     def call(self, part: Literal["draft", "target", "head"]) -> Callable[[], object]:
         window, draft = self.pair.observation.zeros(), self._parts.draft
         if part == "head":
-            head, drafted = load_head(self.pair), draft.infer(window)
+            head, drafted = TargetHead.of(self.pair), draft.infer(window)
             return lambda: head.estimate(window, drafted)
         policy = draft if part == "draft" else self._parts.target
         return lambda: policy.infer(window)

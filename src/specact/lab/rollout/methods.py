@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from specact.errors import unknown_name
 from specact.families.codes.policy import CodePolicy
-from specact.gates.heads import HeadDraft, load_head
+from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.imports import is_plugin
 from specact.pair import Pair
@@ -87,7 +87,7 @@ class Method:
             BundleError: if the head does not fit the pair.
         """
         draft: CodePolicy = pair.parts.draft
-        return HeadDraft(draft, load_head(pair)) if self.proposes == "head" else draft
+        return HeadDraft(draft, TargetHead.of(pair)) if self.proposes == "head" else draft
 
     def rivals_among(self, names: tuple[str, ...]) -> list[str]:
         """Those of its rivals that ran, given the names of all that did."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError
-from specact.gates.baseline import Always
+from specact.gates.gate import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot

@@ -23,7 +23,7 @@ from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
-from specact.gates.heads import HeadDraft, load_head
+from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import LEARNED, GateSettings
 from specact.lab.data.folder import Row
 from specact.lab.envs.robot import MovingWorld
@@ -381,7 +381,7 @@ def _codes_parts(bundle: str) -> CodeParts:
 def _code_policy(bundle: str, role: str, file: str | None, window: int | None) -> CodeChunks:
     pair = _codes_parts(bundle)
     if role == "head":
-        return CodeChunks(HeadDraft(pair.draft, load_head(pair.pair())), pair.tokenizer, pair.spec, pair.spec.draft)
+        return CodeChunks(HeadDraft(pair.draft, TargetHead.of(pair.pair())), pair.tokenizer, pair.spec, pair.spec.draft)
     network: Any = pair.target if role == "target" else pair.draft
     seen = network.observation if window is None else network.observation.shortened(window)
     policy = network if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.manifest.words)

@@ -11,8 +11,8 @@ from specact.errors import ConfigError, unknown_name
 from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.flow import FlowBundle
 from specact.families.codes.pair import CodeParts, codes_of
-from specact.gates.heads import load_head
-from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
+from specact.gates.learned import TargetHead
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, Setting, SplitDriver
 from specact.pair import Pair
 from specact.systems.flash import FLASH, ROUNDS
@@ -164,7 +164,7 @@ def _alone(subject: Subject, strength: float) -> Driver:
     if strength not in (0.0, 1.0):
         raise ConfigError(f"the policy alone on the device must be 0, the target, or 1, the head; got {strength:g}")
     if strength:
-        load_head(_codes(subject).pair())  # fails early if the bundle has none
+        TargetHead.of(_codes(subject).pair())  # fails early if the bundle has none
     return replace(subject.driver, role="head" if strength else "target")
 
 
@@ -184,7 +184,7 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> Drive
     if gate == "random":
         # Like every gate, it sends an episode's first step; forced steps come on top of the rate.
         return replace(base, gate=GateSettings("random", strength, options=(("force_first", True),)))
-    settings = BUNDLE_DEFAULTS.settings(gate, pair)
+    settings = gate_settings(gate, pair)
     settings.check_rate(strength)
     # Calibrated per place: a threshold that holds the rate without latency need not hold it over a link.
     return replace(base, gate=settings, rate=strength)

@@ -22,8 +22,8 @@ from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.tokens.pair import TokenParts
-from specact.gates.heads import TRAINING, TrainedFor, head_observation
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.learned import TRAINING, TrainedFor, head_observation
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import Collect
 from specact.lab.rollout.statistics import choice_efficiency
@@ -302,7 +302,7 @@ class HeadStudent(Student):
         give_head(copy, file, parameters_of(network))
         taught = load_pair(replace(pair.source, name_or_path=str(copy)))
         estimated, _ = network.scores(held_out)
-        settings = GateChoices(("max_skips=unlimited",)).settings("learned", taught)
+        settings = gate_settings("learned", taught, ("max_skips=unlimited",))
         # The learned gate at approximately these rates.
         thresholds = [float(np.quantile(estimated, 1.0 - rate)) for rate in self.recipe.rates]
         return taught, [replace(settings, threshold=threshold) for threshold in thresholds]
