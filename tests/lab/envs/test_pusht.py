@@ -13,7 +13,7 @@ from gym_pusht.envs.pusht import PushTEnv
 from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
-from specact.lab.envs import pusht_camera
+from specact.lab.envs import pusht
 from specact.lab.envs.pusht import ACTION_SCALE_PX, ARENA_PX, TASK, PushT, displacement, features, observe, roll_forward
 
 DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data")) / "pusht"
@@ -156,7 +156,7 @@ def test_converted_actions_reproduce_recorded_episodes_and_others_do_not(recorde
 
 
 def test_a_camera_sees_pushts_episodes_as_gym_pusht_shows_them() -> None:
-    camera, plain = pusht_camera.TASK.make(), TASK.make()
+    camera, plain = pusht.CAMERA.make(), TASK.make()
     theirs = PushTEnv(obs_type="pixels", render_mode="rgb_array")
     seen, known, wanted = camera.reset(seed=3)[0], plain.reset(seed=3)[0], theirs.reset(seed=3)[0]
     for action in ACTIONS:
@@ -173,7 +173,7 @@ def test_a_frame_shows_the_state_that_an_episode_is_started_in() -> None:
     frames = DATA / "pusht_cchi_v7_replay.zarr"
     if not frames.exists():
         pytest.skip(f"there are no PushT frames at {frames}; set SPECACT_DATA to the folder of recorded data")
-    episodes, env = read(frames), pusht_camera.TASK.make()
+    episodes, env = read(frames), pusht.CAMERA.make()
     for step in (0, 1000, 20_000):
         seen, _ = env.reset(seed=0, options={"state": episodes.numbers("state")[step]})
         away = np.abs(seen["image"].astype(int) - episodes.frames("image")[step]).max(-1)
@@ -184,21 +184,21 @@ def test_demonstrations_have_the_agents_position_and_keep_their_frames() -> None
     raw = np.array([[100.0, 200.0, 300.0, 150.0, 1.0]] * 3, np.float32)
     image = np.arange(3 * 48, dtype=np.uint8).reshape(3, 4, 4, 3)
     made = Episodes({"state": raw, "image": image}, np.zeros((3, 2), np.float32), np.array([3]))
-    fitted = pusht_camera.features(made)
+    fitted = pusht.camera_features(made)
     assert np.array_equal(fitted.numbers("agent"), fitted.numbers("state")[:, :2])
     assert np.array_equal(np.asarray(fitted.frames("image")), image)
     assert np.array_equal(np.asarray(features(made).frames("image")), image)
 
 
 def test_rolled_forward_the_agents_position_is_the_states() -> None:
-    seen, _ = pusht_camera.TASK.make().reset(seed=0)
-    rolled = pusht_camera.roll_forward(seen, ACTIONS[:3])
+    seen, _ = pusht.CAMERA.make().reset(seed=0)
+    rolled = pusht.camera_roll_forward(seen, ACTIONS[:3])
     assert np.array_equal(rolled["agent"], rolled["state"][:2])
     assert not np.array_equal(rolled["agent"], seen["agent"]) and np.array_equal(rolled["image"], seen["image"])
 
 
 def test_scenes_show_what_they_say_and_depend_on_their_generator_alone() -> None:
-    made, again, others = (pusht_camera.scenes(4, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    made, again, others = (pusht.scenes(4, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert made["image"].shape == (4, 96, 96, 3) and made["image"].dtype == np.uint8 and made["state"].shape == (4, 26)
     for name, values in made.items():
         assert np.array_equal(values, again[name]) and not np.array_equal(values, others[name])
