@@ -33,8 +33,7 @@ from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
-from specact.lab.train.head import HeadRecipe, train_head
-from specact.lab.train.teacher import demonstrated_lessons
+from specact.lab.train.head import HeadRecipe, demonstrated_lessons, train_head
 from specact.load import load_pair, make_pair
 from specact.observation import Window
 from specact.pair import Pair

@@ -12,8 +12,8 @@ from torch import nn
 from specact.errors import BundleError
 from specact.families.tokens.policy import Reading, causal
 from specact.families.tokens.speculative import Decided, Tree
-from specact.lab.train.drafter_head import DrafterHead
-from specact.lab.train.drafters import export_head
+from specact.lab.train.drafters import DrafterHead, head_graph
+from specact.lab.train.export import export_checked
 from specact.systems.specvla import HeadDrafter, TokenHead
 
 LENGTH, WIDTH = 7, 16
@@ -25,7 +25,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> TokenHead:
     made = DrafterHead(torch.randn(256, WIDTH), nn.Linear(WIDTH, 256), LENGTH, 2, 0.0).eval().requires_grad_(False)
     made.write.weight.normal_()  # some tokens are much more likely than others
     file = tmp_path_factory.mktemp("head") / "head.onnx"
-    export_head(made, file, half=False)
+    export_checked(head_graph(made), file)
     return TokenHead(file, LENGTH, WIDTH)
 
 

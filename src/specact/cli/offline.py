@@ -83,7 +83,7 @@ class Calibrate(Options):
         with progress_bars() as update, Pool(options.workers) as pool:
 
             def collect(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
-                from specact.lab.train.teacher import demonstrated_lessons
+                from specact.lab.train.head import demonstrated_lessons
 
                 count = min(options.lessons, trained_on.steps)
                 return demonstrated_lessons(

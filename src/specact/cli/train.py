@@ -34,13 +34,16 @@ class Train(Options):
     json: bool = False  # print the result as JSON
 
     def run(self) -> None:
-        from specact.lab.train.train import train_recipe
+        from specact.lab.train.recipe import load_recipe
+        from specact.lab.train.train import train
+        from specact.load import load_policy
 
         check_folder(self.out)
-        jobs = self.jobs or max(1, (os.cpu_count() or 1) // self.threads)
+        recipe, jobs = load_recipe(self.recipe), self.jobs or max(1, (os.cpu_count() or 1) // self.threads)
+        teacher = None if self.teacher is None else load_policy(self.teacher)
         with progress_bars() as update:
-            made = train_recipe(
-                self.recipe, self.data, self.out, update, threads=self.threads, jobs=jobs, teacher=self.teacher,
+            made = train(
+                recipe, self.data, self.out, update, teacher=teacher, threads=self.threads, jobs=jobs,
                 on=self.accelerator,
             )  # fmt: skip
         for stage, line in made.metrics.items():

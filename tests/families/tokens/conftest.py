@@ -11,10 +11,9 @@ from tests.families.tokens.dots import RECIPE, dots
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.lab.train.chunks import demonstrated_stage, units_of, write_chunk_bundle
-from specact.lab.train.dataset import prepare
+from specact.lab.train.dataset import observation_of, prepare
+from specact.lab.train.flow import TokenModel
 from specact.lab.train.loop import run
-from specact.lab.train.tokens import TokenModel
-from specact.lab.train.windows import observation_of
 
 
 @pytest.fixture(scope="session")

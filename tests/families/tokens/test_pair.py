@@ -32,10 +32,8 @@ from specact.families.tokens.wire import TokenExchange
 from specact.gates.gate import Always, Never, Random
 from specact.lab.rollout.processes import serving
 from specact.lab.rollout.token_rollouts import TokenRollouts
-from specact.lab.train.drafter_head import DrafterHead, output_layer
 from specact.lab.train.drafter_settings import fit_settings
-from specact.lab.train.drafters import write_drafters
-from specact.lab.train.recipe import DrafterRecipe
+from specact.lab.train.drafters import DrafterHead, output_layer, write_drafters
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair, is_valid
@@ -255,14 +253,13 @@ def drafted(wild: TokenBundle, tmp_path_factory: pytest.TempPathFactory) -> Pair
         rng.normal(size=(count, length, width)).astype(np.float16), rng.normal(size=(count, width)).astype(np.float16),
         rng.normal(size=(count, 2)).astype(np.float32), np.ones(count, np.bool_),
     )  # fmt: skip
-    recipe = DrafterRecipe(kind="drafters", bundle="drafted", target="", heads=2)
     settings = fit_settings(rollouts, rollouts, 2, strict=(), groups=(0, 0), path=(0, 1), window=4)
     torch.manual_seed(0)
     embedding = torch.from_numpy(load_file(folder / "embedding.safetensors")["embedding"])
     head = DrafterHead(embedding, output_layer(folder / "decoder.onnx"), length, 2, 0.0)
     write_drafters(
-        folder / "drafters", {"name": "drafted", "env": ""}, recipe, replace(settings, top=3, nodes=20), wild, head,
-        rollouts, rollouts,
+        folder / "drafters", {"name": "drafted", "env": ""}, replace(settings, top=3, nodes=20), wild, head,
+        rollouts, rollouts, half=True,
     )  # fmt: skip
     found = load_pair(folder, decoding="specvla_device")
     assert isinstance(found.parts, TokenParts)

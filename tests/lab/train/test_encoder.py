@@ -11,24 +11,23 @@ import torch
 from msgspec import structs
 from tests.lab.train.dots import demonstrations, dots
 from tests.tiny import quiet
+from torch import nn
 
 from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.sources import Source
 from specact.lab.train import loop
-from specact.lab.train.codes import LastPosition, specs_of
-from specact.lab.train.dataset import Dataset, needed, prepare
+from specact.lab.train.codes import LastPosition, rebuild, specs_of
+from specact.lab.train.dataset import Dataset, prepare
 from specact.lab.train.encoder import (
     ImageEmbedding,
     ImageEncoder,
     PatchEmbedding,
-    PosePredictor,
     Smaller,
     encoder_stage,
     learned,
 )
 from specact.lab.train.loop import run
-from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.train import train
 from specact.load import load_pair
@@ -55,14 +54,14 @@ def dataset(recipe: CodesRecipe = RECIPE) -> Dataset:
     return prepare(demonstrations(), recipe)
 
 
-def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, task: Any = None) -> PosePredictor:
+def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, task: Any = None) -> nn.Sequential:
     stage = encoder_stage("sees.image", recipe, "image", dataset(), task, 0)
     stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
-    assert isinstance(stage.module, PosePredictor)
+    assert isinstance(stage.module, nn.Sequential)
     return stage.module.eval()
 
 
-def error(telling: PosePredictor) -> float:
+def error(telling: nn.Sequential) -> float:
     """Mean distance along an axis of dots it has not seen, in the units of their places."""
     seen, (mean, std) = dots(100, seed=7), dataset().statistics["place"]
     with torch.no_grad():
@@ -83,15 +82,6 @@ def test_frames_of_any_size_but_the_smallest(shape: tuple[int, int, int]) -> Non
         ImageEncoder(EncoderRecipe(), (11, 40, 3))
 
 
-def test_features_in_place_of_frames_give_the_same_tokens() -> None:
-    embedding = ImageEmbedding(SMALL, (32, 32, 3), 5)
-    frames = torch.from_numpy(dots(6)["image"]).unflatten(0, (2, 3))
-    with torch.no_grad():
-        features = embedding.encoder(frames.flatten(0, 1)).unflatten(0, (2, 3))
-        torch.testing.assert_close(embedding(features), embedding(frames))
-    assert embedding(frames).shape == (2, 3, 5)
-
-
 def test_frames_of_a_window_are_moved_alike_and_in_training_alone() -> None:
     embedding = ImageEmbedding(structs.replace(SMALL, learns="", shift=3), (32, 32, 3), 5)
     frames = torch.from_numpy(dots(8)["image"])[:, None].expand(-1, 4, -1, -1, -1)
@@ -103,11 +93,6 @@ def test_frames_of_a_window_are_moved_alike_and_in_training_alone() -> None:
         assert not torch.allclose(moved, still)
         features = embedding.encoder(frames.flatten(0, 1)).unflatten(0, (8, 4))
         torch.testing.assert_close(embedding.train()(features), still)
-
-
-def test_an_encoder_that_learns_a_pose_is_not_shown_moved_frames() -> None:
-    with pytest.raises(ConfigError, match="does not move with the frame"):
-        structs.replace(SMALL, shift=2)
 
 
 def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
@@ -130,7 +115,7 @@ def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
         recipe = structs.replace(SMALL, scenes=number)
         stage = encoder_stage(f"sees.{number}", recipe, "image", poor, task, 0)
         stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
-        assert isinstance(stage.module, PosePredictor)
+        assert isinstance(stage.module, nn.Sequential)
         made[number] = error(stage.module.eval())
     assert made[300] < 0.2 < made[0]
     assert asked == [300]
@@ -196,28 +181,6 @@ def test_what_an_encoder_cannot_learn_is_told(policy: PolicyRecipe, message: str
     episodes = demonstrations()
     with pytest.raises(ConfigError, match=message):
         learned(recipe, specs_of(recipe, episodes), episodes, None)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"channels": (8,)}, "channels"),
-        ({"channels": (8, 0)}, "channels"),
-        ({"scenes": 10}, "set encoder.learns"),
-    ],
-)
-def test_encoders_that_cannot_be(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EncoderRecipe(**values)
-
-
-def test_what_only_an_encoder_learns_is_kept_of_the_demonstrations() -> None:
-    recipe = structs.replace(RECIPE, policies={"sees": SEEING}, bundles={"dots": ("sees", "sees")})
-    episodes = demonstrations()
-    specs = specs_of(recipe, episodes)
-    assert set(needed(episodes, specs.values()).observation) == {"image"}
-    kept = needed(episodes, specs.values(), learned(recipe, specs, episodes, None))
-    assert set(kept.observation) == {"image", "place"}
 
 
 # --- smaller frames ---

@@ -14,14 +14,12 @@ from safetensors.numpy import load_file
 
 from specact import load_pair
 from specact.bundle.manifest import fingerprint_of
-from specact.families.codes.policy import OnnxPolicy
 from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.train import export, loop
 from specact.lab.train.codes import LastPosition, example_inputs, export_policy, shapes_of, specs_of
 from specact.lab.train.dataset import prepare
-from specact.lab.train.export import PARITY
-from specact.lab.train.rebuild import stored_weights
+from specact.lab.train.export import PARITY, stored_weights
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.vqbet import VQBeT
 from specact.observation import Window
@@ -68,19 +66,6 @@ def test_onnx_runtime_answers_like_pytorch(
         np.testing.assert_allclose(answer.offsets, offset.numpy(), atol=PARITY)
     assert bundle.parts.manifest.parity[role] < PARITY
     assert bundle.parts.manifest.parameters[role] == sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_window_is_answered_alike_alone_and_in_a_batch(
-    tiny_bundle: Path, networks: dict[str, VQBeT], role: str
-) -> None:
-    policy: OnnxPolicy = getattr(load_pair(tiny_bundle).parts, role)
-    windows, _ = some_windows(networks[role], 16)
-    for window, row in zip(windows, policy.infer_batch(windows), strict=True):
-        alone = policy.infer(window)
-        np.testing.assert_allclose(row.probs, alone.probs, atol=1e-5)
-        np.testing.assert_allclose(row.offsets, alone.offsets, atol=1e-5)
-    assert not np.allclose(policy.infer(windows[0]).probs, policy.infer(windows[1]).probs, atol=1e-4)
 
 
 def test_weights_are_stored_once_and_in_half_precision(tiny_bundle: Path, networks: dict[str, VQBeT]) -> None:

@@ -14,8 +14,7 @@ from tests.tiny import quiet
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.families.chunks.policy import ChunkSpec
-from specact.lab.train.flash import prefix_weights
-from specact.lab.train.flash_check import KINDS, LEVELS, fit_check, measure_check
+from specact.lab.train.flash import KINDS, LEVELS, fit_check, measure_check, prefix_weights
 from specact.lab.train.recipe import FlashRecipe
 from specact.lab.train.train import train
 from specact.load import load_policy

@@ -18,10 +18,10 @@ from specact.gates.gate import Always
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.rollout.processes import serving
-from specact.lab.train.flash_check import measure_check
+from specact.lab.train.flash import measure_check
 from specact.lab.train.recipe import FlashRecipe, load_recipe
 from specact.lab.train.train import train
-from specact.load import load_exchange, load_pair, load_policy
+from specact.load import load_exchange, load_pair
 from specact.observation import Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
@@ -204,39 +204,6 @@ def test_another_target_is_refused(block: Path, folder: Path, tmp_path: Path, ta
         with pytest.raises(ConfigError, match=said):
             train(structs.replace(RECIPE, target=target), folder, tmp_path / "run", quiet)
         assert not (tmp_path / "run").exists()
-
-
-def test_an_interrupted_run_goes_on(block: Path, folder: Path, tmp_path: Path) -> None:
-    """It is stopped once amid the answers and once amid the training, and makes the same block."""
-    asked: list[int] = []
-    own = load_policy("my_flow:padded").policy
-    assert isinstance(own, FlowPolicy)
-    cache = own.networks.cache
-
-    def counted(seen: Any, tokens: Any = None) -> Any:
-        asked.append(len(seen))
-        return cache(seen, tokens)
-
-    def until(stage: str, least: int) -> Any:
-        def progress(what: str, done: int, total: int) -> None:
-            if what == stage and done >= least:
-                raise KeyboardInterrupt
-
-        return progress
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own.networks, "cache", counted)
-        for stopped in (until("target's answers", 64), until("block", 10), quiet):
-            if stopped is quiet:
-                patch.undo()
-                train(RECIPE, folder, tmp_path / "run", quiet)
-            else:
-                with pytest.raises(KeyboardInterrupt):
-                    train(RECIPE, folder, tmp_path / "run", stopped)
-    steps = np.load(folder / "made.npz")["action"].shape[0]
-    assert sum(asked) == steps  # each answer was asked for once
-    again = tmp_path / "run" / "bundles" / "small" / "block.onnx"
-    assert again.read_bytes() == (block / "block.onnx").read_bytes()
 
 
 @pytest.mark.parametrize(("lines", "said"), [

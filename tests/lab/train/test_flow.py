@@ -6,20 +6,18 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from tests.tiny import KilledError
 from torch import Tensor
 
 from specact.errors import BundleError
-from specact.families.chunks.flow import NETWORKS, integrate, load_flow
+from specact.families.chunks.flow import integrate
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import export, loop
+from specact.lab.train import export
 from specact.lab.train.chunks import chunk_labels, demonstrated_stage, units_of, write_chunk_bundle
 from specact.lab.train.dataset import prepare
-from specact.lab.train.export import PARITY
-from specact.lab.train.flow import Flow, Guide, example_inputs
-from specact.lab.train.loop import Stage, run
-from specact.lab.train.recipe import ChunkRecipe, load_recipe
+from specact.lab.train.flow import Flow
+from specact.lab.train.loop import run
+from specact.lab.train.recipe import ChunkRecipe
 from specact.observation import vectors
 
 RECIPE = ChunkRecipe(
@@ -88,25 +86,6 @@ def test_draws_of_a_window_read_its_entry_of_the_cache(trained: Flow) -> None:
     assert (shared - mixed_up).abs().max() > 1e-3
 
 
-def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
-    recipe = structs.replace(RECIPE, steps=50)
-
-    def stage_of() -> Stage:
-        return demonstrated_stage(prepare(two_ways(), recipe), recipe, SPEC)
-
-    def stop(done: int) -> None:
-        if done == 35:
-            raise KilledError
-
-    never_stopped = run(stage_of(), tmp_path / "whole", lambda done: None, every=20)
-    with pytest.raises(KilledError):
-        run(stage_of(), tmp_path / "stopped", stop, every=20)
-    begun: list[int] = []
-    weights = run(stage_of(), tmp_path / "stopped", begun.append, every=20)
-    assert begun[0] == 21, "it did not go on from its checkpoint"
-    assert all(torch.equal(weights[name], value) for name, value in never_stopped.items())
-
-
 def test_steps_past_an_episodes_end_do_not_count() -> None:
     episodes = two_ways(episodes=4, length=5)
     data = prepare(episodes, structs.replace(RECIPE, chunk=4))
@@ -137,30 +116,6 @@ def test_training_gives_the_cache_a_gradient_through_every_draw() -> None:
 
 
 # --- the exported networks are the trained ones ---
-
-
-def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
-    bundle = load_flow(tiny_flow)
-    recipe = load_recipe(tiny_flow.parents[2] / "recipe.toml", ChunkRecipe)
-    spec = bundle.spec
-    weights, _ = loop.read_tensors(tiny_flow.parents[1] / "flow.safetensors")
-    names = spec.observation.fields
-    statistics = {name: (weights[f"encoder.{name}_mean"], weights[f"encoder.{name}_std"]) for name in names}
-    model = Flow(spec, recipe, statistics)
-    model.load_state_dict(weights)
-    export.round_to_half(model.eval().requires_grad_(False))
-    given: dict[str, Tensor] = example_inputs(model, "guide", 1)
-    arrays = {name: value.numpy() for name, value in given.items()}
-    expert = model.expert(given["chunk"], given["time"], given["cache"])
-    np.testing.assert_allclose(
-        bundle.networks.velocity(arrays["chunk"], arrays["time"], arrays["cache"]), expert.numpy(), atol=PARITY
-    )
-    for found, wanted in zip(bundle.networks.guide(**arrays), Guide(model.expert)(**given), strict=True):
-        np.testing.assert_allclose(found, wanted.numpy(), atol=PARITY)
-    assert max(bundle.manifest.parity.values()) < PARITY
-    assert set(bundle.manifest.parity) == set(NETWORKS)
-    for part in ("encoder", "prefix", "expert"):
-        assert bundle.manifest.parameters[part] == sum(p.numel() for p in getattr(model, part).parameters())
 
 
 def test_an_export_that_differs_is_not_kept_as_a_bundle(

@@ -23,13 +23,10 @@ from specact.gates.learned import TargetHead, TrainedFor
 from specact.lab.data.generate import generate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.codes import LastPosition, specs_of
+from specact.lab.train.codes import specs_of
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
-from specact.lab.train.export import PARITY
-from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, export_head, train_head
-from specact.lab.train.rebuild import rebuild
+from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, demonstrated_lessons, export_head, train_head
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
-from specact.lab.train.teacher import demonstrated_lessons
 from specact.lab.train.train import train
 from specact.lab.train.variants import BundleVariants, prune_history
 from specact.load import load_pair
@@ -108,22 +105,6 @@ def test_words_that_it_does_not_know_say_nothing(pair: Pair[Any]) -> None:
     for one, other, known in zip(*told, strict=True):
         assert np.isfinite(one.probs).all() and np.array_equal(one.probs, other.probs)
         assert not np.allclose(one.probs, known.probs)
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_the_exported_network_is_the_trained_one(pair: Pair[Any], role: Any) -> None:
-    """Rebuilt from the file, in PyTorch, on words as numbers."""
-    seen = [*windows(LEFT), *windows(RIGHT), *windows("go to sleep")]
-    policy: OnnxPolicy = getattr(pair.parts, role)
-    inputs = policy.inputs.stack(seen)
-    assert inputs["instruction"].shape == (24, 4) and inputs["instruction"].dtype == np.int64
-    model = rebuild(pair.parts, role, policy.observation.history)
-    torch_inputs = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in inputs.items()}
-    logits, offsets = (part.detach().numpy() for part in LastPosition(model)(torch_inputs))
-    for row, said in enumerate(policy.infer_batch(seen)):
-        np.testing.assert_allclose(said.offsets, offsets[row], atol=PARITY)
-        odds = np.exp((logits[row] - logits[row].max(-1, keepdims=True)) / RECIPE.temperature)
-        np.testing.assert_allclose(said.probs, odds / odds.sum(-1, keepdims=True), atol=5 * PARITY)
 
 
 def test_a_manifest_without_words_is_refused(copy: Path) -> None:
@@ -218,12 +199,6 @@ def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any
     assert not np.allclose(first, data.outputs["target_probs"])
     with pytest.raises(ConfigError, match="needs an instruction, and these demonstrations do not say"):
         demonstrated_lessons(pair, replace(shown, instructions=None), 20, tmp_path, quiet)
-
-
-def test_demonstrations_without_words_cannot_teach_a_policy_that_is_told() -> None:
-    shown = replace(generate(TASK, 3, seed=1, noise=0.0), instructions=None)
-    with pytest.raises(ConfigError, match="'target' is to follow an instruction, and these demonstrations do not say"):
-        specs_of(RECIPE, shown)
 
 
 @pytest.mark.parametrize("history", [{"image.front": 2, "image.top": 1}, {"image.front": 0, "image.top": 1}])

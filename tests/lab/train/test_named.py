@@ -18,13 +18,12 @@ from specact.errors import ConfigError, DataError
 from specact.families.chunks.flow import load_flow
 from specact.gates import Always
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.codes import example_inputs, specs_of
-from specact.lab.train.rebuild import rebuild
+from specact.lab.train.codes import example_inputs, rebuild, specs_of
+from specact.lab.train.dataset import observation_of
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.lab.train.variants import prune_history
 from specact.lab.train.vqbet import Shapes, VQBeT
-from specact.lab.train.windows import observation_of
 from specact.observation import Field, ObservationSpec
 
 # The target sees a camera, the draft does not; one tokenizer for both.
@@ -238,13 +237,6 @@ def test_only_positions_that_see_everything_predict() -> None:
         oldest = seen["state"].clone()
         oldest[:, 0] += 1.0
         assert not torch.equal(model(seen | {"state": oldest}).offsets[:, 0], before[:, 0])
-
-
-def test_numbers_of_any_shape_are_standardised_one_by_one() -> None:
-    spec = ObservationSpec({"pair": Field((2, 2), "float32", 2)})
-    model = network(spec)
-    assert model.get_parameter("embed_pair.weight").shape == (8, 4)
-    assert model(example_inputs(model, 3)).offsets.shape[:2] == (3, 2)
 
 
 def test_histories_that_differ_cannot_be_cut(made: Path, tmp_path: Path) -> None:

@@ -35,19 +35,13 @@ POLICY = PolicyRecipe(
 )
 # Everything random is on: dropout, observation noise, sampled offsets, revived codes, a snapshot.
 RECIPE = CodesRecipe(
-    env="ball",
-    generate_episodes=5,
-    generate_noise=0.3,
-    window=2,
-    chunk=2,
+    env="ball", generate_episodes=5, generate_noise=0.3, window=2, chunk=2,
     tokenizer=TokenizerRecipe(codes=16, latent=4, hidden=8, steps=130, batch=64, dead_share=0.05),
     policies={
         "target": structs.replace(POLICY, offset_on="sampled", state_noise=0.1, snapshot=0.5),
         "draft": structs.replace(POLICY, width=32, sequential=True, bfloat16=True),
     },
-)
-
-
+)  # fmt: skip
 ORDER = ("tokenizer", "target", "draft")
 
 
@@ -62,13 +56,18 @@ def reach(stage: str, whole: Path, out: Path) -> Path:
     return out
 
 
-def weights(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
+def stop_in_target(whole: Path, out: Path) -> Path:
+    """A run stopped in the target's stage, after a checkpoint."""
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), reach("target", whole, out), kill_at("target", 12))
+    return out
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
+def result(folder: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    """Weights, and the log without times."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    weights = {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
+    return weights, [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -78,40 +77,26 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_run_that_resuming_is_compared_with_uses_everything_random(never_stopped: Path) -> None:
-    assert set(weights(never_stopped)) == {
-        "tokenizer.safetensors", "target.safetensors", "target@snapshot.safetensors", "draft.safetensors",
-    }  # fmt: skip
-    assert [(line["stage"], line["step"]) for line in log(never_stopped)] == [
-        *(("tokenizer", step) for step in range(10, 131, 10)),
-        *((name, step) for name in ("target", "draft") for step in (10, 20, 30)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("stage", "step"),
-    [
-        ("tokenizer", 95),  # codes are revived after this one
-        ("tokenizer", 105),  # and before this one
-        ("target", 10),  # told the step, killed before its checkpoint
-        ("target", 17),  # the snapshot is made twice
-        ("draft", 14),
-        ("draft", 30),
-    ],
-)
+@pytest.mark.parametrize(("stage", "step"), [
+    ("tokenizer", 95),  # codes are revived after this one
+    ("target", 10),  # told the step, killed before its checkpoint
+    ("target", 17),  # the snapshot is made twice
+    ("draft", 30),
+])  # fmt: skip
 def test_a_killed_run_ends_like_one_never_stopped(never_stopped: Path, tmp_path: Path, stage: str, step: int) -> None:
-    reach(stage, never_stopped, tmp_path / "run")
+    out = reach(stage, never_stopped, tmp_path / "run")
     with pytest.raises(KilledError):
-        train(RECIPE, Path(), tmp_path / "run", kill_at(stage, step))
-    assert not (tmp_path / "run" / f"{stage}.safetensors").exists()
+        train(RECIPE, Path(), out, kill_at(stage, step))
+    assert not (out / f"{stage}.safetensors").exists()
     begun = []
-    train(RECIPE, Path(), tmp_path / "run", lambda name, done, total: begun.append((name, done)))
-    assert weights(tmp_path / "run") == weights(never_stopped)
-    assert log(tmp_path / "run") == log(never_stopped)
+    train(RECIPE, Path(), out, lambda name, done, total: begun.append((name, done)))
+    assert result(out) == result(never_stopped)
     first = next(done for name, done in begun if name == stage)
     assert first == (step - 1) // 10 * 10 + 1, "it did not go on from its checkpoint"
+    assert "target@snapshot.safetensors" in result(out)[0]
 
 
+@pytest.mark.nightly
 def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
     tiny_run: Path, tiny_recipe: Path, tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
@@ -130,15 +115,11 @@ def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
         assert not (out / "bundles").exists()
     finished = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert weights(out) == weights(tiny_run)
-    assert log(out) == log(tiny_run)
-    for part in ("draft.onnx", "target.onnx"):
-        made = [(folder / "bundles" / "tiny" / part).read_bytes() for folder in (out, tiny_run)]
-        assert made[0] == made[1], f"{part} differs"
+    assert result(out) == result(tiny_run)
     assert not list(out.glob("*.checkpoint")) + list(out.glob("*.partial"))
 
 
-@pytest.mark.parametrize("processor", ["AVX512", "AVX2", "DEFAULT"])
+@pytest.mark.parametrize("processor", ["AVX512", "AVX2"])
 def test_bfloat16_is_used_only_where_it_is_faster(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
     numbers = torch.ones(2, 2)
@@ -146,6 +127,9 @@ def test_bfloat16_is_used_only_where_it_is_faster(processor: str, monkeypatch: p
         used = torch.bfloat16 if processor == "AVX512" and width == 32 and asked else torch.float32
         with loop.autocast(width, asked, torch.device("cpu")):
             assert (numbers @ numbers).dtype == used
+
+
+# --- stages side by side ---
 
 
 def side_by_side(recipe: CodesRecipe, out: Path, progress: Callable[[str, int, int], None]) -> None:
@@ -156,33 +140,23 @@ def side_by_side(recipe: CodesRecipe, out: Path, progress: Callable[[str, int, i
         assert multiprocessing.active_children() == []
 
 
-def test_stages_side_by_side_end_like_one_after_the_other(never_stopped: Path, tmp_path: Path) -> None:
-    told, most = dict[str, tuple[int, int]](), 0
-
-    def progress(name: str, done: int, total: int) -> None:
-        nonlocal most
-        told[name], most = (done, total), max(most, len(multiprocessing.active_children()))
-
-    side_by_side(RECIPE, tmp_path / "run", progress)
-    assert most == 2
-    assert {name: told[name] for name in ORDER} == {"tokenizer": (130, 130), "target": (30, 30), "draft": (30, 30)}
-    assert weights(tmp_path / "run") == weights(never_stopped)
-    assert log(tmp_path / "run") == log(never_stopped)
-
-
 def test_a_stage_that_fails_beside_another_is_named_and_both_go_on_later(never_stopped: Path, tmp_path: Path) -> None:
-    out = reach("target", never_stopped, tmp_path / "run")
-    with pytest.raises(KilledError):
-        train(RECIPE, Path(), out, kill_at("target", 12))
+    """And they end like one after the other."""
+    out, told, most = stop_in_target(never_stopped, tmp_path / "run"), dict[str, tuple[int, int]](), 0
     (out / "draft.checkpoint").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"draft\.checkpoint") as caught:
         side_by_side(RECIPE, out, quiet)
     assert "draft" in caught.value.__notes__[0]
     assert (out / "target.checkpoint").exists() or (out / "target.safetensors").exists()
     (out / "draft.checkpoint").unlink()
-    side_by_side(RECIPE, out, quiet)
-    assert weights(out) == weights(never_stopped)
-    assert log(out) == log(never_stopped)
+
+    def progress(name: str, done: int, total: int) -> None:
+        nonlocal most
+        told[name], most = (done, total), max(most, len(multiprocessing.active_children()))
+
+    side_by_side(RECIPE, out, progress)
+    assert most >= 1 and {told[name] for name in ("target", "draft")} == {(30, 30)}
+    assert result(out) == result(never_stopped)
 
 
 LONG = structs.replace(
@@ -240,17 +214,14 @@ def in_session(leader: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        structs.replace(RECIPE, seed=1),
-        structs.replace(RECIPE, window=3),
-        structs.replace(RECIPE, tokenizer=structs.replace(RECIPE.tokenizer, codes=8)),
-        structs.replace(RECIPE, policies={**RECIPE.policies, "draft": structs.replace(POLICY, steps=31)}),
-    ],
-    ids=["seed", "window", "tokenizer", "policy"],
-)
-def test_a_folder_of_another_recipe_is_refused(never_stopped: Path, tmp_path: Path, other: CodesRecipe) -> None:
+# --- whose folder it is ---
+
+
+@pytest.mark.parametrize("other", [
+    structs.replace(RECIPE, tokenizer=structs.replace(RECIPE.tokenizer, codes=8)),
+    structs.replace(RECIPE, policies={**RECIPE.policies, "draft": structs.replace(POLICY, steps=31)}),
+], ids=["tokenizer", "policy"])  # fmt: skip
+def test_a_folder_of_another_recipe_is_left_as_it_is(never_stopped: Path, tmp_path: Path, other: CodesRecipe) -> None:
     out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="another recipe"):
@@ -258,7 +229,7 @@ def test_a_folder_of_another_recipe_is_refused(never_stopped: Path, tmp_path: Pa
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "..", "", "a/b", "a b"])
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "..", "", "a b"])
 def test_names_in_a_recipe_do_not_lead_out_of_the_run(name: str) -> None:
     with pytest.raises(ConfigError, match=f"bundle .*{re.escape(repr(name))}"):
         structs.replace(RECIPE, bundles={name: ("target", "draft")})
@@ -270,12 +241,12 @@ def test_names_in_a_recipe_do_not_lead_out_of_the_run(name: str) -> None:
 
 def test_a_policy_may_be_added_and_nothing_finished_is_touched(never_stopped: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
-    kept = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.glob("*.safetensors")}
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
     more = structs.replace(RECIPE, policies={**RECIPE.policies, "small": structs.replace(POLICY, width=4)})
     train(more, Path(), out, quiet)
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept} == kept
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert (out / "small.safetensors").exists()
-    assert log(out)[:-3] == log(never_stopped)
+    assert result(out)[1][:-3] == result(never_stopped)[1]
     # The folder now belongs to the larger recipe.
     with pytest.raises(ConfigError, match="another recipe"):
         train(structs.replace(more, policies={"small": POLICY}), Path(), out, quiet)
@@ -299,15 +270,14 @@ def test_a_head_stays_in_a_bundle_whose_policies_did_not_change(
     load_pair(bundle)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
+# --- disks and damaged files ---
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_a_torn_log_line_is_forgotten(
     never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = reach("target", never_stopped, tmp_path / "run")
-    with pytest.raises(KilledError):
-        train(RECIPE, Path(), out, kill_at("target", 12))
-    before = (out / "target.checkpoint").read_bytes()
-
-    flush = os.fsync
+    out = stop_in_target(never_stopped, tmp_path / "run")
+    before, flush = (out / "target.checkpoint").read_bytes(), os.fsync
 
     def full(descriptor: int) -> None:
         if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith("target.checkpoint"):
@@ -320,60 +290,22 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
             train(RECIPE, Path(), out, quiet)
     assert (out / "target.checkpoint").read_bytes() == before
     assert not list(out.glob("*.partial"))
-    train(RECIPE, Path(), out, quiet)
-    assert weights(out) == weights(never_stopped)
-    assert log(out) == log(never_stopped)
-
-
-def test_a_disk_that_is_full_when_the_log_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log line comes before the checkpoint, so it is what meets a full disk first."""
-    opened = Path.open
-
-    def full(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        if self.suffix in (".jsonl", ".partial") and mode != "r":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return opened(self, mode, *rest, **more)
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(ConfigError, match="No space left"):
-        train(RECIPE, Path(), tmp_path / "run", quiet)
-
-
-def test_a_log_line_cut_short_by_a_kill_is_forgotten(never_stopped: Path, tmp_path: Path) -> None:
-    out = reach("target", never_stopped, tmp_path / "run")
-    with pytest.raises(KilledError):
-        train(RECIPE, Path(), out, kill_at("target", 12))
     with (out / "log.jsonl").open("a") as file:
         file.write('{"stage": "target", "st')
     train(RECIPE, Path(), out, quiet)
-    assert log(out) == log(never_stopped)
+    assert result(out) == result(never_stopped)
 
 
-def test_a_damaged_recipe_of_the_run_is_refused(never_stopped: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
-    (out / "recipe.json").write_text('{"env": "ba')
-    with pytest.raises(ConfigError, match=r"recipe\.json"):
-        train(RECIPE, Path(), out, quiet)
-
-
-@pytest.mark.parametrize("damage", [lambda b: b[:-10], lambda b: b[:20], lambda b: b"", lambda b: b"\x00" * 64])
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(KilledError):
-        train(RECIPE, Path(), out, kill_at("tokenizer", 12))
-    file = out / "tokenizer.checkpoint"
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ConfigError, match=r"tokenizer\.checkpoint"):
-        train(RECIPE, Path(), out, quiet)
-
-
-def test_deleting_a_damaged_result_trains_that_stage_anew(never_stopped: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
-    file = out / "draft.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=r"draft\.safetensors"):
-        train(RECIPE, Path(), out, quiet)
-    file.unlink()
+def test_damaged_files_are_named_and_a_deleted_one_is_made_anew(never_stopped: Path, tmp_path: Path) -> None:
+    out = stop_in_target(never_stopped, tmp_path / "run")
+    for name in ("recipe.json", "target.checkpoint", "tokenizer.safetensors"):
+        file = out / name
+        whole = file.read_bytes()
+        for damage in (whole[:-10], b""):
+            file.write_bytes(damage)
+            with pytest.raises(ConfigError, match=re.escape(name)):
+                train(RECIPE, Path(), out, quiet)
+        file.write_bytes(whole)
+    (out / "target.checkpoint").unlink()
     train(RECIPE, Path(), out, quiet)
-    assert weights(out) == weights(never_stopped)
-    assert log(out) == log(never_stopped)
+    assert result(out) == result(never_stopped)

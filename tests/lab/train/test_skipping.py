@@ -7,7 +7,7 @@ import pytest
 
 from specact.errors import DataError
 from specact.lab.rollout.statistics import wilson
-from specact.lab.train.skipping import agreement, fit_skip
+from specact.lab.train.drafter_settings import agreement, fit_skip
 from specact.systems.heisd import Entries, Index, SkipRule, unit
 
 

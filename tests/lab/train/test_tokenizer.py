@@ -8,11 +8,9 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from specact.lab.data.episodes import Episodes
 from specact.lab.train.codes import chunk_of
-from specact.lab.train.dataset import Dataset, prepare
-from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
-from specact.lab.train.tokenizer import ResidualVQ, decoder_table, measure, tokenizer_stage
+from specact.lab.train.recipe import TokenizerRecipe
+from specact.lab.train.vqbet import ResidualVQ, decoder_table, measure
 
 SMALL = TokenizerRecipe(codebooks=2, codes=4, latent=6, hidden=32, steps=300, batch=128, dead_share=0.02)
 
@@ -138,38 +136,3 @@ def test_dead_codes_are_revived_and_live_ones_left_alone() -> None:
     # The average does not pull it back to where it was dead.
     model.losses(chunks)
     assert model.codebooks[0, 2].abs().max() < 100
-
-
-def test_the_stage_revives_codes_until_the_last_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-    monkeypatch.setattr(ResidualVQ, "revive_dead_codes", lambda *_: called.append(1))
-    stage = tokenizer_stage(dataset(), recipe(500))
-    assert stage.after_update is not None
-    revived = []
-    for step in range(500):
-        called.clear()
-        stage.after_update(step)
-        if called:
-            revived.append(step)
-    assert revived == [99, 199, 299, 399]
-
-
-def recipe(steps: int = 50) -> CodesRecipe:
-    return CodesRecipe(
-        env="ball",
-        generate_episodes=1,
-        window=2,
-        chunk=2,
-        tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=steps),
-        policies={"p": PolicyRecipe(layers=1, heads=1, width=8, head_width=0, steps=5, batch=16, bfloat16=False)},
-    )
-
-
-def dataset() -> Dataset:
-    rng = np.random.default_rng(0)
-    episodes = Episodes(
-        {"state": rng.normal(size=(60, 3)).astype(np.float32)},
-        action=rng.uniform(-1, 1, (60, 2)).astype(np.float32),
-        ends=np.array([20, 40, 60]),
-    )
-    return prepare(episodes, recipe())

@@ -11,18 +11,11 @@ from torch import Tensor, nn
 
 from specact.bundle.manifest import Words
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.codes import (
-    LastPosition,
-    Targets,
-    chunk_of,
-    code_logits,
-    policy_loss,
-    sampled_codes,
-)
-from specact.lab.train.embedding import standardised, statistics_of
+from specact.lab.train.attention import standardised, statistics_of
+from specact.lab.train.codes import LastPosition, Targets, code_logits, policy_loss, sampled_codes
+from specact.lab.train.dataset import Windows
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.vqbet import Prediction, Shapes, VQBeT
-from specact.lab.train.windows import Windows
 from specact.observation import Field, ObservationSpec, vectors
 
 SHAPES = Shapes(vectors(4, goal=2, state=3), codebooks=2, codes=5, chunk=2, actions=3, goal_mode="token")
@@ -161,16 +154,6 @@ def targets(seed: int = 3, weight: Tensor | None = None) -> Targets:
     )
 
 
-def test_offsets_are_those_of_the_chosen_codes() -> None:
-    what, offsets = targets(), torch.randn(2, 4, 2, 5, 2, 3)
-    found = chunk_of(offsets, what.codes, what.decoded)
-    for b in range(2):
-        for t in range(4):
-            first, second = (int(code) for code in what.codes[b, t])
-            wanted = what.decoded[5 * first + second] + offsets[b, t, 0, first] + offsets[b, t, 1, second]
-            torch.testing.assert_close(found[b, t], wanted)
-
-
 @pytest.mark.parametrize("sequential", [False, True])
 @pytest.mark.parametrize("focal", [0.0, 2.0])
 def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
@@ -241,29 +224,6 @@ def test_sampled_codes_follow_the_joint_law_of_a_sequential_secondary() -> None:
     assert stats.chisquare(counts, joint.double().numpy().ravel() / float(joint.double().sum()) * 20_000).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("on", ["ground_truth", "sampled"])
-def test_padding_carries_no_weight(on: Literal["ground_truth", "sampled"]) -> None:
-    model = network(recipe=structs.replace(PLAIN, offset_on=on))
-    weight = torch.tensor([[0.0, 0, 1, 1], [0, 1, 1, 1]])
-    with torch.no_grad():
-        made = model(observations())
-    logits, offsets = made.logits.requires_grad_(), made.offsets.requires_grad_()
-    prediction, what = Prediction(logits, offsets, made.features), targets(weight=weight)
-    torch.manual_seed(1)
-    loss, parts = policy_loss(model, prediction, what)
-    loss.backward()
-    for gradient in (logits.grad, offsets.grad):
-        assert gradient is not None
-        assert (gradient[weight == 0] == 0).all()
-        assert (gradient[weight == 1].flatten(1).abs().sum(1) > 0).all()
-    codes, chunks = what.codes.clone(), what.chunks.clone()
-    codes[weight == 0], chunks[weight == 0] = 0, 1e3
-    torch.manual_seed(1)
-    other, other_parts = policy_loss(model, prediction, replace(what, codes=codes, chunks=chunks))
-    torch.testing.assert_close(other, loss)
-    torch.testing.assert_close(other_parts, parts)
-
-
 # --- windows ---
 
 
@@ -305,25 +265,6 @@ def test_windows_by_brute_force() -> None:
         for ahead in range(3):
             action = (episodes.action[min(step + ahead, last)] - centre) / scale
             np.testing.assert_allclose(windows.chunks[step, ahead].numpy(), action, rtol=1e-6)
-
-
-def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    state = np.arange(50, dtype=np.float32)[:, None]
-    windows = Windows(
-        Episodes({"state": state}, np.zeros((50, 1), np.float32), np.array([20, 50])),
-        1, np.zeros(1, np.float32), np.ones(1, np.float32),
-    )  # fmt: skip
-
-    def drawn(seed: int, step: int, size: int = 8) -> Tensor:
-        return windows.draw(vectors(2, state=1), seed, step, size).observation["state"]
-
-    first = drawn(0, 7)
-    drawn(0, 8)
-    assert torch.equal(drawn(0, 7), first)
-    assert not torch.equal(drawn(0, 8), first)
-    assert not torch.equal(drawn(1, 7), first)
-    everything = torch.cat([drawn(0, step, 64)[:, -1, 0] for step in range(20)])
-    assert set(everything.int().tolist()) == set(range(50))
 
 
 # --- images ---

@@ -1,12 +1,22 @@
-"""Attention, written out: for a few tokens, and in bfloat16 on a CPU, it is faster than the fused kernel."""
+"""What networks are built of: embedded observations, and attention.
+
+Attention is written out: for a few tokens, and in bfloat16 on a CPU, it is faster than the fused kernel.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from specact.bundle.manifest import Words
+from specact.observation import Field, ObservationSpec
+
+# Mean and standard deviation of the training observations without camera frames, by name, each of the shape of one
+# observation; the exported graph contains the normalisation.
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
 # Added to masked attention scores: their weight is exactly 0 then.
 HIDDEN = -1e4
 
@@ -25,10 +35,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, cache: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Tokens ``[B, N, W]``, and their keys and values, each ``[B, heads, N, W / heads]``.
 
-        Args:
-            x: ``[B, N, W]``.
-            mask: added to the scores ``[B, heads, N, N]``, or ``[B, heads, N, S + N]`` with a cache; broadcast to them.
-            cache: keys and values of S earlier tokens, ``[B, 2, heads, S, W / heads]``, or None.
+        ``mask`` is added to the scores ``[B, heads, N, N]``, and broadcast to them. With a ``cache [B, 2, heads, S, W /
+        heads]`` of keys and values of S earlier tokens they are ``[B, heads, N, S + N]``.
         """
         queries, *own = by_head(self.qkv(self.norm_attention(x)), 3, self.heads)
         keys, values = own if cache is None else (torch.cat([cache[:, n], new], -2) for n, new in enumerate(own))
@@ -68,3 +76,39 @@ def _reshaped(x: Tensor, *sizes: int) -> Tensor:
     """
     shape = x.shape[0], x.shape[1], *sizes
     return torch.onnx.ops.symbolic("Reshape", (x, torch.tensor([0, 0, *sizes])), dtype=x.dtype, shape=shape)
+
+
+def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Standardised values, clipped to 6 standard deviations against outliers."""
+    return ((values - mean) / std).clamp(-6.0, 6.0)
+
+
+def plain(name: str) -> str:
+    """An observation's name as part of a parameter's name, which must not contain dots."""
+    return name.replace(".", "_")
+
+
+def hold_statistics(module: nn.Module, spec: ObservationSpec, statistics: Statistics) -> None:
+    """Registers the statistics of all observations but camera frames as buffers ``NAME_mean`` and ``NAME_std``."""
+    for name in () if spec.vectors is None else spec.vectors.fields:
+        for moment, values in zip(("mean", "std"), statistics[name], strict=True):
+            module.register_buffer(f"{plain(name)}_{moment}", values.clone())
+
+
+def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of an observation, see :func:`hold_statistics`."""
+    return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
+
+
+def embed_words(words: Words, width: int) -> nn.Embedding:
+    """Embedding of an instruction's words, ``[..., L]`` to ``[..., L, W]``; unknown words and padding start at zero."""
+    embedding = nn.Embedding(words.size, width)
+    nn.init.normal_(embedding.weight, std=0.1)
+    with torch.no_grad():
+        embedding.weight[: words.size - len(words.vocabulary)] = 0.0
+    return embedding
+
+
+def flat(values: Tensor, field: Field) -> Tensor:
+    """Flattens each observation."""
+    return values.flatten(-len(field.shape)) if len(field.shape) > 1 else values

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.numpy import save
 from torch import Tensor, nn
 
 from specact.bundle.manifest import WEIGHTS, Words
@@ -19,18 +17,14 @@ from specact.families.chunks.flow import FLOW_PARTS, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import REGRESSION_PARTS, LoadedPolicy
 from specact.families.tokens.policy import BINS, TOKEN_PARTS
-from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.attention import perceptron
-from specact.lab.train.dataset import Dataset
-from specact.lab.train.export import BundleFolder, export_checked, parameters_of, round_to_half, write_weights
+from specact.lab.train.attention import Statistics, perceptron
+from specact.lab.train.dataset import Dataset, Windows, observation_of
+from specact.lab.train.export import BundleFolder, deployed, write_weights
 from specact.lab.train.fit import FromDemonstrations
-from specact.lab.train.flow import Flow, flow_graphs, regression_graphs
-from specact.lab.train.loop import Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.flow import Flow, TokenModel, flow_graphs, regression_graphs, token_graphs
+from specact.lab.train.loop import Losses, Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import ChunkRecipe, plain
-from specact.lab.train.teacher import check_teacher, labelled
-from specact.lab.train.tokens import TokenModel, token_graphs
-from specact.lab.train.windows import Statistics, Windows, observation_of
 from specact.observation import ObservationSpec
 
 ChunkModel = Flow | TokenModel
@@ -39,42 +33,22 @@ _SMALL = 0.1  # beta of the auxiliary loss, in standard deviations
 
 
 class ChunkTraining(FromDemonstrations):
-    """The chunk policy of a recipe.
-
-    Args:
-        recipe: what to train.
-        data: folder the recipe's data paths are relative to.
-        teacher: a policy whose answers to the demonstrated observations are the labels, in place of the demonstrated
-            actions.
-    """
+    """The chunk policy of a recipe, from demonstrations, or from a teacher's answers to what they observe."""
 
     def __init__(self, recipe: ChunkRecipe, data: Path, teacher: LoadedPolicy | None = None) -> None:
-        super().__init__(recipe, data)
-        self.recipe, self._teacher = recipe, teacher
+        super().__init__(recipe, data, recipe.seed, teacher=teacher)
+        self.recipe = recipe
         self.request = plain(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
 
     def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
-        recipe, teacher = self.recipe, self._teacher
+        recipe = self.recipe
         observation = observation_of(recipe, recipe, episodes, "the policy")
         numbers = [name for name in episodes.observation if name not in episodes.cameras]
         if recipe.auxiliary and recipe.auxiliary not in numbers:
             raise unknown_name("observation in auxiliary", recipe.auxiliary, numbers)
         assert episodes.rate_hz is not None, "given by the recipe or its task"
         self.spec = ChunkSpec(observation, recipe.chunk, episodes.action.shape[1], episodes.rate_hz)
-        if teacher is None:
-            return [observation], [recipe.auxiliary]
-        check_teacher(teacher, recipe.chunk, self.spec.actions, self.spec.rate_hz, episodes)
-        return [observation, teacher.policy.spec.observation], [recipe.auxiliary]
-
-    @contextmanager
-    def prepared(self, progress: Progress) -> Iterator[None]:
-        with (
-            super().prepared(progress),
-            nullcontext()
-            if self._teacher is None
-            else labelled(self.dataset, self._teacher, self.recipe.chunk, self.out, self.recipe.seed, progress),
-        ):
-            yield
+        return [observation], [recipe.auxiliary]
 
     def plan(self) -> list[dict[str, int]]:
         return [{self.recipe.kind: self.recipe.steps}]
@@ -107,26 +81,21 @@ def write_chunk_bundle(
     Raises:
         BundleError: if an exported network's outputs differ from the trained one's.
     """
-    half, folder = recipe.precision == "float16", BundleFolder(path, _PARTS[recipe.kind])
-    model.eval().requires_grad_(False)
-    if half:
-        round_to_half(model)
-    write_whole(folder.files["normalisation"], save(vars(units)))
+    half = recipe.precision == "float16"
+    folder, model = BundleFolder(path, _PARTS[recipe.kind], half=half), deployed(model, half=half)
+    folder.arrays("normalisation", vars(units))
     if isinstance(model, TokenModel):
-        write_whole(folder.files["embedding"], save({"embedding": model.embedding.weight.numpy()}))
+        folder.arrays("embedding", {"embedding": model.embedding.weight.numpy()})
         # Of its parts only the decoder can be left out.
         graphs, weights = token_graphs(model), write_weights(path / "decoder.safetensors", model.decoder, half=half)
     else:
         graphs = flow_graphs(model) if recipe.kind == "flow" else regression_graphs(model, units)
         weights = write_weights(path / WEIGHTS, model, half=half)
-    own = {"encoder"} if recipe.kind == "tokens" else set()
-    parity = {
-        part: export_checked(graph, folder.files[part], half=half, weights=None if part in own else weights)
-        for part, graph in graphs.items()
-    }
-    sizes = {part: parameters_of(graph.module) for part, graph in graphs.items() if part != "guide"}
+    for part, graph in graphs.items():
+        folder.export(part, graph, None if isinstance(model, TokenModel) and part == "encoder" else weights)
+    folder.parameters.pop("guide", None)  # they are the expert's
     vocabulary = {} if model.words is None else {"words": model.words.describe()}
-    folder.finish({"kind": recipe.kind, **manifest, **vocabulary, "parity": parity, "parameters": sizes}, model.spec)
+    folder.finish({"kind": recipe.kind, **manifest, **vocabulary}, model.spec)
 
 
 def units_of(dataset: Dataset, kind: str) -> FlowUnits:
@@ -143,13 +112,10 @@ def snapshots_of(recipe: ChunkRecipe) -> tuple[int, ...]:
 
 
 class TrainingBatch(NamedTuple):
-    """A training batch.
+    """Arrays ``[B, *window_shape]`` by name, labels ``chunk [B, H, A]`` in the policy's units, and which count.
 
-    Attributes:
-        observation: arrays ``[B, *window_shape]``, by name.
-        chunk: labels in the policy's units, ``[B, H, A]``.
-        real: 1 for actions that count in the loss, else 0, ``[B, H]``.
-        auxiliary: labels of the recipe's auxiliary observation, standardised, ``[B, D]``; None without one.
+    ``real [B, H]`` is 1 for actions that count in the loss, else 0; ``auxiliary [B, D]`` are the labels of the recipe's
+    auxiliary observation, standardised.
     """
 
     observation: Mapping[str, Tensor]
@@ -195,27 +161,12 @@ def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -
 
 
 def chunk_stage(
-    name: str,
-    recipe: ChunkRecipe,
-    spec: ChunkSpec,
-    statistics: Statistics,
-    words: Words | None,
-    draw: Callable[[int], TrainingBatch],
-    held_out: Callable[[], TrainingBatch],
-    *,
-    auxiliary: int = 0,
-) -> Stage:
-    """The stage that trains all networks of a policy jointly.
+    name: str, recipe: ChunkRecipe, spec: ChunkSpec, statistics: Statistics, words: Words | None,
+    draw: Callable[[int], TrainingBatch], held_out: Callable[[], TrainingBatch], *, auxiliary: int = 0,
+) -> Stage:  # fmt: skip
+    """The stage that trains all networks of a policy jointly, on the batches that ``draw`` makes for each step.
 
-    Args:
-        name: of the stage.
-        recipe: the networks' sizes and the optimizer's settings.
-        spec: of the policy's observations and chunks.
-        statistics: of the observations.
-        words: of the instructions, or None.
-        draw: the batch of a step.
-        held_out: a batch to validate on.
-        auxiliary: D, the number of auxiliary labels; a readout of the prefix, which is not exported, predicts them.
+    ``held_out`` makes one to validate on. ``auxiliary`` labels are predicted by a readout of the prefix.
     """
     seed_weights(recipe.seed)
     model = chunk_model(spec, recipe, statistics, words)
@@ -223,19 +174,19 @@ def chunk_stage(
         model.readout = perceptron(2 * recipe.width, recipe.width, auxiliary)
     measure, loss_of = _LOSSES[recipe.kind]
 
-    def losses(batch: TrainingBatch, draws: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(batch: TrainingBatch, draws: int) -> Losses:
         batch = batch.to(device_of(model))
         loss, prefix = loss_of(model, batch, recipe, draws)
         return loss, {} if batch.auxiliary is None else {"auxiliary": _auxiliary_loss(model, prefix, batch.auxiliary)}
 
-    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(step: int) -> Losses:
         loss, parts = losses(draw(step), recipe.draws)
-        return loss + sum(parts.values(), loss.new_zeros(())), {name: part.detach() for name, part in parts.items()}
+        return loss + sum(parts.values(), loss.new_zeros(())), parts
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
         loss, parts = losses(held_out(), 4)
-        return {measure: float(loss), **{name: float(part) for name, part in parts.items()}}
+        return {measure: loss, **parts}
 
     return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed, averages_at=snapshots_of(recipe))
 

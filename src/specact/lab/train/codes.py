@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import torch
-from msgspec.structs import replace
-from safetensors.torch import save
+from msgspec import structs
 from torch import Tensor, nn
 
 from specact.errors import ConfigError
-from specact.families.codes.pair import PARTS
+from specact.families.codes.pair import PARTS, CodeParts
 from specact.families.codes.policy import PolicySpec
-from specact.files import write_whole
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.dataset import Dataset, task_of
+from specact.lab.train.dataset import Batch, Dataset, Windows, observation_of, positions, task_of
 from specact.lab.train.encoder import ImageEncoder, encoded, encoder_stage, learned
 from specact.lab.train.export import (
     BundleFolder,
     Graph,
+    deployed,
     export_checked,
     parameters_of,
-    round_to_half,
     some_observations,
+    stored_weights,
     write_weights,
 )
 from specact.lab.train.fit import FromDemonstrations
-from specact.lab.train.loop import Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
-from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, plain
-from specact.lab.train.tokenizer import ResidualVQ, decoder_table, tokenizer_stage
-from specact.lab.train.vqbet import Prediction, Shapes, VQBeT
-from specact.lab.train.windows import Batch, Windows, observation_of
+from specact.lab.train.loop import Losses, Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, plain
+from specact.lab.train.vqbet import Prediction, ResidualVQ, Shapes, VQBeT, decoder_table, tokenizer_stage
 from specact.observation import ObservationSpec
+from specact.records import read_record
+
+Role = Literal["draft", "target"]
 
 
 class CodesTraining(FromDemonstrations):
-    """The tokenizer, image encoders that learn before their policies, and policies of a recipe.
-
-    Args:
-        recipe: what to train.
-        data: folder the recipe's data paths are relative to.
-    """
+    """The tokenizer, image encoders that learn before their policies, and policies of a recipe."""
 
     def __init__(self, recipe: CodesRecipe, data: Path) -> None:
-        super().__init__(recipe, data, skip_disturbed=recipe.skip_disturbed)
+        super().__init__(recipe, data, recipe.seed, skip_disturbed=recipe.skip_disturbed)
         self.recipe, self.request = recipe, plain(recipe)
 
     def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
@@ -113,7 +109,7 @@ class CodesTraining(FromDemonstrations):
         recipe, dataset, policies = self.recipe, self.dataset, dict[str, VQBeT]()
         for role, policy in (("draft", draft), ("target", target)):
             shapes = shapes_of(dataset, recipe, self.specs[policy.removesuffix("@snapshot")])
-            policies[role] = VQBeT(shapes, replace(recipe.policy(policy), dropout=0.0), dataset.statistics)
+            policies[role] = VQBeT(shapes, structs.replace(recipe.policy(policy), dropout=0.0), dataset.statistics)
             policies[role].load_state_dict(self.weights(policy))
         rate_hz, sizes = self.episodes.rate_hz, policies["target"].shapes
         assert rate_hz is not None, "given by the recipe or its task"
@@ -124,19 +120,18 @@ class CodesTraining(FromDemonstrations):
             sequential=recipe.policy(target).sequential,
         )  # fmt: skip
         manifest = self.manifest(name, recipe.env) | {
-            "gates": recipe.gates,
-            "policies": {"target": target, "draft": draft},
-            "parameters": {role: parameters_of(model) for role, model in policies.items()},
-        }
+            "gates": recipe.gates, "policies": {"target": target, "draft": draft}
+        }  # fmt: skip
         words = next((policy.shapes.words for policy in policies.values() if policy.shapes.words is not None), None)
         if words is not None:
             manifest["words"] = words.describe()
         folder, half = BundleFolder(self.out / "bundles" / name, PARTS), recipe.precision == "float16"
         table = {"table": decoder_table(self.tokenizer()), "centre": dataset.centre, "scale": dataset.scale}
-        write_whole(folder.files["tokenizer"], save(table))
-        parity = {role: export_policy(model, folder.files[role], half=half) for role, model in policies.items()}
-        folder.finish(manifest | {"parity": parity}, spec)
-        return folder.path
+        folder.arrays("tokenizer", {key: value.numpy() for key, value in table.items()})
+        for role, model in policies.items():
+            folder.parameters[role] = parameters_of(model)
+            folder.parity[role] = export_policy(model, folder.files[role], half=half)
+        return folder.finish(manifest, spec)
 
 
 class LastPosition(nn.Module):
@@ -160,12 +155,9 @@ def export_policy(model: VQBeT, path: Path, *, half: bool) -> float:
 
     With ``half`` they are rounded in place.
     """
-    if half:
-        round_to_half(model)
-    weights = write_weights(path.with_suffix(".safetensors"), model, half=half)
+    weights = write_weights(path.with_suffix(".safetensors"), deployed(model, half=half), half=half)
     outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
-    deployed = LastPosition(model).eval()
-    graph = Graph(deployed, lambda batch: {"observation": example_inputs(model, batch)}, outputs)
+    graph = Graph(LastPosition(model).eval(), lambda batch: {"observation": example_inputs(model, batch)}, outputs)
     return export_checked(graph, path, weights=weights)
 
 
@@ -224,7 +216,7 @@ def policy_stage(
     decoded = decoder_table(tokenizer)
     codes = {id(windows): tokenizer.encode(windows.chunks) for windows in (dataset.train, dataset.held_out)}
 
-    def loss_on(windows: Windows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss_on(windows: Windows, batch: Batch) -> Losses:
         device = device_of(model)
         labels = (codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
         targets = Targets(*(values.to(device) for values in labels))
@@ -232,13 +224,12 @@ def policy_stage(
             prediction = model({name: values.to(device) for name, values in batch.observation.items()})
         return policy_loss(model, prediction, targets)
 
-    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(step: int) -> Losses:
         return loss_on(dataset.train, dataset.train.draw(observation, recipe.seed, step, settings.batch))
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
-        _, parts = loss_on(dataset.held_out, dataset.held_out.draw(observation, recipe.seed, 0, 2048))
-        return {part: float(value) for part, value in parts.items()}
+        return loss_on(dataset.held_out, dataset.held_out.draw(observation, recipe.seed, 0, 2048))[1]
 
     snapshot_at = round(settings.snapshot * settings.steps)
     return adamw_stage(name, model, settings, update, validate, seed=recipe.seed, snapshot_at=snapshot_at)
@@ -248,11 +239,8 @@ def policy_stage(
 class Targets:
     """The labels of a batch of windows, at every position.
 
-    Attributes:
-        codes: the tokenizer's codes of the demonstrated chunk, ``[B, T, G]``.
-        chunks: the demonstrated chunk, normalised, ``[B, T, n, A]``.
-        weight: 1 where the position is real, 0 where it is padding, ``[B, T]``.
-        decoded: the tokenizer's decoder as a table, ``[K ** G, n, A]``.
+    ``codes [B, T, G]`` are the tokenizer's of the demonstrated chunk, ``chunks [B, T, n, A]``, normalised; ``weight [B,
+    T]`` is 0 at padding, else 1; ``decoded [K ** G, n, A]`` is the tokenizer's decoder as a table.
     """
 
     codes: Tensor
@@ -261,7 +249,7 @@ class Targets:
     decoded: Tensor
 
 
-def policy_loss(model: VQBeT, prediction: Prediction, targets: Targets) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(model: VQBeT, prediction: Prediction, targets: Targets) -> Losses:
     """Focal loss on the codes, and L1 on the action after the offset (ADAHI, equation 3).
 
     Also its parts ``nll``, ``code_accuracy`` and ``offset_l1``; all are means over real positions.
@@ -281,12 +269,11 @@ def policy_loss(model: VQBeT, prediction: Prediction, targets: Targets) -> tuple
 
     loss = (share * (code_loss + recipe.offset_weight * offset_loss)).sum()
     correct = (log_probs.argmax(-1) == targets.codes).all(-1).float()
-    parts = {
+    return loss, {
         "nll": (share * -chosen.sum(-1)).sum(),
         "code_accuracy": (share * correct).sum(),
         "offset_l1": (share * offset_loss).sum(),
     }
-    return loss, {name: value.detach() for name, value in parts.items()}
 
 
 def code_logits(model: VQBeT, prediction: Prediction, primary: Tensor) -> Tensor:
@@ -316,3 +303,57 @@ def chunk_of(offsets: Tensor, codes: Tensor, decoded: Tensor) -> Tensor:
         index = index * offsets.shape[-3] + codes[..., g]
     picked = offsets.take_along_dim(codes[..., None, None, None], dim=-3)[..., 0, :, :].sum(-3)
     return decoded[index] + picked
+
+
+# --- trained policies of a bundle ---
+
+
+def architecture(bundle: CodeParts, role: Role) -> tuple[PolicyRecipe, Shapes]:
+    """The architecture of a bundle's policy, which its manifest must have; without dropout and observation noise."""
+    spec, manifest = bundle.spec, bundle.manifest
+    try:
+        made = manifest.policies[role].removesuffix("@snapshot")
+        settings = read_record(manifest.recipe["policies"][made], PolicyRecipe, f"policies.{made}")
+        goal_mode = manifest.recipe["goal"]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the manifest of {bundle.path} does not say how its {role} was made ({error} is missing); "
+            "use a bundle that specact train wrote"
+        ) from None
+    observation = spec.draft if role == "draft" else spec.target
+    shapes = Shapes(
+        observation=observation, codebooks=spec.codebooks, codes=spec.codes,
+        chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
+        words=bundle.manifest.words if observation.instruction else None,
+    )  # fmt: skip
+    return structs.replace(settings, dropout=0.0, state_noise=0.0), shapes
+
+
+def rebuild(bundle: CodeParts, role: Role, window: int) -> VQBeT:
+    """A policy of a bundle with its exported weights, and a history of the newest ``window`` of T observations.
+
+    In training every position of the window predicts from the observations up to its own. So a history of k uses the
+    first k positions, and stays within the training distribution.
+
+    Raises:
+        ConfigError: if the window is out of range, observations differ in history, or ``specact train`` did not make
+            the bundle, which then lacks the architecture or the weights.
+    """
+    recipe, shapes = architecture(bundle, role)
+    observation = shapes.observation
+    if not 1 <= window <= observation.history:
+        raise ConfigError(f"{bundle.name!r} supports 1 to {observation.history} observations, got {window}")
+    if window < observation.history and observation.history != positions(observation):
+        raise ConfigError(
+            f"the observations of the {role} of {bundle.name!r} differ in history; fewer can only be shown to a policy "
+            "that sees as many of each"
+        )
+    weights = stored_weights(bundle.files[role])
+    # With the full window this changes nothing, for any histories.
+    cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
+    spec = ObservationSpec(cut, observation.instruction)
+    unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
+    model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
+    weights["positions"] = weights["positions"][: len(model.positions)]
+    model.load_state_dict(weights)
+    return model.eval()

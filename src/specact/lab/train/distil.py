@@ -6,12 +6,12 @@ This is DAgger (Ross et al. 2011) with the target as the expert: rounds of rollo
 from __future__ import annotations
 
 import shutil
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +28,18 @@ from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.rollout.distillation import Collect
+from specact.lab.train.attention import Statistics
+from specact.lab.train.attention import plain as parameter_name
 from specact.lab.train.chunks import TrainingBatch, chunk_stage, write_chunk_bundle
-from specact.lab.train.codes import export_policy
+from specact.lab.train.codes import architecture, export_policy, rebuild
 from specact.lab.train.dataset import moments
-from specact.lab.train.embedding import plain as parameter_name
 from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import BundleFolder
 from specact.lab.train.fit import Training, fit
-from specact.lab.train.flow import Flow
-from specact.lab.train.loop import Metrics, Progress, Stage, Update, Validate, cosine, last_lines
-from specact.lab.train.rebuild import architecture, rebuild
+from specact.lab.train.flow import Flow, TokenModel
+from specact.lab.train.loop import Losses, Progress, Stage, Update, Validate, cosine, last_lines
 from specact.lab.train.recipe import chunk_recipe_of, plain
-from specact.lab.train.tokens import TokenModel
 from specact.lab.train.vqbet import VQBeT
-from specact.lab.train.windows import Statistics
 from specact.load import make_pair
 from specact.observation import ObservationSpec
 from specact.pair import Pair
@@ -55,16 +53,15 @@ _CHUNK_BUNDLES: dict[str, Callable[[Path], FlowBundle | RegressionBundle | Token
     "regression": load_regression,
     "tokens": load_tokens,
 }
+# A pair and the gates under which it is rolled out.
+Rollout = tuple[Pair[Any], Sequence[GateSettings]]
 
 
 class RoundsRecipe(Record, frozen=True, kw_only=True):
-    """The settings of rounds.
+    """The settings of rounds, each of so many ``steps`` of AdamW with warm-up and a cosine schedule.
 
-    Attributes:
-        rates: transmission rates of the random gates in rollouts.
-        rounds: the first one rolls out the pair as it is, every further one with what the previous one trained.
-        steps, batch, learning_rate: AdamW with warm-up and a cosine schedule.
-        seed: random seed.
+    The first of the ``rounds`` rolls out the pair as it is, under random gates of these transmission ``rates``; every
+    further one what the previous one trained.
     """
 
     rates: tuple[Share, ...] = (0.0, 0.2, 0.4, 0.6)
@@ -78,139 +75,113 @@ class RoundsRecipe(Record, frozen=True, kw_only=True):
 class DistilRecipe(RoundsRecipe, frozen=True, kw_only=True):
     """The settings of a distillation; the optimizer of a chunk draft has those of the draft's own recipe.
 
-    Attributes:
-        offset_weight: weight of the offsets' L1 distance to the target's, weighted with p, relative to the codes'
-            cross-entropy.
+    ``offset_weight`` is that of the offsets' L1 distance to the target's, weighted with p, relative to the codes'
+    cross-entropy.
     """
 
     offset_weight: NotNegative = 10.0
 
 
-class Student(ABC):
-    """What learns in rounds, from lessons of a pair.
-
-    Attributes:
-        name: of its stages, before their number.
-        recipe: its settings.
-        steps: of each stage.
-        encoders: of the draft's cameras, whose features are learned from in place of frames.
-    """
-
-    name: ClassVar[str]
-    recipe: RoundsRecipe
-    steps: int
-    encoders: Mapping[str, nn.Module]
-
-    @abstractmethod
-    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
-        """The stage of a round."""
-
-    @abstractmethod
-    def publish(
-        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
-        """Writes what was trained; returns the pair and the gates of the next rollouts, none for random ones."""
-
-    def _adamw(self, name: str, network: nn.Module, weight_decay: float, update: Update, validate: Validate) -> Stage:
-        recipe = self.recipe
-        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=weight_decay, fused=True)
-        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
-        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
-
-
 class Rounds(Training):
     """Rounds of rollouts and training; a stopped run repeats the rollouts and resumes in its last round.
 
-    Args:
-        pair: of the first round's rollouts.
-        student: learns from all rounds so far.
-        collect: rolls a pair out under gates and returns the data of a round, given its number.
+    ``collect`` rolls a pair out under gates, first this one, and returns the lessons of a round, given its number.
+    Stages are called ``name`` and that number, and have ``steps`` where they are not the recipe's. ``encoders`` are of
+    the draft's cameras, whose features are learned from in place of frames.
     """
 
-    def __init__(self, pair: Pair[Any], student: Student, collect: Collect) -> None:
-        recipe = student.recipe
-        self._student, self._collect, self._count = student, collect, recipe.rounds
+    def __init__(
+        self, pair: Pair[Any], name: str, recipe: RoundsRecipe, collect: Collect, *,
+        encoders: Mapping[str, nn.Module] | None = None, steps: int = 0,
+    ) -> None:  # fmt: skip
+        self._pair, self._name, self._rounds, self._collect = pair, name, recipe, collect
+        self._encoders, self._steps = encoders or {}, steps or recipe.steps
         self._gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
         self._lessons: list[DistillationData] = []
         self._stages: list[tuple[Stage, DistillationData]] = []
-        self._rollouts: list[tuple[Pair[Any], Sequence[GateSettings]]] = [(pair, self._gates)]
+        self._rollouts: list[Rollout] = [(pair, self._gates)]
         self.request = {"from": pair.fingerprint, **plain(recipe)}
 
+    @abstractmethod
+    def stage_on(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        """The stage of a round, given the lessons of all rounds so far."""
+
+    @abstractmethod
+    def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
+        """Writes what was trained; returns what is rolled out next, without gates for the random ones."""
+
     def plan(self) -> list[dict[str, int]]:
-        return [{f"{self._student.name}-{number}": self._student.steps} for number in range(self._count)]
+        return [{f"{self._name}-{number}": self._steps} for number in range(self._rounds.rounds)]
 
     def stage(self, name: str) -> Stage:
         return self._stage(int(name.rpartition("-")[2]))[0]
 
     def export(self, progress: Progress) -> list[Path]:
-        path = self._rollout(self._count)[0].path
+        path = self._rollout(self._rounds.rounds)[0].path
         assert path is not None, "it was just written"
         return [path]
 
     def _stage(self, number: int) -> tuple[Stage, DistillationData]:
         """The stage of a round, and its held-out lessons."""
         while len(self._stages) <= number:
-            number_, student = len(self._stages), self._student
-            self._lessons.append(encoded(self._collect(*self._rollout(number_), number_), student.encoders))
+            current = len(self._stages)
+            self._lessons.append(encoded(self._collect(*self._rollout(current), current), self._encoders))
             train, held_out = join(self._lessons).split()
-            torch.manual_seed(student.recipe.seed)
-            self._stages.append((student.stage(f"{student.name}-{number_}", train, held_out), held_out))
+            torch.manual_seed(self._rounds.seed)
+            self._stages.append((self.stage_on(f"{self._name}-{current}", train, held_out), held_out))
         return self._stages[number]
 
-    def _rollout(self, rounds: int) -> tuple[Pair[Any], Sequence[GateSettings]]:
+    def _rollout(self, rounds: int) -> Rollout:
         """The pair and its gates after so many rounds."""
         while len(self._rollouts) <= rounds:
             stage, held_out = self._stage(len(self._rollouts) - 1)
             stage.module.load_state_dict(self.weights(stage.name))
-            metrics, last = last_lines(self.out)[stage.name]["held_out"], len(self._rollouts) == self._count
-            pair, gates = self._student.publish(stage, held_out, self.out, metrics, last=last)
+            metrics, last = last_lines(self.out)[stage.name]["held_out"], len(self._rollouts) == self._rounds.rounds
+            pair, gates = self.publish(stage, held_out, metrics, last=last)
             self._rollouts.append((pair, gates or self._gates))
         return self._rollouts[rounds]
+
+    def _rows(self, step: int, data: DistillationData, size: int) -> np.ndarray:
+        """The lessons of a step."""
+        return stream(self._rounds.seed, Role.DATA, step=step).integers(len(data), size=size)
+
+    def _adamw(self, name: str, network: nn.Module, weight_decay: float, update: Update, validate: Validate) -> Stage:
+        recipe = self._rounds
+        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=weight_decay, fused=True)
+        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
+        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
 
 
 def distil(
     pair: Pair[Any], recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
 ) -> Path:
-    """Makes ``NAME-distilled``: the same target, and the draft trained from scratch on the target's outputs.
+    """Makes ``NAME-distilled``, and returns its folder: the same target, and the draft trained on its outputs.
 
-    The draft keeps its architecture. An image encoder that was trained before the draft stays frozen.
-
-    Args:
-        pair: of action codes, or of chunks; its draft was made by ``specact train``, or the pair is refused.
-        recipe, collect: its settings, and see :class:`Rounds`.
-        out, progress, threads: see :func:`~specact.lab.train.fit.fit`.
-
-    Returns:
-        The folder of the new pair.
+    The draft, of action codes or chunks, is trained from scratch and keeps its architecture. An image encoder that was
+    trained before the draft stays frozen. A draft that ``specact train`` did not make is refused.
     """
-    student: Student = (
-        ChunkStudent(pair.parts, recipe)
-        if isinstance(pair.parts, ChunkParts)
-        else CodesStudent(codes_of(pair, "distillation"), recipe)
-    )
-    return fit(Rounds(pair, student, collect), out, progress, threads=threads).bundles[0]
+    kind = ChunkDistillation if isinstance(pair.parts, ChunkParts) else CodesDistillation
+    return fit(kind(pair, recipe, collect), out, progress, threads=threads).bundles[0]
 
 
-class CodesStudent(Student):
+class CodesDistillation(Rounds):
     """A draft of action codes; see :func:`distil`."""
 
-    name = "distilled"
+    def __init__(self, pair: Pair[Any], recipe: DistilRecipe, collect: Collect) -> None:
+        self._bundle, self.recipe = codes_of(pair, "distillation"), recipe
+        self._policy, self._shapes = architecture(self._bundle, "draft")
+        encoders = draft_encoders(self._bundle) if self._policy.encoder.learns else {}
+        super().__init__(pair, "distilled", recipe, collect, encoders=encoders)
 
-    def __init__(self, bundle: CodeParts, recipe: DistilRecipe) -> None:
-        self._bundle, self.recipe, self._settings, self.steps = bundle, recipe, recipe, recipe.steps
-        self._policy, self._shapes = architecture(bundle, "draft")
-        self.encoders = draft_encoders(bundle) if self._policy.encoder.learns else {}
-
-    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+    def stage_on(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
         statistics = observation_statistics(self._shapes.observation, train)
-        network, recipe = VQBeT(self._shapes, self._policy, statistics), self._settings
-        for camera, encoder in self.encoders.items():
+        network, recipe = VQBeT(self._shapes, self._policy, statistics), self.recipe
+        for camera, encoder in self._encoders.items():
             network.freeze(camera, encoder)
         temperature = self._bundle.spec.temperature
 
         def losses(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
-            observation = {key: torch.from_numpy(np.asarray(values[rows])) for key, values in data.observation.items()}
-            prediction = network.heads(network.features(observation)[:, -1:])
+            prediction = network.heads(network.features(observation_at(data, rows))[:, -1:])
             p = torch.from_numpy(data.outputs["target_probs"][rows])
             logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
             offsets = torch.from_numpy(data.outputs["target_offsets"][rows].astype(np.float32))
@@ -221,87 +192,65 @@ class CodesStudent(Student):
                 "rejection": (p - logs.exp()).abs().sum(-1).mean() / 2,
             }
 
-        def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-            rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-            parts = losses(train, rows)
-            loss = parts["cross_entropy"] + recipe.offset_weight * parts["offset"]
-            return loss, {key: part.detach() for key, part in parts.items()}
+        def update(step: int) -> Losses:
+            parts = losses(train, self._rows(step, train, recipe.batch))
+            return parts["cross_entropy"] + recipe.offset_weight * parts["offset"], parts
 
         # Frames without precomputed features take memory, so a subset is used.
         has_frames = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
         rows_held_out = np.arange(min(len(held_out), _BATCH) if has_frames else len(held_out))
+        return self._adamw(name, network, 1e-3, update, lambda module: losses(held_out, rows_held_out))
 
-        def validate(module: nn.Module) -> Metrics:
-            with torch.no_grad():
-                return {key: float(value) for key, value in losses(held_out, rows_held_out).items()}
-
-        return self._adamw(name, network, 1e-3, update, validate)
-
-    def publish(
-        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
+    def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
         bundle, network = self._bundle, stage.module
         assert isinstance(network, VQBeT)
-        folder = BundleFolder(out / "bundles" / f"{bundle.name}-distilled", PARTS)
+        folder = BundleFolder(self.out / "bundles" / f"{bundle.name}-distilled", PARTS)
         for part in ("tokenizer", "target"):
             folder.take(part, bundle.files[part])
-        parity = export_policy(network, folder.files["draft"], half=bundle.manifest.recipe["precision"] == "float16")
-        manifest = bundle.manifest.values()
-        manifest |= {
-            "name": folder.path.name,
-            "distilled": {"from": bundle.fingerprint, **plain(self.recipe), "held_out": metrics},
-            "parity": manifest["parity"] | {"draft": parity},
-        }
-        folder.finish(manifest, bundle.spec)
+        half = bundle.manifest.recipe["precision"] == "float16"
+        folder.parity["draft"] = export_policy(network, folder.files["draft"], half=half)
+        made_from = {"from": bundle.fingerprint, **plain(self.recipe), "held_out": metrics}
+        folder.finish(bundle.manifest.values() | {"name": folder.path.name, "distilled": made_from}, bundle.spec)
         return load_codes(folder.path).pair(), ()
 
 
-class ChunkStudent(Student):
+class ChunkDistillation(Rounds):
     """A draft of chunks; see :func:`distil`."""
 
-    name = "distilled"
+    def __init__(self, pair: Pair[Any], recipe: DistilRecipe, collect: Collect) -> None:
+        parts: ChunkParts = pair.parts
+        bundle = _draft_bundle(parts)
+        self._parts, self.recipe, self._units = parts, recipe, bundle.units
+        self._draft = chunk_recipe_of(bundle.manifest.recipe, f"the draft of {parts.name}")
+        super().__init__(pair, "distilled", recipe, collect, steps=self._draft.steps)
 
-    def __init__(self, pair: ChunkParts, recipe: DistilRecipe) -> None:
-        self._pair, self.recipe, self.encoders = pair, recipe, {}
-        bundle = _draft_bundle(pair)
-        self._draft, self._units = chunk_recipe_of(bundle.manifest.recipe, f"the draft of {pair.name}"), bundle.units
-        self.steps = self._draft.steps
-
-    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
-        spec, seed = self._pair.draft.spec, self.recipe.seed
+    def stage_on(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        spec = self._parts.draft.spec
 
         def batch(data: DistillationData, chunks: Tensor, real: Tensor, rows: np.ndarray) -> TrainingBatch:
-            observation = {key: torch.from_numpy(np.asarray(column[rows])) for key, column in data.observation.items()}
-            return TrainingBatch(observation, chunks[rows], real.expand(len(rows), -1))
+            return TrainingBatch(observation_at(data, rows), chunks[rows], real.expand(len(rows), -1))
 
-        labels = self._labels(train)
-
-        def draw(step: int) -> TrainingBatch:
-            rows = stream(seed, Role.DATA, step=step).integers(len(train), size=self._draft.batch)
-            return batch(train, *labels, rows)
-
-        rows_held_out = np.arange(min(len(held_out), _HELD_OUT))
+        labels, rows_held_out = self._labels(train), np.arange(min(len(held_out), _HELD_OUT))
         return chunk_stage(
-            name, self._draft, spec, observation_statistics(spec.observation, train), None, draw,
+            name, self._draft, spec, observation_statistics(spec.observation, train), None,
+            lambda step: batch(train, *labels, self._rows(step, train, self._draft.batch)),
             partial(batch, held_out, *self._labels(held_out), rows_held_out),
         )  # fmt: skip
 
-    def publish(
-        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
-        pair, name = self._pair, f"{self._pair.name}-distilled"
+    def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
+        pair, name = self._parts, f"{self._parts.name}-distilled"
         manifest = {
             "name": name, "env": pair.env, "specact": __version__, "recipe": plain(self._draft),
             "distilled": {"from": pair.fingerprint, **plain(self.recipe), "held_out": metrics},
         }  # fmt: skip
         assert isinstance(stage.module, Flow | TokenModel)
-        draft = out / "drafts" / stage.name.replace("distilled", name)
+        draft = self.out / "drafts" / stage.name.replace("distilled", name)
         write_chunk_bundle(draft, manifest, self._draft, stage.module, self._units)
         assert pair.path is not None, "its draft was read there"
         stored = read_manifest(pair.path)
         steps = {f"{part}_steps": stored.steps[part] for part in ("draft", "target")}
         settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
-        folder = out / ("bundles" if last else "rounds") / name
+        folder = self.out / ("bundles" if last else "rounds") / name
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
         target = pair.source.target or stored.sources["target"]
         assert target is not None, "it was loaded"
@@ -309,8 +258,8 @@ class ChunkStudent(Student):
 
     def _labels(self, data: DistillationData) -> tuple[Tensor, Tensor]:
         """The target's chunks in the flow's units ``[N, H, A]``, and 1 for the actions that it gives ``[H]``."""
-        units, chunk = self._units, self._pair.draft.spec.chunk
-        action = np.clip(self._pair.units.to_environment(data.outputs["wanted"]), units.low, units.high)
+        units, chunk = self._units, self._parts.draft.spec.chunk
+        action = np.clip(self._parts.units.to_environment(data.outputs["wanted"]), units.low, units.high)
         # The target's chunks may be shorter than the draft's; the rest has no label.
         padding = ((0, 0), (0, chunk - action.shape[1]), (0, 0))
         chunks = torch.from_numpy(np.pad(units.to_flow(action), padding).astype(np.float32))
@@ -331,6 +280,11 @@ def _draft_bundle(pair: ChunkParts) -> FlowBundle | RegressionBundle | TokenBund
             "frames and words; distil it along demonstrations: specact train RECIPE --teacher TARGET"
         )
     return _CHUNK_BUNDLES[kind](folder)
+
+
+def observation_at(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
+    """What the draft observed in these rows, by name."""
+    return {name: torch.from_numpy(np.asarray(column[rows])) for name, column in data.observation.items()}
 
 
 def observation_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:

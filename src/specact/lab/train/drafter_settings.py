@@ -1,18 +1,25 @@
-"""The settings of KERV and HeiSD, fitted to the target's own rollouts."""
+"""The settings of KERV and HeiSD, fitted to the target's own rollouts.
+
+HeiSD (Zheng et al. 2026, arXiv 2603.17573) executes a retrieved chunk unverified above the least similarity at which
+neighbouring steps are still alike, up to the distance to which that holds; its Algorithm 1 is inconsistent as printed.
+Here a skip is safe where the target would have accepted the retrieved chunk, and the bounds maximise the skips while
+enough of them are safe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.errors import DataError
 from specact.families.tokens.policy import causal, to_actions
 from specact.families.tokens.speculative import grouped
+from specact.lab.rollout.statistics import wilson
 from specact.lab.rollout.token_rollouts import TokenRollouts
-from specact.lab.train.skipping import agreement, fit_skip
-from specact.systems.heisd import Entries, Index, KinematicMetric, unit
+from specact.systems.heisd import Entries, Index, KinematicMetric, SkipRule, unit
 from specact.systems.kerv import Kalman, typical_change, variability
 from specact.systems.specvla import TokenHead
 from specact.systems.tokens import DrafterSettings
@@ -21,6 +28,8 @@ from specact.systems.tokens import DrafterSettings
 GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10
 # Maximum consecutive inferences without verification.
 LONGEST_SKIP = 8
+# Quantiles of the similarity that are tried as bounds.
+_CUTS = np.linspace(0.0, 1.0, 201)
 
 
 def memory_of(rollouts: TokenRollouts) -> Entries:
@@ -35,27 +44,13 @@ def memory_of(rollouts: TokenRollouts) -> Entries:
 
 
 def fit_settings(
-    rollouts: TokenRollouts,
-    held_out: TokenRollouts,
-    actions: int,
-    *,
-    strict: Sequence[int],
-    groups: Sequence[int],
-    path: Sequence[int],
-    window: int,
-) -> DrafterSettings:
+    rollouts: TokenRollouts, held_out: TokenRollouts, actions: int, *, strict: Sequence[int], groups: Sequence[int],
+    path: Sequence[int], window: int,
+) -> DrafterSettings:  # fmt: skip
     """Fits filters and ranges to the rollouts of the memory, and thresholds by agreement on held-out ones.
 
-    The scale of KERV's threshold stays 1, because it needs a head, see :func:`scale_of`.
-
-    Args:
-        rollouts: of the memory.
-        held_out: other episodes.
-        actions: A.
-        strict, groups: see :class:`~specact.systems.tokens.DrafterSettings`; no groups: each dimension
-            its own.
-        path: likewise; none: all numbers of the state.
-        window: history of the kinematic metric in inferences.
+    See :class:`~specact.lab.train.recipe.DrafterRecipe`. The scale of KERV's threshold stays 1, because it needs a
+    head, see :func:`scale_of`.
 
     Raises:
         ConfigError: for values that do not fit the policy, or rollouts that are too short for the window.
@@ -132,3 +127,62 @@ def _rows(rollouts: TokenRollouts) -> list[NDArray[np.int64]]:
         rows[np.argsort(rollouts.step[rows], kind="stable")]
         for rows in (np.flatnonzero(which == number) for number in np.argsort(first))
     ]
+
+
+# --- HeiSD's verify-skip ---
+
+
+def agreement(
+    index: Index,
+    features: NDArray[np.floating],
+    tokens: NDArray[np.int64],
+    agrees: Callable[[NDArray[np.int64]], bool],
+) -> NDArray[np.bool_]:
+    """Whether the nearest chunk would have been accepted, for n steps of episodes that are not in the index.
+
+    Features are ``[n, F]``, the target's tokens ``[n, T]``; ``agrees`` takes the bias ``[T]`` of a retrieved chunk.
+    """
+    retrieved = [index.nearest(feature).tokens[0] for feature in features]
+    return np.array([agrees(found - right) for found, right in zip(retrieved, tokens, strict=True)], np.bool_)
+
+
+def fit_skip(
+    features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int, share: float = 0.95
+) -> SkipRule:
+    """The rule that skips the most pairs of steps, a verified t and a t + k, k <= longest, while enough are safe.
+
+    Of every held-out episode ``features [n, F]`` of its steps and whether they are ``safe [n]``, as then the pair is,
+    see :func:`agreement`. For every distance d the least similarity (of 201 quantiles) is chosen above which Wilson's
+    lower bound of the share of safe pairs with ``k <= d`` is high enough. If none are safe enough, it never skips.
+
+    Raises:
+        DataError: if no episode has two steps.
+    """
+    similarities, distances, right = _pairs(features, safe, longest)
+    best, skipped = SkipRule(), 0
+    for distance in range(1, longest + 1):
+        near = distances <= distance
+        for similarity in np.unique(np.quantile(similarities[near], _CUTS, method="lower")).tolist():
+            chosen = right[near & (similarities >= similarity)]
+            # Wilson's lower bound is below the share, so the share is tested first.
+            if chosen.mean() >= share and wilson(int(chosen.sum()), len(chosen)).low >= share:
+                if len(chosen) > skipped:
+                    best, skipped = SkipRule(similarity, distance), len(chosen)
+                break
+    return best
+
+
+def _pairs(
+    features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Similarity, distance, and whether the later step is safe, of all pairs."""
+    found = []
+    for seen, fine in zip(features, safe, strict=True):
+        along = unit(seen).astype(np.float64)
+        for distance in range(1, min(longest, len(along) - 1) + 1):
+            cosines = (along[distance:] * along[:-distance]).sum(axis=1)
+            found.append((np.clip(cosines, -1.0, 1.0), np.full(len(cosines), distance), fine[distance:]))
+    if not found:
+        raise DataError("a rule for skipping needs held-out episodes of at least two steps")
+    similarities, distances, right = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return similarities, distances, right

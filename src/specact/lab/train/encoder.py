@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,10 +16,9 @@ from torch import Tensor, nn
 from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Task
-from specact.lab.train.dataset import Dataset
-from specact.lab.train.loop import Draw, Metrics, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.dataset import Dataset, Windows
+from specact.lab.train.loop import Draw, Losses, Metrics, Stage, adamw_stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe
-from specact.lab.train.windows import Windows
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
@@ -27,17 +27,10 @@ _SMALL = 0.1  # beta of the smooth L1 loss, in standard deviations
 
 
 class ImageEncoder(nn.Module):
-    """Camera frames, uint8 ``[N, H, W, 3]``, to features ``[N, width]``.
+    """Camera frames of a ``shape``, uint8 ``[N, H, W, 3]``, to features ``[N, width]``; too small ones are refused.
 
     Convolutions make one map per keypoint; a map's spatial softmax gives the keypoint's coordinates (Levine et al.
     2016, Finn et al. 2016), followed by two linear layers. Mean pooling would discard most of the positions.
-
-    Args:
-        recipe: its sizes.
-        shape: of a frame, ``(H, W, 3)``.
-
-    Raises:
-        ConfigError: for frames that are too small.
     """
 
     places: Tensor
@@ -86,16 +79,9 @@ class PatchEmbedding(nn.Module):
 
     Convolutions without norms, as in the stem of Xiao et al. 2021; the policy adds position embeddings.
 
-    Args:
-        recipe, shape: as for :class:`ImageEncoder`.
-        tokens: W.
-
     Attributes:
         grid: rows and columns of patches.
         patches: N.
-
-    Raises:
-        ConfigError: for frames that are too small.
     """
 
     def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> None:
@@ -156,15 +142,7 @@ def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: i
 
 
 class Smaller(nn.Module):
-    """Area downsampling of images ``[N, C, H, W]`` to ``[N, C, P, P]``.
-
-    Args:
-        height, width: H and W.
-        pixels: P.
-
-    Raises:
-        ConfigError: if P is larger than either.
-    """
+    """Area downsampling of images ``[N, C, height, width]`` to ``[N, C, pixels, pixels]``, no more than they have."""
 
     rows: Tensor
     columns: Tensor
@@ -194,18 +172,6 @@ def _areas(many: int, few: int) -> Tensor:
 def _halved(size: int) -> int:
     """Output size of a convolution with a stride of 2."""
     return (size + 1) // 2
-
-
-class PosePredictor(nn.Module):
-    """An encoder with a linear head that predicts an observation, in standard deviations."""
-
-    def __init__(self, encoder: ImageEncoder, width: int, numbers: int) -> None:
-        super().__init__()
-        self.encoder, self.readout = encoder, nn.Linear(width, numbers)
-
-    def forward(self, frames: Tensor) -> Tensor:
-        predicted: Tensor = self.readout(self.encoder(frames))
-        return predicted
 
 
 def learned(
@@ -239,12 +205,14 @@ def learned(
 def encoder_stage(
     name: str, recipe: EncoderRecipe, camera: str, dataset: Dataset, task: Task | None, seed: int
 ) -> Stage:
-    """The stage that pre-trains the encoder of one camera; the task shows random scenes, if the recipe wants some."""
+    """The stage that pre-trains the encoder of one camera; the task shows random scenes, if the recipe wants some.
+
+    Its module is the encoder with a linear ``readout``, which predicts an observation in standard deviations.
+    """
     seed_weights(seed, Draw.ENCODER)
     mean, std = dataset.statistics[recipe.learns]
-    model = PosePredictor(
-        ImageEncoder(recipe, dataset.train.episodes.frames(camera).shape[1:]), recipe.width, mean.numel()
-    )
+    encoder = ImageEncoder(recipe, dataset.train.episodes.frames(camera).shape[1:])
+    model = nn.Sequential(OrderedDict(encoder=encoder, readout=nn.Linear(recipe.width, mean.numel())))
 
     def draw_batch(seen: Mapping[str, Any], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """A random batch of frames and labels."""
@@ -265,7 +233,7 @@ def encoder_stage(
         error: Tensor = predicted.float() - labels.to(device)
         return error
 
-    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(step: int) -> Losses:
         rng = stream(seed, Role.DATA, episode=Draw.FRAMES, step=step)
         scene_count = recipe.batch // 2 if recipe.scenes else 0
         frames, labels = draw_batch(dataset.train.episodes.observation, recipe.batch - scene_count, rng)
@@ -274,12 +242,11 @@ def encoder_stage(
             frames, labels = torch.cat([frames, scene_frames]), torch.cat([labels, scene_labels])
         error = error_of(frames, labels)
         loss = nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=_SMALL)
-        return loss, {"error": error.detach().abs().mean()}
+        return loss, {"error": error.abs().mean()}
 
     def validate(module: nn.Module) -> Metrics:
         rng = stream(seed, Role.DATA, episode=Draw.FRAMES)
-        error = error_of(*draw_batch(dataset.held_out.episodes.observation, 1024, rng))
-        return {"error": float(error.abs().mean())}
+        return {"error": error_of(*draw_batch(dataset.held_out.episodes.observation, 1024, rng)).abs().mean()}
 
     return adamw_stage(name, model, recipe, update, validate, seed=seed)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -20,35 +20,33 @@ import torch
 from numpy.typing import NDArray
 from onnx import StringStringEntryProto, TensorProto, helper, numpy_helper
 from safetensors.numpy import load, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import INSTRUCTION, Describable, Words, fingerprint_of, write_manifest
 from specact.bundle.network import open_session
-from specact.errors import BundleError
+from specact.errors import BundleError, ConfigError
 from specact.files import write_whole
-from specact.lab.train.embedding import statistics_of
+from specact.lab.train.attention import statistics_of
 from specact.observation import ObservationSpec
 
 # Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4
 # Numbers from which on a tensor is stored as float16, or apart from its network.
 _FEW = 64
+Module = TypeVar("Module", bound=nn.Module)
 # Inputs of a module by name; those in a table are inputs of the graph by their own names.
 Inputs = Mapping[str, Tensor | Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A network as it is exported.
+    """A network in evaluation mode as it is exported.
 
-    Attributes:
-        module: in evaluation mode.
-        example: makes random inputs with a batch of this size.
-        outputs: their names.
-        batches: sizes that are compared; a single one is fixed in the graph.
-        free: other dynamic axes of inputs, by name: axis to the name of its size. Axes of one name have one size.
-        broadcast: inputs of which one row serves any batch.
+    ``example`` makes random inputs with a batch of a size; all ``batches`` are compared, and a single one is fixed in
+    the graph. ``free`` are other dynamic axes of inputs, by name: axis to the name of its size. Of the inputs
+    ``broadcast`` one row serves any batch.
     """
 
     module: nn.Module
@@ -98,9 +96,6 @@ class Graph:
 class WeightsFile:
     """Weights of a policy in a safetensors file, where the graphs of its networks and later trainings find them.
 
-    Args:
-        path: the file, see :func:`write_weights`.
-
     Attributes:
         digest: its SHA-256.
     """
@@ -142,8 +137,19 @@ class WeightsFile:
         _put_first(proto.graph, made)
 
 
+def stored_weights(part: Path) -> dict[str, Tensor]:
+    """The weights of a part of a bundle, in float32 by their names in the module; refused if the bundle has none."""
+    file = part.with_suffix(".safetensors")
+    if not file.exists():
+        raise ConfigError(
+            f"{file.parent} has no {file.name}, as bundles of earlier versions have none; run specact train again with "
+            "the folder of its run"
+        )
+    return {name: value.float() if value.dtype == torch.float16 else value for name, value in load_file(file).items()}
+
+
 def write_weights(path: Path, module: nn.Module, *, half: bool) -> WeightsFile:
-    """Stores the weights of a policy; with ``half`` as float16 what is exact in it, see :func:`round_to_half`."""
+    """Stores the weights of a policy; with ``half`` as float16 what is exact in it, see :func:`deployed`."""
     # Contiguous, because safetensors stores the bytes of other arrays in the order of their memory.
     arrays = {name: tensor.contiguous().numpy() for name, tensor in module.state_dict().items()}
     write_whole(path, save({name: _halved(array) if half else array for name, array in arrays.items()}))
@@ -160,13 +166,9 @@ def export_checked(
 ) -> float:
     """Exports a network, and returns the largest difference found between PyTorch and ONNX Runtime.
 
-    Args:
-        graph: the network.
-        path: file to write.
-        half: store weights as float16 (computed in float32 after loading), see :func:`round_to_half`.
-        weights: beside the file, or in the folder above, where the network reads what is there; its digest becomes a
-            part of the network's file and so of its fingerprint.
-        metadata: texts that are stored in the file.
+    With ``half`` weights are stored as float16 and computed with in float32, see :func:`deployed`. Those in the file
+    ``weights``, beside ``path`` or in the folder above, are read there; its digest becomes a part of the network's
+    file and so of its fingerprint, like the texts of ``metadata``.
 
     Raises:
         BundleError: if the outputs differ by more than :data:`PARITY`.
@@ -215,11 +217,12 @@ def some_observations(
     return inputs
 
 
-def round_to_half(model: nn.Module) -> None:
-    """Rounds every parameter to float16 precision, in place."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.half().float())
+def deployed(model: Module, *, half: bool) -> Module:
+    """A network in evaluation mode; with ``half`` its parameters are rounded to float16 precision, in place."""
+    model.eval().requires_grad_(False)
+    for parameter in model.parameters() if half else ():
+        parameter.copy_(parameter.half().float())
+    return model
 
 
 def forget_sources(proto: onnx.ModelProto) -> None:
@@ -263,13 +266,15 @@ class BundleFolder:
     Args:
         path: the folder; its manifest, if any, is removed.
         parts: files by the name of the part.
+        half: whether weights are stored as float16.
 
     Attributes:
-        files: paths of the parts.
+        files, parity, parameters: of the parts: paths, largest differences of exported networks, and sizes.
     """
 
-    def __init__(self, path: Path, parts: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, parts: Mapping[str, str], *, half: bool = False) -> None:
         self.path, self.files, self._parts = path, {part: path / name for part, name in parts.items()}, parts
+        self.half, self.parity, self.parameters = half, dict[str, float](), dict[str, int]()
         path.mkdir(parents=True, exist_ok=True)
         manifest = path / "manifest.json"
         self._before: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
@@ -280,14 +285,26 @@ class BundleFolder:
         for own in file.parent.glob(f"{part}.*"):
             shutil.copyfile(own, self.path / own.name)
 
-    def finish(self, manifest: Mapping[str, Any], spec: Describable) -> None:
+    def arrays(self, part: str, values: Mapping[str, NDArray[Any]]) -> None:
+        """Writes a part that is a table of arrays."""
+        write_whole(self.files[part], save(dict(values)))
+
+    def export(self, part: str, graph: Graph, weights: WeightsFile | None = None) -> None:
+        """Writes a part that is a network, see :func:`export_checked`."""
+        self.parity[part] = export_checked(graph, self.files[part], half=self.half, weights=weights)
+        self.parameters[part] = parameters_of(graph.module)
+
+    def finish(self, manifest: Mapping[str, Any], spec: Describable) -> Path:
         """Writes the manifest, of which only what the files determine is new; a head for other parts is removed."""
         values = {key: value for key, value in manifest.items() if key not in ("head", "shared", "files")}
+        for key, found in (("parity", self.parity), ("parameters", self.parameters)):
+            values[key] = {**values.get(key, {}), **found}
         if self._before.get("fingerprints") != {part: fingerprint_of(file) for part, file in self.files.items()}:
             (self.path / HEAD).unlink(missing_ok=True)
         elif "head" in self._before:
             values["head"] = self._before["head"]
         write_manifest(self.path, values, spec, self._parts)
+        return self.path
 
 
 def parameters_of(module: nn.Module) -> int:

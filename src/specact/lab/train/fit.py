@@ -5,57 +5,58 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from specact import __version__
 from specact.errors import ConfigError, SpecactError
+from specact.families.chunks.sources import LoadedPolicy
 from specact.files import check_folder, write_json
 from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.dataset import Dataset, frames_at_hand, needed, prepare, read_demonstrations
-from specact.lab.train.loop import (
-    Accelerator,
-    Progress,
-    Stage,
-    Weights,
-    accelerator,
-    last_lines,
-    read_log,
-    read_tensors,
-    run,
-    sort_log,
+from specact.lab.train import loop
+from specact.lab.train.dataset import (
+    Dataset,
+    check_teacher,
+    frames_at_hand,
+    labelled,
+    needed,
+    prepare,
+    read_demonstrations,
 )
+from specact.lab.train.loop import Accelerator, Progress, Stage, Weights, run
 from specact.lab.train.recipe import Recipe
 from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training run.
-
-    Attributes:
-        bundles: their folders.
-        metrics: the last log line of every stage.
-    """
+    """What a training run made: the folders of its bundles, and the last log line of every stage."""
 
     bundles: list[Path]
     metrics: dict[str, Any]
 
 
+class How(TypedDict, total=False):
+    """How :func:`fit` trains, which changes no result but for ``threads``."""
+
+    threads: int
+    jobs: int
+    every: int
+    on: Accelerator
+
+
 class Training(ABC):
     """What a kind of training has of its own; :func:`fit` does the rest.
 
-    Attributes:
-        request: its settings, as plain values; a folder holds the run of one request.
-        out: folder of the run, set by :func:`fit`.
+    ``request`` are its settings as plain values; a folder, ``out``, holds the run of one request.
     """
 
     request: dict[str, Any]
@@ -83,11 +84,11 @@ class Training(ABC):
 
     def weights(self, name: str) -> Weights:
         """The final weights of a stage, or those of a snapshot; a damaged file is refused."""
-        return read_tensors(self.out / f"{name}.safetensors")[0]
+        return loop.read_tensors(self.out / f"{name}.safetensors")[0]
 
     def manifest(self, name: str, env: str | None) -> dict[str, Any]:
         """What the manifest of every bundle says of its training."""
-        training = last_lines(self.out)
+        training = loop.last_lines(self.out)
         return {"name": name, "env": env or "", "specact": __version__, "recipe": self.request, "training": training}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,36 +101,45 @@ class Training(ABC):
 
 
 class FromDemonstrations(Training):
-    """A training that learns from demonstrations.
+    """A training that learns from demonstrations: which are read and how they are split, and the folder of their paths.
 
-    Args:
-        demonstrations: which are read, and how they are split.
-        data: folder that the paths of demonstrations are relative to.
-        skip_disturbed: whether windows whose chunk is disturbed are left out.
-
-    Attributes:
-        episodes: the demonstrations, without what nothing reads.
+    The labels are their actions, or with a ``teacher`` its answers, drawn with ``seed``, to what they observe. Windows
+    whose chunk is disturbed may be left out.
     """
 
     episodes: Episodes
 
-    def __init__(self, demonstrations: Recipe, data: Path, *, skip_disturbed: bool = False) -> None:
+    def __init__(
+        self, demonstrations: Recipe, data: Path, seed: int, *, teacher: LoadedPolicy | None = None,
+        skip_disturbed: bool = False,
+    ) -> None:  # fmt: skip
         self._demonstrations, self._data, self._skip_disturbed = demonstrations, data, skip_disturbed
+        self._seed, self._teacher = seed, teacher
 
     def read(self, progress: Progress) -> None:
-        episodes = read_demonstrations(self._demonstrations, self._data, progress)
-        self.episodes = needed(episodes, *self.reads(episodes))
+        episodes, seen = read_demonstrations(self._demonstrations, self._data, progress), list[ObservationSpec]()
+        if self._teacher is not None:
+            check_teacher(self._teacher, self._demonstrations.chunk, episodes)
+            seen.append(self._teacher.policy.spec.observation)
+        specs, learned = self.reads(episodes)
+        self.episodes = needed(episodes, [*seen, *specs], learned)
         _ = self.dataset  # refuses what is unusable
 
-    @abstractmethod
     def reads(self, episodes: Episodes) -> tuple[Iterable[ObservationSpec], Iterable[str]]:
         """The observations that are read, and the names of those that are predicted; refuses what does not fit."""
+        return (), ()
 
     @contextmanager
     def prepared(self, progress: Progress) -> Iterator[None]:
+        teacher = self._teacher
         with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes:
             vars(self).pop("dataset", None)
-            yield
+            with (
+                labelled(self.dataset, teacher, self._demonstrations.chunk, self.out, self._seed, progress)
+                if teacher is not None
+                else nullcontext()
+            ):
+                yield
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -138,26 +148,13 @@ class FromDemonstrations(Training):
 
 
 def fit(
-    training: Training,
-    out: Path,
-    progress: Progress,
-    *,
-    threads: int = 1,
-    jobs: int = 1,
-    every: int = 250,
+    training: Training, out: Path, progress: Progress, *, threads: int = 1, jobs: int = 1, every: int = 250,
     on: Accelerator = "cpu",
-) -> TrainingResult:
-    """Trains all stages and exports the bundles; a stopped run resumes.
+) -> TrainingResult:  # fmt: skip
+    """Trains all stages and exports the bundles to ``out``; a stopped run resumes, also on another device.
 
-    Args:
-        training: what to train.
-        out: folder of the run: checkpoints, ``log.jsonl`` and ``bundles/NAME``.
-        progress: called with (stage, steps done, total).
-        threads: of PyTorch, in every process; results are exact for the same number.
-        jobs: stages that are trained concurrently, each in its own process; it does not change the results. With more
-            than one, the calling program must be importable: ``if __name__ == "__main__":``.
-        every: steps between checkpoints, the most that a kill can lose.
-        on: device of the policies' training; a stopped run may resume on another one.
+    Results are exact for the same number of PyTorch's ``threads``. ``jobs`` stages are trained at a time, each in a
+    process of its own, so that the calling program must be importable. A kill loses at most ``every`` steps.
 
     Raises:
         ConfigError: if there is no such accelerator, ``out`` holds a run of another recipe, is locked by another
@@ -166,7 +163,7 @@ def fit(
         SpecactError: the error of a stage, with a note that names it.
     """
     torch.set_num_threads(threads)
-    accelerator(on)  # fails early if it is missing
+    loop.accelerator(on)  # fails early if it is missing
     _check_free(out, training.request)  # before demonstrations are generated, which can take minutes
     training.read(progress)
     training.out = out
@@ -174,43 +171,45 @@ def fit(
         _check_free(out, training.request)
         write_json(out / "recipe.json", training.request)
         with training.prepared(progress):
-            _train(training, progress, threads, jobs, every, on)
-            sort_log(out, [name for group in training.plan() for name in group])
-            return TrainingResult(training.export(progress), last_lines(out))
+            _train(training, progress, jobs, partial(_train_stage, training, threads, every, on))
+            loop.sort_log(out, [name for group in training.plan() for name in group])
+            return TrainingResult(training.export(progress), loop.last_lines(out))
 
 
-def _train(training: Training, progress: Progress, threads: int, jobs: int, every: int, on: Accelerator) -> None:
+def _train(training: Training, progress: Progress, jobs: int, train_stage: Callable[..., None]) -> None:
     plan = training.plan()
     steps = {name: number for group in plan for name, number in group.items()}
 
-    def report(name: str) -> Callable[[int], None]:
-        return lambda done: progress(name, done, steps[name])
+    def report(name: str, done: int) -> None:
+        progress(name, done, steps[name])
 
     def report_logged() -> None:
-        for line in read_log(training.out):
+        for line in loop.read_log(training.out):
             if line["stage"] in steps:
-                report(line["stage"])(line["step"])
+                report(line["stage"], line["step"])
 
     trained = [name for name in steps if (training.out / f"{name}.safetensors").exists()]
     for name in trained:
         training.weights(name)  # fails early if it is damaged
-        report(name)(steps[name])
+        report(name, steps[name])
     for group in plan:
         names = [name for name in group if name not in trained]
         if min(jobs, len(names)) <= 1:
             for name in names:
-                run(training.stage(name), training.out, report(name), every=every, on=on)
+                train_stage(name, partial(report, name))
             continue
         with Interrupts(), Pool(min(jobs, len(names))) as pool:
-            for _ in pool.each(partial(_train_alone, training, threads, every, on), names, report_logged):
+            for _ in pool.each(train_stage, names, report_logged):
                 pass
 
 
-def _train_alone(training: Training, threads: int, every: int, on: Accelerator, name: str) -> None:
-    """Trains a stage in a process of its own."""
+def _train_stage(
+    training: Training, threads: int, every: int, on: Accelerator, name: str,
+    advance: Callable[[int], None] = lambda done: None,
+) -> None:  # fmt: skip
     torch.set_num_threads(threads)
     try:
-        run(training.stage(name), training.out, lambda done: None, every=every, on=on)
+        run(training.stage(name), training.out, advance, every=every, on=on)
     except SpecactError as error:
         error.add_note(f"this ended the stage {name}; the checkpoints of all stages are kept")
         raise

@@ -1,7 +1,7 @@
-"""The three networks of a flow-matching chunk policy: encoder, prefix and action expert.
+"""The networks of chunk policies: of a flow and by regression encoder, prefix and action expert, of tokens a decoder.
 
-They are separate because they run at different times: encoder and prefix once per inference, the expert once per Euler
-step, and, in speculative inference, on many noisy chunks over one cached prefix.
+Those of a flow are separate because they run at different times: encoder and prefix once per inference, the expert once
+per Euler step, and, in speculative inference, on many noisy chunks over one cached prefix.
 """
 
 from __future__ import annotations
@@ -19,12 +19,25 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from specact.bundle.manifest import INSTRUCTION, Words
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
-from specact.lab.train.attention import attend, by_head, joined, perceptron
-from specact.lab.train.embedding import embed_words, flat, hold_statistics, plain, standardised, statistics_of
+from specact.families.tokens.policy import BINS
+from specact.lab.train.attention import (
+    HIDDEN,
+    Layer,
+    Statistics,
+    attend,
+    by_head,
+    embed_words,
+    flat,
+    hold_statistics,
+    joined,
+    perceptron,
+    plain,
+    standardised,
+    statistics_of,
+)
 from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
 from specact.lab.train.export import Graph, some_observations
 from specact.lab.train.recipe import ChunkRecipe
-from specact.lab.train.windows import Statistics
 from specact.observation import ObservationSpec
 
 # Periods of the embedding of time, in units of the flow's time, which runs from 0 to 1.
@@ -32,27 +45,16 @@ _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
 
 
 class Encoder(nn.Module):
-    """Observations to tokens ``[B, N, W]``, in this order: words, observations without a history, those with one.
+    """Observations to ``tokens`` tokens ``[B, N, W]``: of words, observations without a history, those with one.
 
-    A camera frame gives one token or one per patch, every other observation one per time step.
-
-    Args:
-        spec, recipe, statistics, words: of the policy.
-        placed: whether position embeddings are added here, or by the next network.
-
-    Attributes:
-        tokens: N.
+    A camera frame gives one token or one per patch, every other observation one per time step. If it is not ``placed``,
+    the next network adds position embeddings.
     """
 
     def __init__(
-        self,
-        spec: ObservationSpec,
-        recipe: ChunkRecipe,
-        statistics: Statistics,
-        words: Words | None,
-        *,
+        self, spec: ObservationSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None, *,
         placed: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.state_noise, self.spec = recipe.state_noise, spec
         hold_statistics(self, spec, statistics)
@@ -148,13 +150,10 @@ class Expert(nn.Module):
         nn.init.zeros_(self.write.weight)
 
     def forward(self, chunk: Tensor, time: Tensor, cache: Tensor, draws: int = 1) -> Tensor:
-        """The velocity ``[B, H, A]`` at a noisy chunk.
+        """The velocity ``[B, H, A]`` at a noisy ``chunk [B, H, A]``, in units in which data have mean 0 and variance 1.
 
-        Args:
-            chunk: ``[B, H, A]``, in units in which the data have mean 0 and variance 1.
-            time: ``[B]`` in [0, 1]; 0 is noise, 1 is data.
-            cache: of :class:`Prefix`, with a batch of B / draws, or of 1 for all.
-            draws: noisy chunks per entry of the cache: chunk i reads entry i modulo B / draws.
+        ``time [B]`` is 0 for noise and 1 for data. The cache is that of :class:`Prefix`, with a batch of B / draws, or
+        of 1 for all: chunk i reads entry i modulo B / draws.
         """
         phases = time[:, None] * self.frequencies
         when = self.embed_time(torch.cat([phases.sin(), phases.cos()], -1))
@@ -303,11 +302,11 @@ def regression_graphs(model: Flow, units: FlowUnits) -> dict[str, Graph]:
     return {"policy": Graph(policy, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["actions"])}
 
 
-def example_inputs(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
+def example_inputs(model: Flow | TokenModel, part: str, batch: int) -> dict[str, Tensor]:
     """Random inputs of a network of a policy, by name, with the statistics of the training data."""
     spec, generator = model.spec, torch.Generator().manual_seed(batch)
     observation = some_observations(model.encoder, spec.observation, generator, batch, model.words)
-    if part == "encoder":
+    if part == "encoder" or isinstance(model, TokenModel):
         return observation
     tokens = model.encoder(observation)
     if part == "prefix":
@@ -322,3 +321,111 @@ def example_inputs(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
         inputs["wanted"] = torch.randn(shape, generator=generator)
         inputs["weights"] = torch.rand(shape[:2], generator=generator)
     return inputs
+
+
+# --- autoregressive tokens ---
+
+
+class Decoder(nn.Module):
+    """Embedded tokens to the logits of the next tokens, see :class:`~specact.families.tokens.policy.Reading`.
+
+    Its ``length`` S is that of the tokens of an observation and of a chunk together.
+    """
+
+    def __init__(self, recipe: ChunkRecipe, length: int) -> None:
+        super().__init__()
+        self.heads = recipe.heads
+        self.positions = nn.Parameter(torch.randn(length, recipe.width) * 0.02)
+        self.dropout = nn.Dropout(recipe.dropout)
+        layer = recipe.width, recipe.heads, recipe.dropout
+        self.layers = nn.ModuleList(Layer(*layer) for _ in range(recipe.layers))
+        self.norm, self.write = nn.LayerNorm(recipe.width), nn.Linear(recipe.width, BINS)
+
+    def features(
+        self, embeddings: Tensor, positions: Tensor, visible: Tensor, cache: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs of the output layer ``[B, N, W]``, and cache entries ``[B, L, 2, heads, N, W / heads]``.
+
+        From embeddings ``[B, N, W]`` at positions 0 to S - 1, ``[B, N]``. ``visible`` is whether the token of a row
+        attends to that of a column: ``[B, N, N]``, and with a cache ``[B, L, 2, heads, S, W / heads]``
+        ``[B, N, S + N]``, its positions first.
+        """
+        x = self.dropout(embeddings + nn.functional.embedding(positions, self.positions))
+        hidden = (HIDDEN * (~visible).to(x.dtype))[:, None]
+        entries = []
+        for number, layer in enumerate(self.layers):
+            x, made = layer(x, hidden, None if cache is None else cache[:, number])
+            entries.append(torch.stack(made, 1))
+        return self.norm(x), torch.stack(entries, 1)
+
+    def forward(
+        self, embeddings: Tensor, positions: Tensor, seen: Tensor, among: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, features and cache entries, the outputs of the exported graph; see :meth:`features`.
+
+        ``seen [B, S]`` masks the used positions of the cache, ``among [B, N, N]`` is the mask of the new tokens.
+        """
+        # One row per new token without reading their number, so that the exported graph has no shape operators.
+        everywhere = seen[:, None] & (among[..., :1] | ~among[..., :1])
+        features, entries = self.features(embeddings, positions, torch.cat([everywhere, among], -1), cache)
+        return self.write(features), features, entries
+
+
+class TokenModel(nn.Module):
+    """The whole policy, as it is trained."""
+
+    visible: Tensor
+
+    def __init__(
+        self, spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None = None
+    ) -> None:
+        super().__init__()
+        self.spec, self.words, self.length = spec, words, spec.chunk * spec.actions
+        self.encoder = Encoder(spec.observation, recipe, statistics, words, placed=False)
+        self.embedding = nn.Embedding(BINS, recipe.width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.decoder = Decoder(recipe, self.encoder.tokens + self.length)
+        # The last token is no input, because nothing follows it.
+        total, prefix = self.encoder.tokens + self.length - 1, self.encoder.tokens
+        place = torch.arange(total)
+        visible = (place[None] <= place[:, None]) | (place < prefix)[None]
+        self.register_buffer("visible", visible, persistent=False)
+
+    def logits(self, observation: Mapping[str, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``[B, H * A, 256]`` of all tokens of chunks ``[B, H * A]``, each given the previous ones.
+
+        The second output is the cache of the observation's tokens, ``[B, L, 2, heads, N, W / heads]``.
+        """
+        prefix = self.encoder(observation)
+        embeddings = torch.cat([prefix, self.embedding(tokens[:, :-1])], 1)
+        positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
+        features, entries = self.decoder.features(embeddings, positions, self.visible[None])
+        return self.decoder.write(features[:, -self.length :]), entries[..., : prefix.shape[1], :]
+
+
+def token_graphs(model: TokenModel) -> dict[str, Graph]:
+    """Encoder and decoder as they are exported, by part."""
+    # Axes of the decoder's inputs with a dynamic number of tokens.
+    free = {"embeddings": {1: "tokens"}, "positions": {1: "tokens"}, "among": {1: "tokens", 2: "tokens"}}
+    outputs = ["logits", "features", "entries"]
+    return {
+        "encoder": Graph(model.encoder, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["tokens"]),
+        "decoder": Graph(model.decoder, partial(_next_tokens, model), outputs, free=free),
+    }
+
+
+def _next_tokens(model: TokenModel, batch: int) -> dict[str, Tensor]:
+    """Inputs of a decoder after the observation: some new tokens, one of which is masked for another."""
+    decoder, generator = model.decoder, torch.Generator().manual_seed(batch)
+    count, width = model.encoder.tokens, decoder.positions.shape[1]
+    length, new_tokens = count + model.length, 2 * batch + 1  # more than one, and different from all other sizes
+    visible = torch.ones(batch, new_tokens, new_tokens).tril()
+    visible[:, -1, 0] = 0.0
+    entries = (batch, len(decoder.layers), 2, decoder.heads, length, width // decoder.heads)
+    return {
+        "embeddings": torch.randn(batch, new_tokens, width, generator=generator),
+        "positions": torch.arange(count, count + new_tokens).clamp(max=length - 1).expand(batch, -1),
+        "seen": (torch.arange(length) < count).expand(batch, -1),
+        "among": visible.bool(),
+        "cache": torch.randn(entries, generator=generator),
+    }

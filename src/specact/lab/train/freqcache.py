@@ -13,9 +13,8 @@ from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowBundle
 from specact.lab.train.attention import by_head
 from specact.lab.train.encoder import PatchEmbedding
-from specact.lab.train.export import BundleFolder, Graph, WeightsFile, export_checked
+from specact.lab.train.export import BundleFolder, Graph, WeightsFile, deployed, stored_weights
 from specact.lab.train.flow import Prefix
-from specact.lab.train.rebuild import stored_weights
 from specact.lab.train.recipe import ChunkRecipe, chunk_recipe_of
 from specact.systems.freqcache import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
 
@@ -39,10 +38,7 @@ class RefreshedPrefix(nn.Module):
 
 
 def add_refresh(target: FlowBundle) -> Path:
-    """Exports the network from a flow policy's prefix to its bundle, with the positions of its cameras' tokens.
-
-    Returns:
-        The folder; the manifest is written last, so that an incomplete export cannot be loaded.
+    """Exports the network from a flow policy's prefix to a folder of its bundle, with its cameras' positions.
 
     Raises:
         ConfigError: if the policy has no camera with patches, or one with a history, or its bundle lacks the prefix's
@@ -50,8 +46,8 @@ def add_refresh(target: FlowBundle) -> Path:
         BundleError: if the exported network's outputs differ from the policy's prefix.
     """
     recipe = chunk_recipe_of(target.manifest.recipe, target.name)
-    cameras = _cameras(target, recipe)
-    refreshed = RefreshedPrefix(_prefix(target, recipe)).eval().requires_grad_(False)
+    cameras, prefix, weights = _cameras(target, recipe), Prefix(recipe), stored_weights(target.path / WEIGHTS)
+    prefix.load_state_dict({name: weights[f"prefix.{name}"] for name in prefix.state_dict()})
 
     def example(batch: int) -> dict[str, Tensor]:
         """Five tokens for one window."""
@@ -64,15 +60,12 @@ def add_refresh(target: FlowBundle) -> Path:
             "held": torch.randn(shape, generator=generator),
         }
 
-    half, folder = recipe.precision == "float16", BundleFolder(target.path / FREQCACHE, REFRESH_PARTS)
+    folder = BundleFolder(target.path / FREQCACHE, REFRESH_PARTS, half=recipe.precision == "float16")
+    refreshed = deployed(RefreshedPrefix(prefix), half=False)
     graph = Graph(refreshed, example, ["cache"], batches=[1], free={"tokens": {1: "tokens"}})
-    parity = export_checked(graph, folder.files["refresh"], half=half, weights=WeightsFile(target.path / WEIGHTS))
-    manifest = {
-        "kind": "freqcache", "name": f"{target.name}-refresh", "env": target.env, "specact": __version__,
-        "parity": {"refresh": parity},
-    }  # fmt: skip
-    folder.finish(manifest, RefreshSpec(target.fingerprint, cameras))
-    return folder.path
+    folder.export("refresh", graph, WeightsFile(target.path / WEIGHTS))
+    manifest = {"kind": "freqcache", "name": f"{target.name}-refresh", "env": target.env, "specact": __version__}
+    return folder.finish(manifest, RefreshSpec(target.fingerprint, cameras))
 
 
 def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
@@ -98,9 +91,3 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
         found[name] = Patches(place, *embedding.grid)
         place += embedding.patches
     return found
-
-
-def _prefix(target: FlowBundle, recipe: ChunkRecipe) -> Prefix:
-    prefix, weights = Prefix(recipe), stored_weights(target.path / WEIGHTS)
-    prefix.load_state_dict({name: weights[f"prefix.{name}"] for name in prefix.state_dict()})
-    return prefix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,42 +16,52 @@ from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD, copy_bundle, give_head
 from specact.bundle.manifest import INSTRUCTION, Words
-from specact.errors import ConfigError
+from specact.errors import ConfigError, DataError
 from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
-from specact.families.tokens.pair import TokenParts
+from specact.families.tokens.pair import TokenDrafter, TokenParts
 from specact.gates.learned import TRAINING, TrainedFor, head_observation
-from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.data.distillation import DistillationData
-from specact.lab.rollout.distillation import Collect
+from specact.gates.settings import gate_settings
+from specact.lab.data.distillation import DistillationData, join
+from specact.lab.data.episodes import Episodes
+from specact.lab.rollout.distillation import Collect, data_of
+from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.statistics import choice_efficiency
-from specact.lab.train.distil import Rounds, RoundsRecipe, Student, draft_encoders, observation_statistics
-from specact.lab.train.embedding import embed_words, hold_statistics, plain, standardised, statistics_of
+from specact.lab.rollout.timed import Prepared
+from specact.lab.train.attention import embed_words, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.dataset import Windows, check_observed
+from specact.lab.train.distil import (
+    Rollout,
+    Rounds,
+    RoundsRecipe,
+    draft_encoders,
+    observation_at,
+    observation_statistics,
+)
 from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations
 from specact.lab.train.fit import fit
-from specact.lab.train.loop import Draw, Metrics, Progress, Stage
+from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage
 from specact.load import load_pair
 from specact.observation import ObservationSpec
 from specact.pair import Pair
 from specact.records import Count, NotNegative, Share
-from specact.rng import Role, stream
-from specact.systems.flash import FlashParts
+from specact.rng import Role, StepAddress, stream, streams
+from specact.systems.flash import FlashDrafter, FlashParts
 from specact.types import Floats
 
 _TINY = 1e-4
 _WORD_WIDTH = 16  # of the word embedding
+_BATCH = 64  # of demonstrated lessons
 
 
 class HeadRecipe(RoundsRecipe, frozen=True, kw_only=True):
-    """The settings of a head's training.
+    """The settings of a head's training, whose two layers have the width ``hidden``.
 
-    Attributes:
-        hidden: width of its two layers.
-        weight_decay: of AdamW.
-        objective: of action codes. ``distribution`` learns p, by cross-entropy; ``rejection`` learns only ``r_k(z_k)``
-            of codes drawn from the draft, the direct regression as a baseline.
+    Of action codes the ``objective`` is to learn the ``distribution`` p, by cross-entropy, or only the ``rejection``
+    probability ``r_k(z_k)`` of codes drawn from the draft, the direct regression as a baseline.
     """
 
     hidden: Count = 256
@@ -66,34 +76,21 @@ DISTANCE = HeadRecipe(steps=2000)
 
 
 class HeadNetwork(nn.Module, ABC):
-    """An MLP on the draft's observation and output; camera frames are encoded by the draft's own encoders.
+    """An MLP on the draft's observation and output; camera frames are encoded by the draft's own ``encoders``, frozen.
 
-    Args:
-        observation: of the draft, or None.
-        drafted, outputs: sizes of the draft's output and of the head's.
-        hidden: width of its two layers.
-        data: training data.
-        encoders: of the draft, by camera; frozen.
-        words: the draft's vocabulary, where it follows an instruction.
-
-    Attributes:
-        output: name of the output in the exported graph.
+    ``drafted`` is the shape of the draft's output, ``outputs`` the number of the head's.
     """
 
+    # Names of the draft's output, in lessons and in the exported graph, and of the head's.
+    given: ClassVar[str]
     output: ClassVar[str]
 
     def __init__(
-        self,
-        observation: ObservationSpec | None,
-        drafted: int,
-        outputs: int,
-        hidden: int,
-        data: DistillationData,
-        encoders: Mapping[str, nn.Module],
-        words: Words | None = None,
-    ) -> None:
+        self, observation: ObservationSpec | None, drafted: tuple[int, ...], outputs: int, recipe: HeadRecipe,
+        data: DistillationData, encoders: Mapping[str, nn.Module], words: Words | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.words = words
+        self.words, self.drafted, hidden = words, drafted, recipe.hidden
         self.fields = {} if observation is None else dict(observation.fields)
         if observation is not None:
             hold_statistics(self, observation, observation_statistics(observation, data))
@@ -105,8 +102,8 @@ class HeadNetwork(nn.Module, ABC):
         if words is not None:
             self.embed_instruction = embed_words(words, _WORD_WIDTH)
             widths.append(words.length * _WORD_WIDTH)
-        self.read, self.mix = nn.Linear(sum(widths) + drafted, hidden), nn.Linear(hidden, hidden)
-        self.write = nn.Linear(hidden, outputs)
+        self.read = nn.Linear(sum(widths) + math.prod(drafted), hidden)
+        self.mix, self.write = nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
 
     def mlp(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
         """The outputs ``[B, O]`` for arrays ``[B, *window_shape]`` by name and drafted numbers ``[B, D]``."""
@@ -130,15 +127,16 @@ class HeadNetwork(nn.Module, ABC):
             values = features.reshape(-1, max(1, field.history) * features.shape[-1])
         return values.flatten(1)
 
-    def example_inputs(self, batch: int, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+    def example_inputs(self, batch: int) -> Inputs:
         """Random inputs of :meth:`forward`, by name."""
-        spec = ObservationSpec(self.fields, self.words is not None)
+        spec, generator = ObservationSpec(self.fields, self.words is not None), torch.Generator().manual_seed(batch)
         observation = some_observations(self, spec, generator, batch, self.words)
-        return {"observation": observation, **self.example_draft(batch, generator)}
+        drafted = torch.randn(batch, *self.drafted, generator=generator)
+        return {"observation": observation, self.given: drafted.softmax(-1) if "probs" in self.given else drafted}
 
-    @abstractmethod
-    def example_draft(self, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Random outputs of a draft."""
+    def inputs(self, data: DistillationData) -> tuple[dict[str, Tensor], Tensor]:
+        """The inputs in lessons."""
+        return observation_at(data, np.arange(len(data))), torch.from_numpy(data.outputs[self.given])
 
     @abstractmethod
     def loss(self, data: DistillationData, step: int) -> Tensor:
@@ -156,20 +154,15 @@ class TargetHeadNetwork(HeadNetwork):
     probabilities are ``r^``, so that the same gate can use it.
     """
 
-    output = "target_probs"
+    given, output = "draft_probs", "target_probs"
 
     def __init__(
-        self,
-        spec: PolicySpec,
-        recipe: HeadRecipe,
-        data: DistillationData,
-        encoders: Mapping[str, nn.Module],
+        self, spec: PolicySpec, recipe: HeadRecipe, data: DistillationData, encoders: Mapping[str, nn.Module],
         words: Words | None = None,
-    ) -> None:
-        codes = spec.codebooks * spec.codes
-        super().__init__(spec.draft, codes, codes, recipe.hidden, data, encoders, words)
-        self.objective, self.shape = recipe.objective, (spec.codebooks, spec.codes)
-        self.trust = nn.Parameter(torch.tensor(0.5))
+    ) -> None:  # fmt: skip
+        shape = (spec.codebooks, spec.codes)
+        super().__init__(spec.draft, shape, math.prod(shape), recipe, data, encoders, words)
+        self.objective, self.trust = recipe.objective, nn.Parameter(torch.tensor(0.5))
 
     def forward(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
         """``p^`` ``[B, G, K]`` from arrays ``[B, *window_shape]`` by name and ``draft_probs [B, G, K]``."""
@@ -179,15 +172,12 @@ class TargetHeadNetwork(HeadNetwork):
     def logits(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
         """Logits of the distribution, or of the codes' acceptance."""
         offered = (draft_probs + _TINY).log()
-        correction: Tensor = self.mlp(observation, 0.25 * offered.flatten(1)).unflatten(-1, self.shape)
+        correction: Tensor = self.mlp(observation, 0.25 * offered.flatten(1)).unflatten(-1, self.drafted)
         return correction + self.trust * offered if self.objective == "distribution" else correction
-
-    def example_draft(self, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"draft_probs": torch.randn(batch, *self.shape, generator=generator).softmax(-1)}
 
     def loss(self, data: DistillationData, step: int) -> Tensor:
         """Cross-entropy to p, or to the acceptance probability of codes that are resampled in every step."""
-        logits = self.logits(*_inputs(data, "draft_probs"))
+        logits = self.logits(*self.inputs(data))
         if self.objective == "distribution":
             target = torch.from_numpy(data.outputs["target_probs"])
             return -(target * logits.log_softmax(-1)).sum((-2, -1)).mean()
@@ -200,7 +190,7 @@ class TargetHeadNetwork(HeadNetwork):
     def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
         """``R^(z)`` and ``R(z)`` of codes drawn from the draft."""
         with torch.no_grad():
-            estimate = self(*_inputs(data, "draft_probs")).double().numpy()
+            estimate = self(*self.inputs(data)).double().numpy()
         q, p = _distributions(data)
         codes = sample(q, stream(0, Role.DATA, episode=Draw.SCORED_CODES).random(q.shape[:2]))
         estimated, true = (
@@ -209,45 +199,50 @@ class TargetHeadNetwork(HeadNetwork):
         return estimated, true
 
 
+def _distributions(data: DistillationData) -> tuple[Floats, Floats]:
+    """Q and p."""
+    return data.outputs["draft_probs"].astype(np.float64), data.outputs["target_probs"].astype(np.float64)
+
+
 class DistanceHeadNetwork(HeadNetwork):
     """Estimates the distance of the target's actions from the drafted ones, by least squares, without frames."""
 
-    output = "distance"
+    given, output = "drafted", "distance"
     mean: Tensor
 
     def __init__(self, pair: Pair[Any], recipe: HeadRecipe, data: DistillationData) -> None:
-        drafted = data.outputs["drafted"].shape[1:]
-        super().__init__(head_observation(pair), math.prod(drafted), 1, recipe.hidden, data, {})
-        self.drafted = drafted
+        super().__init__(head_observation(pair), data.outputs["drafted"].shape[1:], 1, recipe, data, {})
         self.register_buffer("mean", torch.tensor(max(1e-6, float(data.outputs["drafted_distance"].mean()))))
 
     def forward(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
         """The distance ``[B]`` from arrays ``[B, *window_shape]`` by name and ``drafted [B, n, A]``, normalised."""
         return self.mean * nn.functional.softplus(self.mlp(observation, drafted.flatten(1))[:, 0])
 
-    def example_draft(self, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"drafted": torch.randn(batch, *self.drafted, generator=generator)}
-
     def loss(self, data: DistillationData, step: int) -> Tensor:
         """Squared error, in units of the mean distance."""
         target = torch.from_numpy(data.outputs["drafted_distance"]).float()
-        error: Tensor = (self(*_inputs(data, "drafted")) - target) / self.mean
+        error: Tensor = (self(*self.inputs(data)) - target) / self.mean
         return error.square().mean()
 
     def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
         """Estimated and true distance."""
         with torch.no_grad():
-            return self(*_inputs(data, "drafted")).double().numpy(), data.outputs["drafted_distance"]
+            return self(*self.inputs(data)).double().numpy(), data.outputs["drafted_distance"]
 
 
-def train_head(pair: Pair[Any], recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
+def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> float:
+    """Exports a head, with what it was trained for as metadata, see :func:`export_checked`."""
+    return export_checked(Graph(network, network.example_inputs, [network.output]), path, metadata=vars(made_for))
+
+
+def train_head(
+    pair: Pair[Any], recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress
+) -> dict[str, float]:
     """Trains a pair's head on states that gated rollouts visit, and writes it to the pair's folder.
 
     The pair gets the head of the last round; those of earlier rounds go to a copy of the pair in ``out``, whose gates
-    they are in the next rollouts. A pair of a family of the user's own is refused.
-
-    Returns:
-        Metrics on held-out episodes of the last round.
+    they are in the next rollouts. Returns metrics on held-out episodes of the last round. A pair of a family of the
+    user's own is refused.
     """
     if pair.path is None or not isinstance(pair.parts, CodeParts | ChunkParts | TokenParts | FlashParts):
         raise ConfigError(
@@ -255,49 +250,43 @@ def train_head(pair: Pair[Any], recipe: HeadRecipe, collect: Collect, out: Path,
             "(specact pair), or give it a gate of your own, MODULE:GATE"
         )
     # On one thread: the matrices are small, and more threads are slower.
-    trained = fit(Rounds(pair, HeadStudent(pair, recipe), collect), out, progress)
-    metrics: Metrics = trained.metrics[f"head-{recipe.rounds - 1}"]["held_out"]
+    trained = fit(HeadTraining(pair, recipe, collect), out, progress)
+    metrics: dict[str, float] = trained.metrics[f"head-{recipe.rounds - 1}"]["held_out"]
     return metrics
 
 
-class HeadStudent(Student):
+class HeadTraining(Rounds):
     """A head; see :func:`train_head`."""
 
-    name = "head"
+    def __init__(self, pair: Pair[Any], recipe: HeadRecipe, collect: Collect) -> None:
+        encoders = draft_encoders(pair.parts) if isinstance(pair.parts, CodeParts) else {}
+        super().__init__(pair, "head", recipe, collect, encoders=encoders)
+        self.recipe = recipe
 
-    def __init__(self, pair: Pair[Any], recipe: HeadRecipe) -> None:
-        self._pair, self.recipe, self._settings, self.steps = pair, recipe, recipe, recipe.steps
-        self.encoders = draft_encoders(pair.parts) if isinstance(pair.parts, CodeParts) else {}
-
-    def stage(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
-        pair, parts, recipe = self._pair, self._pair.parts, self._settings
+    def stage_on(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
+        parts, recipe = self._pair.parts, self.recipe
         network: HeadNetwork = (
-            TargetHeadNetwork(parts.spec, recipe, train, self.encoders, parts.draft.inputs.words)
+            TargetHeadNetwork(parts.spec, recipe, train, self._encoders, parts.draft.inputs.words)
             if isinstance(parts, CodeParts)
-            else DistanceHeadNetwork(pair, recipe, train)
+            else DistanceHeadNetwork(self._pair, recipe, train)
         )
 
-        def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-            rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-            return network.loss(train.select(rows), step), {}
+        def update(step: int) -> Losses:
+            return network.loss(train.select(self._rows(step, train, recipe.batch)), step), {}
 
         def validate(module: nn.Module) -> Metrics:
-            with torch.no_grad():
-                loss = float(network.loss(held_out, 0))
-            return {"loss": loss, **_ranking_metrics(network, held_out)}
+            return {"loss": network.loss(held_out, 0), **_ranking_metrics(network, held_out)}
 
         return self._adamw(name, network, recipe.weight_decay, update, validate)
 
-    def publish(
-        self, stage: Stage, held_out: DistillationData, out: Path, metrics: Metrics, *, last: bool
-    ) -> tuple[Pair[Any], Sequence[GateSettings]]:
-        network, pair, file = stage.module, self._pair, out / f"{stage.name}.onnx"
+    def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
+        network, pair, file = stage.module, self._pair, self.out / f"{stage.name}.onnx"
         assert isinstance(network, HeadNetwork) and pair.path is not None
         export_head(network.eval(), TrainedFor.of(pair), file)
         if last:
             give_head(pair.path, file, parameters_of(network))
             return pair, []
-        copy = out / "pair"  # which worker processes load
+        copy = self.out / "pair"  # which worker processes load
         copy_bundle(pair.path, copy, ignore=["calibration", HEAD, TRAINING])
         give_head(copy, file, parameters_of(network))
         taught = load_pair(replace(pair.source, name_or_path=str(copy)))
@@ -308,27 +297,7 @@ class HeadStudent(Student):
         return taught, [replace(settings, threshold=threshold) for threshold in thresholds]
 
 
-def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> float:
-    """Exports a head, with what it was trained for as metadata, see :func:`export_checked`."""
-
-    def example(batch: int) -> Inputs:
-        return network.example_inputs(batch, torch.Generator().manual_seed(batch))
-
-    return export_checked(Graph(network, example, [network.output]), path, metadata=vars(made_for))
-
-
-def _inputs(data: DistillationData, drafted: str) -> tuple[dict[str, Tensor], Tensor]:
-    """The network's inputs."""
-    observation = {name: torch.from_numpy(np.asarray(values)) for name, values in data.observation.items()}
-    return observation, torch.from_numpy(data.outputs[drafted])
-
-
-def _distributions(data: DistillationData) -> tuple[Floats, Floats]:
-    """Q and p."""
-    return data.outputs["draft_probs"].astype(np.float64), data.outputs["target_probs"].astype(np.float64)
-
-
-def _ranking_metrics(network: HeadNetwork, data: DistillationData) -> Metrics:
+def _ranking_metrics(network: HeadNetwork, data: DistillationData) -> dict[str, float]:
     """Rank correlation of score and true value, and choice efficiency at transmission rates .2, .4, .6."""
     estimated, true = network.scores(data)
     metrics = {"spearman": float(stats.spearmanr(estimated, true).statistic)}
@@ -339,3 +308,49 @@ def _ranking_metrics(network: HeadNetwork, data: DistillationData) -> Metrics:
         if efficiency is not None:
             metrics[f"efficiency_{rate:g}"] = efficiency
     return metrics
+
+
+def demonstrated_lessons(
+    pair: Pair[Any], episodes: Episodes, wanted: int, folder: Path, advance: Callable[[int], None], *, seed: int = 0
+) -> DistillationData:
+    """The outputs of both policies of a pair for ``wanted`` demonstrated observations, without a simulator.
+
+    Camera frames are kept in the folder.
+
+    Raises:
+        ConfigError: if the pair sees what the demonstrations do not hold, is of a family of the user's own, or drafts
+            from what its robot executed, or for less than one step.
+        DataError: if there are fewer than two demonstrations, or the target has no finite answer.
+    """
+    if wanted < 1:
+        raise ConfigError(f"lessons must be at least 1, got {wanted}")
+    if len(episodes) < 2:
+        raise DataError("at least two demonstrations are needed: one to learn from and one to check on")
+    family, prepared = rollout_of(pair, HYBRID), Prepared[Any]()
+    check_observed(pair.name, pair.observation, episodes)
+    drafter = family.drafter(prepared)
+    if isinstance(drafter, TokenDrafter | FlashDrafter) and not drafter.stateless:
+        raise ConfigError(
+            f"{pair.name} drafts from what its robot executed, which demonstrations do not hold; choose a decoding "
+            "that drafts from the observation (one with a draft policy: --draft, of a flow policy also --decoding "
+            "flash_policy), or train in a simulator, with specact calibrate"
+        )
+    windows = Windows(episodes, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
+    rows = np.sort(stream(seed, Role.DATA, episode=Draw.TEACHER).permutation(len(windows))[:wanted])
+    parts = []
+    for first in range(0, len(rows), _BATCH):
+        chosen = rows[first : first + _BATCH]
+        observed = windows.seen_at(pair.observation, chosen)
+        addresses = [StepAddress(seed, 0, Draw.TEACHER, int(row)) for row in chosen]
+        drafts, targets = family.infer(observed, addresses)
+        proposals = []
+        for window, draft, rng in zip(observed, drafts, streams(Role.DRAFT, addresses), strict=True):
+            prepared.prepared = draft
+            proposals.append(drafter.propose(window, rng))
+        table = family.lessons(proposals, drafts, targets)
+        if not all(np.isfinite(column).all() for column in table.values()):
+            raise DataError(f"{pair.name} has no finite answer to some of the demonstrated observations")
+        table["episode"] = np.searchsorted(episodes.ends, chosen, side="right")
+        parts.append(data_of(table, folder, first))
+        advance(first + len(chosen))
+    return join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,10 +24,11 @@ from specact.lab.train.recipe import ChunkRecipe, Optimisation
 from specact.rng import Role, stream
 
 Progress = Callable[[str, int, int], None]
-Metrics = dict[str, float]
+Metrics = Mapping[str, float | Tensor]
 Weights = dict[str, Tensor]
 Accelerator = Literal["cpu", "cuda"]
-Update = Callable[[int], tuple[Tensor, dict[str, Tensor]]]
+Losses = tuple[Tensor, dict[str, Tensor]]  # the loss, and its parts
+Update = Callable[[int], Losses]
 Validate = Callable[[nn.Module], Metrics]
 
 # Narrower networks are slower in bfloat16 than in float32, because the casts dominate.
@@ -62,19 +63,12 @@ class Draw(IntEnum):
 class Stage:
     """A module, its optimizer and its training step.
 
-    Attributes:
-        name: of the stage, and of its files.
-        module: trained; its ``state_dict`` is the result.
-        optimizer: over the module's parameters.
-        update: takes the step's number and returns the loss and its parts; called with gradients cleared.
-        validate: metrics of a module on held-out demonstrations.
-        steps, learning_rate: how many, and the schedule by step.
-        seed: random seed.
-        average: decay of the exponential moving average of the weights; 0 for the raw ones.
-        snapshot_at: step after which the raw weights are saved as ``NAME@snapshot``; 0 for never.
-        averages_at: steps after which the averaged weights are saved as ``NAME@STEP``.
-        after_update: called with the step's number after the optimizer's step, or None.
-        small: whether it is always trained on the CPU.
+    ``module`` is trained; its ``state_dict``, with the decay ``average`` of its exponential moving average (0 for the
+    raw weights), is the result. ``update`` takes the step's number, and returns the loss and its parts with gradients
+    cleared; ``after_update`` is called after the optimizer's step. ``validate`` are metrics of a module on held-out
+    demonstrations; ``learning_rate`` is by step. After the steps ``averages_at`` the averaged weights are saved as
+    ``NAME@STEP``, after ``snapshot_at`` (0 for never) the raw ones as ``NAME@snapshot``. A ``small`` stage is always
+    trained on the CPU.
     """
 
     name: str
@@ -159,14 +153,8 @@ def run(
     """Trains a stage to its end, resuming from its checkpoint if there is one, and returns the resulting weights.
 
     They are also written to ``folder/NAME.safetensors``; a stage with that file is not trained again. Results and
-    checkpoints are stored for the CPU.
-
-    Args:
-        stage: the stage.
-        folder: of the run; holds checkpoints, results and ``log.jsonl``.
-        advance: called with the number of steps done so far.
-        every: steps between checkpoints, the most that a kill can lose.
-        on: device to train on.
+    checkpoints, after ``every`` so many steps, are stored for the CPU. ``advance`` is called with the number of steps
+    done so far.
     """
     result, running = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.checkpoint"
     log = folder / "log.jsonl"
@@ -204,13 +192,11 @@ def run(
         if done in stage.averages_at:
             write_tensors(folder / f"{stage.name}@{done}.safetensors", averaged)
         if done % every == 0 or done == stage.steps:
-            metrics = {"loss": float(loss.detach()), **{name: float(value) for name, value in parts.items()}}
+            metrics = {"loss": float(loss.detach()), **{name: float(value.detach()) for name, value in parts.items()}}
             with _loaded(stage.module, averaged):
-                validation = stage.validate(stage.module)
-            line = {
-                "stage": stage.name, "step": done, "seconds": round(time.perf_counter() - started, 1),
-                "train": metrics, "held_out": validation,
-            }  # fmt: skip
+                held_out = {name: float(value) for name, value in stage.validate(stage.module).items()}
+            seconds = round(time.perf_counter() - started, 1)
+            line = {"stage": stage.name, "step": done, "seconds": seconds, "train": metrics, "held_out": held_out}
             _append(log, json.dumps(line) + "\n")
             _save(stage, averaged, running, done)
     stage.module.cpu()

@@ -12,7 +12,6 @@ from msgspec import Meta, field
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.sources import kind_of_source
-from specact.families.tokens.policy import BINS
 from specact.files import check_name
 from specact.gates.settings import table_entries
 from specact.lab.data.sources import Source
@@ -40,19 +39,12 @@ _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabyt
 class Recipe(Record, frozen=True, kw_only=True):
     """What recipes that learn from demonstrations have in common.
 
-    Attributes:
-        env: the environment's name, or ``MODULE:TASK``; None for a robot without an environment.
-        rate_hz: control rate [Hz], without an environment.
-        observations: sources of the observations in the files, by name; if empty, all known ones.
-        data: demonstration files, relative to the data folder; empty to generate them with the scripted expert.
-        generate_episodes, generate_noise: number of generated episodes, and the expert's action noise.
-        skip_disturbed: whether chunks that reach beyond a disturbed step are left out or masked, see
-            :meth:`~specact.lab.data.episodes.Episodes.followed`.
-        window: T, the default length of observation histories; a goal has only the newest.
-        chunk: actions a policy predicts at once.
-        precision: of the exported weights.
-        seed: random seed.
-        held_out: share of episodes kept for validation.
+    ``env`` is an environment's name or ``MODULE:TASK``; a robot without one has the control rate ``rate_hz`` instead.
+    The demonstrations are the files ``data``, with the sources ``observations`` by name (if empty, all known ones), or
+    ``generate_episodes`` of the scripted expert, with ``generate_noise`` on its actions; the share ``held_out`` of
+    their episodes is kept for validation. With ``skip_disturbed`` chunks beyond a disturbed step do not count, see
+    :meth:`~specact.lab.data.episodes.Episodes.followed`. An observation's history has length ``window`` by default, a
+    goal none; a policy predicts ``chunk`` actions at once. ``precision`` is that of the exported weights.
     """
 
     env: str | None = None
@@ -90,11 +82,9 @@ class Recipe(Record, frozen=True, kw_only=True):
 
 
 class Optimisation(Record, frozen=True, kw_only=True):
-    """AdamW with linear warm-up and a cosine schedule down to 2 %.
+    """``steps`` of AdamW with linear ``warmup`` and a cosine schedule down to 2 %.
 
-    Attributes:
-        steps, batch, learning_rate, weight_decay, warmup: its settings.
-        average: decay of the exponential moving average of the weights, which is exported.
+    ``average`` is the decay of the exponential moving average of the weights, which is exported.
     """
 
     steps: Count = 4000
@@ -108,21 +98,13 @@ class Optimisation(Record, frozen=True, kw_only=True):
 class EncoderRecipe(Optimisation, frozen=True, kw_only=True):
     """A policy's image encoder, see :mod:`specact.lab.train.encoder`.
 
-    Attributes:
-        tokens: the tokens of a frame: ``keypoints`` makes one token of the coordinates of all keypoints, ``patches``
-            one per patch.
-        channels: of its convolutions; the first has a stride of 4, the second of 2. With patches the later ones also
-            have a stride of 2: three convolutions make patches of 16 x 16 pixels.
-        pixels: height and width that the network first downsamples frames to; 0 for no downsampling. The ``size`` in
-            ``[observations]`` is that of the robot's frames.
-        keypoints: their number.
-        width: of the two layers after the keypoints.
-        shift: data augmentation: maximum random shift of a window's frames in training [pixels]; for an encoder that is
-            trained jointly with the policy.
-        learns: a numeric observation of the demonstrations, such as a pose, that the encoder is pre-trained to predict
-            from a frame and then frozen; "" to train it jointly with the policy.
-        scenes: number of random scenes of the environment for pre-training, half of every batch; 0 for none.
-        bfloat16: of the pre-training, as of a policy.
+    ``tokens`` of a frame are one of the coordinates of all ``keypoints``, before two layers of ``width``, or one per
+    patch. The convolutions have these ``channels``; the first has a stride of 4, the second of 2, the later ones of 1,
+    or of 2 with patches (three make patches of 16 x 16 pixels). Frames are first downsampled to ``pixels`` x
+    ``pixels``, unless that is 0. ``shift`` is the maximum random shift of a window's frames in training, of an encoder
+    that learns with its policy. With ``learns``, a numeric observation of the demonstrations such as a pose, it is
+    first trained to predict that from a frame, with half of every batch from so many random ``scenes`` of the
+    environment, and then frozen.
     """
 
     tokens: Literal["keypoints", "patches"] = "keypoints"
@@ -151,15 +133,10 @@ class EncoderRecipe(Optimisation, frozen=True, kw_only=True):
 
 
 class TokenizerRecipe(Record, frozen=True):
-    """Residual VQ tokenizer.
+    """The residual VQ tokenizer: G = ``codebooks`` of K = ``codes``, and its training.
 
-    Attributes:
-        codebooks, codes: G and K.
-        latent, hidden: widths of the latent and of the encoder's and decoder's hidden layers.
-        steps, batch, learning_rate: of its training stage.
-        decay: of the codebooks' exponential moving average.
-        commitment: weight of the commitment loss.
-        dead_share: codes used by a smaller share of the chunks are re-initialised.
+    ``latent`` and ``hidden`` are widths; ``decay`` is that of the codebooks' exponential moving average, ``commitment``
+    the weight of that loss; codes that a share of the chunks below ``dead_share`` uses are re-initialised.
     """
 
     codebooks: Size = 2
@@ -184,27 +161,15 @@ class TokenizerRecipe(Record, frozen=True):
 
 
 class PolicyRecipe(Optimisation, frozen=True, kw_only=True):
-    """One VQ-BeT policy.
+    """One VQ-BeT policy: a transformer, with heads of ``head_width`` (0: linear).
 
-    Attributes:
-        sees: names of its observations; if empty, all but camera frames.
-        history: length of an observation's history, by name; default is the one in ``[observations]``, else the
-            recipe's ``window``; 0 for only the newest.
-        instruction: whether it is conditioned on the demonstrations' instructions.
-        encoder: of its cameras, if it has any.
-        layers, heads, width: the transformer's.
-        head_width: hidden width of the code and offset heads; 0 for linear heads.
-        dropout: in the transformer.
-        sequential: whether the secondary code is predicted given the primary; only with two codebooks, and the same
-            for both policies of a bundle.
-        offset_on: which codes the offset is trained on; with ``ground_truth`` the codes determine the action, with
-            ``sampled`` (the official recipe) the offset learns to correct a wrong code.
-        focal: gamma of the focal loss.
-        primary_weight, secondary_weight, offset_weight: weights of the losses.
-        state_noise: standard deviation of the noise on training observations, in standardised units.
-        bfloat16: whether matrix products in training run in bfloat16 (about twice as fast on a CPU that has it).
-            Networks of width below 32, and CPUs without AVX-512, AMX or SVE, which it slows down, always use float32.
-        snapshot: share of the steps after which the raw weights are also saved, as ``NAME@snapshot``; 0 for never.
+    It ``sees`` these observations (if empty, all but camera frames), with histories of these lengths where they are not
+    those of ``[observations]`` or the recipe's ``window``; 0 is only the newest. With ``sequential`` the secondary code
+    is predicted given the primary. The offset is trained on the ``ground_truth`` codes, which then determine the
+    action, or on ``sampled`` ones (the official recipe), which it learns to correct. ``focal`` is gamma;
+    ``state_noise`` is in standardised units. Products are trained in ``bfloat16`` where that is faster: on a CPU that
+    has it (AVX-512, AMX, SVE), from a width of 32. After the share ``snapshot`` of the steps the raw weights are saved,
+    too, as ``NAME@snapshot``.
     """
 
     sees: tuple[str, ...] = ()
@@ -240,17 +205,12 @@ class PolicyRecipe(Optimisation, frozen=True, kw_only=True):
 class CodesRecipe(Recipe, frozen=True, kw_only=True):
     """Pairs of VQ-BeT policies with one tokenizer; its file has no ``kind``.
 
-    Attributes:
-        execute: number of a chunk's actions that are executed before the next inference.
-        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
-        goal: ``token`` prepends observations without a history, such as the goal, to the window as tokens;
-            ``concatenate`` concatenates them to every observation.
-        temperature: of both deployed policies' softmax; below 1 it compensates the focal loss, which makes them
-            underconfident.
-        gates: recommended settings of the pairs' gates, see :func:`~specact.gates.settings.table_entries`.
-        tokenizer: the tokenizer's recipe.
-        policies: the policies' recipes by name.
-        bundles: bundle name to (target, draft), each a policy's name or ``NAME@snapshot``.
+    Of a chunk ``execute`` actions are executed; with ``overlap = "average"`` those that several chunks predict for one
+    step are averaged. A ``goal`` (an observation without a history) is a ``token`` before the window, or is
+    ``concatenate``d to every observation. ``temperature`` is of both deployed policies; below 1 it compensates the
+    focal loss, which makes them underconfident. ``gates`` are recommended settings, see
+    :func:`~specact.gates.settings.table_entries`. ``bundles`` are (target, draft) by name, each a policy of
+    ``policies`` or ``NAME@snapshot``.
     """
 
     execute: int = 1
@@ -298,23 +258,14 @@ class CodesRecipe(Recipe, frozen=True, kw_only=True):
 
 
 class ChunkRecipe(Recipe, frozen=True, kw_only=True):
-    """A chunk policy: by flow matching, by regression, or with autoregressive tokens.
+    """The chunk policy ``bundle``: by flow matching, by regression, or with autoregressive tokens.
 
-    Attributes:
-        kind: ``flow`` samples a chunk in several steps; ``regression`` predicts one in a single pass of the same
-            networks, and is the cheaper draft; ``tokens`` decodes one of 256 bins after the other for every dimension
-            of every action.
-        bundle: name of the bundle.
-        sees, history, instruction, encoder, state_noise, bfloat16: see :class:`PolicyRecipe`; steps, batch and so on:
-            see :class:`Optimisation`.
-        auxiliary: a numeric observation of the demonstrations that a readout of the prefix is trained to predict along
-            with the policy, such as ``privileged.scene``; the policy does not observe it, and the readout is not
-            exported. "" for none.
-        smooth: of tokens, standard deviation in bins of the labels' normal distributions; 0 for one-hot labels.
-        layers, heads, width, dropout: of prefix and expert, or of the decoder of tokens.
-        draws: of a flow, times and noises per window of a batch; they share its prefix.
-        snapshots: number of intermediate bundles ``BUNDLE-STEP``, evenly spaced over the steps. Select the best by
-            rollouts: the loss on held-out demonstrations does not predict success.
+    ``flow`` samples a chunk in several steps, ``regression`` predicts one in a single pass of the same networks, and is
+    the cheaper draft; ``tokens`` decodes one of 256 bins after the other, trained on labels ``smooth``ed over so many
+    bins. Observations are those of :class:`PolicyRecipe`. ``auxiliary`` is a numeric observation of the demonstrations,
+    such as ``privileged.scene``, that a readout of the prefix, which is not exported, learns to predict. ``draws`` of a
+    flow are times and noises per window. ``snapshots`` intermediate bundles ``BUNDLE-STEP`` are made; select the best
+    by rollouts: the loss on held-out demonstrations does not predict success.
     """
 
     kind: Literal["flow", "regression", "tokens"]
@@ -362,31 +313,14 @@ class ChunkRecipe(Recipe, frozen=True, kw_only=True):
 
 
 class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
-    """Drafters of a token policy, which learn from its own rollouts.
+    """Drafters of the token policy ``target`` (a bundle), which learn from ``episodes`` of its own rollouts in ``env``.
 
-    Attributes:
-        kind: identifies this recipe type.
-        bundle: name of the bundle.
-        target: bundle of the token policy, by name or path.
-        env: environment of its rollouts; its own if not given.
-        episodes: number of rollouts.
-        strict: dimensions of an action without a tolerance, such as a gripper.
-        groups: the group of every dimension for HeiSD's acceptance, such as 0 for positions and 1 for a gripper; each
-            its own if not given.
-        path: indices into the observation ``state`` of the point for HeiSD's kinematic metric; all if not given.
-        window: history of that metric in inferences, at least 3.
-        top, tree, nodes: children of a node, depth and size of the head's tree.
-        graph: search HeiSD's memory in a graph, approximately, instead of exhaustively; for large memories. Needs
-            the extra ``retrieval`` wherever it is used.
-        bigrams: K, most frequent successors that are stored per token.
-        heads, dropout: of the head's layer.
-        ahead: number of autoregressive passes in the head's training.
-        feature_weight, token_weight: of the features' smooth L1 loss, and of the cross-entropy to the target's
-            distribution.
-        feature_noise: half the width of the uniform noise on its input features.
-        bfloat16: see :class:`PolicyRecipe`.
-        precision, seed: see :class:`Recipe`.
-        held_out: share of the episodes kept for validation.
+    ``strict`` are dimensions of an action without a tolerance, such as a gripper; ``groups`` is the group of every
+    dimension in HeiSD's acceptance (each its own by default); ``path`` are indices into ``state`` of the point for
+    HeiSD's kinematic metric (default: all), whose history is ``window`` inferences. ``graph`` searches HeiSD's memory
+    approximately (extra ``retrieval``). ``top``, ``tree`` and ``nodes`` are children of a node, depth and size of the
+    head's tree; ``heads`` and ``dropout`` are its layer's; it learns from ``ahead`` autoregressive passes, features
+    with uniform noise of half width ``feature_noise``.
     """
 
     kind: Literal["drafters"]
@@ -402,12 +336,9 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     tree: Annotated[int, Meta(ge=1, le=64)] = 4
     nodes: Annotated[int, Meta(ge=1, le=512)] = 50
     graph: bool = False
-    bigrams: Annotated[int, Meta(ge=1, le=BINS)] = 16
     heads: Count = 4
     dropout: BelowOne = 0.1
     ahead: Count = 4
-    feature_weight: NotNegative = 1.0
-    token_weight: NotNegative = 1.0
     feature_noise: NotNegative = 0.2
     steps: Count = 2000
     batch: Size = 64
@@ -428,20 +359,13 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
 
 
 class FlashRecipe(Optimisation, frozen=True, kw_only=True):
-    """FLASH's block for a flow policy.
+    """FLASH's block ``bundle`` for a flow policy.
 
-    Attributes:
-        kind: identifies this recipe type.
-        bundle: name of the bundle it makes.
-        target: the flow policy that is drafted for: a bundle, by name or path, or ``lerobot:PATH@HZ``, see
-            :func:`~specact.load.load_policy`.
-        data, observations, held_out: of a target that is no bundle, the demonstrations that it was trained on, see
-            :class:`Recipe`; a bundle's own recipe says it.
-        execute: actions of a chunk that are executed at most before the next round.
-        grippers: dimensions of an action that are grippers.
-        period: checked rounds between two full ones at most; 0 for no limit.
-        heads, dropout: of the block; its heads divide the width of the encoder's tokens.
-        precision, seed: see :class:`Recipe`.
+    ``target`` is a bundle, by name or path, or ``lerobot:PATH@HZ``, see :func:`~specact.load.load_policy`; of one that
+    is no bundle, ``data``, ``observations`` and ``held_out`` say the demonstrations that it was trained on. At most
+    ``execute`` actions of a chunk are executed before the next round, and ``period`` checked rounds lie between two
+    full ones (0: no limit). ``grippers`` are dimensions of an action. ``heads`` divide the width of the encoder's
+    tokens.
     """
 
     kind: Literal["flash"]
@@ -497,13 +421,9 @@ def load_recipe(path: Path, kind: type[Record] = Record) -> Record:
 
     A policy of a pair may inherit with ``like = "other"`` and list only the differences.
 
-    Args:
-        path: the file.
-        kind: class of recipes that are allowed.
-
     Raises:
-        ConfigError: if the file is missing, is not TOML, makes no bundle, is a recipe of another kind, or holds an
-            unknown key or a value that its key does not allow.
+        ConfigError: if the file is missing, is not TOML, makes no bundle, is no recipe of the class ``kind``, or holds
+            an unknown key or a value that its key does not allow.
     """
     if not path.exists():
         raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/")

@@ -35,12 +35,10 @@ _PRODUCTS = frozenset(("Attention", "Conv", "ConvTranspose", "Gemm", "LSTM", "GR
 
 
 def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
-    """Writes a bundle's target as stages, ``stage-00.onnx`` and so on; device and server each need the folder.
+    """Writes a bundle's target as stages to a new folder, which device and server both need.
 
-    Args:
-        name_or_path: a pair of action codes, whose target is cut, a policy by regression, or a flow policy, of which
-            encoder and prefix are cut: the device makes the chunk from the prefix's cache.
-        out: folder to create; its manifest is written last.
+    Of a pair of action codes the target is cut, or a policy by regression; of a flow policy encoder and prefix are: the
+    device makes the chunk from the prefix's cache. The manifest is written last.
 
     Raises:
         ConfigError: if there is something already.
@@ -68,12 +66,7 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
 
 
 def count_stages(name_or_path: str | Path) -> int:
-    """Number of stages that :func:`split_bundle` writes of a bundle.
-
-    Raises:
-        ConfigError: if there is no such bundle.
-        BundleError: as for :func:`split_bundle`.
-    """
+    """Number of stages that :func:`split_bundle` writes of a bundle, with its errors."""
     path = find_bundle(name_or_path)
     return len(_read_network(path)[2]) + 1
 
@@ -111,13 +104,7 @@ def _joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class CutPoint:
-    """A tensor that determines all later ones.
-
-    Attributes:
-        name: in the graph.
-        shape: of one row.
-        after: number of preceding operators that depend on inputs.
-    """
+    """A tensor that determines all later ones, its shape in one row, and the number of operators before it."""
 
     name: str
     shape: tuple[int, ...]
