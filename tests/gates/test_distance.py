@@ -23,13 +23,12 @@ from specact.gates import ActionDeviation, LearnedDistance
 from specact.gates.calibration import calibrated_gate, deciding_gate
 from specact.gates.learned import TRAINING, DistanceHead, TrainedFor
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.budget import measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
-from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.distillation import DistillationData, collector
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard

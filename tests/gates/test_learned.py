@@ -22,8 +22,7 @@ from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.data.distillation import DistillationData
-from specact.lab.rollout.distillation import collect, collector
+from specact.lab.rollout.distillation import DistillationData, collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.observation import Window

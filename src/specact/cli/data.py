@@ -119,8 +119,8 @@ def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationS
     """Demonstrations as a recipe reads them, and what each of its policies sees."""
     from specact.lab.data.generate import demonstrations
     from specact.lab.envs import load_task
+    from specact.lab.train.dataset import observation_of
     from specact.lab.train.recipe import Recipe, load_recipe
-    from specact.lab.train.windows import observation_of
 
     wanted = load_recipe(recipe, Recipe)
     task = None if wanted.env is None else load_task(wanted.env)

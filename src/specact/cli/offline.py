@@ -18,8 +18,8 @@ from specact.errors import ConfigError
 
 if TYPE_CHECKING:
     from specact.gates.settings import GateSettings
-    from specact.lab.data.distillation import DistillationData
     from specact.lab.data.episodes import Episodes
+    from specact.lab.rollout.distillation import DistillationData
     from specact.pair import Pair
 
 

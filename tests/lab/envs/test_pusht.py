@@ -13,8 +13,18 @@ from gym_pusht.envs.pusht import PushTEnv
 from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
-from specact.lab.envs import pusht
-from specact.lab.envs.pusht import ACTION_SCALE_PX, ARENA_PX, TASK, PushT, displacement, features, observe, roll_forward
+from specact.lab.envs.pusht import (
+    ACTION_SCALE_PX,
+    ARENA_PX,
+    CAMERA,
+    TASK,
+    PushT,
+    displacement,
+    features,
+    observe,
+    roll_forward,
+    scenes,
+)
 
 DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data")) / "pusht"
 STILL = np.zeros(2, np.float32)
@@ -28,9 +38,6 @@ def recorded() -> Episodes:
         pytest.skip(f"no PushT demonstrations in {DATA}; set SPECACT_DATA to the folder that holds pusht/")
     with np.load(DATA / "pusht_state.npz") as arrays:
         return Episodes({"state": arrays["state"]}, arrays["action"], arrays["episode_ends"], rate_hz=10.0)
-
-
-# ---- observations ---------------------------------------------------------------------------------------------------
 
 
 def test_at_the_goal_pose_the_observation_says_so_and_whole_turns_change_nothing() -> None:
@@ -60,9 +67,6 @@ def test_success_and_score_remember_the_best_until_a_reset() -> None:
     assert not env.reset(seed=1)[1]["success"]
     env.reset(seed=0, options={"state": [80.0, 80.0, 256.0, 256.0, np.pi / 4]})
     assert PushT.settle(env)[1], "terminated at the goal"
-
-
-# ---- gym-pusht and the belt -----------------------------------------------------------------------------------------
 
 
 def test_without_a_pace_it_is_gym_pushts_own_step_bit_for_bit() -> None:
@@ -96,18 +100,13 @@ def test_the_block_drifts_at_the_pace_in_a_direction_of_the_episode_up_to_a_wall
     np.testing.assert_allclose(moved[2:4], 2.0 * np.array(env.belt), rtol=0.02)
     assert moved[4] == 0.0 and np.array_equal(moved[:2], [0.0, 0.0])
     assert np.array_equal(PushT(pace=30.0).reset(seed=2)[0]["state"], PushT().reset(seed=2)[0]["state"])
-    env = PushT(pace=60.0)
-    env.reset(seed=0, options={"state": MIDDLE})
-    for _ in range(100):
-        env.step(STILL)
-    assert (env.raw[2:4] > -20).all() and (env.raw[2:4] < 532).all()
     with pytest.raises(ConfigError, match="-1"):
         PushT(pace=-1.0)
 
 
 def test_rolling_forward_moves_the_agent_and_nothing_else() -> None:
     env, rng, off = PushT(), np.random.default_rng(0), []
-    for seed in range(8):
+    for seed in range(4):
         env.reset(seed=seed, options={"state": [100.0, 400.0, 330.0, 150.0, seed]})
         steady = rng.uniform(-0.2, 0.2, 2).astype(np.float32)
         for _ in range(4):
@@ -125,9 +124,6 @@ def test_rolling_forward_moves_the_agent_and_nothing_else() -> None:
     assert np.mean(off) < 0.05
 
 
-# ---- recorded episodes ----------------------------------------------------------------------------------------------
-
-
 def drift(env: PushT, states: np.ndarray, actions: np.ndarray) -> tuple[float, float]:
     """Largest distance [px] along an axis from the recording under these actions, and the best coverage."""
     env.reset(seed=0, options={"state": states[0]})
@@ -143,7 +139,7 @@ def test_converted_actions_reproduce_recorded_episodes_and_others_do_not(recorde
     assert np.mean(away > 1) < 0.0005, "hardly any action is cut"
     converted, env, wrong = features(recorded), PushT(), list[float]()
     assert np.abs(converted.numbers("state")).max() < 2 and np.abs(converted.action).max() <= 1
-    for steps in list(recorded.slices())[:8]:
+    for steps in list(recorded.slices())[:4]:
         states = recorded.numbers("state")[steps]
         worst, score = drift(env, states, converted.action[steps])
         assert worst < 1.0 and score > 0.8
@@ -152,11 +148,8 @@ def test_converted_actions_reproduce_recorded_episodes_and_others_do_not(recorde
     assert min(wrong) > 10.0
 
 
-# ---- the camera -----------------------------------------------------------------------------------------------------
-
-
 def test_a_camera_sees_pushts_episodes_as_gym_pusht_shows_them() -> None:
-    camera, plain = pusht.CAMERA.make(), TASK.make()
+    camera, plain = CAMERA.make(), TASK.make()
     theirs = PushTEnv(obs_type="pixels", render_mode="rgb_array")
     seen, known, wanted = camera.reset(seed=3)[0], plain.reset(seed=3)[0], theirs.reset(seed=3)[0]
     for action in ACTIONS:
@@ -173,32 +166,29 @@ def test_a_frame_shows_the_state_that_an_episode_is_started_in() -> None:
     frames = DATA / "pusht_cchi_v7_replay.zarr"
     if not frames.exists():
         pytest.skip(f"there are no PushT frames at {frames}; set SPECACT_DATA to the folder of recorded data")
-    episodes, env = read(frames), pusht.CAMERA.make()
+    episodes, env = read(frames), CAMERA.make()
     for step in (0, 1000, 20_000):
         seen, _ = env.reset(seed=0, options={"state": episodes.numbers("state")[step]})
         away = np.abs(seen["image"].astype(int) - episodes.frames("image")[step]).max(-1)
         assert (away > 30).sum() < 30 and away.mean() < 0.5  # another pose changes hundreds of pixels
 
 
-def test_demonstrations_have_the_agents_position_and_keep_their_frames() -> None:
+def test_demonstrations_and_predictions_have_the_agents_position_and_keep_their_frames() -> None:
     raw = np.array([[100.0, 200.0, 300.0, 150.0, 1.0]] * 3, np.float32)
     image = np.arange(3 * 48, dtype=np.uint8).reshape(3, 4, 4, 3)
     made = Episodes({"state": raw, "image": image}, np.zeros((3, 2), np.float32), np.array([3]))
-    fitted = pusht.camera_features(made)
+    fitted = CAMERA.features(made)
     assert np.array_equal(fitted.numbers("agent"), fitted.numbers("state")[:, :2])
     assert np.array_equal(np.asarray(fitted.frames("image")), image)
-    assert np.array_equal(np.asarray(features(made).frames("image")), image)
-
-
-def test_rolled_forward_the_agents_position_is_the_states() -> None:
-    seen, _ = pusht.CAMERA.make().reset(seed=0)
-    rolled = pusht.camera_roll_forward(seen, ACTIONS[:3])
+    seen, _ = CAMERA.make().reset(seed=0)
+    assert CAMERA.roll_forward is not None
+    rolled = CAMERA.roll_forward(seen, ACTIONS[:3])
     assert np.array_equal(rolled["agent"], rolled["state"][:2])
     assert not np.array_equal(rolled["agent"], seen["agent"]) and np.array_equal(rolled["image"], seen["image"])
 
 
 def test_scenes_show_what_they_say_and_depend_on_their_generator_alone() -> None:
-    made, again, others = (pusht.scenes(4, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    made, again, others = (scenes(4, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert made["image"].shape == (4, 96, 96, 3) and made["image"].dtype == np.uint8 and made["state"].shape == (4, 26)
     for name, values in made.items():
         assert np.array_equal(values, again[name]) and not np.array_equal(values, others[name])

@@ -39,7 +39,7 @@ def shard(method: str, episodes: tuple[int, ...], source: str = SOURCE, task: st
     return replace(made, link="wifi-paper", draft_s=0.002, target_s=0.011)
 
 
-@pytest.mark.parametrize("method", GATES)
+@pytest.mark.parametrize("method", ["hybrid", "adahi"])
 def test_a_rollout_is_what_the_policy_does_on_a_robot(method: str) -> None:
     outcomes, table = run_shard(shard(method, (0, 1)))
     task, pair = load_task(TASK), my_family.pair

@@ -17,7 +17,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import Table
-from specact.lab.rollout.token_batch import SharedClock, TokenBatch
+from specact.lab.rollout.timed import BatchVerifier, SharedClock, TokenBatch
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
@@ -68,7 +68,9 @@ def test_a_robot_asks_before_it_acts(pair: Pair[Any]) -> None:
     """Two robots of one batch act as one robot of its own."""
     windows = [pair.observation.zeros() for _ in range(2)]
     batch, clocks = TokenBatch(pair.parts.target(), pair.units), [SharedClock() for _ in windows]
-    policies = [SpeculativePolicy(pair, Always(), verifier=batch.verifier(clock), clock=clock) for clock in clocks]
+    policies = [
+        SpeculativePolicy(pair, Always(), verifier=BatchVerifier(batch, clock), clock=clock) for clock in clocks
+    ]
     for policy, window in zip(policies, windows, strict=True):
         policy.ask(window)
     actions = [policy.finish() for policy in policies]
@@ -86,7 +88,7 @@ def test_what_is_not_finite_misses_alone(pair: Pair[Any], monkeypatch: pytest.Mo
     tokens = TokenNetworks.tokens
     monkeypatch.setattr(TokenNetworks, "tokens", first_is_nan)
     batch = TokenBatch(pair.parts.target(), pair.units)
-    policies = [SpeculativePolicy(pair, Always(), verifier=batch.verifier(SharedClock())) for _ in range(3)]
+    policies = [SpeculativePolicy(pair, Always(), verifier=BatchVerifier(batch, SharedClock())) for _ in range(3)]
     for policy in policies:
         policy.ask(pair.observation.zeros())
     for policy in policies:

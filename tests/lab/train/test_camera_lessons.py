@@ -14,9 +14,8 @@ from tests.tiny import quiet
 
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.data.distillation import FrameWindows, join
 from specact.lab.data.sources import Source
-from specact.lab.rollout.distillation import Collect, collect, collector
+from specact.lab.rollout.distillation import Collect, FrameWindows, collect, collector, join
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders
 from specact.lab.train.head import HeadRecipe, train_head

@@ -17,8 +17,7 @@ from specact.errors import ConfigError
 from specact.families.codes.pair import PARTS
 from specact.files import write_json
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData
-from specact.lab.rollout.distillation import collect
+from specact.lab.rollout.distillation import DistillationData, collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.observation import Window

@@ -12,8 +12,7 @@ from tests.tiny import quiet
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkParts, PairSettings
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData
-from specact.lab.rollout.distillation import collect
+from specact.lab.rollout.distillation import DistillationData, collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.recipe import ChunkRecipe

@@ -27,9 +27,9 @@ from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import Timing, timed
 from specact.lab.evaluation.run import read_gates
-from specact.lab.rollout.families import decoded_by, rollout_of
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.rollout import Shard, control_step, simulated
+from specact.lab.rollout.rollout import Shard, begin, control_step
 from specact.load import load_pair
 from specact.pair import Pair
 
@@ -163,11 +163,10 @@ class _Filming:
             Shard.of(pair, evaluation["env"], method, gate, (self.episode,), evaluation["seed"]),
             Timing(**self.manifest["timing"]), link=evaluation["link"],
         )  # fmt: skip
-        pair = decoded_by(method, pair)
-        task = load_task(evaluation["env"], pair.observation)
         family = rollout_of(pair, method)
+        task = load_task(evaluation["env"], family.pair.observation)
         world = SimulatedRobot(task, render_mode="rgb_array")
-        robot = simulated(shard, pair, family, world, self.episode)
+        robot = begin(shard, family, world, self.episode)
         every = self.stride(task.rate_hz)
         frames, steps, sent = [_frame(world.env)], [0], []
         while not world.done:

@@ -28,7 +28,7 @@ from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
 from specact.lab.evaluation.metrics import contrasts, step_metrics
-from specact.lab.rollout.families import decoded_by, rollout_of
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Robot, run_together
@@ -109,8 +109,8 @@ class OpenLoop:
 
     def run(self) -> OpenLoopResult:
         """Observes the demonstrated states, whatever its actions; executes chunks as on the robot."""
-        pair = decoded_by(self.method, load_pair(self.source))
-        family = rollout_of(pair, self.method)
+        family = rollout_of(load_pair(self.source), self.method)
+        pair = family.pair
         verifier, drafter = family.verifier(LocalTarget(pair.target())), family.drafter()
         policy = SpeculativePolicy(pair, self.gate.build(pair), drafter=drafter, verifier=verifier, seed=self.seed)
         normalised, raw, audit, episodes = [], [], Audit(family), self.episodes

@@ -1,9 +1,9 @@
-"""Distillation data for a gate or a draft, collected from rollouts of the pair under gates."""
+"""Training data of a gate or a draft: states visited by a pair under gates, and the outputs of both policies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError
 from specact.families.codes.pair import CodeParts
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
-from specact.lab.data.frames import as_frames, copied
+from specact.lab.data.frames import Frames, as_frames, copied, join_frames
 from specact.lab.envs import env_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
@@ -22,13 +21,84 @@ from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.steps import OBSERVATION
 from specact.pair import Pair
 
-Collect = Callable[[Pair[Any], Sequence[GateSettings], int], DistillationData]
-
 # Every round has its own million of episodes.
 _ROUND = 1_000_000
 _SHARD = 10
 # Columns of the step table that are kept, of all families.
 _OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted")
+
+
+class FrameWindows:
+    """Windows of camera frames, uint8 ``[N, T, H, W, 3]``, which are read lazily on conversion to an array.
+
+    ``rows`` are the indices of each window's frames, ``[N, T]``, or ``[N]`` without a history.
+    """
+
+    def __init__(self, frames: Frames, rows: NDArray[np.int64]) -> None:
+        self.frames, self.rows = frames, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, chosen: NDArray[Any]) -> FrameWindows:
+        return FrameWindows(self.frames, self.rows[chosen])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.frames[self.rows], dtype=dtype)
+
+
+Column = NDArray[Any] | FrameWindows
+
+
+@dataclass(frozen=True)
+class DistillationData:
+    """One row per inference, with the number of its episode; all normalised.
+
+    ``observation`` is the draft's, by name, each ``[N, *window_shape]``; of an instruction its words, ``[N, L]``.
+    ``outputs`` are of draft and target, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
+    ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the executed part of the
+    drafted chunk, ``[N, n, A]``, ``drafted_distance``, ``[N]``, of the target's from it, and ``wanted``, the target's
+    chunk, ``[N, H, A]``.
+    """
+
+    episode: NDArray[np.int64]
+    observation: Mapping[str, Column]
+    outputs: Mapping[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def select(self, rows: NDArray[Any]) -> DistillationData:
+        """A subset of the rows, by index or as a mask ``[N]``; no frame is read."""
+        observation = {name: column[rows] for name, column in self.observation.items()}
+        return DistillationData(
+            self.episode[rows], observation, {name: column[rows] for name, column in self.outputs.items()}
+        )
+
+    def split(self, every: int = 20) -> tuple[DistillationData, DistillationData]:
+        """Training and held-out set; the latter are the episodes whose number ``every`` divides."""
+        held_out = self.episode % every == 0
+        return self.select(~held_out), self.select(held_out)
+
+
+def join(parts: Sequence[DistillationData]) -> DistillationData:
+    """Concatenates several."""
+    first = parts[0]
+    observation = {name: _concatenated([part.observation[name] for part in parts]) for name in first.observation}
+    outputs = {name: np.concatenate([part.outputs[name] for part in parts]) for name in first.outputs}
+    return DistillationData(np.concatenate([part.episode for part in parts]), observation, outputs)
+
+
+def _concatenated(columns: Sequence[Column]) -> Column:
+    windows = [column for column in columns if isinstance(column, FrameWindows)]
+    if not windows:
+        return np.concatenate([np.asarray(column) for column in columns])
+    starts = np.cumsum([0, *(len(column.frames) for column in windows)])
+    rows = [column.rows + start for column, start in zip(windows, starts, strict=False)]
+    return FrameWindows(join_frames([column.frames for column in windows]), np.concatenate(rows))
+
+
+Collect = Callable[[Pair[Any], Sequence[GateSettings], int], DistillationData]
 
 
 def collect(

@@ -28,8 +28,7 @@ from specact.families.tokens.speculative import TAIL, Decoded
 from specact.gates.learned import DistanceHead, TargetHead, head_observation
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Row, Table, distance, observation_columns, stacked
-from specact.lab.rollout.timed import Prepared
-from specact.lab.rollout.token_batch import SharedClock, TokenBatch
+from specact.lab.rollout.timed import BatchVerifier, Prepared, SharedClock, TokenBatch
 from specact.observation import Window
 from specact.pair import Drafter, LocalTarget, Pair, Target, TargetPolicy, Verifier
 from specact.rng import Role, StepAddress, StepStreams, streams
@@ -288,7 +287,7 @@ class TokensRollout(FamilyRollout):
         return [None] * len(windows), [known[address] for address in addresses]
 
     def measured_verifier(self, clock: SharedClock) -> Verifier:
-        return self._batch.verifier(clock)
+        return BatchVerifier(self._batch, clock)
 
     def judge(self, record: StepRecord, draft: None, target: Tokens) -> Row:
         (wanted,) = self.wanted([target])

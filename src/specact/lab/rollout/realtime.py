@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
-from specact.lab.rollout.methods import Method
+from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.processes import linked, serving
-from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
+from specact.lab.rollout.rollout import Outcome, Shard, begin, run_together, time_by_episode
 from specact.lab.rollout.steps import Audit
 from specact.pair import LocalTarget, Pair, Verifier
-from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import RemoteTarget, RemoteVerifier, check_requests
@@ -64,38 +63,26 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        method = shard.method
-        pair = decoded_by(method, self._pair)
-        task = load_task(shard.env, pair.observation)
-        gate = shard.gate.build(pair)
-        family = rollout_of(pair, method)
-        policy = SpeculativePolicy(
-            pair,
-            gate,
-            drafter=family.drafter(),
-            verifier=self._verifier(method, pair, family),
-            seed=shard.seed,
-        )
-        audit, world, results = Audit(family), SimulatedRobot(task), []
+        family = rollout_of(self._pair, shard.method)
+        world, audit = SimulatedRobot(load_task(shard.env, family.pair.observation)), Audit(family)
+        verifier, outcomes = self._verifier(family), list[Outcome]()
         try:
             for episode in shard.episodes:
-                policy.reset(episode)
-                world.start(episode_seed(shard.seed, episode, task))
-                run_together([Robot(policy, world)], family, audit)
-                results.append((episode, world.success, world.score, world.steps, world.of_suite))
+                run_together([begin(shard, family, world, episode, verifier)], family, audit)
+                outcomes.append(Outcome.of(episode, world, 0.0))
         finally:
             world.close()
         table = audit.table()
-        if not method.waits_for_draft:
+        if not shard.method.waits_for_draft:
             # The ungated target needs no draft, so its time excludes the draft's.
             table["draft_s"][:] = 0.0
         latencies_s = time_by_episode(table)
-        return [Outcome(*end[:4], latencies_s[end[0]], end[4]) for end in results], table
+        return [replace(outcome, latency_s=latencies_s[outcome.episode]) for outcome in outcomes], table
 
-    def _verifier(self, method: Method, pair: Pair[Any], family: FamilyRollout) -> Verifier:
-        if method.on_device:
+    def _verifier(self, family: FamilyRollout) -> Verifier:
+        pair, exchange = family.pair, family.pair.exchange
+        if family.method.on_device:
             return family.verifier(LocalTarget(pair.target()))
-        exchange = pair.exchange
         if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
             check_requests(pair, exchange)
             return RemoteVerifier(self._client, exchange, self._deadline_ms)

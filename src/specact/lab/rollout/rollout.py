@@ -17,19 +17,26 @@ from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
-from specact.lab.rollout.families import FamilyRollout, decoded_by, rollout_of
+from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import STAGES, Audit, Table
-from specact.lab.rollout.timed import Prepared, Route, SimulatedTarget, TimedDrafter, TimedGate, TimedTarget
-from specact.lab.rollout.token_batch import SharedClock
+from specact.lab.rollout.timed import (
+    Prepared,
+    Route,
+    SharedClock,
+    SimulatedTarget,
+    TimedDrafter,
+    TimedGate,
+    TimedTarget,
+)
 from specact.links.link import load_link
 from specact.load import load_pair
 from specact.observation import ObservationSpec
-from specact.pair import LocalTarget, Pair, PairSource, Target
+from specact.pair import LocalTarget, Pair, PairSource, Target, Verifier
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
-from specact.types import StepRecord, VirtualClock
+from specact.types import CLOCK, Clock, StepRecord, VirtualClock
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,8 @@ class Outcome:
     """The result of one episode.
 
     Attributes:
-        episode: its number.
-        success: whether it succeeded at any time.
-        score: the best score reached, see :class:`~specact.lab.envs.task.Task`.
-        steps: control steps.
-        latency_s: accounted time spent on choosing actions.
+        score: the best one reached, see :class:`~specact.lab.envs.task.Task`.
+        latency_s: accounted or measured time spent on choosing actions.
         task: which task of a suite it was; empty elsewhere.
     """
 
@@ -102,26 +106,22 @@ class Outcome:
     latency_s: float
     task: str = ""
 
+    @classmethod
+    def of(cls, episode: int, world: SimulatedRobot, latency_s: float) -> Outcome:
+        """Of an episode that has ended."""
+        return cls(episode, world.success, world.score, world.steps, latency_s, world.of_suite)
+
 
 class World(ControlledRobot, Protocol):
-    """The environment of a control loop; it pauses during inference."""
+    """The environment of a control loop; it pauses during inference. ``done`` is whether the episode is over."""
 
     @property
-    def done(self) -> bool:
-        """Whether the episode is over."""
-        ...
+    def done(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Robot:
-    """A running episode.
-
-    Attributes:
-        policy: reset for the episode; it has the clock.
-        world: at the start of the episode.
-        prepared: slots for the outputs of draft and target at the next inference; None for a policy that queries them
-            itself.
-    """
+    """A running episode, with slots for the outputs of draft and target if its policy does not query them itself."""
 
     policy: SpeculativePolicy
     world: World
@@ -169,27 +169,33 @@ def run_together(robots: Sequence[Robot], family: FamilyRollout, audit: Audit) -
         robots = [robot for robot in robots if not robot.world.done]
 
 
-def simulated(shard: Shard, pair: Pair[Any], family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
-    """A robot in virtual time at the start of an episode."""
-    method, clock = shard.method, VirtualClock()
-    draft, remote = prepared = Prepared[Any](), Prepared[Any]()
-    target: Target[Any]
-    if method.on_device:
-        target = LocalTarget(TimedTarget(remote, clock, shard.target_s), clock)
+def begin(
+    shard: Shard, family: FamilyRollout, world: SimulatedRobot, episode: int, verifier: Verifier | None = None
+) -> Robot:
+    """A robot at the start of an episode in virtual time; its world waits.
+
+    In real time with a verifier, or where the family's times are measured: then draft and target run in this process.
+    """
+    pair, method = family.pair, shard.method
+    clock: Clock = CLOCK
+    prepared: tuple[Prepared[Any], Prepared[Any]] | None = None
+    if verifier is not None or family.measured:
+        gate, drafter = shard.gate.build(pair), family.drafter()
+        if verifier is None:
+            clock = shared = SharedClock()
+            verifier = family.measured_verifier(shared)
     else:
-        link = stream(shard.seed, Role.LINK, episode=episode)
-        target = SimulatedTarget(
-            remote, Route.of(load_link(shard.link), pair.exchange.contract, link), clock, shard.target_s
-        )
-    gate = TimedGate(shard.gate.build(pair, remote), clock, shard.gate_s)
-    policy = SpeculativePolicy(
-        pair,
-        gate,
-        drafter=TimedDrafter(family.drafter(draft), clock, shard.draft_s if method.waits_for_draft else 0.0),
-        verifier=family.verifier(target),
-        seed=shard.seed,
-        clock=clock,
-    )
+        clock, prepared = VirtualClock(), (Prepared[Any](), Prepared[Any]())
+        draft, remote = prepared
+        target: Target[Any] = LocalTarget(TimedTarget(remote, clock, shard.target_s), clock)
+        if not method.on_device:
+            link = stream(shard.seed, Role.LINK, episode=episode)
+            route = Route.of(load_link(shard.link), pair.exchange.contract, link)
+            target = SimulatedTarget(remote, route, clock, shard.target_s)
+        gate = TimedGate(shard.gate.build(pair, remote), clock, shard.gate_s)
+        drafter = TimedDrafter(family.drafter(draft), clock, shard.draft_s if method.waits_for_draft else 0.0)
+        verifier = family.verifier(target)
+    policy = SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, seed=shard.seed, clock=clock)
     policy.reset(episode)
     world.start(episode_seed(shard.seed, episode, world.task))
     return Robot(policy, world, prepared)
@@ -211,45 +217,22 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
-    method = shard.method
-    pair = decoded_by(method, _pair(shard.source, shard.fingerprint))
-    family = rollout_of(pair, method)
-    worlds = _worlds(shard.env, pair.observation)
+    family = rollout_of(_pair(shard.source, shard.fingerprint), shard.method)
+    sees = family.pair.observation
+    worlds = _worlds(shard.env, sees)
     while len(worlds) < len(shard.episodes):
-        worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
-    robots = [
-        measured(shard, pair, family, world, episode)
-        if family.measured
-        else simulated(shard, pair, family, world, episode)
-        for world, episode in zip(worlds, shard.episodes, strict=False)
-    ]
+        worlds.append(SimulatedRobot(load_task(shard.env, sees)))
+    robots = {
+        episode: begin(shard, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
+    }
     audit = Audit(family, learning=shard.learning)
-    run_together(robots, family, audit)
+    run_together(list(robots.values()), family, audit)
     table = audit.table()
-    latencies_s = {episode: robot.policy.clock.now() for episode, robot in zip(shard.episodes, robots, strict=False)}
+    latencies_s = {episode: robot.policy.clock.now() for episode, robot in robots.items()}
     if family.measured:
         latencies_s = time_by_episode(table)
-    outcomes = [
-        Outcome(episode, world.success, world.score, world.steps, latencies_s[episode], world.of_suite)
-        for episode, world in zip(shard.episodes, worlds, strict=False)
-    ]
-    return outcomes, table
-
-
-def measured(shard: Shard, pair: Pair[Any], family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
-    """A robot in real time at the start of an episode; its world waits. Draft and target run in this process."""
-    clock = SharedClock()
-    policy = SpeculativePolicy(
-        pair,
-        shard.gate.build(pair),
-        drafter=family.drafter(),
-        verifier=family.measured_verifier(clock),
-        seed=shard.seed,
-        clock=clock,
-    )
-    policy.reset(episode)
-    world.start(episode_seed(shard.seed, episode, world.task))
-    return Robot(policy, world)
+    ended = zip(shard.episodes, worlds, strict=False)
+    return [Outcome.of(episode, world, latencies_s[episode]) for episode, world in ended], table
 
 
 def target_path(
@@ -261,12 +244,7 @@ def target_path(
 ) -> Iterator[StepRecord]:
     """The inferences of a pair's own rollouts with everything verified, each before the first of its actions runs.
 
-    Args:
-        pair: of whatever family, decoded as the target should act.
-        env: name of the environment.
-        episodes: their numbers.
-        seed: random seed.
-        on_action: called with every action that ran, in the environment's units.
+    The pair is decoded as the target should act; ``on_action`` is called with every action, in the environment's units.
     """
     policy, robot = SpeculativePolicy(pair, Always(), seed=seed), SimulatedRobot(load_task(env, pair.observation))
     for number in episodes:
@@ -290,15 +268,7 @@ def time_by_episode(table: Table) -> dict[int, float]:
 
 
 def check_weights(source: str, found: str, wanted: str) -> None:
-    """Refuses a bundle that differs from the one of that name in another process.
-
-    Args:
-        source: name or path.
-        found, wanted: fingerprints.
-
-    Raises:
-        BundleError: if they differ.
-    """
+    """Raises a BundleError if a bundle's fingerprint is not that of the one of this name in another process."""
     if found != wanted:
         raise BundleError(f"{source} has fingerprint {found} here, and {wanted} where the work was given out; copy it")
 

@@ -1,4 +1,4 @@
-"""Policies, gates and targets with accounted times on a virtual clock, over a simulated link."""
+"""Policies, gates and targets with accounted times, over a simulated link; and with measured ones, in lock step."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.execution.schedule import NOW_S
+from specact.families.tokens.policy import Tokens
+from specact.families.tokens.verify import TokenTarget, token_outcome
 from specact.gates.gate import Gate
 from specact.links.model import Link, round_trip
 from specact.observation import Window
-from specact.pair import Answer, Drafter, Follower, Pending, TargetPolicy, Verifier
+from specact.pair import Answer, Drafter, Follower, Pending, TargetPolicy, Verifier, checked
 from specact.rng import StepAddress
 from specact.systems.flash import Round
 from specact.systems.freqcache import FreqCached
-from specact.types import Clock, OffloadTimes, Outcome, Proposal, StepRecord
+from specact.types import CLOCK, ActionUnits, Clock, Miss, OffloadTimes, Outcome, Proposal, StepRecord
 from specact.wire.exchange import Contract
 
 A = TypeVar("A")
 
 
-class TimedDrafter(Follower):
-    """A :class:`~specact.pair.Drafter` whose proposals take an accounted time.
+class _Telling(Follower):
+    """Tells another one what it is told."""
 
-    Args:
-        drafter: makes the proposals.
-        clock: is advanced.
-        latency_s: time of a proposal, >= 0.
-    """
+    _told: Follower
+
+    def reset(self) -> None:
+        super().reset()
+        self._told.reset()
+
+    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        self._told.on_action(drafted, executed)
+
+    def on_inference(self, record: StepRecord) -> None:
+        self._told.on_inference(record)
+
+    def on_verified(self, record: StepRecord) -> None:
+        self._told.on_verified(record)
+
+
+class TimedDrafter(_Telling):
+    """A :class:`~specact.pair.Drafter` whose proposals, another one's, take an accounted time on a clock."""
 
     def __init__(self, drafter: Drafter, clock: Clock, latency_s: float) -> None:
         self._drafter, self._clock, self._latency_s = drafter, clock, latency_s
-        self._follower = drafter if isinstance(drafter, Follower) else Follower()
+        self._told = drafter if isinstance(drafter, Follower) else Follower()
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafter's."""
         self._clock.sleep(self._latency_s)
         return self._drafter.propose(window, rng)
-
-    def reset(self) -> None:
-        self._follower.reset()
-
-    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        self._follower.on_action(drafted, executed)
-
-    def on_inference(self, record: StepRecord) -> None:
-        self._follower.on_inference(record)
-
-    def on_verified(self, record: StepRecord) -> None:
-        self._follower.on_verified(record)
 
 
 class TimedTarget(Generic[A]):
@@ -67,12 +70,9 @@ class TimedTarget(Generic[A]):
 
 
 class TimedRounds:
-    """The verifier of a flow policy, whose rounds take an accounted time.
+    """The verifier of a flow policy, another one's, whose rounds take an accounted time.
 
-    Args:
-        verifier: makes the outcomes.
-        clock: is advanced.
-        duration_s: seconds of a round, given it and the reused share of the cameras' tokens.
+    ``duration_s`` are the seconds of a round, given it and the reused share of the cameras' tokens.
     """
 
     def __init__(self, verifier: Verifier, clock: Clock, duration_s: Callable[[Round, float], float]) -> None:
@@ -89,14 +89,8 @@ class TimedRounds:
         return self._verifier.submit(proposal, address).then(spend)
 
 
-class TimedGate(Gate):
-    """Another gate, whose decisions take an accounted time.
-
-    Args:
-        gate: makes the scores; its threshold and limits hold.
-        clock: is advanced.
-        latency_s: time of a decision, >= 0.
-    """
+class TimedGate(_Telling, Gate):
+    """Another gate, with its threshold and limits, whose decisions take an accounted time on a clock."""
 
     def __init__(self, gate: Gate, clock: Clock, latency_s: float) -> None:
         super().__init__(
@@ -106,25 +100,13 @@ class TimedGate(Gate):
             force_first=gate.force_first,
             audit_rate=gate.audit_rate,
         )
-        self._gate, self._clock, self._latency_s = gate, clock, latency_s
+        self._told = self._gate = gate
+        self._clock, self._latency_s = clock, latency_s
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """The other gate's."""
         self._clock.sleep(self._latency_s)
         return self._gate.score(proposal, rng)
-
-    def reset(self) -> None:
-        super().reset()
-        self._gate.reset()
-
-    def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        self._gate.on_action(drafted, executed)
-
-    def on_inference(self, record: StepRecord) -> None:
-        self._gate.on_inference(record)
-
-    def on_verified(self, record: StepRecord) -> None:
-        self._gate.on_verified(record)
 
 
 class Prepared(Generic[A]):
@@ -146,13 +128,7 @@ class Prepared(Generic[A]):
 
 @dataclass(frozen=True)
 class Route:
-    """A link, and the payload of one inference, as float32.
-
-    Attributes:
-        link: the link.
-        up_bytes, down_bytes: sizes of request and reply.
-        rng: for the link's randomness.
-    """
+    """A link with its randomness, and the sizes of request and reply of one inference, as float32."""
 
     link: Link
     up_bytes: int
@@ -174,14 +150,7 @@ class Route:
 
 
 class SimulatedTarget(Generic[A]):
-    """A :class:`~specact.pair.Target` over a route; it never misses.
-
-    Args:
-        policy: the target.
-        route: to it.
-        clock: on which the caller waits.
-        target_s: time of the target's inference [s].
-    """
+    """A :class:`~specact.pair.Target` over a route, which takes ``target_s`` for its inference; it never misses."""
 
     def __init__(self, policy: TargetPolicy[A], route: Route, clock: Clock, target_s: float) -> None:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
@@ -203,3 +172,77 @@ class SimulatedTarget(Generic[A]):
             return Answer(self._policy.answer(window, address), times)
 
         return Pending(result, lambda: sent_at + took - clock.now() <= NOW_S)
+
+
+class SharedClock(Clock):
+    """The machine's clock for one of several robots, which can be set to leave out what it did for the others."""
+
+    def __init__(self) -> None:
+        self._others_s = 0.0
+
+    def now(self) -> float:
+        """See :class:`~specact.types.Clock`; monotonic if it is only set to times since the last reading."""
+        return super().now() - self._others_s
+
+    def set(self, now: float) -> None:
+        """Sets the time [s]."""
+        self._others_s += self.now() - now
+
+
+class TokenBatch:
+    """Answers all pending requests of several robots in one batch, at the first :meth:`Pending.result` of them.
+
+    Attributes:
+        greedy: tokens of the last batch's requests that were decoded greedily, because nothing was drafted, by address.
+    """
+
+    def __init__(self, target: TokenTarget, units: ActionUnits) -> None:
+        self._target, self._units = target, units
+        self.greedy: dict[StepAddress, Tokens] = {}
+        self.pending: list[_Request] = []
+
+    # Finite numbers can still overflow on their way to an action.
+    @np.errstate(over="ignore", invalid="ignore")
+    def answer(self) -> None:
+        """Answers the pending requests; each takes the time of the batch divided by their number."""
+        requests, self.pending = self.pending, []
+        started = CLOCK.now()
+        prefilled = self._target.prefill([request.proposal.window for request in requests])
+        decoded = prefilled.decode([request.proposal.evidence.request for request in requests])
+        times = OffloadTimes(target=(CLOCK.now() - started) / len(requests))
+        self.greedy = {}
+        for request, found in zip(requests, decoded, strict=True):
+            if sum(found.read) == len(found.read):
+                self.greedy[request.address] = found.tokens
+            outcome = token_outcome(found, prefilled.policy, self._units, times)
+            request.outcome = checked(outcome, request.proposal)
+
+
+@dataclass
+class BatchVerifier:
+    """The :class:`~specact.pair.Verifier` of one robot; a request takes its share of the batch's time on its clock."""
+
+    batch: TokenBatch
+    clock: SharedClock
+
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        """See :class:`~specact.pair.Verifier`."""
+        request = _Request(proposal, address)
+        self.batch.pending.append(request)
+
+        def result() -> Outcome | Miss:
+            started = self.clock.now()
+            if request.outcome is None:
+                self.batch.answer()
+            assert request.outcome is not None
+            self.clock.set(started + request.outcome.times.total)
+            return request.outcome
+
+        return Pending(result)
+
+
+@dataclass
+class _Request:
+    proposal: Proposal
+    address: StepAddress
+    outcome: Outcome | Miss | None = None

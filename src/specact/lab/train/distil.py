@@ -26,8 +26,7 @@ from specact.families.chunks.sources import RegressionBundle, load_regression
 from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
 from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
-from specact.lab.rollout.distillation import Collect
+from specact.lab.rollout.distillation import Collect, Column, DistillationData, FrameWindows, join
 from specact.lab.train.attention import Statistics
 from specact.lab.train.attention import plain as parameter_name
 from specact.lab.train.chunks import TrainingBatch, chunk_stage, write_chunk_bundle

@@ -24,9 +24,8 @@ from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.tokens.pair import TokenDrafter, TokenParts
 from specact.gates.learned import TRAINING, TrainedFor, head_observation
 from specact.gates.settings import gate_settings
-from specact.lab.data.distillation import DistillationData, join
 from specact.lab.data.episodes import Episodes
-from specact.lab.rollout.distillation import Collect, data_of
+from specact.lab.rollout.distillation import Collect, DistillationData, data_of, join
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.statistics import choice_efficiency
