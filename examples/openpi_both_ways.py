@@ -23,7 +23,7 @@ from specact.types import Origin
 
 EPISODES = 10
 
-words = [sys.executable, "-m", "specact", "serve", "--policy", "ball-chase-flow", "--port", "0"]
+words = [sys.executable, "-m", "specact", "serve", "ball-chase-flow", "--port", "0"]
 server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 assert server.stderr is not None
 url = next(word.rstrip(";") for line in server.stderr for word in line.split() if word.startswith("ws://"))

@@ -34,7 +34,7 @@ class Arm:
 
 
 # On the server: `specact serve ball`. Port 0 takes a free one; the address is in what it says first.
-words = [sys.executable, "-m", "specact", "serve", "--bundle", "ball", "--port", "0"]
+words = [sys.executable, "-m", "specact", "serve", "ball", "--port", "0"]
 server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 assert server.stderr is not None
 url = next(word.rstrip(";") for line in server.stderr for word in line.split() if word.startswith("ws://"))

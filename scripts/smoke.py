@@ -64,7 +64,7 @@ def server() -> None:
     with serving("ball") as started:
         client(started.port)
     with (
-        ServerProcess(["serve", "--policy", CHUNKS, "--port", "0"]) as started,
+        ServerProcess(["serve", CHUNKS, "--port", "0"]) as started,
         specact.connect(f"ws://127.0.0.1:{started.port}", deadline_ms=5000.0) as target,
     ):
         actions = target({"state": np.zeros(12)})

@@ -67,7 +67,7 @@ def test_the_unit_s_server_starts_with_tokens_from_a_file(tmp_path: Path) -> Non
     files = {"/etc/specact/tokens": str(tmp_path / "tokens")}
     program, *arguments = (files.get(word, word) for word in shlex.split(line))
     assert (program, arguments.pop()) == (f"{PREFIX}specact", "$SERVE")
-    with ServerProcess([*arguments, "--bundle", "ball", "--port", "0"]) as server:
+    with ServerProcess([*arguments, "ball", "--port", "0"]) as server:
         assert healthy(server.port)
 
 

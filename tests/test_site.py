@@ -145,7 +145,7 @@ def test_links_out_of_docs_lead_to_pages(site: Path) -> None:
     assert "class Origin(IntEnum)" in re.sub(
         r"<[^>]+>", "", (site / "source/src/specact/types.py.html").read_text(encoding="utf-8")
     )
-    assert "contracts/gate.py.html" in read(site / "source/src/specact/contracts.html").links
+    assert "contracts/worlds.py.html" in read(site / "source/src/specact/contracts.html").links
 
 
 @pytest.mark.parametrize("face", FACES)

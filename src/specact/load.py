@@ -191,9 +191,12 @@ def load_exchange(
 
     Raises:
         BundleError: if it cannot be used.
-        ConfigError: if there is no target of that name, or steps are given for another one than a flow policy.
+        ConfigError: if there is no target of that name, or steps are given for another one than a flow policy, or a
+            place for one with a runtime of its own.
     """
     kind = kind_of_source(source)
+    if compute != CPU and kind in ("lerobot", "openpi", "code"):
+        raise ConfigError(f"{source} has a runtime of its own; leave out --provider and --threads, of ONNX Runtime")
     path = find_bundle(source) if kind == "folder" else Path()
     holds = read_manifest(path).kind if kind == "folder" else None
     if holds == "flash" and target is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -28,25 +27,14 @@ _INPAINTS_TIMEOUT_MS = 10_000.0
 class RemotePolicy:
     """A chunk policy on a server: call it with an observation, and it answers with a chunk of actions.
 
-    ::
+    :func:`connect` makes one; use it as a context manager. Its history are the observations of calls and of
+    :meth:`observe`, one per control period. ::
 
         with specact.connect("ws://127.0.0.1:8600") as policy:
             actions = policy({"state": state})      # float32 [H, A], in the environment's units
 
-    The observation history consists of the observations passed to calls and to :meth:`observe`; one per control period.
-    :func:`connect` creates an instance. Use it as a context manager, or call :meth:`close`.
-
-    Args:
-        client: of the server; it is closed with this.
-        spec: of the policy.
-        deadline_ms: of a reply [ms].
-        units: of its actions, or None if their range is unknown.
-        seed, robot: address of the random streams that the server samples from.
-
     Attributes:
-        spec: of its observations and chunks.
-        units: of its actions, whose range is the policy's; None if the server does not state it.
-        client: of the server.
+        spec, units, client: of its observations and chunks, its actions (None if unknown), and the server.
         counts: ``steps`` (calls), ``transmitted`` (requests sent) and ``missed``.
     """
 
@@ -64,19 +52,11 @@ class RemotePolicy:
     def __enter__(self) -> RemotePolicy:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __call__(self, observation: Observation) -> Chunk:
-        """The server's chunk of actions for this observation.
-
-        Args:
-            observation: a mapping with every array of ``spec.observation``, or one array, taken as ``state``.
-
-        Returns:
-            float32 ``[H, A]``, in the environment's units; every number is finite.
+        """The server's chunk for this observation, float32 ``[H, A]`` in the environment's units, finite.
 
         Raises:
             ObservationError: if the observation cannot be used; nothing is sent.
@@ -152,18 +132,11 @@ def connect(
     url: str, *, deadline_ms: float = 1000.0, token: str | None = None, ca: str | Path | None = None,
     robot: str = "robot", timeout: float = 5.0, jpeg_quality: int | None = None, seed: int = 0,
 ) -> RemotePolicy:  # fmt: skip
-    """The chunk policy of a server; its spec comes from the server.
+    """The chunk policy of a server, ``ws://host:port``, ``wss`` likewise; its spec comes from the server.
 
-    Args:
-        url: ``ws://host:port``; ``wss`` likewise. Or ``openpi:ws://host:port#FILE.toml``, see
-            :func:`~specact.families.chunks.openpi.openpi_source`.
-        deadline_ms: of a call's reply [ms].
-        token: the server's bearer token, if it needs one.
-        ca: PEM file of the authority that signed the server's certificate; the system's if not given.
-        robot: this device's name on the server's status page, at most 64 characters.
-        timeout: for the first connection [s].
-        jpeg_quality: sends camera frames as JPEG of this quality, 1 to 95; None sends them raw.
-        seed: address of the random streams that the server samples from.
+    Or of one of openpi's protocol, see :func:`~specact.families.chunks.openpi.openpi_source`. ``deadline_ms`` is a
+    call's, ``timeout`` the first connection's [s]; ``token`` and ``ca`` (a PEM file) are for servers that need them;
+    ``robot`` is this device's name there; ``jpeg_quality`` sends frames as JPEG; ``seed`` is of the server's sampling.
 
     Raises:
         RemoteError: if there is no connection in time, or the server refuses this device.

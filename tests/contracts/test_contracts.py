@@ -14,7 +14,7 @@ from tests.thirdparty import my_family
 
 from specact import load_pair
 from specact.contracts import check_gate, check_pair, check_policy, check_robot, check_task
-from specact.errors import ContractError, MissingExtraError, SpecactError
+from specact.errors import ContractError, MissingExtraError
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.policy import ChunkSpec
@@ -31,10 +31,6 @@ STILL = np.array([0.1, 0.0], np.float32)
 def subclass(base: type, **members: Any) -> Any:
     """The class with other members."""
     return type(f"Faulty{base.__name__}", (base,), members)
-
-
-def test_a_contract_error_is_an_assertion_and_one_of_ours() -> None:
-    assert issubclass(ContractError, AssertionError) and issubclass(ContractError, SpecactError)
 
 
 # ---- environments ---------------------------------------------------------------------------------------------------
@@ -90,10 +86,6 @@ def falling() -> Any:
     return stepping(lambda result: result[4].update(score=float(next(scores))))
 
 
-def restless(**options: Any) -> gym.Env[Any, Any]:
-    raise RuntimeError("no licence")
-
-
 BOX = gym.spaces.Box(-1, 1, (8,), np.float64)
 
 
@@ -102,18 +94,14 @@ BOX = gym.spaces.Box(-1, 1, (8,), np.float64)
     [
         ({"rate_hz": 0.0}, "rate_hz"),
         ({"max_steps": 0}, "max_steps"),
-        ({"make": restless}, "make.*no licence"),
         ({"make": spaces(observation_space=BOX)}, "observation_space.*Dict"),
         ({"make": spaces(observation_space=gym.spaces.Dict(state=BOX))}, "'state'.*Box"),
         ({"make": spaces(action_space=gym.spaces.Discrete(3))}, "action_space"),
-        ({"make": subclass(BallEnv, reset=lambda self, **_: BallEnv.reset(self))}, "reset.*again"),
         ({"make": Worn}, "reset.*again"),
-        ({"make": stepping(lambda result: tuple(result[:4]))}, "step.*tuple of 5"),
-        ({"make": observing(state=np.zeros(8))}, "'state' of step.*float64"),
-        ({"make": observing(state=np.full(8, np.nan, np.float32))}, "'state' of step.*finite"),
+        ({"make": observing(state=np.zeros(8))}, "'state' of step"),
+        ({"make": observing(state=np.full(8, np.inf, np.float32))}, "'state' of step.*finite"),
         ({"make": observing(more=1)}, "more"),
         ({"make": informing(success=1)}, "'success'.*bool"),
-        ({"make": informing(score=None)}, "'score'.*None"),
         ({"make": stepping(lambda result: result[4].pop("score"))}, "step.*'score'"),
         ({"make": falling()}, "'score'.*best so far"),
         ({"make": stepping(lambda result: result.__setitem__(2, 0))}, "terminated"),
@@ -128,18 +116,6 @@ BOX = gym.spaces.Box(-1, 1, (8,), np.float64)
 def test_a_fault_of_an_environment_is_found(change: dict[str, Any], named: str) -> None:
     with pytest.raises(ContractError, match=named):
         check_task(replace(TASK, **change), steps=10)
-
-
-def test_an_action_space_without_bounds_is_tried_on_both_sides_of_zero() -> None:
-    tried: list[Any] = []
-    unbounded = spaces(action_space=gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
-
-    def step(self: Any, action: Any) -> Any:
-        tried.extend(action)
-        return BallEnv.step(self, action)
-
-    check_task(replace(TASK, make=subclass(unbounded, step=step), expert=None), steps=20)
-    assert -1.0 <= min(tried) < 0.0 < max(tried) <= 1.0
 
 
 # ---- robots ---------------------------------------------------------------------------------------------------------
@@ -165,21 +141,19 @@ class Arm(Plain):
         self.stops += 1
 
 
-def jammed(self: Any, *action: Any) -> None:
-    raise OSError("jammed")
-
-
-def stop_once(self: Any) -> None:
-    Arm.stop(self)
-    if self.stops > 1:
-        raise OSError("already stopped")
-
-
 def test_a_robot_that_keeps_the_contract_passes_and_is_stopped() -> None:
     arm, plain = Arm(), Plain()
     check_robot(arm, load_pair("ball"), STILL)
     check_robot(plain, load_pair("ball"), STILL)
     assert arm.stops == 2 and plain.sent == 4 * [STILL.tolist()]
+
+
+def test_what_the_code_under_test_raises_passes_through() -> None:
+    def jammed(self: Any) -> None:
+        raise OSError("jammed")
+
+    with pytest.raises(OSError, match="jammed"):
+        check_robot(subclass(Arm, stop=jammed)(), load_pair("ball"), STILL)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +163,6 @@ def test_a_robot_that_keeps_the_contract_passes_and_is_stopped() -> None:
         ({"observe": lambda self: {"state": np.zeros(7), "goal": np.zeros(2)}}, r"observe.*state.*\(7,\)"),
         ({"observe": lambda self: None}, "observe.*None"),
         ({"act": lambda self, action: action.__imul__(0.5)}, "act must not change"),
-        ({"act": jammed}, "act.*jammed"),
-        ({"stop": jammed}, "stop.*jammed"),
-        ({"stop": stop_once}, "stop.*already stopped"),
     ],
 )
 def test_a_fault_of_a_robot_is_found(members: dict[str, Any], named: str) -> None:
@@ -235,11 +206,9 @@ def made(make: Callable[..., None]) -> Any:
         (int, "subclass of Gate"),
         (made(lambda self, threshold, **limits: ActionDeviation.__init__(self, 0.1)), "threshold of inf"),
         (made(lambda self, threshold, **limits: ActionDeviation.__init__(self, threshold)), "max_skips"),
-        (made(lambda self, threshold: ActionDeviation.__init__(self, threshold)), "for_pair.*TypeError"),
         (scoring(lambda proposal, rng: float("nan")), "score.*finite"),
         (scoring(lambda proposal, rng: float(np.random.default_rng().random())), "rng"),
         (scoring(meddle), "score must not change"),
-        (scoring(lambda proposal, rng: float(proposal.nothing)), "decide.*AttributeError"),
         (subclass(ActionDeviation, reset=Gate.reset), "reset"),
     ],
 )
@@ -301,7 +270,6 @@ def test_policies_that_keep_the_contract_pass() -> None:
         (inferring(lambda chunk, self, window: chunk[:3]), r"\[3, 2\]"),
         (inferring(lambda chunk, self, window: chunk * np.float32(np.inf)), "finite"),
         (inferring(lambda chunk, self, window: chunk + window["state"].__imul__(0)[0, 0]), "windows"),
-        (inferring(lambda chunk, self, window: window["image.front"]), "KeyError: 'image.front'"),
     ],
 )  # fmt: skip
 def test_a_fault_of_a_policy_is_found(policy: Any, named: str) -> None:
@@ -361,7 +329,6 @@ NOISE = np.random.default_rng(0)
         (with_parts(overlap="blend"), "overlap"),
         (with_parts(observation={"state": (4,)}), "ObservationSpec"),
         (with_parts(observation=ObservationSpec({"state": Field((4,))})), "goal"),
-        (with_parts(target=lambda: None), "verification.*AttributeError"),
         (proposing(lambda made: replace(made, actions=made.actions + np.float32(NOISE.normal()))), "same proposal"),
         (proposing(lambda made: replace(made, actions=np.zeros((3, 2), np.float32))), "proposal.*at least 4"),
         (proposing(lambda made: replace(made, actions=np.zeros((8, 3), np.float32))), r"proposal.*\[8, 3\]"),

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 from tests.children import wait_for
-from tests.remote.conftest import PATIENT_MS, Cable, Robot, at, driving, listening
+from tests.remote.conftest import Cable, Robot, at, driving, listening
 
 from specact import Pair
 from specact.lab.rollout.processes import ServerProcess, serving
-from specact.links.link import load_link
-from specact.links.shaper import Shaper
 from specact.remote import Client, ClientSettings
-from specact.remote.probe import probe
 
 LOST = ("deadline", "disconnected", "expired")
 DEADLINE_MS = 200.0
@@ -94,19 +91,6 @@ def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Pair[Any], ser
         assert robot.causes["deadline"] - earlier < robot.causes.total() - earlier
 
 
-def test_a_third_of_all_segments_is_lost(ball: Pair[Any], server: ServerProcess) -> None:
-    with (
-        Shaper(load_link("lan+loss=0.3+rto=400"), "127.0.0.1", server.port, seed=1) as shaper,
-        robots(ball, shaper.port, ClientSettings()) as made,
-        driving(*made),
-    ):
-        missed(made, 5)
-        more(made, 3)
-    for robot in made:
-        robot.check(*LOST)
-        assert robot.causes["deadline"] > 0
-
-
 def test_nothing_depends_on_the_wall_clock(
     ball: Pair[Any], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,12 +106,3 @@ def test_nothing_depends_on_the_wall_clock(
     for robot in made:
         robot.check(*LOST)
         assert robot.client.counts["connections"] == 1
-
-
-def test_a_probe_measures_every_stage(ball: Pair[Any], server: ServerProcess) -> None:
-    with Client(at(server.port), ball.exchange.contract) as client:
-        client.connect(60.0)
-        measured = probe(client, 5, 0.0)
-    assert measured.lost == 0 and (measured.target_ms > 0.0).all()
-    stages = measured.network_ms + measured.queue_ms + measured.target_ms
-    assert (stages <= measured.total_ms + 1e-6).all() and measured.deadline_ms < PATIENT_MS

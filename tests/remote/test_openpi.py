@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import json
 import os
 import random
 import runpy
 import select
 import socket
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -32,10 +30,10 @@ from specact import Pair
 from specact.errors import BundleError, ConfigError, RemoteError
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import openpi_endpoint, openpi_source
-from specact.families.chunks.pair import ChunkParts, PairSettings
+from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.sources import chunk_policy
 from specact.lab.rollout.processes import ServerProcess, serving
-from specact.load import load_pair, load_policy, make_pair
+from specact.load import load_policy
 from specact.observation import Field, Window
 from specact.remote.client import Client, ClientSettings
 from specact.remote.openpi import Key, OpenpiEndpoint
@@ -84,39 +82,6 @@ def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: S
         pytest.raises(RemoteError, match="differ in action_horizon 16 / 17"),
     ):
         client.connect(0.5)
-
-
-ARM = """
-import msgspec
-import numpy as np
-
-class Arm:
-    def observe(self):
-        return {"state": np.zeros(12)}
-    def act(self, action):
-        pass
-    def stop(self):
-        pass
-"""
-
-
-def test_the_commands_of_the_documentation(
-    chunk_server: ServerProcess, tmp_path: Path, specact_run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    (tmp_path / "arms.py").write_text(ARM)
-    address = f"openpi:ws://127.0.0.1:{chunk_server.port}"
-    made = specact_run("pair", "--draft", SERVED, "--target", address, "--out", "mine", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    driven = ("--robot", "arms:Arm", "--seconds", "1.5", "--deadline-ms", "1000", "--json")
-    found = [
-        specact_run(*what, *driven, cwd=tmp_path)
-        for what in (("run", "mine", "--server", address, "--gate", "always"), ("play", address))
-    ]
-    for done in found:
-        assert done.returncode == 0, done.stderr
-        summary = json.loads(done.stdout)
-        assert summary["line"]["answered"] > 0 and summary["line"]["connections"] == 1
-    assert json.loads(found[0].stdout)["transmission_rate"] == 1.0
 
 
 # ---- somebody else's server -----------------------------------------------------------------------------------------
@@ -460,32 +425,6 @@ def closing_clients() -> Iterator[list[Client]]:
         finally:
             for client in made:
                 client.close()
-
-
-def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle) -> None:
-    spec = flow.spec
-    (tmp_path / "robot.toml").write_text(
-        f"chunk = {spec.chunk}\nactions = {spec.actions}\nrate_hz = {spec.rate_hz}\n"
-        "[observation.pose]\nshape = [2]\ninput = 'observation/state'\n"
-    )
-
-    def behave(peer: Peer, seen: dict[str, Any], number: int) -> None:
-        peer.say(openpi.encode({"actions": np.full((spec.chunk, spec.actions), seen["observation/state"][0])}))
-
-    with foreign() as (there, port), closing_clients():
-        there.behave = behave
-        target = f"openpi:ws://127.0.0.1:{port}#{tmp_path / 'robot.toml'}"
-        pair = make_pair(tmp_path / "pair", SERVED, target, PairSettings(execute=2, env="ball"))
-        seen = {"pose": np.full((1, 2), 0.25, np.float32)}
-        answer = pair.target().answer(Window(seen), StepAddress(0, 0, 0, 0))
-        np.testing.assert_array_equal(answer, np.full((spec.chunk, spec.actions), 0.25))
-        # Its address is not written down: who loads the pair says where the target is.
-        assert "openpi:" not in (tmp_path / "pair" / "manifest.json").read_text()
-        again = load_pair(tmp_path / "pair")
-        with pytest.raises(BundleError, match="only on its server"):
-            again.target()
-        there_too = openpi_endpoint(target, "x" * 16, None, again.exchange.contract)
-        assert (there_too.port, there_too.token) == (port, "x" * 16)
 
 
 ADDRESSES = ("", "127.0.0.1:8000", "http://127.0.0.1:8000", "ws://", "ws://a:b", "ws://a:8000?x=1", "ws://me@a:8000",

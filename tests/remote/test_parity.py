@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from tests.children import wait_for
 from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
+from tests.served import certify
 
 import specact
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
@@ -22,11 +24,9 @@ from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import target_endpoint
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.wire import spec_of
-from specact.families.codes.pair import CodeVerifier, take_target
 from specact.gates import ActionDeviation, Always, Gate, Never
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
-from specact.pair import LocalTarget
 from specact.remote import Client, RemoteTarget, remote_verifier
 from specact.rng import Role, StepAddress, stream
 from specact.types import ActionUnits, StepRecord
@@ -96,15 +96,6 @@ def test_codes(ball: Pair[Any], server: ServerProcess, sampling: Any, gate: str)
         sent = sum(record.decision.transmit for record in remote[0])
         assert client.counts["sent"] == sent and 0 < sent <= len(remote[0])
     assert_same(remote, local)
-
-
-def test_the_target_s_own_codes(ball: Pair[Any], server: ServerProcess) -> None:
-    here = CodeVerifier(LocalTarget(ball.target()), ball.parts.tokenizer, take_target)
-    local = walk(SpeculativePolicy(ball, Always(), verifier=here, seed=2), ball)
-    with Client(at(server.port), ball.exchange.contract) as client:
-        client.connect(60.0)
-        there = CodeVerifier(RemoteTarget(client, ball.exchange, PATIENT_MS), ball.parts.tokenizer, take_target)
-        assert_same(walk(SpeculativePolicy(ball, Always(), verifier=there, seed=2), ball), local)
 
 
 @pytest.mark.parametrize("protocol", ["specact", "openpi"])
@@ -261,18 +252,7 @@ def test_a_policy_that_does_not_inpaint_and_one_that_goes_away() -> None:
 
 
 def test_over_tls_with_a_token(ball: Pair[Any], tmp_path: Path) -> None:
-    import shutil
-    import ssl
-    import subprocess
-
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl to make a certificate")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out",
-         tmp_path / "cert.pem"],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    certify(tmp_path)
     files = ("--certificate", str(tmp_path / "cert.pem"), "--key", str(tmp_path / "key.pem"), "--max-batch", "1")
     local = walk(SpeculativePolicy(ball, Always(), seed=5), ball, 50)
     trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")

@@ -6,10 +6,8 @@ import asyncio
 import http.client
 import json
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -251,20 +249,3 @@ def served(ball: Pair[Any]) -> Iterator[Here]:
     """The target of ``ball``, one request per inference: answers are then exact."""
     with Here(ball.exchange, Limits(max_batch=1)) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def certify() -> Callable[[Path], None]:
-    """Makes ``cert.pem`` and ``key.pem`` for 127.0.0.1 in a folder, others each time."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl to make a certificate")
-
-    def make(folder: Path) -> None:
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-days", "2", "-subj", "/CN=robot server", "-addext", "subjectAltName=IP:127.0.0.1",
-             "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-            check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
-
-    return make

@@ -6,20 +6,17 @@ import dataclasses
 import random
 import socket
 import struct
-import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.server.conftest import HERE, Doubling, Here, Process, Robot, state
+from tests.server.conftest import HERE, Doubling, Here, Robot, state
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 
-from specact import Pair
 from specact.errors import WireError
 from specact.load import load_exchange
 from specact.server import Limits
@@ -280,52 +277,3 @@ def test_whatever_is_sent_has_a_typed_answer_or_ends_its_connection(path: str) -
                     assert closing.rcvd is not None and closing.rcvd.code in (1002, 1007, 1008, 1009)
             if number % 50 == 0:
                 assert witness.ask(number, window)["chunk"].shape == (16, 2)
-
-
-def memory_kb(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-
-
-def test_connections_and_bad_messages_that_come_and_go_cost_no_memory(ball: Pair[Any]) -> None:
-    with Process(ball.exchange.contract, "--bundle", "ball") as server:
-
-        def visit(count: int) -> None:
-            for number in range(count):
-                with server.robot() as robot:
-                    robot.connection.send(b"\xc1" * (number % 1000 + 1))
-                    robot.failure()
-
-        visit(100)
-        before = memory_kb(server.pid)
-        visit(400)
-        assert memory_kb(server.pid) - before < 8_000
-        assert "Traceback" not in server.output
-
-
-def test_a_robot_beside_greedy_ones_is_served_in_turn() -> None:
-    """Each of eight neighbours keeps as many requests in flight as it may; one batch serves one of each."""
-    with Here(Doubling(), Limits(max_batch=9)) as server, server.robot() as robot:
-        stop = threading.Event()
-
-        def ask_without_end() -> None:
-            with server.robot() as neighbour:
-                for number in range(4):
-                    neighbour.send(number, state(1.0))
-                while not stop.is_set():
-                    neighbour.receive()
-                    neighbour.send(9, state(1.0))
-
-        threads = [threading.Thread(target=ask_without_end) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        try:
-            for number in range(50):
-                before = len(server.exchange.batches)
-                robot.ask(number, state(1.0))
-                # Written, then one inference under way, then its own; the rest is what the test itself waited for.
-                assert len(server.exchange.batches) - before < 200
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(60)

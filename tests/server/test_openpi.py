@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.children import wait_for
 from tests.server.conftest import Doubling, Here, Robot
 from websockets.exceptions import ConnectionClosed
 
@@ -231,38 +229,3 @@ def test_a_target_without_chunks_says_so_at_once() -> None:
             robot.connection.recv(timeout=60)
         assert closing.value.rcvd is not None and closing.value.rcvd.code == 1008
         assert "doubling#target" in closing.value.rcvd.reason
-
-
-def test_a_frame_that_is_too_large_is_not_read(flow_server: Here) -> None:
-    with client(flow_server) as (robot, said):
-        robot.connection.send(bytes(said["max_message_bytes"] + 1))
-        assert robot.closed() == 1009
-
-
-def test_robots_are_counted_and_shown(flow_server: Here) -> None:
-    with client(flow_server) as (first, _), client(flow_server) as (_, _):
-        actions(first, {"state": np.zeros(12)})
-        wait_for(lambda: len(flow_server.status()["robots"]) == 2, "both are shown")
-        assert [(row["name"], row["requests"]) for row in flow_server.status()["robots"]] == [
-            ("openpi", 1), ("openpi", 0),
-        ]  # fmt: skip
-    wait_for(lambda: not flow_server.status()["robots"], "both are forgotten")
-
-
-def test_many_at_once_share_batches(seeing: Here) -> None:
-    wrong: list[int] = []
-
-    def drive(number: int) -> None:
-        with client(seeing) as (robot, _):
-            for step in range(20):
-                first, second = actions(robot, seen(number, address=[number, 0, 0, step]))
-                if first[2] != number or second[2] != drawn(0, step, seed=number):
-                    wrong.append(number)
-
-    threads = [threading.Thread(target=drive, args=(number,)) for number in range(10, 26)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert not wrong

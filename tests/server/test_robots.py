@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.served import verifying
 from tests.server.conftest import HERE, PATIENCE, Doubling, Here, Process, state
 from websockets.exceptions import InvalidStatus
 
 from specact import Pair
 from specact.errors import WireError
-from specact.families.codes.sampling import verify
 from specact.observation import Window
-from specact.rng import Role, StepAddress, stream
 from specact.server import Limits
-from specact.types import OffloadTimes
 from specact.wire.exchange import Request
 from specact.wire.messages import Failure, Reply, ask, encode
 
@@ -76,26 +71,6 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
         assert robot.closed() == 1008
 
 
-def test_infer_gives_the_target_and_verify_what_the_device_would_have_drawn_bit_for_bit(
-    served: Here, ball: Pair[Any]
-) -> None:
-    exchange = verifying(ball)
-    with served.robot() as robot:
-        for step, window in enumerate(windows(ball, 20)):
-            address, target = StepAddress(7, 1, 3, step), ball.parts.target.infer(window)
-            answer = exchange.read(robot.ask(step, window, address=address))
-            assert answer.probs.tobytes() == target.probs.tobytes()
-            assert answer.offsets.tobytes() == target.offsets.tobytes()
-            proposal = ball.drafter().propose(window, np.random.default_rng(step))
-            proposal = dataclasses.replace(proposal, window=window)
-            arrays = robot.ask(step, window, "verify", arrays=exchange.request(proposal), address=address)
-            drafted, rng = proposal.evidence, stream(7, Role.VERIFY, robot=1, episode=3, step=step)
-            verdict = verify(target, drafted.draft, drafted.codes, rng)
-            np.testing.assert_array_equal(arrays["codes"], verdict.codes)
-            actions = exchange.outcome(arrays, OffloadTimes()).actions
-            assert actions.tobytes() == ball.parts.tokenizer.decode(verdict.codes, target.offsets).tobytes()
-
-
 def test_a_reply_depends_on_its_request_alone(served: Here, ball: Pair[Any]) -> None:
     seen = windows(ball, 8)
     with served.robot() as robot, served.robot() as other:
@@ -103,18 +78,6 @@ def test_a_reply_depends_on_its_request_alone(served: Here, ball: Pair[Any]) -> 
         for number in np.random.default_rng(1).permutation(8).tolist():
             other.ask(99, seen[-number])
             assert robot.ask(number, seen[number])["probs"].tobytes() == alone[number]
-
-
-@pytest.mark.parametrize("kind", ["text", "cut", "noise"])
-def test_what_is_no_message_ends_the_connection_with_a_reason(doubling: Here, kind: str) -> None:
-    payload = encode(ask(Request(state(1.0), HERE), doubling.contract, "infer", 1, 1.0))
-    with doubling.robot() as robot, doubling.robot() as witness:
-        sent: dict[str, str | bytes] = {"text": "hello", "cut": payload[:-1], "noise": b"\xc1" * 40}
-        robot.connection.send(sent[kind])
-        failure = robot.failure()
-        assert (failure.id, failure.code) == (None, "bad_message")
-        assert robot.closed() == 1008
-        assert witness.ask(1, state(2.0))["x"].tolist() == [4.0, 4.0]
 
 
 def test_a_request_whose_arrays_cannot_be_used_is_refused_by_its_id_and_the_robot_goes_on(doubling: Here) -> None:
@@ -272,7 +235,7 @@ def test_what_a_robot_reports_is_on_the_page(doubling: Here) -> None:
 
 
 def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Pair[Any]) -> None:
-    with Process(ball.exchange.contract, "--bundle", "ball") as server, server.robot() as robot:
+    with Process(ball.exchange.contract, "ball") as server, server.robot() as robot:
         for number in range(4):
             robot.send(number, ball.parts.spec.target.zeros())
         stopping = threading.Thread(target=server.stop)

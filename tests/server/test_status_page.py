@@ -61,7 +61,7 @@ def serve(ball: Pair[Any]) -> Iterator[Serve]:
     """Starts servers; they end with the test."""
     with ExitStack() as running:
         yield lambda token="", port=0: running.enter_context(
-            Process(ball.exchange.contract, "--bundle", "ball", "--port", str(port), token=token)
+            Process(ball.exchange.contract, "ball", "--port", str(port), token=token)
         )
 
 
@@ -145,14 +145,6 @@ def test_it_says_when_the_server_is_gone_and_when_it_is_back(serve: Serve, brows
     serve(port=server.port)
     wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
     assert browser.text("#age").startswith("live")
-
-
-def test_it_shows_a_server_nobody_has_asked_yet(phone: Browser) -> None:
-    pretend(phone, Telemetry("ball").status(queued=0, ready=False))
-    assert phone.shows("Not ready")
-    assert phone.shows("No robot is connected")
-    assert phone.shows("no request yet")
-    assert phone.complaints == []
 
 
 def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:

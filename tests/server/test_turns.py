@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from specact.errors import WireError
-from specact.server.turns import FairQueue, Lane
+from specact.server.batcher import FairQueue, Lane
 
 
 def queue(most: int = 1000, most_per_lane: int = 100) -> FairQueue[str]:

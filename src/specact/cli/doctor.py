@@ -45,20 +45,21 @@ class Doctor(Options):
         """Latencies of a server and the link to it, as plain values."""
         from specact.families.chunks.openpi import target_endpoint
         from specact.remote.client import Client
-        from specact.remote.probe import probe
+        from specact.remote.target import probe
 
         contract = pair.exchange.contract
         endpoint = target_endpoint(server, self.access.token, self.access.tls, contract)
         with Client(endpoint, contract, "doctor") as client:
             welcome = client.connect(10.0)
-            found = probe(client, self.requests, pair.execute / pair.rate_hz)
-        stages = {stage: getattr(found, f"{stage}_ms") for stage in ("total", "network", "queue", "target")}
+            times = probe(client, self.requests, pair.execute / pair.rate_hz)
+        stages = ("total", "network", "queue", "target")
+        found = {stage: 1e3 * np.array([getattr(each, stage) for each in times]) for stage in stages}
         return {
             "url": server, "bundle": welcome.bundle, "version": welcome.version, "requests": self.requests,
-            "lost": found.lost, "deadline_ms": found.deadline_ms,
+            "lost": self.requests - len(times), "deadline_ms": 1.2 * float(np.quantile(found["total"], 0.99)),
             "stages_ms": {
                 stage: {f"p{share}": float(np.quantile(times, share / 100)) for share in (50, 95, 99)}
-                for stage, times in stages.items()
+                for stage, times in found.items()
             },
         }  # fmt: skip
 

@@ -37,7 +37,7 @@ class Details(Options):
     # what specact split wrote of the target, which the server serves too: it runs the first stages, the device the
     # others; FOLDER@CUT says how many, otherwise what is fastest on the link
     split: Maybe[str] = None
-    activations: Literal["float16", "uint8", "float32"] = "float16"  # how a stage's output is sent; float32 is exact
+    activations: Maybe[Literal["float16", "uint8", "float32"]] = None  # of a stage; float16, or exact float32
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Run(Options):
         if self.rate is not None and (self.hold is not None or self.gate in ("always", "never")):
             other = f"--gate {self.gate}" if self.hold is None else "--hold"
             raise ConfigError(f"--rate does nothing beside {other}; leave one of the two out")
+        if self.details.activations if self.details.split is None else self.details.sampling == "server":
+            raise ConfigError("--activations is for a target in stages (--split), --sampling server for any other")
 
     def run(self) -> None:
         with Interrupts() as interrupts, ExitStack() as stack:
@@ -135,7 +137,8 @@ class Run(Options):
         client.connect(10.0)
         if staged is None:
             return remote_verifier(client, pair, deadline_ms, self.details.sampling), client, None
-        placed = placed_target(pair, staged, client, deadline_ms, cut=fixed, precision=self.details.activations)
+        precision = self.details.activations or "float16"
+        placed = placed_target(pair, staged, client, deadline_ms, cut=fixed, precision=precision)
         return pair.verifier(placed), client, placed
 
 

@@ -63,11 +63,7 @@ class Serve(Options):
 def app(args: dict[str, Any]) -> Any:
     """The server as an application of Ray Serve: ``serve run specact.cli.serve:app target=ball replicas=2``.
 
-    Args:
-        args: see :class:`~specact.server.ray_app.Arguments`. The token is the variable SPECACT_TOKEN.
-
-    Raises:
-        ConfigError: for arguments or settings that cannot be used.
+    ``args`` are :class:`~specact.server.ray_app.Arguments`; the token is the variable SPECACT_TOKEN.
     """
     from functools import partial
 

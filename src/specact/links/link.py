@@ -34,16 +34,10 @@ _MODIFIER = re.compile(r"\+([A-Za-z_]+)=([^+]*)$")
 def load_link(name: str) -> Link:
     """Loads a link by name.
 
-    The name is ``NAME[+KEY=VALUE]...``, where NAME is one of :data:`LINKS`, ``rtt:PATH`` (see
-    :class:`~specact.links.recordings.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
-    :class:`~specact.links.recordings.MahimahiLink`; paths without comma). Keys, each at most once except ``outage``:
-
-    - ``delay``: added to a round trip [ms]; ``rate``: rate limit in front of the link, in each direction [Mbit/s];
-    - ``loss``: probability that a segment is lost, in [0, 1); with ``rto``: retransmission timeout [ms], 200;
-    - ``outage``: START:DURATION [s];
-    - ``start``: start offset within a recording [s]; ``period``: time between two samples of ``rtt:`` [ms].
-
-    Delay and rate are applied first, then losses, then outages, in whichever order they are written. Example:
+    The name is ``NAME[+KEY=VALUE]...``: one of :data:`LINKS`, ``rtt:PATH`` or ``mahimahi:UP_PATH,DOWN_PATH``, and keys,
+    each at most once except ``outage``: ``delay`` of a round trip [ms] and ``rate`` [Mbit/s], in front of the link;
+    ``loss`` of segments in [0, 1), with ``rto`` [ms], 200; ``outage``, START:DURATION [s]; ``start`` within a recording
+    [s]; ``period`` of ``rtt:`` [ms]. Delay and rate are applied first, then losses, then outages, as in
     ``wifi-paper+loss=0.3+outage=5:3``.
 
     Raises:

@@ -14,14 +14,8 @@ from specact.links.model import AddedDelay, Link, LossyLink, SteadyLink
 def netem_options(link: Link, up: bool) -> str | None:
     """The options of ``tc qdisc add dev DEV root netem`` that emulate one direction of this link.
 
-    A retransmission timeout has no option, because TCP has its own.
-
-    Args:
-        link: the link.
-        up: the direction that leaves DEV: up on the robot, down on the server.
-
-    Returns:
-        The options, or None for a link that is recorded or has outages.
+    None for a link that is recorded or has outages. A retransmission timeout has no option, because TCP has its own.
+    ``up`` is the direction that leaves DEV on the robot.
     """
     extra_ms, rate, loss = 0.0, float("inf"), 0.0
     while not isinstance(link, SteadyLink):
@@ -44,17 +38,9 @@ def netem_options(link: Link, up: bool) -> str | None:
 
 @contextmanager
 def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
-    """Shapes the traffic that leaves a network device as on this link, inside the context; needs root.
+    """Shapes all traffic that leaves a network device as on this link, inside the context; needs root.
 
-    An existing queueing discipline of the device is neither replaced nor removed.
-
-    Args:
-        device: such as ``wlan0``; everything that leaves it is delayed, not only what goes to one server.
-        link: with constant parameters; without outages.
-        up: the direction that leaves the device.
-
-    Yields:
-        The command that configured it.
+    An existing queueing discipline of the device is neither replaced nor removed. Yields the command for it.
 
     Raises:
         ConfigError: for an unknown device, a recorded link or outages, or if ``tc`` fails.

@@ -59,22 +59,14 @@ def _series(values: ArrayLike, allowed: str, fits: Callable[[Floats], NDArray[np
 class TraceLink:
     """A link that replays recorded round trips; each direction takes half of the current one.
 
-    Recordings of round trips rarely contain timestamps. Without ``period_ms`` we assume that they were measured back to
-    back, each request sent when the previous reply arrived: sample ``i`` is valid during
-    ``[r_1 + .. + r_{i-1}, r_1 + .. + r_i)``, and a stall of 7 s lasts 7 s. With ``period_ms`` each sample is valid for
-    one period, and a longer stall affects only messages sent within it. After the last sample the recording repeats.
-
-    The delay does not depend on the size of a message: a recording contains the delays of its own messages. Add
-    ``+rate=`` for larger ones.
+    Without ``period_ms`` sample ``i`` is valid during ``[r_1 + .. + r_{i-1}, r_1 + .. + r_i)``, as if measured back to
+    back like the recordings of Gago-Benitez et al. (Sensors 14(2), 2014); with it, for one period. Then the recording
+    repeats. The delay does not depend on the size of a message; add ``+rate=`` for that.
 
     Attributes:
         rtt_ms: round trips [ms], float ``[n]``, each in (0, 1e9].
         period_ms: time between two samples [ms], or None for back to back.
         start_s: offset of time 0 within the recording [s].
-
-    Source: the format is that of the recordings of networked telerobots by Gago-Benitez, Fernandez-Madrigal and
-    Cruz-Martin (Sensors 14(2), 2014), one value in ms per line. Their metadata list path, software and bytes, but no
-    period. The longest has 741,735 values with a sum of 24.4 h, consistent with a day of back-to-back measurements.
     """
 
     rtt_ms: Floats
@@ -104,22 +96,18 @@ class TraceLink:
 class MahimahiLink:
     """A link that sends packets only at recorded delivery opportunities.
 
-    Each entry of a trace is one opportunity to send 1500 bytes. A message of ``n`` bytes has left at the
-    ``ceil(n / 1500)``-th opportunity from ``at`` on (an empty one takes one), and arrives ``way_ms`` later. After the
-    last entry the trace repeats, with the time of that entry as the new time 0. Unused opportunities are lost.
+    Each entry of a trace is one opportunity to send 1500 bytes. A message of ``n`` bytes arrives at the
+    ``ceil(n / 1500)``-th opportunity from ``at`` on; an empty one takes one. After the last entry the trace repeats,
+    with the time of that entry as the new time 0. Unused opportunities are lost, and messages never share one, unlike
+    in Netravali et al., "Mahimahi: Accurate Record-and-Replay for HTTP", USENIX ATC 2015.
 
     Attributes:
         up, down: times of the opportunities [ms], integers ``[n]``, >= 0, non-decreasing, the last above 0.
-        way_ms: one-way propagation delay [ms]. Traces contain none: with 0, an idle fast link has no delay.
         start_s: offset of time 0 within both traces [s].
-
-    Source: Netravali et al., "Mahimahi: Accurate Record-and-Replay for HTTP", USENIX ATC 2015. Deviation:
-    messages never share a packet, each uses its own opportunities.
     """
 
     up: NDArray[Any]
     down: NDArray[Any]
-    way_ms: NotNegative = 0.0
     start_s: NotNegative = 0.0
 
     def __post_init__(self) -> None:
@@ -129,7 +117,7 @@ class MahimahiLink:
         check_fields(self)
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
-        return self._departure(payload_bytes, up, at) + self.way_ms / 1e3
+        return self._departure(payload_bytes, up, at)
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
         # The next message uses later opportunities; others within this one's last millisecond are lost.

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -50,13 +49,7 @@ class Pacer:
     """One direction of one connection: a queue that preserves the order of messages.
 
     A message waits while the link is :meth:`~specact.links.model.Link.busy` with those before it; one that would
-    overtake by jitter arrives together with the one before it.
-
-    Args:
-        link: the model.
-        up: direction.
-        start: time 0 of the link [s].
-        rng: random generator of this direction.
+    overtake by jitter arrives together with the one before it. ``start`` is the link's time 0 [s].
     """
 
     def __init__(self, link: Link, up: bool, start: float, rng: np.random.Generator) -> None:
@@ -75,27 +68,14 @@ class Pacer:
 class Shaper:
     """Listens on a port and relays every connection to a target, with the delay and rate of a link model.
 
-    Each connection has its own link, whose time 0 is the start of the shaper. The result of one ``recv`` (at most
-    16 KiB) counts as a message: it arrives ``delay`` after the link was no longer busy with those before it, in order.
-    At most 256 messages per direction are in flight; beyond that the sender has to wait, as with a full window.
-
-    An event loop in a thread of its own relays. If other threads keep the interpreter busy, it wakes up to its switch
-    interval (5 ms) late; then run ``specact proxy`` in a process of its own. :attr:`lateness` measures the accuracy.
-
-    A context manager: the port is open inside.
-
-    Args:
-        link: the model, for both directions.
-        host, port: of the target.
-        seed: of the link's random draws: connection ``n`` uses the stream (seed, LINK, robot ``n``), step 0 for up and
-            1 for down.
-        listen_host: address to listen on; anyone who can reach it can use it.
-        listen_port: 0 for a free one, see :attr:`port`.
-        on_event: called with a :class:`LinkEvent` in the shaper's thread; must return soon and not raise.
+    A context manager. Each connection has its own link, whose time 0 is the shaper's start, and random streams
+    (``seed``, LINK, robot ``n``; step 0 up, 1 down). What one ``recv`` gives is a message; at most 256 per direction
+    are in flight, and beyond that the sender waits. Its event loop has a thread: where others keep the interpreter
+    busy, run ``specact proxy`` instead; :attr:`lateness` measures the accuracy. ``on_event`` is called there, and must
+    return soon.
 
     Attributes:
-        port: the port it listens on.
-        connections: number of connections accepted so far.
+        port, connections: that it listens on (0 takes a free one), and the number of those accepted so far.
         up_bytes, down_bytes: relayed to the target, and to clients.
 
     Raises:
@@ -121,9 +101,7 @@ class Shaper:
         self._running.wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
 
@@ -249,13 +227,9 @@ def resolve(host: str, port: int) -> Address:
 
 def _listener(at: Address) -> socket.socket:
     family, address = at
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        listener.close()
         where = f"{address[0]}:{address[1]}"
         raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port") from error
     listener.setblocking(False)

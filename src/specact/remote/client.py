@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -59,26 +58,15 @@ Conversation = NativeConversation | OpenpiConversation
 class Client:
     """Sends requests and waits for replies on the control loop's thread; a background thread keeps the connection open.
 
-    A late reply is dropped and counted, and nothing is sent again after a reconnection. After three consecutive
-    missed deadlines nothing is sent until something is received from the server, and then one request at a time until
-    one is answered in time: a dead link costs three deadlines and not one per step.
-
-    Use it as a context manager, or call :meth:`close`.
-
-    Args:
-        endpoint: the server.
-        contract: of this device, see :attr:`~specact.wire.exchange.Exchange.contract`.
-        robot: its name on the server's status page.
-        settings: its timeouts; the usual ones if None.
-        jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow; None sends them raw.
+    Nothing is sent again, and after three consecutive missed deadlines nothing is sent until something is received,
+    then one request at a time: a dead link costs three deadlines. Use it as a context manager. ``jpeg_quality`` (1 to
+    95) sends camera frames as JPEG, which needs Pillow; ``robot`` is its name on the server's status page.
 
     Attributes:
-        contract: as given.
-        welcome: the server's reply to the hello, or None before the first connection.
-        problem: why there is currently no connection, or None.
+        welcome, problem: the server's reply to the hello, and why there is currently no connection; each None if not.
         report: counters sent with every request, for the server's status page; a policy's ``counts``.
-        counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (messages
-            that answer no request), ``unreadable``.
+        counts: ``connections``, ``sent``, ``answered``, ``late``, ``unwanted`` (that answer no request),
+            ``unreadable``.
     """
 
     def __init__(
@@ -115,9 +103,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -141,18 +127,15 @@ class Client:
     def request(
         self, kind: str, request: Request, deadline_ms: float, *, wait_if_busy: bool = False
     ) -> Pending[tuple[Arrays, OffloadTimes]]:
-        """Sends a request immediately, and never waits for a connection.
+        """Sends a request immediately, or not at all where there is no connection, an unresponsive or a busy one.
 
         Args:
-            kind: one of the contract's.
-            request: itself.
+            kind, request: one of the contract's, and the request itself.
             deadline_ms: of its reply, from now; after it the connection is closed if the request could not be sent.
-            wait_if_busy: whether to wait up to the deadline for the last reply of a server of openpi's protocol, which
-                answers one request at a time.
+            wait_if_busy: whether to wait for the last reply of a server that answers one request at a time (openpi's).
 
         Returns:
-            Its arrays, finite and in range, and the times; or why there are none. It is not sent where there is no
-            connection, an unresponsive one, or a busy one.
+            Its arrays, finite and in range, and the times; or why there are none.
         """
         pending = PendingReply(self, self.contract.kinds[kind].reply, deadline_ms)
         with self._lock:

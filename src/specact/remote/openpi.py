@@ -51,16 +51,11 @@ class OpenpiEndpoint(Endpoint):
 
 
 class OpenpiConversation:
-    """See :class:`~specact.remote.native.NativeConversation`; openpi's has requests of the kind ``infer`` only.
+    """As :class:`~specact.remote.native.NativeConversation`, with requests of the kind ``infer`` only, without ids.
 
-    The protocol has no request ids: a reply belongs to the only outstanding request, and nothing is sent before it has
-    arrived; if it never does, the client closes the connection after its ``silence_s``. Each request is preceded by a
-    ping with its id. A message that arrives before the pong was sent before the server read the request, such as a
-    duplicate reply; like any unsolicited message it ends the connection. So does a reply that equals the last one byte
-    for byte, including its measured time, which detects later duplicates.
-
-    Attributes:
-        metadata: the server's first message.
+    So nothing is sent before the last reply has arrived. Each request is preceded by a ping with its id: a message
+    before that pong is a duplicate, and ends the connection; so does a reply that equals the last one byte for byte,
+    its measured time included. ``metadata`` is the server's first message.
 
     Raises:
         RemoteError: if the server cannot be reached in time, refuses the connection, does not send its metadata, or is

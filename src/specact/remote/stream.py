@@ -29,18 +29,12 @@ class StreamClosedError(Exception):
 
 
 class Stream:
-    """A WebSocket, used by one thread at a time. Nothing blocks for longer than the timeouts given.
+    """A WebSocket, used by one thread at a time. Nothing blocks for longer than the timeouts given [s].
 
-    Args:
-        endpoint: the server.
-        path: of the URL.
-        scheme: of the Authorization header.
-        timeout: for connecting and the opening handshake together [s].
-        max_message_bytes: a larger message closes the stream before it is read.
+    ``scheme`` is that of the Authorization header; a message of more than ``max_message_bytes`` closes the stream.
 
     Attributes:
-        last_activity_s: when the last byte arrived, in seconds of the monotonic clock.
-        last_pong: payload of the last pong.
+        last_activity_s, last_pong: when the last byte arrived (monotonic clock), and the payload of the last pong.
 
     Raises:
         RemoteError: if the server cannot be reached in time, or refuses the connection.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError, RemoteError, unknown_name
 from specact.observation import Window
 from specact.pair import Answer, Pair, Pending, Verifier, checked
 from specact.remote.client import Client
 from specact.rng import StepAddress
-from specact.types import Outcome, Proposal
+from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.wire.exchange import Exchange, Request, VerifyingExchange
 from specact.wire.messages import MAX_DEADLINE_MS
 
 A = TypeVar("A")
+_PROBE_TIMEOUT_MS = 2000.0
 
 
 class RemoteTarget(Generic[A]):
@@ -57,16 +59,12 @@ def remote_verifier(
 ) -> Verifier:
     """A pair's own verification, with the target on a server.
 
-    Args:
-        client: of the server.
-        pair: on this device.
-        deadline_ms: deadline of a reply [ms].
-        sampling: where the outcome is sampled; both give the same outcome. The ``server`` samples in ADAHI's paper.
-            Families whose requests contain the draft, as that of token policies, always verify on the server.
+    With ``sampling`` on the server, as in ADAHI's paper, the outcome is the same. Families whose requests contain the
+    draft, as that of token policies, always verify there.
 
     Raises:
-        ConfigError: for an unknown place, one that the family does not support, a deadline that is not positive, or a
-            decoding that only a target in this process can do.
+        ConfigError: for a place that the family does not support, a deadline that is not positive, or a decoding that
+            only a target in this process can do.
         BundleError: if the draft needs a network that is only on the server.
     """
     if sampling not in ("device", "server"):
@@ -91,6 +89,24 @@ def check_requests(pair: Pair[Any], exchange: VerifyingExchange[Any]) -> None:
         BundleError: if the draft needs a network that is only on the server.
     """
     exchange.request(pair.drafter().propose(pair.observation.zeros(), np.random.default_rng(0)))
+
+
+def probe(client: Client, requests: int, pause_s: float) -> list[OffloadTimes]:
+    """The times of those requests that are answered within two seconds; they are sent one by one, as by a robot.
+
+    Raises:
+        RemoteError: if none is answered.
+    """
+    replies, window = [], client.contract.observation.zeros()
+    for step in range(requests):
+        request = Request(window, StepAddress(0, 0, 0, step))
+        replies.append(client.request("infer", request, _PROBE_TIMEOUT_MS, wait_if_busy=True).result())
+        time.sleep(pause_s)
+    times = [reply[1] for reply in replies if not isinstance(reply, Miss)]
+    if not times:
+        causes = sorted({reply.cause for reply in replies if isinstance(reply, Miss)})
+        raise RemoteError(f"none of {requests} requests was answered: {', '.join(causes)}")
+    return times
 
 
 def positive_deadline(deadline_ms: float) -> float:

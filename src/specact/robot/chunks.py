@@ -28,36 +28,14 @@ _SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
 class ChunkRunner:
     """Provides a robot's actions for :func:`~specact.robot.loop.run_loop`; it never blocks on the policy.
 
-    A control step without an action to play is idle: during inferences in ``synchronous`` execution, and if a chunk
-    arrives too late.
-
-    Args:
-        inference: of the policy.
-        execution: how its chunks are played.
-        period_s: control period [s]; the policy's own if not given.
-        roll_forward: a model of the robot, needed for ``roll_forward`` execution: predicts the observation after the
-            actions ``[r, A]`` from the current one.
-        action_range: actions are clipped to it, and a chunk far outside is a miss; None if it is unknown.
-        idle: what an idle control step sends: the last action again, the fallback's stop action, or nothing, for a
-            robot that holds its position by itself. Before the first action, and after holding it for its maximum age,
-            the stop action takes the place of the last one; nothing is sent if there is none.
-        fallback: ``stop`` stops the robot at the first failed inference, ``max_consecutive_misses`` after more than so
-            many; control steps without a usable observation count as misses, and so do chunks that arrive too late for
-            any of their actions. Otherwise the chunk is played on. The usual age of a chunk is the time of its actions
-            and of an inference at the deadline.
-        deadline_s: a longer inference is a miss, and its chunk is dropped [s].
-        seed, robot: address of the random streams.
-        clock: source of the time.
+    A step without an action is idle and sends the last one (at most until its maximum age), the stop action, or
+    nothing. Misses are failed inferences, and chunks too late for any of their actions; chunks far outside
+    ``action_range`` fail. ``roll_forward`` is a model of the robot: the observation after the actions ``[r, A]``.
 
     Attributes:
-        safety: what the robot does where policy or observations fail.
-        counts: totals since construction: successful ``inferences``, ``chunks`` of which an action was played, ``idle``
-            control steps, and misses by cause.
-        ended: the last inference that has ended, in a chunk or a miss; None before the first of an episode.
+        counts: successful ``inferences``, ``chunks`` played, ``idle`` steps, and misses by cause.
+        ended, safety: the last inference of the episode that has ended, and what the robot does on failures.
         record: None; a policy without a draft and a gate has no step records.
-
-    Raises:
-        ConfigError: if policy, execution and robot are incompatible, or a number is out of range.
     """
 
     record: StepRecord | None = None

@@ -9,7 +9,6 @@ from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -136,9 +135,7 @@ class InferenceThread:
     def __enter__(self) -> InferenceThread:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self, within_s: float = 5.0) -> None:

@@ -6,20 +6,23 @@ The robot is stopped at the end, also after an error, before a suspension, and w
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, ObservationError
+from specact.errors import ConfigError, ObservationError, StallError
 from specact.interrupts import Interrupts
 from specact.observation import Observation
-from specact.robot.watchdog import Watchdog
 from specact.safety import Safety
 from specact.types import Clock, Origin, StepRecord
+
+T = TypeVar("T")
 
 
 class Robot(Protocol):
@@ -182,45 +185,46 @@ def run_loop(
 ) -> None:
     """Runs until ``proceed`` returns False; then, or after an error, stops the robot by ``stop()`` or the stop action.
 
-    An unusable observation before the first action of the episode ends the loop; later see
-    :meth:`~specact.safety.Safety.hold`. An action whose observation has become older than the policy's maximum age is
-    not sent: the next tick starts immediately, and its action is sent in any case. A
-    :class:`~specact.robot.watchdog.Watchdog` stops the robot where its own code hangs.
-
-    In the main thread SIGINT, SIGTERM, SIGHUP and SIGQUIT end the loop with :class:`~specact.interrupts.Interrupted`;
-    they are deferred while the robot is being stopped. SIGTSTP stops the robot before the process is suspended; when it
-    continues, the policy infers anew, or the loop ends where the robot was stopped by its own ``stop()``.
-
-    Args:
-        robot: the robot.
-        policy: chooses the actions; reset by the caller.
-        period_s: control period [s].
-        clock: of the ticks.
-        proceed: called before every tick; False ends the loop.
-        note: called with every tick after it.
+    An unusable first observation ends the loop; later see :meth:`~specact.safety.Safety.hold`. An action that is too
+    old is not sent; the next tick starts at once, and its action is sent in any case. Where the robot's own code hangs,
+    a watchdog stops it (StallError). In the main thread SIGINT, SIGTERM, SIGHUP and SIGQUIT end the loop with
+    :class:`~specact.interrupts.Interrupted`; SIGTSTP stops the robot before the process is suspended, and afterwards
+    the policy infers anew, or the loop ends if it was the robot's own ``stop()``. ``note`` is called after every tick.
 
     Raises:
-        ConfigError: if the period is not positive.
-        ObservationError: if there is no usable observation before the first action.
-        StallError: if the robot's own code took too long.
-        Interrupted: for a signal.
+        ConfigError, ObservationError, StallError, Interrupted: if the period is not positive, and for the above.
     """
     if not period_s > 0.0:
         raise ConfigError(f"a control period must be positive, got {period_s} s")
-    still = policy.safety.stop_action
-    stall_s = policy.safety.fallback.max_stall_ms / 1e3
-    with Interrupts(suspends=True) as interrupts, Watchdog(robot, still, interrupts, stall_s) as watchdog:
+    safety, outdated = policy.safety, False
+    still = safety.stop_action
+    with Interrupts(suspends=True) as interrupts, _Watchdog(robot, safety, interrupts) as watchdog:
 
         def goes_on() -> bool:
             # A signal also ends the loop if the robot's own code swallowed its exception.
             if interrupts.suspended:
-                _suspend(robot, policy.safety, interrupts)
+                _suspend(robot, safety, interrupts)
             watchdog.check()
             return interrupts.received is None and proceed()
 
         try:
-            policy.safety.attach(robot)
-            _tick(robot, policy, period_s, clock, goes_on, note, watchdog)
+            safety.attach(robot)
+            planned = due = clock.now()
+            while goes_on():
+                tick = _tick(watchdog, policy, clock, planned, outdated)
+                if tick is None:
+                    break
+                note(tick)
+                outdated = not tick.acted
+                planned = due = due + period_s
+                now = clock.now()
+                if now > due or outdated:
+                    # Late: the next tick is due now; missed ticks are not made up for.
+                    due = now
+                elif policy.wait(due - now):
+                    planned = due = clock.now()
+                else:
+                    clock.sleep(max(0.0, due - clock.now()))
         except BaseException as error:
             interrupts.held = True
             stop_after(error, robot, still)
@@ -228,6 +232,31 @@ def run_loop(
         interrupts.held = True
         stop(robot, still)
     interrupts.raise_received()
+
+
+def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, forced: bool) -> Tick | None:
+    """One tick, whose action is sent in any case if it is forced; None if the robot has stopped and nothing is sent."""
+    robot, safety = watchdog.robot, policy.safety
+    began, before = clock.now(), policy.record
+    unusable, observed = None, began
+    try:
+        observation = watchdog.call("observe", robot.observe)
+        observed = clock.now()
+        action = policy.act(observation)
+    except ObservationError as error:
+        unusable, action = error, safety.hold(error)
+    stall = clock.now() - observed
+    if safety.stopped and action is None:
+        return None
+    outdated = not (unusable or safety.stopped or forced) and safety.expired
+    if outdated:
+        safety.withdraw()
+    elif action is not None:
+        watchdog.call("act", robot.act, action)
+    after = policy.record
+    # A late verdict changes the record of an inference that was noted before.
+    known = before is not None and after is not None and before.address == after.address
+    return Tick(began - planned, observed - began, stall, None if known else after, not outdated, unusable)
 
 
 def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
@@ -263,45 +292,53 @@ def _suspend(robot: Robot, safety: Safety, interrupts: Interrupts) -> None:
         interrupts.received = interrupts.received or signal.SIGTSTP
 
 
-def _tick(
-    robot: Robot,
-    policy: Acting,
-    period_s: float,
-    clock: Clock,
-    proceed: Callable[[], bool],
-    note: Callable[[Tick], None],
-    watchdog: Watchdog,
-) -> None:
-    safety, outdated = policy.safety, False
-    planned = due = clock.now()
-    while proceed():
-        began, before = clock.now(), policy.record
-        unusable, observed = None, began
+class _Watchdog:
+    """Stops a robot whose ``observe`` or ``act`` does not return in time, and interrupts the main thread.
+
+    A thread calls the robot's ``stop()``, or sends the stop action if the robot is ``concurrent``. A call that cannot
+    be interrupted goes on until it returns.
+    """
+
+    def __init__(self, robot: Robot, safety: Safety, interrupts: Interrupts) -> None:
+        self.robot, self._still, self._interrupts = robot, safety.stop_action, interrupts
+        self._stall_s = safety.fallback.max_stall_ms / 1e3
+        self._call: tuple[str, float] | None = None
+        self._error: StallError | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="specact watchdog", daemon=True)
+
+    def __enter__(self) -> _Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+        self._thread.join(self._stall_s)
+
+    def call(self, name: str, method: Callable[..., T], *arguments: Any) -> T:
+        """Calls a method of the robot; raises StallError if it took too long."""
+        self._call = name, time.monotonic()
         try:
-            observation = watchdog.call("observe", robot.observe)
-            observed = clock.now()
-            action = policy.act(observation)
-        except ObservationError as error:
-            unusable, action = error, safety.hold(error)
-        stall = clock.now() - observed
-        if safety.stopped and action is None:
-            return
-        # At most one tick in a row, since late actions must be sent if every inference takes that long.
-        outdated = not (unusable or safety.stopped or outdated) and safety.expired
-        if outdated:
-            safety.withdraw()
-        elif action is not None:
-            watchdog.call("act", robot.act, action)
-        after = policy.record
-        # A late verdict changes the record of an inference that was noted before.
-        known = before is not None and after is not None and before.address == after.address
-        note(Tick(began - planned, observed - began, stall, None if known else after, not outdated, unusable))
-        planned = due = due + period_s
-        now = clock.now()
-        if now > due or outdated:
-            # Late: the next tick is due now; missed ticks are not made up for.
-            due = now
-        elif policy.wait(due - now):
-            planned = due = clock.now()
-        else:
-            clock.sleep(max(0.0, due - clock.now()))
+            result = method(*arguments)
+        finally:
+            self._call = None
+        self.check()
+        return result
+
+    def check(self) -> None:
+        """Raises the error of a call that took too long."""
+        if self._error is not None:
+            raise self._error
+
+    def _watch(self) -> None:
+        while not self._closing.wait(self._stall_s / 8):
+            call = self._call
+            if call is not None and time.monotonic() - call[1] > self._stall_s:
+                self._error = StallError(
+                    f"the robot's {call[0]}() has not returned within {self._stall_s:g} s, and the robot was stopped; "
+                    "see whether its devices answer"
+                )
+                concurrent = getattr(self.robot, "concurrent", False)
+                stop_after(self._error, self.robot, self._still if concurrent else None)
+                self._interrupts.throw(self._error)
+                return

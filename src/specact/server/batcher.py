@@ -1,48 +1,131 @@
-"""Micro-batching: when the target becomes free it takes the queued requests, except expired and cancelled ones."""
+"""Micro-batching: when the target becomes free it takes the queued requests, robots in turn."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from specact.errors import WireError
 from specact.rng import StepAddress
 from specact.server.settings import Limits
-from specact.server.turns import FairQueue, Lane, queue_full
 from specact.wire.exchange import Exchange, Request
-from specact.wire.messages import ErrorCode
+from specact.wire.messages import ErrorCode, Reply
 
+Item = TypeVar("Item")
 _log = logging.getLogger("specact.server")
-_WARM_UP_RUNS = 20
+# A built-in network with a shorter inference runs on the event loop, because a thread switch would take as long.
+_WARM_UP_RUNS, _INLINE_BELOW_S = 20, 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The target's result for a request: bytes of the reply's arrays, durations, and requests in that inference."""
+class Lane(Generic[Item]):
+    """The queued items of one robot, oldest first, and the turn in which it was last served, or created."""
 
-    arrays: bytearray
-    queued_s: float
-    target_s: float
-    batch: int
+    __slots__ = ("items", "served")
+
+    def __init__(self, served: int) -> None:
+        self.items: deque[Item] = deque()
+        self.served = served
+
+
+class FairQueue(Generic[Item]):
+    """Takes one item per turn from the least recently served lane. Not thread-safe.
+
+    An idle lane goes before those that are never empty. A new lane counts as served at its creation, so that many
+    short-lived lanes cannot starve an old one.
+
+    Args:
+        most, most_per_lane: maximum number of items of all lanes, and of one.
+    """
+
+    def __init__(self, most: int, most_per_lane: int) -> None:
+        self._max_items, self._max_per_lane = most, most_per_lane
+        # Heap of the non-empty lanes: last turn, tie-breaker, lane.
+        self._waiting: list[tuple[int, int, Lane[Item]]] = []
+        self._size = self._turn = self._pushes = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def lane(self) -> Lane[Item]:
+        """A new lane."""
+        return Lane(self._turn)
+
+    def put(self, lane: Lane[Item], item: Item) -> Item | None:
+        """Adds an item at the end of its lane; returns the newest item of the longest lane, if that was displaced.
+
+        Raises:
+            WireError: ``overloaded`` if the lane is full, or the queue is full and no lane is longer than this one.
+        """
+        if len(lane.items) >= self._max_per_lane:
+            raise overloaded(f"{self._max_per_lane} requests of this robot are already waiting; wait for a reply first")
+        displaced = None
+        if self._size >= self._max_items:
+            longest = max((entry[2] for entry in self._waiting), key=lambda other: len(other.items))
+            if len(longest.items) <= len(lane.items) + 1:
+                raise queue_full(self._max_items)
+            displaced = longest.items.pop()
+            self._size -= 1
+        lane.items.append(item)
+        self._size += 1
+        if len(lane.items) == 1:
+            self._push(lane)
+        return displaced
+
+    def take(self, most: int, alive: Callable[[Item], bool]) -> tuple[list[Item], list[Item]]:
+        """The next items, at most ``most`` that are alive, and the dead ones before them, which take no turn."""
+        taken, dead = list[Item](), list[Item]()
+        while self._waiting and len(taken) < most:
+            lane = heapq.heappop(self._waiting)[2]
+            while lane.items:
+                item = lane.items.popleft()
+                if alive(item):
+                    taken.append(item)
+                    self._turn += 1
+                    lane.served = self._turn
+                    break
+                dead.append(item)
+            if lane.items:
+                self._push(lane)
+        self._size -= len(taken) + len(dead)
+        return taken, dead
+
+    def _push(self, lane: Lane[Item]) -> None:
+        self._pushes += 1
+        heapq.heappush(self._waiting, (lane.served, self._pushes, lane))
+
+
+def overloaded(why: str) -> WireError:
+    """The error for what the server does not take on."""
+    return WireError(ErrorCode.OVERLOADED, why)
+
+
+def queue_full(most: int) -> WireError:
+    """The error for a request that is refused or displaced."""
+    return overloaded(f"{most} requests are waiting already; ask again later")
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A validated request; ``finish`` is called with the outcome on the event loop, unless it is no longer wanted."""
+    """A validated request; ``finish`` is called with the outcome on the event loop, unless it is no longer wanted.
+
+    An outcome is an error, or a reply whose ``total_ms`` is not known yet.
+    """
 
     id: int
     kind: str
     request: Request
     deadline_ms: float
     arrived: float
-    finish: Callable[[Job, Result | WireError], None]
+    finish: Callable[[Job, Reply | WireError], None]
     wanted: bool = True
 
     def alive(self, now: float) -> bool:
@@ -52,7 +135,7 @@ class Job:
 
 # Those to compute, and those that are expired or cancelled.
 Batch = tuple[list[Job], list[Job]]
-Outcomes = list[tuple[Job, Result | WireError]]
+Outcomes = list[tuple[Job, Reply | WireError]]
 
 
 class Batcher:
@@ -84,11 +167,10 @@ class Batcher:
         for _ in range(_WARM_UP_RUNS):
             started = time.perf_counter()
             self._exchange.answer("infer", [idle])
-            times.append(1e3 * (time.perf_counter() - started))
-        # For a target this fast a thread switch takes longer than the inference. A third-party target keeps its thread:
-        # it may block on a file or a lock, which would stall every connection.
-        steady = getattr(self._exchange, "steady", False) and not self._limits.max_wait_ms
-        self._inline, self._warm = steady and sorted(times)[_WARM_UP_RUNS // 2] < self._limits.inline_below_ms, True
+            times.append(time.perf_counter() - started)
+        # A third-party target keeps its thread: it may block on a file or a lock, which would stall every connection.
+        steady = getattr(self._exchange, "steady", False)
+        self._inline, self._warm = steady and sorted(times)[_WARM_UP_RUNS // 2] < _INLINE_BELOW_S, True
 
     def start(self) -> None:
         """Starts serving on the running event loop; warms the target up if necessary."""
@@ -136,7 +218,7 @@ class Batcher:
             self._loop.call_soon(self._finish, outcomes)
         if not self._busy:
             self._busy = True
-            self._loop.call_later(self._limits.max_wait_ms / 1e3, self._next)
+            self._loop.call_soon(self._next)
 
     def cancel(self, job: Job) -> None:
         """Cancels a request that nobody waits for any more."""
@@ -193,7 +275,7 @@ class Batcher:
             outcomes += zip(group, self._answer(kind, group, time.monotonic()), strict=True)
         return outcomes
 
-    def _answer(self, kind: str, jobs: list[Job], started: float) -> list[Result | WireError]:
+    def _answer(self, kind: str, jobs: list[Job], started: float) -> list[Reply | WireError]:
         layout = self._exchange.contract.kinds[kind].reply
         try:
             answers = self._exchange.answer(kind, [job.request for job in jobs])
@@ -204,14 +286,15 @@ class Batcher:
         except (Exception, SystemExit):  # noqa: BLE001
             _log.exception("the target failed")
             return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]
-        spent, results = time.monotonic() - started, list[Result | WireError]()
+        spent, results = time.monotonic() - started, list[Reply | WireError]()
         for job, payload in zip(jobs, packed, strict=True):
             try:
                 if isinstance(payload, WireError):
                     raise payload
                 # Extreme observations can overflow; only that request of the batch fails.
                 layout.check(payload)
-                results.append(Result(payload, started - job.arrived, spent, len(jobs)))
+                queued_ms = 1e3 * max(0.0, started - job.arrived)
+                results.append(Reply(job.id, queued_ms, 1e3 * spent, 0.0, len(jobs), payload))
             except WireError as error:
                 results.append(WireError(error.code, f"the target cannot answer this request: {error}"))
         return results

@@ -98,12 +98,8 @@ def application(load: Callable[[], Exchange[Any]], settings: Arguments, token: s
     """The application for ``serve.run``: Ray places the servers, and replaces those that fail.
 
     Robots connect to a server itself, so that no message passes through Ray: to an address from Serve's proxy
-    (``GET /`` answers ``{"url": "ws://..."}``, of the less loaded of two replicas), or to a reverse proxy before them.
-
-    Args:
-        load: loads the target, in each replica; a module-level function, or a partial of one.
-        settings: of the application.
-        token: that devices must send, or None.
+    (``GET /`` answers ``{"url": "ws://..."}``), or to a reverse proxy. Each replica calls ``load``, a module-level
+    function or a partial of one; devices must send the ``token``, if there is one.
 
     Raises:
         ConfigError: if other machines could connect without a token.

@@ -32,7 +32,7 @@ from specact.wire.messages import PATH, PROTOCOL, ErrorCode
 _log = logging.getLogger("specact.server")
 _BACKLOG, _PING_S = 1024, 20.0
 # File descriptors reserved for libraries, devices, the event loop and logs.
-_OWN_DESCRIPTORS, _MIN_CONNECTIONS = 64, 16
+_OWN_DESCRIPTORS = 64
 # Timeout for closing connections after draining.
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -69,22 +69,16 @@ def bind(service: Service) -> socket.socket:
     """The socket of a service.
 
     Raises:
-        ConfigError: if the address cannot be bound, or this process may open too few files.
+        ConfigError: if the address cannot be bound.
     """
     address = service.address
     _raise_limit_of_files(service)
-    listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((address.host, address.port))
-        # Two sockets may be bound to one port until one of them listens.
-        listener.listen(_BACKLOG)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {address.host}:{address.port}: {error.strerror}; choose another port or host"
-        ) from None
-    return listener
+        why = f"{error.strerror}; choose another port or host"
+        raise ConfigError(f"cannot listen on {address.host}:{address.port}: {why}") from None
 
 
 async def run(
@@ -197,21 +191,11 @@ def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK
 
 
 def _raise_limit_of_files(service: Service) -> None:
-    """Raises this process's soft limit to the hard one, and limits the robots to the files that it may open.
-
-    Raises:
-        ConfigError: if there are too few for a server.
-    """
+    """Raises this process's soft limit to the hard one, and limits the robots to the files that it may open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted, pending = service.limits.max_robots, service.limits.max_pending
-    free = wanted + pending if hard == resource.RLIM_INFINITY else hard - _OWN_DESCRIPTORS
-    if free < _MIN_CONNECTIONS:
-        raise ConfigError(
-            f"this process may open {hard} files, and a server needs {_OWN_DESCRIPTORS + _MIN_CONNECTIONS} at least; "
-            "raise the limit with ulimit -n"
-        )
-    service.max_robots = max(1, min(wanted, free - pending))
-    if service.max_robots < wanted:
+    free = hard - _OWN_DESCRIPTORS - service.limits.max_pending
+    if hard != resource.RLIM_INFINITY and free < service.max_robots:
+        service.max_robots = max(1, free)
         _log.warning("this process may open %d files: it takes %d robots; raise the limit with ulimit -n", hard,
                      service.max_robots)  # fmt: skip

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from specact import __version__
 from specact.errors import ConfigError, WireError
 from specact.server.access import Access
-from specact.server.access_log import AccessLog
-from specact.server.batcher import Batcher, Job
+from specact.server.batcher import Batcher, Job, Lane, overloaded
 from specact.server.settings import Address, Limits
-from specact.server.telemetry import Telemetry
-from specact.server.turns import Lane, overloaded
+from specact.server.telemetry import AccessLog, Telemetry
 from specact.wire.exchange import Exchange
-from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Reply, Welcome
+from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Welcome
 
 if TYPE_CHECKING:
     from specact.server.session import Session
@@ -28,12 +26,6 @@ _log = logging.getLogger("specact.server")
 
 class Service:
     """A target, its batcher, access control, log and telemetry. Used on the event loop only.
-
-    Args:
-        exchange: of the served target.
-        limits: what the server takes on.
-        address: where it listens.
-        token: that all devices share, or None.
 
     Attributes:
         sessions: all connections.
@@ -129,20 +121,11 @@ class Service:
         self.sessions.remove(session)
         self._per_host -= Counter((session.host,))
         if (robot := session.robot) is not None:
-            del self.telemetry.robots[robot.id]
+            self.telemetry.robots.remove(robot)
             if self.log:
                 seconds = round(time.monotonic() - robot.since, 3)
                 totals = {"requests": robot.requests, "errors": robot.errors, "seconds": seconds}
                 self.log.write("disconnected", peer=session.address, robot=robot.name, **totals)
-
-    def record(self, session: Session, kind: str, reply: Reply) -> None:
-        """Records a reply in telemetry and log."""
-        if session.robot is None:
-            return
-        self.telemetry.record_reply(kind, reply, session.robot)
-        if self.log and self.limits.log_steps:
-            spent = {"queue_ms": reply.queue_ms, "total_ms": reply.total_ms, "batch": reply.batch}
-            self.log.write("step", what=kind, peer=session.address, robot=session.robot.name, **spent)
 
     def failure(self, session: Session, kind: str, error: Exception, identity: int | None = None) -> Failure:
         """The reply to a request that failed, recorded in telemetry and log; internal errors are not disclosed."""

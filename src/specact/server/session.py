@@ -11,10 +11,9 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from specact.errors import WireError
 from specact.server.access import Caller
-from specact.server.batcher import Job, Result
+from specact.server.batcher import Job, Lane
 from specact.server.service import Service
 from specact.server.telemetry import Robot
-from specact.server.turns import Lane
 from specact.wire.exchange import Request
 from specact.wire.messages import ErrorCode, Failure, Reply, bad, check_terms, encode, read_ask, read_hello, request_of
 
@@ -156,16 +155,16 @@ class Session(WSListener, ABC):
         self._socket.resume_reading()
         self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.disconnect, False)
 
-    def _finish(self, job: Job, outcome: Result | WireError) -> None:
+    def _finish(self, job: Job, outcome: Reply | WireError) -> None:
         self._jobs.discard(job)
         if isinstance(outcome, WireError):
             self.reply(self.service.failure(self, job.kind, outcome, job.id))
         else:
-            total_ms, queue_ms = 1e3 * (time.monotonic() - job.arrived), max(0.0, 1e3 * outcome.queued_s)
-            answer = Reply(job.id, queue_ms, 1e3 * outcome.target_s, total_ms, outcome.batch, outcome.arrays)
-            self.reply(answer)
+            outcome.total_ms = 1e3 * (time.monotonic() - job.arrived)
+            self.reply(outcome)
             # After the reply, so that the robot does not wait for it.
-            self.service.record(self, job.kind, answer)
+            if self.robot is not None:
+                self.service.telemetry.record_reply(job.kind, outcome, self.robot)
         self._resume()
 
     @property

@@ -74,30 +74,18 @@ class Limits(Record, frozen=True):
         max_batch: requests in one inference.
         max_queue: requests that may wait; more are refused as overloaded.
         max_under_way: requests of one robot in flight; above it its connection is not read.
-        max_wait_ms: how long the target waits for a batch to fill [ms]; 0 takes what is queued when it becomes free.
-        inline_below_ms: a built-in network with a shorter inference [ms] runs on the event loop, because a thread
-            switch would take as long; all others run in a thread.
         max_robots: connected robots; more are refused as overloaded.
         max_pending: connections that have not said hello yet; the oldest are closed for new ones.
         max_per_address: connections from one address.
         access_log: file for a line of JSON about each connection and refusal; opened again when it was moved.
-        log_steps: whether it has a line about each answered request, too.
         drain_s: how long a shutdown waits for requests in flight [s].
     """
 
     max_batch: Count = 16
     max_queue: Count = 256
     max_under_way: Count = 4
-    max_wait_ms: Annotated[float, Meta(ge=0.0, le=60_000.0)] = 0.0
-    inline_below_ms: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     max_robots: Count = 1024
     max_pending: Count = 256
     max_per_address: Count = 512
     access_log: Path | None = None
-    log_steps: bool = False
     drain_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 5.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.log_steps and self.access_log is None:
-            raise ConfigError("log_steps needs an access_log to write to")

@@ -1,21 +1,30 @@
-"""Telemetry of the server: counters and histograms for Prometheus, and the live numbers of the status page."""
+"""What a server tells: metrics for Prometheus, the numbers of the status page, and the access log."""
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import accumulate
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from specact.errors import ConfigError
 from specact.wire.messages import REPORT_COUNTERS, Reply
 
+_log = logging.getLogger("specact.server")
+# Logged refusals of one code per second; the rest is counted, so that a flood does not fill the disk.
+_MAX_REFUSALS_PER_S = 20
 _WINDOW_S, _MAX_RECENT, _MAX_RECENT_OF_ROBOT = 10.0, 4096, 256
 _BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _BUCKETS_BATCH = (1, 2, 4, 8, 16, 32, 64)
@@ -29,7 +38,6 @@ class Robot:
     ``report`` is in the order of :data:`~specact.wire.messages.REPORT_COUNTERS`, or empty.
     """
 
-    id: int
     name: str
     since: float
     requests: int = 0
@@ -64,7 +72,7 @@ class Telemetry(Collector):
 
     def __init__(self, bundle: str) -> None:
         self.bundle, self.started = bundle, time.monotonic()
-        self.robots: dict[int, Robot] = {}
+        self.robots: list[Robot] = []
         self._requests = Counter[tuple[str, str]]()  # by kind and outcome
         self._status: tuple[float, dict[str, Any]] = (-1.0, {})
         self._recent: deque[tuple[float, Reply]] = deque(maxlen=_MAX_RECENT)
@@ -74,8 +82,7 @@ class Telemetry(Collector):
 
     def connected(self, name: str) -> Robot:
         """Adds a connection, until it is removed from ``robots``."""
-        key = max(self.robots, default=0) + 1
-        self.robots[key] = robot = Robot(key, name, time.monotonic())
+        self.robots.append(robot := Robot(name, time.monotonic()))
         return robot
 
     def record_reply(self, kind: str, reply: Reply, robot: Robot) -> None:
@@ -128,15 +135,15 @@ class Telemetry(Collector):
             "batch": sum(reply.batch for reply in recent) / len(recent) if recent else None,
             "outcomes": dict(outcomes),
             "stages_ms": {stage: _quantiles([getattr(reply, f"{stage}_ms") for reply in recent]) for stage in _STAGES},
-            "robots": [_row(robot, now) for robot in self.robots.values()],
+            "robots": [_row(robot, now) for robot in self.robots],
         }  # fmt: skip
 
 
 def _row(robot: Robot, now: float) -> dict[str, Any]:
     report = dict.fromkeys(REPORT_COUNTERS, 0) | dict(zip(REPORT_COUNTERS, robot.report, strict=False))
     return {
-        "id": robot.id, "name": robot.name, "connected_s": now - robot.since, "requests": robot.requests,
-        "errors": robot.errors, "rate_hz": _rate_hz(robot.recent, now, robot.since),
+        "name": robot.name, "connected_s": now - robot.since, "requests": robot.requests, "errors": robot.errors,
+        "rate_hz": _rate_hz(robot.recent, now, robot.since),
         "transmission_rate": report["transmitted"] / report["steps"] if report["steps"] else None,
         "acceptance": report["accepted"] / report["verified"] if report["verified"] else None,
         "missed": report["missed"],
@@ -156,3 +163,41 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
     ordered = sorted(values)
     places = {share: min(len(ordered) - 1, share * len(ordered) // 100) for share in (50, 95, 99)}
     return {f"p{share}": ordered[place] for share, place in places.items()} if ordered else None
+
+
+class AccessLog(WatchedFileHandler):
+    """Appends events to a file, one line of JSON each; it opens another where log rotation has moved the file away.
+
+    Raises:
+        ConfigError: if the file cannot be opened.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            super().__init__(file, encoding="ascii")
+        except OSError as error:
+            raise ConfigError(f"cannot write the access log {file}: {error.strerror}") from None
+        self._second, self._refused, self._full = 0, Counter[str](), False
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Writes an event, in ASCII, so that a peer's name cannot inject lines."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.emit(logging.makeLogRecord({"msg": json.dumps({"time": now, "event": event, **fields})}))
+
+    def write_refusal(self, what: str, code: str, peer: str | None, why: str, robot: str | None = None) -> None:
+        """Writes an error reply or a dropped connection, limited per second and code."""
+        second = int(time.monotonic())
+        if second != self._second:
+            for other, count in self._refused.items():
+                if count > _MAX_REFUSALS_PER_S:
+                    self.write("refused", code=other, more=count - _MAX_REFUSALS_PER_S)
+            self._second, self._refused = second, Counter()
+        self._refused[code] += 1
+        if self._refused[code] <= _MAX_REFUSALS_PER_S:
+            self.write("refused", what=what, code=code, peer=peer, robot=robot, why=why[:200])
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        # A disk that is full costs lines, not robots.
+        if not self._full:
+            self._full = True
+            _log.error("the access log %s lacks lines", self.baseFilename, exc_info=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -72,10 +71,6 @@ class Layout:
             self._places[name] = self.nbytes
             self.nbytes += spec.size * np.dtype(spec.dtype).itemsize
         self.size = sum(spec.size for spec in self.specs.values())
-        # Neighbours of one type with the same bounds are checked together.
-        runs = [list(run) for _, run in groupby(self.specs, lambda name: (specs[name].dtype, specs[name].bounds))]
-        self._runs = [(run[0], sum(specs[name].size for name in run)) for run in runs if specs[run[0]].bounds]
-        self._distributions = [name for name, spec in self.specs.items() if spec.distribution]
 
     @classmethod
     def of(cls, observation: ObservationSpec, images: bool = True) -> Layout:
@@ -123,28 +118,19 @@ class Layout:
         if len(payload) != self.nbytes:
             names = ", ".join(self.specs) or "no array"
             raise WireError("bad_message", f"{names} must have {self.nbytes} bytes together, got {len(payload)}")
-        for first, count in self._runs:
-            if self._outside(first, payload, count):
-                raise self._refusal(payload)
-        for name in self._distributions:
-            if np.abs(np.add.reduce(self._array(name, payload), -1) - 1.0).max() > _SUM_WITHIN:
+        for name, spec in self.specs.items():
+            if spec.bounds is None:
+                continue
+            array, (low, high) = self._array(name, payload), spec.bounds
+            # The bytes of a bool may be others than 0 and 1; a comparison with NaN is false.
+            numbers = array.view(np.uint8) if spec.dtype is np.bool_ else array
+            if not ((numbers >= low) & (numbers <= high)).all():
+                finite = np.isfinite(array).all()
+                allowed = f"numbers from {low:g} to {high:g}" if finite else "finite numbers, neither NaN nor infinity"
+                raise WireError("bad_message", f"{name} must hold {allowed}")
+            if spec.distribution and np.abs(np.add.reduce(array, -1) - 1.0).max() > _SUM_WITHIN:
                 raise WireError("bad_message", f"every row of {name} must be a distribution, with the sum 1")
 
     def _array(self, name: str, payload: bytearray) -> NDArray[Any]:
         spec = self.specs[name]
         return np.ndarray(spec.shape, spec.dtype, payload, self._places[name])
-
-    def _outside(self, name: str, payload: bytearray, count: int) -> bool:
-        """Whether some of ``count`` numbers from this array on are out of bounds; a comparison with NaN is false."""
-        spec = self.specs[name]
-        # The bytes of a bool may be others than 0 and 1.
-        numbers = np.frombuffer(payload, np.uint8 if spec.dtype is np.bool_ else spec.dtype, count, self._places[name])
-        low, high = spec.bounds or (0, 0)
-        return int(np.count_nonzero((numbers >= low) & (numbers <= high))) < count
-
-    def _refusal(self, payload: bytearray) -> WireError:
-        name = next(name for name, of in self.specs.items() if of.bounds and self._outside(name, payload, of.size))
-        low, high = self.specs[name].bounds or (0, 0)
-        finite = np.isfinite(self._array(name, payload)).all()
-        allowed = f"numbers from {low:g} to {high:g}" if finite else "finite numbers, neither NaN nor infinity"
-        return WireError("bad_message", f"{name} must hold {allowed}")

@@ -20,8 +20,7 @@ from specact.lab.data.lerobot_writing import Written
 from specact.lab.data.readers import read
 from specact.lab.data.recordings import read_recording, to_dataset
 from specact.robot import ros
-from specact.robot.recording import Recorder
-from specact.robot.recording_file import JPEG_QUALITY
+from specact.robot.recording import JPEG_QUALITY, Recorder
 from specact.wire.images import read_jpegs, to_jpeg
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]

@@ -20,15 +20,9 @@ from specact.lab.data.lerobot_writing import Written, finish, write_part
 from specact.observation import ObservationSpec, read_spec
 from specact.records import RateHz, read_record
 from specact.robot import ros
-from specact.robot.recording import topic_of
-from specact.robot.recording_file import METADATA, VERSION
+from specact.robot.recording import METADATA, TOPICS, VERSION, topic_of
 from specact.wire.images import read_jpegs
 
-# Message types of the topics, except for those of observations, which are of two types.
-_TOPICS = {
-    "/instruction": ros.TEXT, "/action": ros.ACTION, "/inference": ros.INFERENCE, "/chunk": ros.CHUNK,
-    "/control": ros.CONTROL, "/episode": ros.EPISODE,
-}  # fmt: skip
 _OBSERVATIONS = {kind.name: kind for kind in (ros.ARRAY, ros.IMAGE)}
 # Metadata that are text or null.
 _TEXTS = ("policy", "fingerprint", "gate", "robot", "env", "command", "began")
@@ -224,7 +218,7 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
 
 def _type_of(topic: str, schema: Any) -> ros.MessageType | None:
     """The type of a channel's messages, with the fields of the version that wrote it; None if it is another topic's."""
-    own = schema and (_TOPICS[topic] if topic in _TOPICS else _OBSERVATIONS.get(schema.name))
+    own = schema and (TOPICS[topic] if topic in TOPICS else _OBSERVATIONS.get(schema.name))
     if not own or own.name != schema.name:
         return None
     return ros.MessageType.of(own.name, *schema.data.decode().splitlines()) if own is ros.INFERENCE else own

@@ -109,7 +109,7 @@ class ServerProcess:
 def serving(bundle: str | Path, *options: str, environment: dict[str, str] | None = None) -> ServerProcess:
     """``specact serve`` on a free port of loopback, unless the options name one."""
     port = () if "--port" in options else ("--port", "0")
-    return ServerProcess(["serve", "--bundle", str(bundle), *port, *options], environment)
+    return ServerProcess(["serve", str(bundle), *port, *options], environment)
 
 
 def linked(port: int, link: str, seed: int = 0) -> ServerProcess:
