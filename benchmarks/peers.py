@@ -37,7 +37,7 @@ from pages import fill
 from server import Load, Robot, Workload, run_load, run_robots, workload_of
 
 from specact import Pair, SpeculativePolicy, connect, load_pair
-from specact.families.chunks.wire import ChunkExchange
+from specact.families.chunks.wire import chunk_contract
 from specact.gates import Always
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.load import load_policy
@@ -187,7 +187,7 @@ def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) 
         return lambda robots, seconds, offered: uvloop.run(run_robots(join, robots, seconds, offered))
 
     return {
-        OURS: sockets(ports[OURS], workload_of(ChunkExchange(spec).contract)),
+        OURS: sockets(ports[OURS], workload_of(chunk_contract(spec))),
         ENDPOINT: sockets(ports[ENDPOINT], asking),
         THEIRS: sockets(ports[THEIRS], asking),
         FLASK: others(lambda loop: HttpRobot(loop, ports[FLASK], bodies)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.flash.methods import METHODS
+from experiments.flash.methods import METHODS, StaleVerifier
 from experiments.grid import (
     DOCS,
     ROOT,
@@ -36,14 +36,14 @@ from experiments.tables import (
     relative_text,
     success_text,
 )
-from specact.errors import ConfigError
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.load import load_pair, load_policy
 from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
-from specact.systems.flash import FLASH, Check, FlashParts, RoundRequest, Rounds, load_flash
+from specact.systems.flash import Check, RoundRequest, Rounds
+from specact.systems.flow import FLASH, load_flash
 
 PAGE = DOCS / "flash.md"
 # Of each policy: episodes of a shard, and those on which rounds are timed.
@@ -91,21 +91,9 @@ def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
     return evaluated(Evaluation(str(bundle), None, methods, 200, seed=run.seed), folder / "run", run)
 
 
-def flow_pair(bundle: str) -> Pair[Any]:
-    """A flow policy with a block.
-
-    Raises:
-        ConfigError: if it is no flow policy, or has none.
-    """
-    pair = load_pair(bundle)
-    if not isinstance(pair.parts, FlashParts) or pair.parts.block is None or pair.path is None:
-        raise ConfigError(f'{bundle} is no flow policy with a block; train one with a recipe of kind = "flash"')
-    return pair
-
-
 def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Costs and acceptance along the target's own rollouts, with the check's figures from the block's bundle."""
-    pair, episodes, seed = flow_pair(bundle), run.few(episodes), run.seed
+    pair, episodes, seed = load_pair(bundle), run.few(episodes), run.seed
     block = load_flash(Path(pair.path or "") / FLASH, load_policy(str(pair.path)))
     numbers = EpisodeRange.FLOW_PATHS.episodes(episodes)
     windows = [record.proposal.window for record in target_path(pair, pair.env, numbers, seed)]
@@ -136,15 +124,16 @@ def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str
         "failed": RoundRequest(False, check=never),
         "given": RoundRequest(False, middle, always),
         "given_failed": RoundRequest(False, middle, never),
-        "stale": RoundRequest(False, check=always, cache=cache, local=True),
     }
     drafter = pair.composed(rounds=METHODS["block"].composition).drafter()
 
-    def run(request: RoundRequest, numbered: tuple[int, Window]) -> object:
-        return target.answer(numbered[1], StepAddress(seed, 0, 0, numbered[0])).round(request)
+    def run(request: RoundRequest, numbered: tuple[int, Window], cache: Any = None) -> object:
+        answer = target.answer(numbered[1], StepAddress(seed, 0, 0, numbered[0]))
+        return replace(answer, cache=cache).round(request)
 
     work: dict[str, Callable[[tuple[int, Window]], object]] = {
         **{name: partial(run, request) for name, request in kinds.items()},
+        "stale": partial(run, kinds["check"], cache=cache),
         "block": lambda numbered: drafter.propose(numbered[1], order),
     }
     seconds = interleaved(work, enumerate(windows), order)
@@ -202,7 +191,7 @@ def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapp
     drafts_block = rounds.proposes == "block" and not rounds.on_device
     check, failed_check = (ms["check"], ms["failed"]) if drafts_block else (ms["given"], ms["given_failed"])
     spent = (full - failed) * ms[f"full_{rounds.steps}"] + failed * failed_check
-    spent += (sent - full) * (ms["stale"] if rounds.stale else check)
+    spent += (sent - full) * (ms["stale"] if getattr(rounds, "kind", None) is StaleVerifier else check)
     if rounds.on_device:
         spent += ms["block"]
     return float(spent / metrics["actions_per_round"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,54 +37,110 @@ from experiments.tables import (
     markdown,
     relative_text,
     success_text,
-)
-from specact.errors import ConfigError
+)  # fmt: skip
+from specact.families.chunks.flow import FlowParts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
-from specact.lab.rollout.methods import composed
+from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
 from specact.rng import Role, stream
-from specact.systems.flash import FlashParts, Rounds
-from specact.systems.freqcache import FreqCached, Reuse
+from specact.systems.freqcache import (
+    Frame,
+    FreqCached,
+    Motion,
+    Plane,
+    RefreshBundle,
+    Reuse,
+    ReusingRounds,
+    patches_of,
+)
 
 PAGE = DOCS / "freqcache.md"
 # The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
 WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
 
-REUSE = {
-    "freqcache": Reuse(),
-    "freqcache_still": Reuse(remaps=False),
-    "freqcache_all": Reuse(least=1.0, most=1.0, refreshed=0.0),
-    "freqcache_random": Reuse(first="random"),
-    "freqcache_oldest": Reuse(first="oldest"),
-    "freqcache_changed": Reuse(remaps=False, first="changed"),
-    "freqcache_frozen": Reuse(least=1.0, most=1.0, refreshed=0.0, remaps=False),
+
+@dataclass(frozen=True)
+class OtherRounds(ReusingRounds):
+    """Controls of FreqCache.
+
+    Attributes:
+        remaps: whether tokens move with the estimated motion; otherwise none is assumed.
+        first: which tokens are recomputed first: those with the most energy at high frequencies (``edges``), those
+            whose patch changed most, those that were computed longest ago, or random ones.
+    """
+
+    remaps: bool = True
+    first: Literal["edges", "changed", "oldest", "random"] = "edges"
+
+    def cached(self, networks: FlowParts, refresh: RefreshBundle) -> FreqCached:
+        return OtherCached(networks, refresh, self)
+
+
+class OtherCached(FreqCached):
+    """Chooses tokens otherwise, see :class:`OtherRounds`."""
+
+    def __init__(self, networks: FlowParts, refresh: RefreshBundle, rounds: OtherRounds) -> None:
+        self._rounds, self._patches = rounds, refresh.spec.cameras
+        super().__init__(networks, refresh, rounds.reuse)
+
+    def reset(self) -> None:
+        super().reset()
+        self._rng = stream(0, Role.VERIFY)
+        # How often each token was reused since it was computed, and its source in the last cache.
+        self._ages: dict[str, tuple[Plane, Any]] = {}
+
+    def motion(self, before: Frame, now: Frame) -> Motion:
+        return super().motion(before, now) if self._rounds.remaps else Motion(0, 0, np.inf)
+
+    def rank(self, name: str, before: Frame, now: Frame, earlier: Any) -> Plane:
+        grid, first = self._patches[name].grid, self._rounds.first
+        if first == "random":
+            return self._rng.random(len(earlier))
+        if first == "changed":
+            changes = np.abs(patches_of(now.luma, grid) - patches_of(before.luma, grid)[earlier])
+            return np.asarray(changes.mean(axis=(1, 2)))
+        if first == "oldest":
+            ages, source = self._ages.get(name, (np.zeros(len(earlier)), earlier))
+            mask = self.masks.get(name, np.zeros(len(earlier), bool))
+            ages = np.where(mask, ages[source] + 1.0, 0.0)
+            self._ages = self._ages | {name: (ages, earlier)}
+            return np.asarray(ages[earlier])
+        return super().rank(name, before, now, earlier)
+
+
+_WHOLE = Reuse(least=1.0, most=1.0, refreshed=0.0)
+REUSE: dict[str, ReusingRounds] = {
+    "freqcache": ReusingRounds("FreqCache: the tokens of smooth patches reused, moved with the picture"),
+    "freqcache_still": OtherRounds("FreqCache without motion: tokens stay in place", remaps=False),
+    "freqcache_all": ReusingRounds("every token of the overlap reused, edges and budget ignored", reuse=_WHOLE),
+    "freqcache_random": OtherRounds("FreqCache with as many tokens reused, any of them", first="random"),
+    "freqcache_oldest": OtherRounds(
+        "FreqCache with as many tokens reused, those that were computed last", first="oldest"
+    ),
+    "freqcache_changed": OtherRounds(
+        "tokens of the patches that changed least reused, in place, as many", remaps=False, first="changed"
+    ),
+    "freqcache_frozen": OtherRounds(
+        "the cameras' tokens computed once in an episode: the control", reuse=_WHOLE, remaps=False
+    ),
 }
 
 
-def _reusing(name: str, about: str, *rivals: str) -> Any:
-    return composed(name, Rounds(about, reuse=REUSE[name]), *rivals)
+def _reusing(name: str, *rivals: str) -> Method:
+    return composed(name, REUSE[name], *rivals)
 
 
 METHODS = by_name(
     FULL["full"],
-    _reusing(
-        "freqcache", "FreqCache: the tokens of smooth patches reused, moved with the picture",
-        "full", "full_5", "freqcache_still", "freqcache_all", "freqcache_random",
-    ),
-    _reusing("freqcache_frozen", "the cameras' tokens computed once in an episode: the control", "full"),
-    _reusing("freqcache_random", "FreqCache with as many tokens reused, any of them", "full"),
-    _reusing("freqcache_still", "FreqCache without motion: tokens stay in place"),
-    _reusing("freqcache_oldest", "FreqCache with as many tokens reused, those that were computed last", "full"),
-    FULL["full_5"],
-    FULL["full_3"],
-    FULL["full_2"],
-    _reusing("freqcache_changed", "tokens of the patches that changed least reused, in place, as many", "full"),
-    _reusing("freqcache_all", "every token of the overlap reused, edges and budget ignored"),
-    composed("freqcache_2", Rounds("FreqCache, and 2 steps", steps=2, reuse=Reuse()), "full_2"),
+    _reusing("freqcache", "full", "full_5", "freqcache_still", "freqcache_all", "freqcache_random"),
+    _reusing("freqcache_frozen", "full"), _reusing("freqcache_random", "full"), _reusing("freqcache_still"),
+    _reusing("freqcache_oldest", "full"), FULL["full_5"], FULL["full_3"], FULL["full_2"],
+    _reusing("freqcache_changed", "full"), _reusing("freqcache_all"),
+    composed("freqcache_2", ReusingRounds("FreqCache, and 2 steps", steps=2), "full_2"),
 )  # fmt: skip
 GROUPS = (
     ("new prefixes", "o", tuple(name for name in METHODS if name.startswith("full"))),
@@ -102,23 +158,9 @@ def plan(run: Run) -> Iterator[Cell]:
         yield Cell("smaller", smaller)
 
 
-def flow_pair(bundle: str) -> Pair[Any]:
-    """A flow policy whose prefix can be refreshed.
-
-    Raises:
-        ConfigError: if it is no flow policy, or has no refresh.
-    """
-    pair = load_pair(bundle)
-    if not isinstance(pair.parts, FlashParts):
-        raise ConfigError(f"{bundle} is no flow policy, and only one has a prefix to reuse")
-    if pair.parts.refresh is None:
-        raise ConfigError(f"{pair.name} has no refresh; make one: specact export --refresh")
-    return pair
-
-
 def measure_reuse(folder: Path, run: Run) -> dict[str, Any]:
     """Reuse and costs on the target's own rollouts, per inference and per control step."""
-    pair, episodes = flow_pair(WHOLE), run.few(10)
+    pair, episodes = load_pair(WHOLE), run.few(10)
     found: dict[str, Any] = {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
     }  # fmt: skip
@@ -151,8 +193,7 @@ def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> d
         (frequencies and refresh), of full rounds of fewer steps, of ``encoder``, ``prefix`` and one step of ``expert``.
     """
     policy, refresh, order = pair.parts.policy, pair.parts.refresh, stream(seed, Role.GATE)
-    assert refresh is not None, "see flow_pair"
-    cached = {name: FreqCached(policy.networks, refresh, reuse) for name, reuse in REUSE.items()}
+    cached = {name: rounds.cached(policy.networks, refresh) for name, rounds in REUSE.items()}
     positions = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in refresh.spec.cameras.values()])
     stats: dict[str, list[tuple[float, float, float]]] = {name: [] for name in REUSE}
     motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in refresh.spec.cameras}
@@ -174,13 +215,12 @@ def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> d
             for name in order.permutation(list(timed)).tolist() if number else ():
                 seconds[name].append(seconds_of(timed[name], 5))
             for name, parts in cached.items():
-                cache = parts.cache(seen, tokens)
+                cache = parts.cache(seen[0], tokens)
                 if number:
                     error = np.sqrt(np.square(policy.denoised(noise, cache, 10) - full_chunk).mean())
                     cosine = _cosine(cache[..., positions, :], whole[..., positions, :])
-                    stats[name].append((parts.share, cosine, float(error)))
-            for camera, estimate in cached["freqcache"].last.items() if number else ():
-                motion = estimate.motion
+                    stats[name].append((np.concatenate([*parts.masks.values()]).mean(), cosine, float(error)))
+            for camera, motion in cached["freqcache"].motions.items() if number else ():
                 confident = bool(motion.confidence >= Reuse().confidence)
                 grid, shape = refresh.spec.cameras[camera], policy.spec.observation[camera].shape
                 patches = max(abs(motion.rows) * grid.rows / shape[0], abs(motion.columns) * grid.columns / shape[1])
@@ -199,7 +239,7 @@ def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> d
 
 def _next_cache(parts: FreqCached, seen: list[Window], tokens: Any) -> object:
     """On a copy, so that the parts keep their state."""
-    return copy(parts).cache(seen, tokens)
+    return copy(parts).cache(seen[0], tokens)
 
 
 def _cosine(first: Any, second: Any) -> float:
@@ -231,7 +271,7 @@ def smaller(folder: Path, run: Run) -> dict[str, Any]:
             success[f"{name} {method}"] = found["methods"][method]["success"]
             won[f"{name} {method}"] = read_table(folder / name / "episodes" / method)["success"]
     pairs = [(f"{SMALLER} full", f"{WHOLE} {method}") for method in ("full", "freqcache")]
-    loaded = {name: flow_pair(bundle) for name, bundle in bundles.items()}
+    loaded = {name: load_pair(bundle) for name, bundle in bundles.items()}
     return {
         "episodes": 200, "seed": run.seed, "success": success, "contrasts": paired(won, pairs),
         "costs": costs_of_policies(loaded, run.seed),
@@ -292,13 +332,10 @@ def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[st
             f"seed {reuse['seed']}, without the first of each):\n"
         )
         if name == "inference":
-            labels = {
-                "encoder": "encoder",
-                "prefix": "prefix",
-                "expert": "one step of the expert",
-                "full_10": "all, 10 steps",
-            }
-            costs = [(label, measured["costs"][part]) for part, label in labels.items()]
+            labels = {"encoder": "encoder", "prefix": "prefix", "expert": "one step of the expert"}
+            costs = [
+                (label, measured["costs"][part]) for part, label in (labels | {"full_10": "all, 10 steps"}).items()
+            ]
             rows = [[label, f"{cost['ms']:.2f}", relative_text(cost)] for label, cost in costs]
             yield markdown(["part", "ms (median)", "of an inference in 10 steps"], rows) + "\n"
         texts = [
@@ -332,7 +369,6 @@ def reuse_table(measured: Mapping[str, Any]) -> str:
         errors = [f"{variant['reused']:.2f}", f"{variant['cosine']:.3f}", f"{variant['distance']:.3f}"]
         rows.append([f"`{name}`", *errors, *times(name, f"{name}:prefix")])
     heads = (
-        "",
         "tokens reused",
         "cosine of the cache",
         "distance of the chunk",
@@ -340,7 +376,7 @@ def reuse_table(measured: Mapping[str, Any]) -> str:
         "inference, ms",
         "of `full`",
     )
-    return markdown(heads, rows)
+    return markdown(["", *heads], rows)
 
 
 EXPERIMENT = Experiment(

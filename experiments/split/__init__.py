@@ -15,8 +15,7 @@ import numpy as np
 
 from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
-from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of, study_links
-from experiments.split.simulated import PLACED, SIMULATED, simulated
+from experiments.split.simulated import PERIOD_S, PLACED, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
 from experiments.tables import markdown
 from specact.lab.evaluation.calibrate import calibrate_along

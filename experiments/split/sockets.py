@@ -15,8 +15,7 @@ import numpy as np
 
 from experiments.measure import slowed
 from experiments.split.forecast import load_forecast
-from experiments.split.recordings import PERIOD_S, StudyLink, bandwidths_of
-from experiments.split.simulated import PLACED, Oracle, chooser_of
+from experiments.split.simulated import PERIOD_S, PLACED, Oracle, StudyLink, bandwidths_of, chooser_of
 from specact.execution.player import WAIT, LateVerdicts
 from specact.families.codes.pair import CodeDrafter
 from specact.families.codes.policy import CodePolicy

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from inspect import getattr_static
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
@@ -31,14 +30,12 @@ from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.files import check_name, file_stem
 from specact.imports import load_instance
 from specact.pair import Pair, PairSource
-from specact.systems.flash import ROUNDS, FlashParts, Rounds, flash_pair, load_flash, load_flow_pair, remote_target
+from specact.systems.flow import ROUNDS, load_block_pair, load_flow_pair
 from specact.systems.roboecc import KIND as STAGED
 from specact.systems.roboecc import SplitExchange, load_staged
 from specact.systems.tokens import DECODINGS, load_token_pair
 from specact.types import ActionUnits
 from specact.wire.exchange import Exchange
-
-C = TypeVar("C")
 
 COMPOSITIONS = {**DECODINGS, **ROUNDS}
 # Kinds of bundles whose chunks are drafted and verified in several ways, with the way that needs no name.
@@ -108,28 +105,16 @@ def load_pair(
     if kind == "chunks":
         return load_chunk_pair(path, load_policy, source, compute)
     small = None if source.draft is None else load_policy(source.draft, compute=compute)
+    if source.decoding and source.decoding not in (known := DECODINGS if kind == "tokens" else ROUNDS):
+        raise unknown_name("decoding", source.decoding, known)
     if kind == "tokens":
-        how = _composition(source.decoding or "ar", DECODINGS)
+        how = DECODINGS[source.decoding or "ar"]
         return load_token_pair(load_tokens(path, compute=compute), small, source, decoding=how, compute=compute)
-    rounds = _composition(source.decoding or "full", ROUNDS)
+    rounds = ROUNDS[source.decoding or "full"]
     if kind == "flow":
         return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=rounds, compute=compute)
-    return _block_pair(source, path, small, rounds, 10, compute)
-
-
-def _composition(name: str, known: Mapping[str, C]) -> C:
-    if name not in known:
-        raise unknown_name("decoding", name, known)
-    return known[name]
-
-
-def _block_pair(
-    source: PairSource, path: Path, draft: LoadedPolicy | None, rounds: Rounds, steps: int, compute: Compute
-) -> Pair[Any]:
-    """FLASH's block and the flow policy that it drafts for; without one the pair is for a device."""
-    target = remote_target(path) if source.target is None else load_policy(source.target, steps=steps, compute=compute)
-    made = load_flash(path, target, compute=compute)
-    return flash_pair(replace(target, name=made.name), made, None, draft, path, source, rounds)
+    served = None if source.target is None else load_policy(source.target, compute=compute)
+    return load_block_pair(path, served, small, source, rounds=rounds, compute=compute)
 
 
 def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
@@ -205,10 +190,11 @@ def load_exchange(
         raise ConfigError(f"{source} has a target; leave out --target, for FLASH's block and pairs of chunk policies")
     if steps is not None and kind != "lerobot" and holds not in ("flow", "flash"):
         raise ConfigError(f"{source} is no flow policy, so it has no Euler steps; leave out --steps {steps}")
-    asked = PairSource(source, None, target)
     exchange: Exchange[Any]
     if holds == "flash":
-        exchange = _block_pair(asked, path, None, ROUNDS["full"], steps or 10, compute).exchange
+        assert target is not None
+        flow_policy = load_policy(target, steps=steps or 10, compute=compute)
+        exchange = load_block_pair(path, flow_policy, compute=compute).exchange
     elif holds == "chunks":
         exchange = load_chunk_target(path, load_policy, target, compute)
     elif holds == STAGED:
@@ -216,9 +202,8 @@ def load_exchange(
     elif holds == "flow":
         # Whatever drafts for it, the fingerprint is the flow policy's.
         flow = load_flow(path, compute=compute)
-        parts: FlashParts = load_flow_pair(flow, compute=compute).parts
-        served = replace(parts, policy=flow.policy(steps or 10), name=flow.name, fingerprint=flow.fingerprint)
-        exchange = served.pair().exchange
+        served = load_flow_pair(flow, compute=compute)
+        exchange = served.composed(policy=flow.policy(steps or 10), fingerprint=flow.fingerprint).exchange
     elif holds is not None and holds != "regression":
         exchange = load_pair(source, compute=compute).exchange
     elif kind == "code" and (own := _own_exchange(source)) is not None:
@@ -238,8 +223,8 @@ def _own_pair(source: str) -> Pair[Any]:
     Without a fingerprint it is derived from the name, so that a calibration of earlier weights is not refused. Without
     a path its calibrations are in the folder ``MODULE.NAME`` of the current directory.
     """
-    found = load_instance(source, "pair of policies, a specact.Pair", _is_pair)
-    if not _is_pair(found):
+    found = load_instance(source, "pair of policies, a specact.Pair", lambda value: isinstance(value, Pair))
+    if not isinstance(found, Pair):
         raise ConfigError(f"{source!r} makes {found!r:.100}; it must make a specact.Pair")
     check_name("pair", found.name)
     return replace(
@@ -251,10 +236,12 @@ def _own_pair(source: str) -> Pair[Any]:
 def _own_exchange(source: str) -> Exchange[Any] | None:
     """The exchange ``MODULE:NAME``, or that of a pair of this name; None if the name is that of a chunk policy."""
     kind = "target: a chunk policy, a pair of policies or an exchange"
-    found = load_instance(source, kind, lambda value: is_policy(value) or _is_pair(value) or _is_exchange(value))
+    found = load_instance(
+        source, kind, lambda value: is_policy(value) or isinstance(value, Pair) or _is_exchange(value)
+    )
     if is_policy(found):
         return None
-    if _is_pair(found):
+    if isinstance(found, Pair):
         found = found.exchange
     if not _is_exchange(found):
         raise ConfigError(
@@ -263,10 +250,6 @@ def _own_exchange(source: str) -> Exchange[Any] | None:
         )
     check_name("exchange", found.name)
     return cast("Exchange[Any]", found)
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, Pair)
 
 
 def _is_exchange(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -191,8 +191,32 @@ class PairSource:
 UNNAMED = PairSource("")
 
 
+@dataclass(frozen=True)
+class PairIdentity:
+    """What a pair is called and where it comes from; a family's parts and the pair that they make share it.
+
+    Attributes:
+        env: name of the environment that it was made for; empty if unknown.
+        fingerprint: joint fingerprint of both policies; a calibration is valid for this fingerprint alone.
+        path: the folder that contains its calibrations, or None.
+        source: how another process loads it.
+    """
+
+    name: str
+    _: KW_ONLY
+    env: str = ""
+    fingerprint: str = ""
+    path: Path | None = None
+    source: PairSource = UNNAMED
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """These values by name, for :class:`Pair`."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(PairIdentity)}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pair(Generic[A]):
+class Pair(PairIdentity, Generic[A]):
     """Draft and target of one robot; A is the type of the target's answers.
 
     Attributes:
@@ -203,10 +227,8 @@ class Pair(Generic[A]):
         drafter, verifier: make a new one for each robot; a verifier asks a local or remote target.
         target: the target in this process; raises BundleError where it is only on a server.
         exchange: what crosses the wire between a device and a server of the target.
-        fingerprint, path: a calibration is valid for this joint fingerprint alone, and is stored in this folder.
     """
 
-    name: str
     observation: ObservationSpec
     units: ActionUnits
     execute: int
@@ -216,10 +238,6 @@ class Pair(Generic[A]):
     verifier: Callable[[Target[A]], Verifier]
     exchange: Exchange[Any]
     overlap: Literal["drop", "average"] = "drop"
-    env: str = ""  # name of the environment that it was made for; empty if unknown
-    fingerprint: str = ""
-    path: Path | None = None
-    source: PairSource = UNNAMED
     recommended_gates: Mapping[str, Any] = field(default_factory=dict)  # see specact.gates.settings
     parts: Any = None  # the family's own dataclass, whose method ``pair`` made this pair
 

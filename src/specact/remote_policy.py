@@ -11,7 +11,7 @@ import numpy as np
 from specact.errors import ConfigError, MissError
 from specact.families.chunks.openpi import PREFIX, openpi_source
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
-from specact.families.chunks.wire import FAMILY, ChunkExchange, spec_of
+from specact.families.chunks.wire import FAMILY, chunk_contract, spec_of
 from specact.observation import Observation, ObservationHistory, Window
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint, tls_context
@@ -152,7 +152,7 @@ def connect(
     else:
         endpoint = Endpoint.parse(url, token, tls)
         spec, units = _served_spec(endpoint, robot, timeout)
-    client = Client(endpoint, ChunkExchange(spec).contract, robot, jpeg_quality=jpeg_quality)
+    client = Client(endpoint, chunk_contract(spec), robot, jpeg_quality=jpeg_quality)
     try:
         client.connect(timeout)
         return RemotePolicy(client, spec, deadline_ms, units=units, seed=seed)

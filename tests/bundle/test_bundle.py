@@ -36,9 +36,6 @@ class Spec(Record, frozen=True):
 
     actions: Size = 2
 
-    def describe(self) -> dict[str, Any]:
-        return {"actions": self.actions}
-
 
 def make(path: Path, scale: float = 1.0) -> Path:
     path.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from experiments.split.recordings import series
+from experiments.split.simulated import series
 
 from specact.links.link import load_link
 from specact.links.model import SteadyLink

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from experiments.freqcache import REUSE, compare_variants, flow_pair
+from experiments.freqcache import REUSE, compare_variants
 from tests.systems.test_freqcache import window
 
-from specact.errors import ConfigError
+from specact.load import load_pair
 from specact.pair import Pair
 
 
 @pytest.fixture(scope="module")
 def pair() -> Pair[Any]:
-    return flow_pair("metaworld-flow")
+    return load_pair("metaworld-flow")
 
 
 def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: Pair[Any]) -> None:
@@ -38,9 +38,3 @@ def test_an_inference_is_the_sum_of_its_parts(pair: Pair[Any]) -> None:
     whole = parts["encoder"] + parts["freqcache:prefix"] + 10 * parts["expert"]
     assert costs["freqcache"]["ms"] == pytest.approx(whole)
     assert costs["full_10"]["relative"] == 1.0
-
-
-@pytest.mark.parametrize("bundle", ["ball", "pusht-flow"])
-def test_a_target_that_has_nothing_to_reuse_is_refused(bundle: str) -> None:
-    with pytest.raises(ConfigError, match=bundle):
-        flow_pair(bundle)

@@ -11,8 +11,7 @@ import pytest
 from experiments.measure import slowed
 from experiments.split import cell_summary, forecast_table, latency_table
 from experiments.split.forecast import ForecastRecipe, forecast_errors, load_forecast, save_forecast, train_forecast
-from experiments.split.recordings import PERIOD_S, StudyLink, study_links
-from experiments.split.simulated import SIMULATED, Oracle, chooser_of, simulated
+from experiments.split.simulated import PERIOD_S, SIMULATED, Oracle, StudyLink, chooser_of, simulated, study_links
 
 from specact.errors import ConfigError
 from specact.links.recordings import TraceLink

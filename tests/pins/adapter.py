@@ -134,8 +134,7 @@ def evidence(record: StepRecord) -> dict[str, Any]:
         known |= {name: getattr(asked, name) for name in ("candidates", "tail")}
         names = {"passes": "accepted"} | {name: name for name in ("tokens", "sources", "read", "rejected")}
     else:
-        masks = None if asked.parts is None else {name: one.mask for name, one in asked.parts.last.items()}
-        known = {"full asked": asked.full, "held": asked.held, "reused": masks}
+        known = {"full asked": asked.full, "held": asked.held, "reused": None if found is None else found.reused}
         names = {"kept": "accepted"} | {name: name for name in ("full", "checked", "switches", "deviation")}
     return known | ({} if found is None else {key: getattr(found, name) for key, name in names.items()})
 

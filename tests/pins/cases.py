@@ -53,11 +53,15 @@ def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lam
         if policy.record is not None:
             # A late verdict replaces the record of its inference.
             records[policy.record.address.step] = policy.record
+    inferences = [_inference(records[step]) for step in sorted(records)]
+    # Which tokens were reused was pinned for the last inference only, and so stands at each.
+    if reused := inferences[-1].get("reused"):
+        inferences = [found | {"reused": reused} for found in inferences]
     return {
         "actions": actions,
         "origins": origins,
         "counts": dict(sorted(policy.counts.items())),
-        "inferences": [_inference(records[step]) for step in sorted(records)],
+        "inferences": inferences,
     }
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from experiments.flash.shuffled import shuffled as mixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.served import served, verifying
@@ -23,30 +22,26 @@ from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.processes import serving
 from specact.load import load_pair, load_policy
 from specact.observation import ObservationHistory, Window
-from specact.pair import LocalTarget, Pair
+from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import Role, StepAddress, streams
 from specact.systems.flash import (
-    ROUNDS,
     Check,
-    FlashParts,
     FlashSettings,
     Round,
     RoundRequest,
     Rounds,
     accepted_length,
     deviations,
-    first_switch,
     implied,
     judge,
-    load_flash,
-    load_flow_pair,
     noised,
 )
-from specact.types import OffloadTimes, Origin, Outcome, Proposal, StepRecord, VirtualClock
+from specact.systems.flow import ROUNDS, FlashParts, load_flash, load_flow_pair
+from specact.types import OffloadTimes, Origin, Proposal, StepRecord
 from specact.wire.exchange import Request
 
 LEVELS = np.array([0.05, 0.1, 0.4, 1.0], np.float32)
@@ -71,23 +66,16 @@ def rms(difference: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_constant_velocity_scales_the_true_error_by_the_share_of_noise(seed: int) -> None:
+def test_the_deviation_is_known_for_experts_in_closed_form(seed: int) -> None:
+    """A constant velocity scales the true error by the share of noise; an ideal denoiser gives it at any noise."""
     drafted, clean, noise = chunks(seed)
+    error = rms(drafted - clean)
     found = deviations(drafted, estimates(drafted, clean, noise, "constant"))
-    np.testing.assert_allclose(found, LEVELS[:, None] * rms(drafted - clean), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_an_ideal_denoiser_gives_the_true_error_whatever_the_noise(seed: int) -> None:
-    drafted, clean, noise = chunks(seed)
+    np.testing.assert_allclose(found, LEVELS[:, None] * error, rtol=1e-4, atol=1e-6)
     found = deviations(drafted, estimates(drafted, clean, noise, "denoiser"))
-    np.testing.assert_allclose(found, np.broadcast_to(rms(drafted - clean), found.shape), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("expert", ["constant", "denoiser"])
-def test_a_draft_without_error_is_accepted_whole(expert: str) -> None:
-    _, clean, noise = chunks(7)
-    assert accepted_length(deviations(clean, estimates(clean, clean, noise, expert)), 1e-4) == len(clean)
+    np.testing.assert_allclose(found, np.broadcast_to(error, found.shape), rtol=1e-3, atol=1e-5)
+    for expert in ("constant", "denoiser"):  # a draft without error is accepted whole
+        assert accepted_length(deviations(clean, estimates(clean, clean, noise, expert)), 1e-4) == len(clean)
 
 
 def test_a_constant_velocity_accepts_any_draft_at_little_noise() -> None:
@@ -111,9 +99,6 @@ def test_accepted_length_grows_with_delta_and_not_with_another_share(seed: int, 
     # As it is written in the paper.
     each = [int(np.cumprod(row <= low).sum()) for row in deviation]
     assert accepted_length(deviation, low) == (min(each) if low > 0.0 else 0)
-
-
-def test_delta_zero_and_what_is_no_number_accept_nothing() -> None:
     assert accepted_length(np.zeros((2, 5), np.float32), 0.0) == 0
     assert accepted_length(np.array([[0.0, np.nan, 0.0]], np.float32), 1.0) == 1
 
@@ -125,40 +110,42 @@ def test_a_gripper_is_no_part_of_the_distance_unless_there_is_nothing_else() -> 
     np.testing.assert_allclose(deviations(drafted[:, 2:], estimate[..., 2:], (0,)), 100.0)
 
 
-def test_switches_of_a_gripper_are_counted_from_what_is_held() -> None:
-    closed = np.array([[False], [False], [True]])
-    assert first_switch(closed, np.array([False])) == 2
-    assert first_switch(closed, np.array([True])) == 0
-    assert first_switch(closed, None) == 2
-    assert first_switch(closed[:2], None) == 2
+STILL, OPENING = [-1.0] * 4, [-1.0, -1.0, 1.0, 1.0]
 
 
-def guarded(drafted_gripper: list[float], estimated: list[float], *, guards: bool = True) -> tuple[int, bool]:
-    drafted = np.array([[0.0, value] for value in drafted_gripper], np.float32)
-    estimate = np.array([[[0.0, value] for value in estimated]], np.float32)
-    found = judge(Check((0.1,), 1.0, guards), drafted, estimate, (1,), np.zeros(1, np.float32), np.array([False]))
-    return found.accepted, found.switches
+@pytest.mark.parametrize(
+    ("drafted", "estimated", "guards", "held", "wanted"),
+    [
+        (STILL, STILL, True, False, (4, False)),
+        # The flow wants to move the gripper, and the draft does not know; or only the draft wants to.
+        (STILL, OPENING, True, False, (0, True)),
+        (OPENING, STILL, True, False, (2, True)),
+        (OPENING, OPENING, True, True, (0, True)),
+        (OPENING, STILL, True, None, (2, True)),
+        (OPENING, OPENING, False, False, (4, False)),
+    ],
+)
+def test_guards(
+    drafted: list[float], estimated: list[float], guards: bool, held: bool | None, wanted: tuple[int, bool]
+) -> None:
+    """The gripper is the second dimension; its deviation is not counted."""
+    chunk, estimate = (np.array([[0.0, value] for value in values], np.float32) for values in (drafted, estimated))
+    closed, check = None if held is None else np.array([held]), Check((0.1,), 1.0, guards)
+    deviation = deviations(chunk, estimate[None], (1,))
+    assert judge(check, deviation, chunk, estimate[None], (1,), np.zeros(1, np.float32), closed) == wanted
+    assert judge(check, deviation, chunk, estimate[None], (), np.zeros(0, np.float32), closed) == (4, False)
 
 
-def test_guards() -> None:
-    still, opening = [-1.0] * 4, [-1.0, -1.0, 1.0, 1.0]
-    assert guarded(still, still) == (4, False)
-    # Before: the flow wants to move the gripper, and the draft does not know.
-    assert guarded(still, opening) == (0, True)
-    # After: the draft wants to move it, and the flow does not.
-    assert guarded(opening, still) == (2, True)
-    assert guarded(opening, opening, guards=False) == (4, False)
-
-
-def test_without_grippers_there_is_nothing_to_guard() -> None:
-    drafted = np.ones((3, 2), np.float32)
-    assert judge(Check(), drafted, drafted[None], (), NOWHERE, None).accepted == 3
-
-
-@pytest.mark.parametrize("wrong", [{"levels": ()}, {"levels": (0.0,)}, {"levels": (1.1,)}, {"within": -0.1}])
-def test_a_check_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="must be"):
-        Check(**wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Check, {"levels": ()}), (Check, {"levels": (0.0,)}), (Check, {"levels": (1.1,)}), (Check, {"within": -0.1}),
+        (FlashSettings, {"execute": 0}), (FlashSettings, {"period": -1}), (FlashSettings, {"grippers": (-1,)}),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(kind: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        kind(**({"execute": 1} if kind is FlashSettings else {}) | wrong)
 
 
 PATIENT_MS = 30_000.0
@@ -225,7 +212,7 @@ def same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
 
 
-@pytest.mark.parametrize("steps", [1, 3, 10])
+@pytest.mark.parametrize("steps", [1, 10])
 def test_full_rounds_are_the_flow_itself(pair: Pair[Any], steps: int) -> None:
     found, records = played(composed(pair, replace(ROUNDS["full"], steps=steps)))
     policy = FlowPolicy(pair.parts.policy.networks, pair.parts.policy.units, pair.parts.policy.spec, steps=steps)
@@ -315,19 +302,6 @@ def test_a_gripper_that_moves_is_only_moved_in_a_full_round(pair: Pair[Any]) -> 
     assert sum(round_of(record).full for record in played(unguarded)[1]) == 1
 
 
-def test_after_a_gripper_s_change_the_next_round_is_full(pair: Pair[Any]) -> None:
-    accepting = composed(pair, replace(ROUNDS["flash"], within=100.0), period=0)
-    record = played(accepting, 2)[1][1]
-    assert record.outcome is not None and not round_of(record).full
-    for switches in (False, True):
-        drafter: Any = accepting.drafter()
-        evidence = replace(round_of(record), switches=switches)
-        told = replace(record, result=replace(record.outcome, evidence=evidence))
-        drafter.on_inference(told)
-        drafter.on_verified(told)
-        assert drafter.propose(SEEN[2], np.random.default_rng(0)).evidence.full == switches
-
-
 class Counted(FlowNetworks):
     """Counts the passes of a flow's networks."""
 
@@ -352,19 +326,6 @@ def test_a_failed_round_costs_its_check_and_a_full_one(pair: Pair[Any]) -> None:
     assert counted.passes == checks + 10 * full
     assert counted.chunks == 2 * checks + 10 * full
     assert any(found.checked and found.full for found in rounds) and checks < len(rounds)
-
-
-def test_a_stale_check_reads_the_cache_of_the_last_full_round(pair: Pair[Any]) -> None:
-    stale = composed(pair, replace(ROUNDS["flash_stale"], levels=(1.0,), within=100.0), period=0)
-    _, records = played(stale, 5)
-    target = stale.target()
-    for number in range(1, 5):
-        question = records[number].proposal.evidence
-        assert question.cache is round_of(records[0]).cache
-        asked = target.answer(SEEN[number], records[number].address)
-        again, fresh = asked.round(question), asked.round(replace(question, cache=None))
-        np.testing.assert_array_equal(again.deviation, round_of(records[number]).deviation)
-        assert np.abs(again.deviation - fresh.deviation).max() > 1e-3
 
 
 def test_what_is_left_of_a_chunk_is_drafted(pair: Pair[Any]) -> None:
@@ -393,17 +354,6 @@ def _block(pair: Pair[Any]) -> list[np.ndarray]:
     networks = pair.parts.policy.networks
     assert pair.parts.block is not None
     return [pair.parts.block.chunks(networks.tokens([window]))[0] for window in SEEN]
-
-
-def test_an_episode_begins_with_a_full_round(pair: Pair[Any]) -> None:
-    policy = SpeculativePolicy(composed(pair, replace(ROUNDS["flash"], within=100.0), period=0), Always())
-    for episode in range(2):
-        policy.reset(episode)
-        for wanted in (True, False):
-            policy.act_on(SEEN[0])
-            assert policy.record is not None and round_of(policy.record).full == wanted
-            while not policy.wants_inference:
-                policy.act_on(SEEN[0])
 
 
 @pytest.fixture(scope="module")
@@ -439,19 +389,16 @@ def test_a_full_round_that_is_due_stays_due_where_a_step_is_skipped(pair: Pair[A
             drafter.on_verified(record)
 
     drafter, rng = cast(Any, composed(pair, "flash", period=0).drafter()), np.random.default_rng(0)
+    assert drafter.propose(SEEN[0], rng).evidence.full
     for known in ((), (replace(switching, result=switched),)):
         drafter.reset()
         for record in (*known, skipped):
             tell(record)
         assert drafter.propose(SEEN[0], rng).evidence.full
+    tell(replace(switching, result=switched))
+    assert drafter.propose(SEEN[0], rng).evidence.full
     tell(switching)
     assert not drafter.propose(SEEN[0], rng).evidence.full
-
-
-def test_a_cache_cannot_leave_the_process(pair: Pair[Any], server: Client) -> None:
-    stale = composed(pair, "flash_stale")
-    with pytest.raises(ConfigError, match="keeps no cache"):
-        remote_verifier(server, stale, PATIENT_MS)
 
 
 def asked(pair: Pair[Any], question: RoundRequest) -> dict[str, np.ndarray]:
@@ -505,10 +452,10 @@ def test_what_a_server_cannot_do_is_refused(pair: Pair[Any], changes: dict[str, 
 
 
 def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> None:
-    """300 questions of numbers that are allowed and make no sense; each is answered, or refused with a sentence."""
+    """100 questions of numbers that are allowed and make no sense; each is answered, or refused with a sentence."""
     rng = np.random.default_rng(0)
     answered = 0
-    for _ in range(300):
+    for _ in range(100):
         arrays = asked(pair, RoundRequest(False))
         arrays["drafted"] = (10.0 ** rng.uniform(-3, 38) * rng.standard_normal((16, 2))).astype(np.float32)
         arrays["levels"] = rng.uniform(0.0, 1.0, 4).astype(np.float32) * (rng.random(4) < 0.6)
@@ -518,7 +465,7 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: Pair[Any]) -> Non
         found = respond(pair, arrays)
         if not isinstance(found, WireError):
             answered += 1
-    assert answered > 100
+    assert answered > 30
 
 
 def test_what_needs_a_block_or_a_draft_says_so(pair: Pair[Any]) -> None:
@@ -553,37 +500,3 @@ def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "flash" / "block.onnx").write_bytes(b"no network")
     with pytest.raises(BundleError):
         load_flash(tmp_path / "flash", load_policy(BUNDLE))
-
-
-@pytest.mark.parametrize("wrong", [{"execute": 0}, {"period": -1}, {"grippers": (-1,)}, {"within": -0.1}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        FlashSettings(**{"execute": 1} | wrong)
-
-
-def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: Pair[Any]) -> None:
-    own = composed(pair, replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=0)
-    shuffled = own.composed(rounds=mixed(own.parts.rounds, "the control"))
-    verifier, address = shuffled.verifier(LocalTarget(shuffled.target(), VirtualClock())), StepAddress(1, 0, 0, 0)
-    asked, real, drawn = RoundRequest(False, check=Check((0.8, 0.4), 0.6)), [], []
-    for number, window in enumerate(SEEN):
-        address = address._replace(step=number)
-        real.append(own.target().answer(window, address).round(asked))
-        outcome = verifier.submit(Proposal(window, np.zeros((1, 2), np.float32), asked), address).result()
-        assert isinstance(outcome, Outcome)
-        found = outcome.evidence
-        drawn.append(found)
-        # What is executed is drafted or the target's own, as the drawn verdict says, whatever this round's own was.
-        assert found.checked and found.accepted in [one.accepted for one in real]
-        np.testing.assert_array_equal(found.deviation, real[-1].deviation)
-        whole = own.target().answer(window, address).round(replace(asked, check=Check(within=1e9, guarded=False)))
-        full = own.target().answer(window, address).round(replace(asked, full=True))
-        np.testing.assert_array_equal(found.chunk, whole.chunk if found.accepted else full.chunk)
-    lengths = {one.accepted for one in real}
-    assert len(lengths) > 1 and [one.accepted for one in drawn] != [one.accepted for one in real]
-
-
-def test_no_server_knows_other_rounds(pair: Pair[Any]) -> None:
-    asked = RoundRequest(False, local=True)
-    with pytest.raises(ConfigError, match="flash_stale"):
-        verifying(pair).request(Proposal(SEEN[0], np.zeros((1, 2), np.float32), asked))

@@ -18,29 +18,28 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.gates.gate import Always
 from specact.observation import Window
-from specact.pair import Pair
+from specact.pair import LocalTarget, Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
-from specact.systems.flash import ROUNDS, Rounds, load_flow_pair
+from specact.systems.flow import ROUNDS, load_flow_pair
 from specact.systems.freqcache import (
     FREQCACHE,
-    NO_MOTION,
     FreqCached,
     Motion,
     Plane,
     RefreshBundle,
     Reuse,
+    ReusingRounds,
     edge_energy,
     load_refresh,
-    luma,
     patches_of,
     phase_correlation,
-    reuse_budget,
     reused,
     source_patches,
     spectral_entropy,
     spectrum,
 )
+from specact.types import Outcome
 
 SIZE, PATCH, GRID = 64, (16, 16), (4, 4)
 shifts = st.integers(-SIZE // 2, SIZE // 2 - 1)
@@ -64,14 +63,6 @@ def test_motion_by_whole_pixels_of_what_repeats_is_found_exactly(seed: int, down
     found = moved(before, np.roll(before, (down, right), (0, 1)))
     assert (found.rows, found.columns) == (down, right)
     assert found.confidence > 1e3
-
-
-@given(rows=st.integers(4, 9), columns=st.integers(4, 9), data=st.data())
-def test_frames_of_any_shape_will_do(rows: int, columns: int, data: st.DataObject) -> None:
-    before = np.random.default_rng(rows * columns).standard_normal((rows, columns))
-    down, right = (data.draw(st.integers(-(size // 2), (size - 1) // 2)) for size in (rows, columns))
-    found = moved(before, np.roll(before, (down, right), (0, 1)))
-    assert (found.rows, found.columns) == (down, right)
 
 
 def test_brightness_and_contrast_are_no_motion() -> None:
@@ -112,22 +103,6 @@ def test_noise_and_what_enters_at_the_edges_are_borne(
     assert found[2] <= 0.03
 
 
-@given(down=st.integers(-5, 5), right=st.integers(-5, 5))
-def test_places_are_carried_along_and_never_from_outside(down: int, right: int) -> None:
-    earlier = source_patches(Motion(16 * down, 16 * right, 9.0), PATCH, GRID).reshape(GRID)
-    for row in range(4):
-        for column in range(4):
-            inside = 0 <= row - down < 4 and 0 <= column - right < 4
-            assert earlier[row, column] == ((row - down) * 4 + column - right if inside else -1)
-
-
-def test_motion_is_rounded_to_whole_patches() -> None:
-    still = source_patches(NO_MOTION, PATCH, GRID)
-    np.testing.assert_array_equal(still, np.arange(16))
-    np.testing.assert_array_equal(source_patches(Motion(7, -7, 9.0), PATCH, GRID), still)
-    assert source_patches(Motion(9, 0, 9.0), PATCH, GRID)[4] == 0
-
-
 @pytest.mark.parametrize(("down", "right"), [(16, 0), (0, -16), (32, 16)])
 def test_carried_patches_show_the_same_and_with_the_wrong_sign_or_without_the_overlap_they_do_not(
     down: int, right: int
@@ -142,13 +117,6 @@ def test_carried_patches_show_the_same_and_with_the_wrong_sign_or_without_the_ov
     assert np.abs(old[backwards[backwards >= 0]] - new[backwards >= 0]).mean() > 0.3
     # Without the mask of the overlap, -1 is the last patch of the frame.
     assert np.abs(old[earlier[earlier < 0]] - new[earlier < 0]).mean() > 0.3
-
-
-def test_patches_are_those_of_the_frame_row_by_row() -> None:
-    frame = np.arange(48.0).reshape(6, 8)
-    patches = patches_of(frame, (2, 4))
-    assert patches.shape == (8, 3, 2)
-    np.testing.assert_array_equal(patches[5], frame[3:6, 2:4])
 
 
 def test_edge_energy_is_the_share_beyond_half_the_nyquist_frequency() -> None:
@@ -176,10 +144,6 @@ def test_entropy_is_0_for_one_wave_1_for_a_point_and_nothing_for_no_picture() ->
     assert 0.0 < spectral_entropy(spectrum(scene(0))) < spectral_entropy(spectrum(scene(0) + 0.3 * point)) < 1.0
 
 
-def test_the_budget_falls_with_entropy_from_most_to_least() -> None:
-    assert [reuse_budget(entropy, 0.25, 0.75) for entropy in (0.0, 0.5, 1.0)] == [0.75, 0.5, 0.25]
-
-
 @given(seed=st.integers(0, 99), budget=st.floats(0.0, 1.0), refreshed=st.floats(0.0, 1.0))
 def test_reused_are_the_lowest_of_the_overlap_within_budget(seed: int, budget: float, refreshed: float) -> None:
     rng = np.random.default_rng(seed)
@@ -194,22 +158,11 @@ def test_reused_are_the_lowest_of_the_overlap_within_budget(seed: int, budget: f
     assert not (mask.any() and left.size) or rank[mask].max() <= rank[left].min()
 
 
-def test_budget_1_without_motion_reuses_all_and_budget_0_nothing() -> None:
-    assert reused(np.arange(16), np.arange(16.0), 1.0, 0.0).all()
-    assert not reused(np.arange(16), np.arange(16.0), 0.0, 0.0).any()
-
-
-def test_luma_is_the_mean_of_the_colours() -> None:
-    frame = np.array([[[0, 30, 60], [255, 255, 255]]], np.uint8)
-    np.testing.assert_array_equal(luma(frame), [[30.0, 255.0]])
-
-
 FLOW = load_flow("metaworld-flow")
 MADE = load_refresh(FLOW.path / FREQCACHE, FLOW)
 GRIPPER, FRONT = "image.gripper", "image.corner2"
 ALL = Reuse(least=1.0, most=1.0, refreshed=0.0)
 COUNT = 43
-FROZEN = Rounds("", reuse=Reuse(least=1.0, most=1.0, refreshed=0.0, remaps=False))
 
 
 def window(seed: int, **arrays: np.ndarray) -> Window:
@@ -237,6 +190,10 @@ def whole(seen: Window) -> np.ndarray:
 
 def cached(how: Reuse) -> FreqCached:
     return FreqCached(FLOW.networks, MADE, how)
+
+
+def share(parts: FreqCached) -> float:
+    return float(np.mean([mask.mean() for mask in parts.masks.values()])) if parts.masks else 0.0
 
 
 def rows(*cameras: str) -> np.ndarray:
@@ -284,12 +241,12 @@ def test_what_is_computed_again_attends_to_what_is_reused() -> None:
 
 def test_a_standing_picture_with_all_of_the_budget_is_reused_whole_and_everything_else_is_not() -> None:
     parts, seen = cached(ALL), window(0)
-    first = parts.cache([seen])
+    first = parts.cache(seen)
     np.testing.assert_array_equal(first, whole(seen))
-    assert parts.share == 0.0
+    assert share(parts) == 0.0
     later = Window({**seen.arrays, "state": seen["state"] + np.float32(0.1)}, "close the window")
-    second = parts.cache([later])
-    assert parts.share == 1.0
+    second = parts.cache(later)
+    assert share(parts) == 1.0
     cameras = rows(FRONT, GRIPPER)
     np.testing.assert_array_equal(second[..., cameras, :], first[..., cameras, :])
     others = np.setdiff1d(np.arange(COUNT), cameras)
@@ -301,8 +258,8 @@ def test_a_standing_picture_with_all_of_the_budget_is_reused_whole_and_everythin
 def test_without_budget_or_confidence_the_cache_is_the_full_one(how: Reuse) -> None:
     parts = cached(how)
     for seed in range(3):
-        np.testing.assert_allclose(parts.cache([window(seed)]), whole(window(seed)), atol=1e-4)
-        assert parts.share == 0.0
+        np.testing.assert_allclose(parts.cache(window(seed)), whole(window(seed)), atol=1e-4)
+        assert share(parts) == 0.0
 
 
 @pytest.mark.parametrize(("down", "right"), [(1, 0), (0, -1), (-1, 1)])
@@ -310,11 +267,11 @@ def test_tokens_move_with_the_picture_and_only_inside_of_it(down: int, right: in
     seen = window(0)
     moved = np.roll(seen[GRIPPER], (16 * down, 16 * right), (1, 2))
     later = Window({**seen.arrays, GRIPPER: moved}, seen.instruction)
-    parts = cached(replace(ALL, cameras=(GRIPPER,)))
-    old, new = parts.cache([seen]), parts.cache([later])
-    motion = parts.last[GRIPPER].motion
+    parts = cached(ALL)
+    old, new = parts.cache(seen), parts.cache(later)
+    motion = parts.motions[GRIPPER]
     assert (motion.rows, motion.columns) == (16 * down, 16 * right)
-    mask = parts.last[GRIPPER].mask.reshape(4, 4)
+    mask = parts.masks[GRIPPER].reshape(4, 4)
     first = MADE.spec.cameras[GRIPPER].first
     for row, column in np.ndindex(4, 4):
         before = row - down, column - right
@@ -322,52 +279,12 @@ def test_tokens_move_with_the_picture_and_only_inside_of_it(down: int, right: in
         if mask[row, column]:
             kept, came = new[..., first + 4 * row + column, :], old[..., first + 4 * before[0] + before[1], :]
             np.testing.assert_array_equal(kept, came)
-    still = cached(replace(ALL, cameras=(GRIPPER,), remaps=False))
-    still.cache([seen])
-    np.testing.assert_array_equal(still.cache([later])[..., rows(GRIPPER), :], old[..., rows(GRIPPER), :])
-
-
-def test_the_patches_that_changed_are_computed_again() -> None:
-    seen = window(0)
-    frame = seen[FRONT].copy()
-    frame[:, :16, 32:] = 255 - frame[:, :16, 32:]
-    parts = cached(Reuse((FRONT,), 1.0, 1.0, 2 / 16, 0.0, remaps=False, first="changed"))
-    parts.cache([seen])
-    parts.cache([Window({**seen.arrays, FRONT: frame}, seen.instruction)])
-    assert np.flatnonzero(~parts.last[FRONT].mask).tolist() == [2, 3]
-
-
-def test_the_oldest_are_computed_again_so_that_none_is_older_than_the_budget_says() -> None:
-    parts = cached(Reuse((FRONT,), 0.75, 0.75, 0.0, 0.0, remaps=False, first="oldest"))
-    parts.cache([window(0)])
-    again = np.zeros(16, int)
-    for seed in range(1, 5):
-        parts.cache([window(seed)])
-        again += ~parts.last[FRONT].mask
-    # A quarter each time, so that every token had its turn after four.
-    np.testing.assert_array_equal(again, 1)
-
-
-def test_an_episode_begins_with_a_whole_prefix_and_the_same_chance() -> None:
-    parts = cached(Reuse(confidence=0.0, first="random"))
-    first = [parts.cache([window(seed)]) for seed in range(3)]
-    parts.reset()
-    assert parts.share == 0.0
-    again = [parts.cache([window(seed)]) for seed in range(3)]
-    np.testing.assert_array_equal(first, again)
-
-
-def test_it_belongs_to_one_robot() -> None:
-    with pytest.raises(ConfigError, match="one robot"):
-        cached(Reuse()).cache([window(0), window(1)])
-    with pytest.raises(ConfigError, match=r"no camera image\.top"):
-        cached(Reuse(cameras=("image.top",)))
 
 
 @pytest.mark.parametrize("changes", [{"least": 0.8}, {"most": 1.1}, {"refreshed": -0.1}, {"confidence": -1.0}])
 def test_settings_that_cannot_be_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        replace(Reuse(), **changes)  # type: ignore[arg-type]
+        replace(Reuse(), **changes)
 
 
 @pytest.fixture
@@ -396,58 +313,59 @@ def test_a_refresh_that_does_not_fit_is_refused(copied: FlowBundle, changes: dic
         rewritten(copied, **changes)
 
 
-def played(pair: Pair[Any], seeds: list[int], episode: int = 0) -> list[np.ndarray]:
-    policy = SpeculativePolicy(pair, Always())
+REUSING = ReusingRounds("", reuse=ALL)
+
+
+def played(pair: Pair[Any], seeds: list[int], episode: int = 0, policy: SpeculativePolicy | None = None) -> Any:
+    policy = policy or SpeculativePolicy(pair, Always())
     policy.reset(episode)
-    actions = []
+    actions, rounds = [], []
     for seed in seeds:
         actions.append(policy.act_on(window(seed)))
+        assert policy.record is not None and policy.record.outcome is not None
+        rounds.append(policy.record.outcome.evidence)
         while not policy.wants_inference:
             actions.append(policy.act_on(window(seed)))
-    return actions
+    return np.array(actions), rounds
 
 
-def composed(how: Reuse) -> Pair[Any]:
-    return load_flow_pair(FLOW).composed(rounds=replace(ROUNDS["full"], reuse=how))
+@pytest.fixture(scope="module")
+def pair() -> Pair[Any]:
+    return load_flow_pair(FLOW)
 
 
-def test_rounds_without_budget_are_full_ones_and_with_it_they_are_not() -> None:
-    full = played(composed(Reuse(least=0.0, most=0.0)), [0, 1, 2])
-    np.testing.assert_allclose(full, played(load_flow_pair(FLOW).composed(rounds=ROUNDS["full"]), [0, 1, 2]), atol=1e-3)
-    frozen = played(load_flow_pair(FLOW).composed(rounds=FROZEN), [0, 1, 2])
-    execute = load_flow_pair(FLOW).execute
-    np.testing.assert_allclose(frozen[:execute], full[:execute], atol=1e-3)
-    assert np.abs(np.array(frozen[execute:]) - full[execute:]).max() > 0.01
+def test_rounds_without_budget_are_full_ones_and_with_it_they_are_not(pair: Pair[Any]) -> None:
+    full, _ = played(pair, [0, 0, 1])
+    none, rounds = played(pair.composed(rounds=replace(REUSING, reuse=Reuse(least=0.0, most=0.0))), [0, 0, 1])
+    np.testing.assert_allclose(none, full, atol=1e-3)
+    assert not any(found.reused_share for found in rounds)
+    some, rounds = played(pair.composed(rounds=REUSING), [0, 0, 1])
+    assert [found.reused_share for found in rounds[:2]] == [0.0, 1.0]
+    np.testing.assert_allclose(some[: 2 * pair.execute], full[: 2 * pair.execute], atol=1e-3)
 
 
-def test_a_drafter_forgets_the_prefix_with_its_episode() -> None:
-    drafter: Any = load_flow_pair(FLOW).composed(rounds=FROZEN).drafter()
-    parts = drafter.propose(window(0), np.random.default_rng(0)).evidence.parts
-    parts.cache([window(0)])
-    parts.cache([window(1)])
-    assert parts.share == 1.0
-    drafter.reset()
-    np.testing.assert_array_equal(parts.cache([window(1)]), whole(window(1)))
+@pytest.mark.parametrize("episodes", [(0, 1), (0, 0)])
+def test_an_episode_begins_with_a_new_prefix(pair: Pair[Any], episodes: tuple[int, int]) -> None:
+    policy = SpeculativePolicy(pair.composed(rounds=REUSING), Always())
+    for episode in episodes:
+        _, rounds = played(pair, [0, 0], episode, policy)
+        assert [found.reused_share for found in rounds] == [0.0, 1.0]
 
 
-def test_two_robots_do_not_share_a_prefix() -> None:
-    pair = load_flow_pair(FLOW).composed(rounds=FROZEN)
-    target, address = pair.target(), StepAddress(0, 0, 0, 0)
-    rng = np.random.default_rng(0)
-    questions = [pair.drafter().propose(window(seed), rng).evidence for seed in (0, 1)]
+def test_two_robots_do_not_share_a_prefix(pair: Pair[Any]) -> None:
+    reusing, address = pair.composed(rounds=REUSING), StepAddress(0, 0, 0, 0)
+    target = LocalTarget(reusing.target())
     for seed in (0, 1):
-        found = target.answer(window(seed), address).round(questions[seed])
-        wanted = pair.composed(rounds=ROUNDS["full"]).drafter().propose(window(seed), rng).evidence
-        np.testing.assert_array_equal(found.chunk, target.answer(window(seed), address).round(wanted).chunk)
+        proposal = reusing.drafter().propose(window(seed), np.random.default_rng(0))
+        found, full = (one.verifier(target).submit(proposal, address).result() for one in (reusing, pair))
+        assert isinstance(found, Outcome) and isinstance(full, Outcome)
+        np.testing.assert_array_equal(found.actions, full.actions)
 
 
-def test_a_server_keeps_no_prefix_of_a_robot() -> None:
-    pair = load_flow_pair(FLOW).composed(rounds=ROUNDS["freqcache"])
-    proposal = pair.drafter().propose(window(0), np.random.default_rng(0))
+def test_it_needs_a_refresh_and_a_target_in_its_process(pair: Pair[Any]) -> None:
+    reusing = pair.composed(rounds=ROUNDS["freqcache"])
+    proposal = reusing.drafter().propose(window(0), np.random.default_rng(0))
     with pytest.raises(ConfigError, match="keeps no cache of a robot"):
-        verifying(pair).request(proposal)
-
-
-def test_a_target_without_a_refresh_says_what_to_do() -> None:
+        verifying(reusing).request(proposal)
     with pytest.raises(ConfigError, match="specact export --refresh"):
-        load_flow_pair(FLOW).composed(refresh=None, rounds=ROUNDS["freqcache"]).drafter()
+        reusing.composed(refresh=None).verifier(LocalTarget(reusing.target()))

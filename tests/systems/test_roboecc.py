@@ -28,7 +28,8 @@ from specact.pair import Answer, LocalTarget
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
-from specact.systems.flash import FlashParts, Round, RoundRequest
+from specact.systems.flash import Round, RoundRequest
+from specact.systems.flow import FlashParts
 from specact.systems.roboecc import (
     PRECISIONS,
     Accounting,
@@ -518,7 +519,7 @@ def flow_rounds(target: Any, pair: Pair[Any], count: int = 8) -> list[Round]:
     rng = np.random.default_rng(3)
     rounds = []
     for number in range(count):
-        window = Window({"state": rng.uniform(0, 300, (2, 26)).astype(np.float32)})
+        window = Window({"state": rng.uniform(-1, 1, (2, 26)).astype(np.float32)})
         found = target.submit(window, StepAddress(0, 0, 0, number)).result()
         assert isinstance(found, Answer)
         rounds += [found.value.round(RoundRequest(full)) for full in (True, False)]

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.wire import ChunkExchange
+from specact.families.chunks.wire import chunk_contract
 from specact.families.codes.pair import CodeExchange
 from specact.families.codes.policy import ActionTokenizer, PolicySpec
 from specact.observation import Field, ObservationSpec, Window, vectors
@@ -43,7 +43,7 @@ def of_codes(spec: PolicySpec) -> Contract:
 
 def of_chunks(seen: ObservationSpec, chunk: int, actions: int) -> Contract:
     """The contract of a chunk policy."""
-    return ChunkExchange(ChunkSpec(seen, chunk, actions, 10.0)).contract
+    return chunk_contract(ChunkSpec(seen, chunk, actions, 10.0))
 
 
 CODES, CHUNKS = of_codes(SPEC), of_chunks(SEEN, 2, 3)

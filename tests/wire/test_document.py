@@ -21,7 +21,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.server import access, session
 from specact.server.serve import _PING_S
 from specact.server.settings import Address, Limits
-from specact.systems.flash import load_flow_pair
+from specact.systems.flow import load_flow_pair
 from specact.systems.roboecc import PRECISIONS, SplitSpec, split_contract
 from specact.wire import images, messages
 from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request

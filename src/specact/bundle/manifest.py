@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -149,14 +149,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return values
 
 
-class Describable(Protocol):
-    """A spec."""
-
-    def describe(self) -> dict[str, Any]:
-        """As plain values."""
-        ...
-
-
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a bundle's folder.
 
@@ -184,16 +176,17 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def write_manifest(path: Path, manifest: dict[str, Any], spec: Describable, parts: Mapping[str, str]) -> None:
+def write_manifest(path: Path, manifest: dict[str, Any], spec: object, parts: Mapping[str, str]) -> None:
     """Adds format, spec and the fingerprints of the parts in ``path`` to a manifest, and writes it."""
     networks = {part: [file] for part, file in parts.items() if file.endswith(".onnx")}
     for part, files in networks.items():
         files += [file for file in weights_of(part) if (path / file).is_file() and file not in parts.values()]
     digests = {file: digest_of(path / file) for file in {*parts.values(), *chain(*networks.values())}}
-    values = {"fingerprints": {part: digests[file][:16] for part, file in parts.items()}}
+    values: Values = {"spec": msgspec.to_builtins(spec, enc_hook=dict)}  # the hook is for mappings
+    values["fingerprints"] = {part: digests[file][:16] for part, file in parts.items()}
     if len(digests) > len(parts):
         values["files"] = {file: digests[file][:16] for file in sorted(digests)}
-    write_json(path / MANIFEST, {"format": FORMAT, **manifest, "spec": spec.describe(), **values})
+    write_json(path / MANIFEST, {"format": FORMAT, **manifest, **values})
     remember("".join(digests[file] for file in files) for files in networks.values())
 
 

@@ -61,7 +61,7 @@ class Demo(Options):
 
 def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
     from specact.families.tokens.pair import TokenParts
-    from specact.systems.flash import FlashParts
+    from specact.systems.flow import FlashParts
 
     if isinstance(pair.parts, FlashParts):
         return FLOW if pair.parts.block is not None else FLOW[:2]

@@ -12,18 +12,18 @@ Of the patches with s_i >= 0, except for the share q with the largest e, those w
 share B. If the ratio of C's highest to its second peak is small, nothing is reused.
 
 The paper names these steps, but publishes no equations, constants or code: the forms are ours. We changed: a prefix is
-the policy's transformer over all tokens, those that are no camera's are recomputed every time; controls move no tokens,
-or choose them otherwise (:attr:`Reuse.first`). Reused keys and values keep the position encoding of the time when they
-were computed, so that even a perfect motion estimate is inexact.
+the policy's transformer over all tokens, those that are no camera's are recomputed every time. Reused keys and values
+keep the position encoding of the time when they were computed, so that even a perfect motion estimate is inexact.
+Controls, which move no tokens or choose them otherwise, are in experiments/freqcache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,14 @@ from specact.bundle.network import CPU, Compute, Network
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import Array, FlowBundle, FlowParts
 from specact.observation import Window
+from specact.pair import Answer, Target
 from specact.records import NotNegative, Share, check_fields
-from specact.rng import Role, stream
+from specact.rng import StepAddress
+from specact.systems.flash import FlashVerifier, RoundAnswer, Rounds
+from specact.types import ActionUnits, Outcome, Proposal
+
+if TYPE_CHECKING:
+    from specact.systems.flow import FlashParts
 
 # Frames are float64 [H, W], their real Fourier transforms complex128 [H, W // 2 + 1].
 Plane = NDArray[np.float64]
@@ -58,9 +64,6 @@ class Motion:
     rows: int
     columns: int
     confidence: float
-
-
-NO_MOTION = Motion(0, 0, np.inf)
 
 
 def luma(frame: NDArray[np.uint8]) -> Plane:
@@ -104,15 +107,12 @@ def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -
 
 
 def source_patches(motion: Motion, patch: tuple[int, int], grid: tuple[int, int]) -> NDArray[np.int64]:
-    """For each patch the patch of the previous frame that shows the same; -1 if that was outside the frame.
+    """For each patch the patch of the previous frame that shows the same, ``[R C]``; -1 if it was outside the frame.
 
     Args:
         motion: is rounded to whole patches.
         patch: height and width of a patch [pixels].
         grid: rows R and columns C of patches.
-
-    Returns:
-        Indices ``[R C]``, row by row.
     """
     down, right = round(motion.rows / patch[0]), round(motion.columns / patch[1])
     row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
@@ -167,8 +167,8 @@ def reused(earlier: NDArray[np.int64], rank: Plane, budget: float, refreshed: fl
     Args:
         earlier: see :func:`source_patches`.
         rank: ``[P]``, such as :func:`edge_energy`; the highest are recomputed first.
-        budget: share of all patches that may be reused, in [0, 1].
-        refreshed: q, share of all patches that is always recomputed, the highest-ranked ones, in [0, 1].
+        budget, refreshed: shares of all patches in [0, 1]: those that may be reused; and q, the highest-ranked ones,
+            which are always recomputed.
     """
     count = len(rank)
     order = np.argsort(rank, kind="stable")
@@ -206,10 +206,6 @@ class RefreshSpec:
     target: str
     cameras: Mapping[str, Patches]
 
-    def describe(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class RefreshBundle(Bundle[RefreshSpec]):
@@ -245,11 +241,6 @@ class RefreshBundle(Bundle[RefreshSpec]):
 def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> RefreshBundle:
     """Loads the refresh of a target's prefix.
 
-    Args:
-        path: the folder.
-        target: the flow policy it was made for.
-        compute: where it runs.
-
     Raises:
         BundleError: if a part is missing or damaged, or if it was made for another target.
     """
@@ -279,25 +270,18 @@ class Reuse:
     """Which tokens are reused.
 
     Attributes:
-        cameras: names of the cameras whose tokens may be reused; empty for all.
         least, most: bounds of the budget, the share of a camera's tokens that may be reused, in [0, 1].
         refreshed: q, the share of a camera's tokens that is always recomputed, in [0, 1].
         confidence: minimum confidence of the motion estimate; below it all of a camera's tokens are recomputed.
-        remaps: whether tokens move with the estimated motion; otherwise none is assumed.
-        first: which tokens are recomputed first: those with the most energy at high frequencies (``edges``), those
-            whose patch changed most, those that were computed longest ago, or random ones.
 
     Raises:
         ConfigError: for a number out of range.
     """
 
-    cameras: tuple[str, ...] = ()
     least: Share = 0.3
     most: Share = 0.7
     refreshed: Share = 0.2
     confidence: NotNegative = 1.5
-    remaps: bool = True
-    first: Literal["edges", "changed", "oldest", "random"] = "edges"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -306,111 +290,116 @@ class Reuse:
 
 
 @dataclass(frozen=True)
-class Reused:
-    """The reused tokens of one camera: the estimated motion, and a mask of its P tokens, ``[P]``."""
+class Frame:
+    """What is known of a camera's frame: its :func:`luma` and :func:`spectrum`."""
 
-    motion: Motion
-    mask: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _Frame:
     luma: Plane
-
-    @cached_property
-    def spectrum(self) -> Spectrum:
-        return spectrum(self.luma)
+    spectrum: Spectrum
 
 
 class FreqCached:
-    """A flow policy's networks with one robot's prefix cache, see :class:`~specact.families.chunks.flow.FlowParts`.
-
-    It runs in the robot's own process: a server answers many robots and keeps no state.
+    """The prefix cache of one robot, in its own process: a server answers many robots and keeps no state.
 
     Args:
         networks: of the policy.
         refresh: of the same policy.
         reuse: which tokens are reused.
-        seed: of the random choice of tokens.
 
     Attributes:
-        last: the reused tokens of the last cache, by camera; empty if all of it was computed.
-
-    Raises:
-        ConfigError: for a camera that the policy does not have.
+        motions, masks: of the last cache, by camera: the motion estimate, and which of its P tokens were reused,
+            ``[P]``; empty if all of it was computed.
     """
 
-    def __init__(self, networks: FlowParts, refresh: RefreshBundle, reuse: Reuse, seed: int = 0) -> None:
-        cameras = refresh.spec.cameras
-        unknown = [name for name in reuse.cameras if name not in cameras]
-        if unknown:
-            raise ConfigError(f"this policy has no camera {', '.join(unknown)}; it has {', '.join(cameras)}")
-        self._networks, self._refresh, self._reuse, self._seed = networks, refresh, reuse, seed
-        self._cameras = {name: cameras[name] for name in reuse.cameras or cameras}
-        self.tokens, self.velocity, self.guide = networks.tokens, networks.velocity, networks.guide
+    def __init__(self, networks: FlowParts, refresh: RefreshBundle, reuse: Reuse) -> None:
+        self._networks, self._refresh, self.reuse = networks, refresh, reuse
         self.reset()
-
-    @property
-    def share(self) -> float:
-        """Share of the cameras' tokens that were reused in the last cache, in [0, 1]."""
-        masks = [camera.mask for camera in self.last.values()]
-        return float(np.concatenate(masks).mean()) if masks else 0.0
 
     def reset(self) -> None:
         """Starts an episode with an empty cache."""
-        self._frames: dict[str, _Frame] = {}
+        self._frames: dict[str, Frame] = {}
         self._cache: Array | None = None
-        # How often the token at each position was reused since it was computed.
-        self._ages = {name: np.zeros(patches.rows * patches.columns) for name, patches in self._cameras.items()}
-        self._rng = stream(self._seed, Role.VERIFY)
-        self.last: dict[str, Reused] = {}
+        self.motions: dict[str, Motion] = {}
+        self.masks: dict[str, NDArray[np.bool_]] = {}
 
-    def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Array:
-        """The prefix cache of the robot's next window.
-
-        Raises:
-            ConfigError: for more than one window.
-        """
-        if len(windows) != 1:
-            raise ConfigError(f"the cache is that of one robot, got {len(windows)} windows; use the policy's own parts")
-        read = self._networks.tokens(windows) if tokens is None else tokens
-        before = self._frames
-        self._frames = {name: _Frame(luma(_last(windows[0][name]))) for name in self._cameras}
-        self.last = {}
+    def cache(self, window: Window, tokens: Array | None = None) -> Array:
+        """The prefix cache of the robot's next window, given its tokens if they are computed already."""
+        read = self._networks.tokens([window]) if tokens is None else tokens
+        before, cameras = self._frames, self._refresh.spec.cameras
+        self._frames = {name: _frame(window[name]) for name in cameras}
         if self._cache is None:
-            self._cache = self._networks.cache(windows, read)
+            self._cache = self._networks.cache([window], read)
             return self._cache
-        sources = np.full(read.shape[1], -1)
-        for name, patches in self._cameras.items():
-            earlier, self.last[name] = self._reusable(name, before[name], self._frames[name], patches)
-            mask = self.last[name].mask
-            self._ages[name] = np.where(mask, self._ages[name][earlier] + 1.0, 0.0)
-            sources[patches.first + np.arange(len(earlier))] = np.where(mask, patches.first + earlier, -1)
+        sources, masks = np.full(read.shape[1], -1), {}
+        self.motions = {name: self.motion(before[name], self._frames[name]) for name in cameras}
+        for name, patches in cameras.items():
+            earlier, masks[name] = self._reusable(name, before[name], self._frames[name])
+            sources[patches.first + np.arange(len(earlier))] = np.where(masks[name], patches.first + earlier, -1)
+        self.masks = masks
         self._cache = self._refresh.refreshed(read, sources, self._cache)
         return self._cache
 
-    def _reusable(self, name: str, before: _Frame, now: _Frame, patches: Patches) -> tuple[NDArray[np.int64], Reused]:
-        """For each patch its source in the last frame, and which of them are reused."""
-        reuse, grid, shape = self._reuse, patches.grid, now.luma.shape
-        motion = phase_correlation(before.spectrum, now.spectrum, shape) if reuse.remaps else NO_MOTION
+    def motion(self, before: Frame, now: Frame) -> Motion:
+        """The motion estimate between two frames."""
+        return phase_correlation(before.spectrum, now.spectrum, now.luma.shape)
+
+    def rank(self, name: str, before: Frame, now: Frame, earlier: NDArray[np.int64]) -> Plane:
+        """Of each of a camera's patches; the highest are recomputed first, see :func:`reused`."""
+        return edge_energy(patches_of(now.luma, self._refresh.spec.cameras[name].grid))
+
+    def _reusable(self, name: str, before: Frame, now: Frame) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """For each patch its source in the last frame, and whether it is reused."""
+        reuse, grid, shape = self.reuse, self._refresh.spec.cameras[name].grid, now.luma.shape
+        motion = self.motions[name]
         earlier = source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
         if motion.confidence < reuse.confidence:
-            return earlier, Reused(motion, np.zeros(len(earlier), np.bool_))
-        budget = reuse.most
-        if reuse.least < reuse.most:
-            budget = reuse_budget(spectral_entropy(now.spectrum), reuse.least, reuse.most)
-        if reuse.first == "oldest":
-            rank = self._ages[name][earlier]
-        elif reuse.first == "random":
-            rank = self._rng.random(len(earlier))
-        elif reuse.first == "edges":
-            rank = edge_energy(patches_of(now.luma, grid))
-        else:
-            changes = np.abs(patches_of(now.luma, grid) - patches_of(before.luma, grid)[earlier])
-            rank = np.asarray(changes.mean(axis=(1, 2)))
-        return earlier, Reused(motion, reused(earlier, rank, budget, reuse.refreshed))
+            return earlier, np.zeros(len(earlier), np.bool_)
+        budget = reuse_budget(spectral_entropy(now.spectrum), reuse.least, reuse.most)
+        return earlier, reused(earlier, self.rank(name, before, now, earlier), budget, reuse.refreshed)
 
 
-def _last(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The last of several frames ``[T, H, W, 3]``, or a single one ``[H, W, 3]``."""
-    return frames if frames.ndim == 3 else frames[-1]
+def _frame(seen: NDArray[np.uint8]) -> Frame:
+    """Of ``[H, W, 3]``, or of the last of ``[T, H, W, 3]``."""
+    plane = luma(seen.reshape(-1, *seen.shape[-3:])[-1])
+    return Frame(plane, spectrum(plane))
+
+
+@dataclass(frozen=True)
+class ReusingRounds(Rounds):
+    """Full rounds on a :class:`FreqCached` prefix.
+
+    Attributes:
+        reuse: which tokens are reused.
+    """
+
+    reuse: Reuse = Reuse()
+    local: ClassVar[bool] = True
+
+    def verifier(self, parts: FlashParts, target: Target[RoundAnswer]) -> ReusingVerifier:
+        if parts.refresh is None:
+            raise ConfigError(
+                "these rounds compute a part of the prefix again, and this target has no network for that; make one: "
+                "specact export --refresh"
+            )
+        cached = self.cached(parts.policy.networks, parts.refresh)
+        return ReusingVerifier(target, parts.units, parts.settings.execute, cached)
+
+    def cached(self, networks: FlowParts, refresh: RefreshBundle) -> FreqCached:
+        """A robot's prefix cache."""
+        return FreqCached(networks, refresh, self.reuse)
+
+
+class ReusingVerifier(FlashVerifier):
+    """Computes the rounds of one robot on its prefix cache, which is empty at the start of an episode."""
+
+    def __init__(self, target: Target[RoundAnswer], units: ActionUnits, execute: int, cached: FreqCached) -> None:
+        super().__init__(target, units, execute)
+        self._cached = cached
+        self._last: StepAddress | None = None
+
+    def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
+        if self._last is None or address[:3] != self._last[:3] or address.step <= self._last.step:
+            self._cached.reset()
+        self._last = address
+        cache = self._cached.cache(answer.value.window)
+        found = replace(answer.value, cache=cache).round(proposal.evidence)
+        return replace(found, reused=self._cached.masks).outcome(self.units, self.execute, answer.times)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
-from msgspec import Meta, to_builtins
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
@@ -44,7 +44,7 @@ from specact.records import Record, Size, check_fields
 from specact.remote.client import Client
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
-from specact.systems.flash import FlashParts
+from specact.systems.flow import FlashParts
 from specact.types import Floats, Miss, OffloadTimes
 from specact.wire import exchange as wire
 from specact.wire.arrays import Arrays, ArraySpec, Layout
@@ -360,11 +360,6 @@ class SplitSpec(Record, frozen=True):
     def stages(self) -> int:
         """N, the number of stages."""
         return len(self.activations) + 1
-
-    def describe(self) -> dict[str, Any]:
-        """As plain values, for a manifest."""
-        values = {name: getattr(self, name) for name in ("made_of", "network", "activations", "outputs")}
-        return {**to_builtins(values), "observation": self.observation.describe()}
 
     def reply_bytes(self, cut: int, precision: Precision) -> int:
         """Bytes of the arrays of a reply at a cut; none at cut 0."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import numpy as np
 from msgspec import Meta
@@ -128,10 +128,6 @@ class DraftedFor:
     width: int
     settings: DrafterSettings
 
-    def describe(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class BigramTable:
@@ -238,6 +234,6 @@ def load_token_pair(
     drafters = load_drafters(folder, bundle, compute=compute) if folder.exists() else None
     prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
     return TokenParts(
-        bundle.policy(), drafters, None if draft is None else draft.policy, decoding, bundle.name, bundle.env,
-        joint_fingerprint(*prints), bundle.path, PairSource(str(bundle.path)) if source is None else source,
+        bundle.name, bundle.policy(), drafters, None if draft is None else draft.policy, decoding, env=bundle.env,
+        fingerprint=joint_fingerprint(*prints), path=bundle.path, source=source or PairSource(str(bundle.path)),
     ).pair()  # fmt: skip

@@ -44,18 +44,8 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import Role, StepAddress, stream, streams
-from specact.systems.flash import (
-    ROUNDS,
-    Check,
-    FlashParts,
-    FlashSettings,
-    FlashTarget,
-    RoundRequest,
-    deviations,
-    implied,
-    load_flash,
-    noised,
-)
+from specact.systems.flash import Check, FlashSettings, FlashTarget, RoundRequest, deviations, implied, noised
+from specact.systems.flow import ROUNDS, FlashParts, load_flash
 
 # It warns of what it will change.
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]

@@ -16,7 +16,7 @@ from tests.lab.rollout.conftest import Instant, TapedBall
 
 from specact import Pair
 from specact.execution.schedule import Execution
-from specact.families.chunks.wire import ChunkExchange
+from specact.families.chunks.wire import chunk_contract
 from specact.families.codes.policy import CodeChunks
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
@@ -127,7 +127,7 @@ def test_sizes_on_the_link_are_those_of_float32(ball: Pair[Any]) -> None:
     """State 8 and goal 2 up; 2 books of 16 codes down, each with its probability and offsets of 5 x 2; or 5 x 2."""
     rng = np.random.default_rng(0)
     codes = Route.of(FAR, ball.exchange.contract, rng)
-    chunks = Route.of(FAR, ChunkExchange(of_target(ball).spec).contract, rng)
+    chunks = Route.of(FAR, chunk_contract(of_target(ball).spec), rng)
     assert (codes.up_bytes, codes.down_bytes) == (4 * 10, 4 * 32 * 11)
     assert (chunks.up_bytes, chunks.down_bytes) == (4 * 10, 4 * 10)
 

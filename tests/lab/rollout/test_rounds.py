@@ -22,7 +22,7 @@ from specact.lab.tised.sweep import measure_settings
 from specact.lab.train.variants import BundleVariants
 from specact.observation import ObservationSpec
 from specact.pair import Pair
-from specact.systems.flash import ROUNDS, load_flow_pair
+from specact.systems.flow import ROUNDS, load_flow_pair
 
 BUNDLE = "ball-chase-flow"
 FULL_S, CHECK_S, FAILED_S = 0.16, 0.04, 0.2

@@ -22,7 +22,9 @@ from specact.links.link import load_link
 from specact.links.model import round_trip
 from specact.load import load_pair
 from specact.observation import Window
-from specact.systems.flash import ROUNDS, Round
+from specact.systems.flash import Round
+from specact.systems.flow import ROUNDS
+from specact.systems.freqcache import ReusingRounds
 
 BALL = load_pair("ball")
 TARGET_MS, DELAY = 8.0, "loopback+delay=30"
@@ -90,11 +92,12 @@ def test_a_round_takes_time_for_the_tokens_that_it_computes() -> None:
     none, half = (setting.driver for setting in settings)
     assert isinstance(none, RoundsDriver) and isinstance(half, RoundsDriver)
     assert none.rounds == ROUNDS["full"] and none.kinds == ("full",)
-    assert half.rounds.reuse is not None and (half.rounds.reuse.least, half.rounds.reuse.most) == (0.5, 0.5)
+    assert isinstance(half.rounds, ReusingRounds) and (half.rounds.reuse.least, half.rounds.reuse.most) == (0.5, 0.5)
     assert [len(parts) for parts in measure_settings(settings).values()] == [1, 2]
     takes, empty = half.duration_s((0.010, 0.006)), np.zeros((0, 0), np.float32)
-    full = Round(np.zeros((8, 4), np.float32), 0, False, False, empty)
-    assert [takes(full, share) for share in (0.0, 0.25, 0.5)] == pytest.approx([0.010, 0.008, 0.006])
+    masks = [{"image": np.arange(4) < count} for count in range(3)]
+    found = [takes(Round(np.zeros((8, 4), np.float32), 0, False, False, empty, mask)) for mask in masks]
+    assert found == pytest.approx([0.010, 0.008, 0.006])
 
 
 def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:

@@ -19,7 +19,8 @@ from specact.lab.train.recipe import FlashRecipe
 from specact.lab.train.train import train
 from specact.load import load_policy
 from specact.observation import Window, vectors
-from specact.systems.flash import FlashSettings, load_flash
+from specact.systems.flash import FlashSettings
+from specact.systems.flow import load_flash
 
 RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="", execute=3, heads=2, steps=150, batch=32, learning_rate=5e-3, warmup=5,

@@ -29,16 +29,8 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
-from specact.systems.flash import (
-    FLASH_PARTS,
-    ROUNDS,
-    Block,
-    Check,
-    FlashParts,
-    FlashSettings,
-    FlashTarget,
-    RoundRequest,
-)
+from specact.systems.flash import Block, Check, FlashSettings, FlashTarget, RoundRequest
+from specact.systems.flow import FLASH_PARTS, ROUNDS, FlashParts
 
 RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="my_flow:padded", execute=3, data=("made.npz",), heads=2, steps=20, batch=8,

@@ -14,7 +14,7 @@ import numpy as np
 from specact.errors import BundleError, ConfigError, MissError, SpecactError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import Description, FunctionPolicy, Inputs
-from specact.families.chunks.wire import FAMILY, ChunkExchange, check_served
+from specact.families.chunks.wire import FAMILY, check_served, chunk_contract
 from specact.observation import Window, read_spec
 from specact.records import read_toml
 from specact.remote.client import Client
@@ -141,7 +141,7 @@ def openpi_policy(server: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e
     Raises:
         RemoteError: if there is no connection.
     """
-    client = Client(server.endpoint, ChunkExchange(server.spec).contract)
+    client = Client(server.endpoint, chunk_contract(server.spec))
     try:
         client.connect(_CONNECT_TIMEOUT_S)
     except BaseException:

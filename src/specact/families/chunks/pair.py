@@ -28,7 +28,7 @@ from specact.families.chunks.sources import LoadedPolicy, kind_of_source, try_ou
 from specact.families.chunks.wire import ChunkExchange
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
-from specact.pair import UNNAMED, Answer, Pair, PairSource, Target, TargetVerifier
+from specact.pair import Answer, Pair, PairIdentity, PairSource, Target, TargetVerifier
 from specact.records import NotNegative, Positive, Record, Size, check_fields, read_record
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import ActionUnits, Origin, Outcome, Proposal
@@ -39,11 +39,10 @@ Load = Callable[..., LoadedPolicy]
 
 
 @dataclass(frozen=True)
-class ChunkParts:
+class ChunkParts(PairIdentity):
     """A chunk policy as the draft, and any other as the target.
 
     Attributes:
-        name: of the pair.
         draft: the small policy.
         units: of the actions, also for distances between actions.
         target_spec: of the local or remote target.
@@ -51,13 +50,12 @@ class ChunkParts:
         execute: how many actions of a chunk are executed before the next inference.
         accept_within: the drafted actions are executed up to the first one that is further from the target's
             [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
-        overlap, env, fingerprint, path, source: see :class:`~specact.pair.Pair`.
+        overlap: see :class:`~specact.pair.Pair`.
 
     Raises:
         ConfigError: for incompatible policies, or a number out of range.
     """
 
-    name: str
     draft: ChunkPolicy
     units: ActionUnits
     target_spec: ChunkSpec
@@ -65,15 +63,10 @@ class ChunkParts:
     execute: int
     accept_within: float = 0.0
     overlap: Literal["drop", "average"] = "drop"
-    env: str = ""
-    fingerprint: str = ""
-    path: Path | None = None
-    source: PairSource = UNNAMED
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec
-        check_one_robot(draft, target)
-        _ = draft.observation.union(target.observation)
+        joint_observation(self.draft, target)
         if {self.units.centre.shape, self.units.scale.shape} != {(draft.actions,)}:
             raise ConfigError(f"the range of the actions must be that of {draft.actions} actions")
         most = min(draft.chunk, target.chunk)
@@ -99,9 +92,8 @@ class ChunkParts:
         """As a pair."""
         seen = self.draft.spec.observation
         return Pair(
-            name=self.name, observation=seen.union(self.target_spec.observation), units=self.units,
-            execute=self.execute, rate_hz=self.draft.spec.rate_hz, overlap=self.overlap, env=self.env,
-            fingerprint=self.fingerprint, path=self.path, source=self.source, parts=self,
+            **self.identity, observation=joint_observation(self.draft, self.target_spec), units=self.units,
+            execute=self.execute, rate_hz=self.draft.spec.rate_hz, overlap=self.overlap, parts=self,
             drafter=lambda: ChunkDrafter(self.draft, seen, self.units),
             target=lambda: ChunkAnswers(self.target),
             verifier=lambda target: ChunkVerifier(target, self.units, self.execute, self.accept_within),
@@ -109,17 +101,22 @@ class ChunkParts:
         )  # fmt: skip
 
 
-def check_one_robot(draft: ChunkSpec, target: ChunkSpec) -> None:
-    """Refuses policies of different robots.
+def joint_observation(draft: ChunkPolicy | None, target: ChunkSpec) -> ObservationSpec:
+    """What a target and the draft, if there is one, see.
 
     Raises:
-        ConfigError: for different numbers of actions, or control rates.
+        ConfigError: for policies of different robots: other numbers of actions, or control rates.
+        BundleError: if they see different things under one name.
     """
-    if (draft.actions, draft.rate_hz) != (target.actions, target.rate_hz):
+    if draft is None:
+        return target.observation
+    spec = draft.spec
+    if (spec.actions, spec.rate_hz) != (target.actions, target.rate_hz):
         raise ConfigError(
-            f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
+            f"the draft has {spec.actions} actions at {spec.rate_hz:g} Hz and the target {target.actions} at "
             f"{target.rate_hz:g} Hz; they must be those of one robot"
         )
+    return spec.observation.union(target.observation)
 
 
 class ChunkDrafter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -26,32 +27,44 @@ MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 28, 0.1, 1000
 _Float32 = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 
+def chunk_contract(spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None) -> Contract:
+    """What device and server of a chunk policy agree on.
+
+    Args:
+        spec: of the policy.
+        units: of its actions, whose range a server states; None if it is unknown.
+        verify: a family's own request of each step, where its server verifies.
+    """
+    chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
+    old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
+    kinds = {
+        "infer": Kind(Layout({}), Layout({"chunk": chunk})),
+        "inpaint": Kind(Layout(old), Layout({"chunk": chunk})),
+    }
+    limits = {} if units is None else {"low": units.centre - units.scale, "high": units.centre + units.scale}
+    stated = {name: limit.tolist() for name, limit in limits.items()}
+    contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated)
+    return contract if verify is None else replace(contract, kinds=kinds | {"verify": verify}, step_kind="verify")
+
+
 class ChunkExchange:
     """See :class:`~specact.wire.exchange.Exchange`; chunks are in the environment's units.
 
-    Each request has its own random stream.
+    Each request has its own random stream. Families that verify on the server extend it by :meth:`verify`; clients that
+    do not know them can use it all the same.
 
     Args:
-        spec: of the target.
+        spec, units: see :func:`chunk_contract`, as ``verifies``.
         name, fingerprint: of the target.
-        target: makes the target; None on a device.
-        units: of its actions, whose range a server states; None if it is unknown.
+        target: makes the target; called on a server only.
     """
 
     def __init__(
-        self, spec: ChunkSpec, name: str = "", fingerprint: str = "", target: Callable[[], ChunkPolicy] | None = None,
-        units: ActionUnits | None = None,
+        self, spec: ChunkSpec, name: str, fingerprint: str, target: Callable[[], ChunkPolicy],
+        units: ActionUnits | None = None, verifies: Kind | None = None,
     ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._target = name, fingerprint, target
-        chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
-        old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
-        kinds = {
-            "infer": Kind(Layout({}), Layout({"chunk": chunk})),
-            "inpaint": Kind(Layout(old), Layout({"chunk": chunk})),
-        }
-        limits = {} if units is None else {"low": units.centre - units.scale, "high": units.centre + units.scale}
-        stated = {name: limit.tolist() for name, limit in limits.items()}
-        self.contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated)
+        self.contract = chunk_contract(spec, units, verifies)
 
     @cached_property
     def policy(self) -> ChunkPolicy:
@@ -60,8 +73,6 @@ class ChunkExchange:
         Raises:
             BundleError: where it is only on a server.
         """
-        if self._target is None:
-            raise BundleError(f"the target of {self.name or 'this pair'} is only on its server")
         return self._target()
 
     @property
@@ -73,12 +84,18 @@ class ChunkExchange:
         return arrays["chunk"]
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        if kind == "verify":
+            return self.verify(requests)
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         if kind == "inpaint":
             return [self._inpainted(request, rng) for request, rng in zip(requests, rngs, strict=True)]
         chunks = self.policy.infer_batch([request.window for request in requests], rngs)
         check_chunks(self.name, self.policy.spec, chunks, len(requests))
         return [{"chunk": chunk} for chunk in chunks]
+
+    def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """The replies to requests of a family's own kind."""
+        raise NotImplementedError
 
     def _inpainted(self, request: Request, rng: np.random.Generator) -> Arrays | WireError:
         if not self.policy.inpaints:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from msgspec import Meta, structs
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.bundle.manifest import Words
@@ -64,10 +64,6 @@ class PolicySpec(Record, frozen=True):
     def observation(self) -> ObservationSpec:
         """Union of the observations that draft and target need; the device stores these."""
         return self.draft.union(self.target)
-
-    def describe(self) -> dict[str, Any]:
-        """As plain values, for a manifest."""
-        return structs.asdict(self) | {"draft": self.draft.describe(), "target": self.target.describe()}
 
 
 class InfersCodes(Protocol):

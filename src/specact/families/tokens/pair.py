@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.chunks.pair import check_one_robot
+from specact.families.chunks.pair import joint_observation
 from specact.families.chunks.policy import ChunkPolicy, resized
 from specact.families.tokens.policy import BINS, Array, TokenPolicy, Tokens, to_actions, to_tokens
 from specact.families.tokens.speculative import Acceptance, Decoded, relaxed
 from specact.families.tokens.verify import DecodingRequest, Prefilled, TokenTarget, TokenVerifier
 from specact.families.tokens.wire import TokenExchange
 from specact.observation import Window
-from specact.pair import UNNAMED, Follower, Pair, PairSource
+from specact.pair import Follower, Pair, PairIdentity
 from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord, value
 
 
@@ -213,7 +212,7 @@ def _tokens(actions: Chunk) -> Tokens:
 
 
 @dataclass(frozen=True)
-class TokenParts:
+class TokenParts(PairIdentity):
     """A token policy as the target, which is greedy.
 
     Attributes:
@@ -221,25 +220,12 @@ class TokenParts:
         drafters: a :class:`~specact.systems.tokens.DrafterBundle`, what was fitted to it, or None.
         draft: a policy on the device, or None.
         decoding: of verified steps, with its source of candidates.
-        name, env, fingerprint, path, source: see :class:`~specact.pair.Pair`.
-
-    Raises:
-        ConfigError: for a draft that is incompatible with the target.
     """
 
     policy: TokenPolicy
     drafters: Any = None
     draft: ChunkPolicy | None = None
     decoding: Decoding = GREEDY
-    name: str = ""
-    env: str = ""
-    fingerprint: str = ""
-    path: Path | None = None
-    source: PairSource = UNNAMED
-
-    def __post_init__(self) -> None:
-        if self.draft is not None:
-            check_one_robot(self.draft.spec, self.policy.spec)
 
     @property
     def units(self) -> ActionUnits:
@@ -256,12 +242,15 @@ class TokenParts:
         return TokenTarget(self.policy, {} if self.drafters is None else self.drafters.own)
 
     def pair(self) -> Pair[Prefilled]:
-        """As a pair; all of a chunk is executed."""
+        """As a pair; all of a chunk is executed.
+
+        Raises:
+            ConfigError: for a draft that is incompatible with the target.
+        """
         spec = self.policy.spec
-        seen = spec.observation if self.draft is None else self.draft.spec.observation.union(spec.observation)
         return Pair(
-            name=self.name, observation=seen, units=self.units, execute=spec.chunk, rate_hz=spec.rate_hz, env=self.env,
-            fingerprint=self.fingerprint, path=self.path, source=self.source, parts=self,
+            **self.identity, observation=joint_observation(self.draft, spec), units=self.units, execute=spec.chunk,
+            rate_hz=spec.rate_hz, parts=self,
             drafter=lambda: self.decoding.drafter(self), target=self.target,
             verifier=lambda target: TokenVerifier(target, self.units),
             exchange=TokenExchange(self.policy, self.units, self.name, self.fingerprint, self.target),

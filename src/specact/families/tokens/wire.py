@@ -8,7 +8,6 @@ what a head on the device needs from the target: the feature of the chunk's firs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -40,15 +39,8 @@ class TokenExchange(ChunkExchange):
     def __init__(
         self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str, target: Callable[[], TokenTarget]
     ) -> None:
-        super().__init__(policy.spec, name, fingerprint, lambda: policy, units)
-        self.contract = replace(
-            self.contract, kinds={**self.contract.kinds, "verify": _verification(policy)}, step_kind="verify"
-        )
+        super().__init__(policy.spec, name, fingerprint, lambda: policy, units, _verification(policy))
         self._tokens, self._units, self._decoder = policy, units, cache(target)
-
-    @property
-    def steady(self) -> bool:
-        return True
 
     def request(self, proposal: Proposal) -> Arrays:
         asked: DecodingRequest = proposal.evidence.request
@@ -82,10 +74,8 @@ class TokenExchange(ChunkExchange):
         )
         return token_outcome(decoded, self._tokens, self._units, times)
 
-    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.exchange.Exchange`; all verifications are decoded in one batch."""
-        if kind != "verify":
-            return super().answer(kind, requests)
+    def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """All are decoded in one batch."""
         questions = [self._question(request) for request in requests]
         # Requests that are refused are not part of the batch.
         asked = {row: question for row, question in enumerate(questions) if isinstance(question, DecodingRequest)}

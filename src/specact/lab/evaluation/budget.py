@@ -22,7 +22,7 @@ from specact.lab.rollout.methods import HYBRID, load_method
 from specact.lab.rollout.statistics import Interval, seeds_interval, wilson
 from specact.pair import Pair
 from specact.rng import StepAddress
-from specact.systems.flash import ROUNDS
+from specact.systems.flow import ROUNDS
 from specact.systems.tokens import DECODINGS
 from specact.wire import messages
 from specact.wire.exchange import Request
@@ -42,7 +42,7 @@ _UNDRAFTED = {
     name
     for name, decoding in DECODINGS.items()
     if (decoding.proposes, decoding.then, decoding.gate) == ("nothing", "none", "always")
-} | {name for name, rounds in ROUNDS.items() if (rounds.proposes, rounds.reuse) == ("nothing", None)}
+} | {name for name, rounds in ROUNDS.items() if rounds.proposes == "nothing" and not rounds.local}
 
 
 @dataclass(frozen=True)

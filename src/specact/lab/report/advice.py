@@ -20,7 +20,7 @@ from specact.lab.rollout.families import decoded_by, family_of
 from specact.lab.rollout.methods import METHODS
 from specact.links.link import load_link, round_trip
 from specact.pair import Pair
-from specact.systems.flash import FlashParts
+from specact.systems.flow import FlashParts
 
 # Milliseconds of a pair's parts, by the name of the composition; "" is the pair as it was loaded.
 Parts = Mapping[str, Mapping[str, float]]

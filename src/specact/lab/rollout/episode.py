@@ -229,7 +229,7 @@ class Pairing:
     target_s: float = 0.0
     verifier: Callable[[Target[Any]], Verifier] | None = None
     late_for_s: float | None = None
-    round_s: Callable[[Round, float], float] | None = None
+    round_s: Callable[[Round], float] | None = None
 
 
 def run_pair(

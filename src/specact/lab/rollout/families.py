@@ -32,7 +32,8 @@ from specact.lab.rollout.timed import BatchVerifier, Prepared, SharedClock, Toke
 from specact.observation import Window
 from specact.pair import Drafter, LocalTarget, Pair, Target, TargetPolicy, Verifier
 from specact.rng import Role, StepAddress, StepStreams, streams
-from specact.systems.flash import ROUNDS, FlashParts, Round
+from specact.systems.flash import Round
+from specact.systems.flow import FULL, FlashParts
 from specact.systems.tokens import DECODINGS
 from specact.types import Miss, Proposal, StepRecord
 
@@ -350,11 +351,10 @@ class FlashRollout(FamilyRollout):
                 "actions": count, "deviation": np.nan, "reused": 0.0,
             }  # fmt: skip
         outcome: Round = record.outcome.evidence
-        parts = record.proposal.evidence.parts
         return row | {
             "action_change": 0.0, "full": outcome.full, "checked": outcome.checked, "accepted": outcome.accepted,
             "actions": count, "deviation": float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan,
-            "reused": 0.0 if parts is None else parts.share,
+            "reused": outcome.reused_share,
         }  # fmt: skip
 
     def wanted(self, targets: Sequence[Chunk]) -> Sequence[Chunk]:
@@ -387,7 +387,7 @@ def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
     if not isinstance(pair.parts, kind):
         raise ConfigError(f"{method.name} ({method.about}) needs {needed}; {pair.name} is none")
     # The name finds calibrations, that of a family's default is empty.
-    default = method.composition in (DECODINGS["ar"], ROUNDS["full"])
+    default = method.composition in (DECODINGS["ar"], FULL)
     source = replace(pair.source, decoding="" if default else method.name)
     return pair.composed(source=source, **{field: method.composition})
 

@@ -12,7 +12,7 @@ from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.imports import is_plugin
 from specact.pair import Pair
-from specact.systems.flash import ROUNDS
+from specact.systems.flow import ROUNDS
 from specact.systems.tokens import DECODINGS
 
 # A method that a run is compared with; of several names the first one that ran.

@@ -18,7 +18,6 @@ from specact.observation import Window
 from specact.pair import Answer, Drafter, Follower, Pending, TargetPolicy, Verifier, checked
 from specact.rng import StepAddress
 from specact.systems.flash import Round
-from specact.systems.freqcache import FreqCached
 from specact.types import CLOCK, ActionUnits, Clock, Miss, OffloadTimes, Outcome, Proposal, StepRecord
 from specact.wire.exchange import Contract
 
@@ -70,20 +69,16 @@ class TimedTarget(Generic[A]):
 
 
 class TimedRounds:
-    """The verifier of a flow policy, another one's, whose rounds take an accounted time.
+    """The verifier of a flow policy, another one's, whose rounds take the accounted time ``duration_s``."""
 
-    ``duration_s`` are the seconds of a round, given it and the reused share of the cameras' tokens.
-    """
-
-    def __init__(self, verifier: Verifier, clock: Clock, duration_s: Callable[[Round, float], float]) -> None:
+    def __init__(self, verifier: Verifier, clock: Clock, duration_s: Callable[[Round], float]) -> None:
         self._verifier, self._clock, self._duration_s = verifier, clock, duration_s
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """The verifier's."""
-        parts: FreqCached | None = proposal.evidence.parts
 
         def spend(outcome: Outcome) -> Outcome:
-            self._clock.sleep(self._duration_s(outcome.evidence, 0.0 if parts is None else parts.share))
+            self._clock.sleep(self._duration_s(outcome.evidence))
             return outcome
 
         return self._verifier.submit(proposal, address).then(spend)

@@ -19,7 +19,7 @@ import numpy as np
 from specact.execution.schedule import Execution
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
-from specact.families.chunks.wire import ChunkExchange
+from specact.families.chunks.wire import chunk_contract
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
@@ -39,8 +39,9 @@ from specact.load import load_pair
 from specact.observation import ObservationSpec, Window
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepAddress, stream
-from specact.systems.flash import Check, FlashParts, Round, RoundRequest, Rounds
-from specact.systems.freqcache import FreqCached
+from specact.systems.flash import Check, Round, RoundRequest, Rounds
+from specact.systems.flow import FlashParts
+from specact.systems.freqcache import ReusingRounds
 from specact.systems.roboecc import Precision, StagedFolder, code_reader, load_staged, pack, unpack
 from specact.types import Decision
 
@@ -139,7 +140,7 @@ class PolicyDriver:
     @property
     def crossing(self) -> tuple[int, int] | None:
         """Bytes up and down the link; None where nothing crosses it."""
-        return ChunkExchange(self.build().spec).contract.array_bytes
+        return chunk_contract(self.build().spec).array_bytes
 
     def call(self, part: str) -> Callable[[], object]:
         """One of its parts on an observation of zeros, to be timed."""
@@ -309,7 +310,7 @@ class RoundsDriver:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of rounds that occur: with reused tokens, with an accepting check, with a failing one."""
-        if self.rounds.reuse is not None:
+        if isinstance(self.rounds, ReusingRounds):
             return "full", "reused"
         return ("full",) if self.rounds.proposes == "nothing" else ("full", "check", "failed")
 
@@ -322,26 +323,28 @@ class RoundsDriver:
     def call(self, part: str) -> Callable[[], object]:
         """One of its parts on an observation of zeros, to be timed."""
         flow: FlashParts = self.load().parts
-        target, parts = flow.target(), None
-        if part == "reused":
-            assert self.rounds.reuse is not None and flow.refresh is not None, "checked by the lever"
-            # Motion estimates of a blank image have no confidence.
-            parts = FreqCached(flow.policy.networks, flow.refresh, replace(self.rounds.reuse, confidence=0.0))
         check = Check(within=0.0 if part == "failed" else 1e9, guarded=False)
-        request = RoundRequest(part in ("full", "reused"), check=check, parts=parts)
-        answer = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
-        return lambda: answer.round(request)
+        request = RoundRequest(part in ("full", "reused"), check=check)
+        answer = flow.target().answer(flow.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
+        if part != "reused":
+            return lambda: answer.round(request)
+        rounds = self.rounds
+        assert isinstance(rounds, ReusingRounds) and flow.refresh is not None, "checked by the lever"
+        # Motion estimates of a blank image have no confidence.
+        certain = replace(rounds, reuse=replace(rounds.reuse, confidence=0.0))
+        cached = certain.cached(flow.policy.networks, flow.refresh)
+        return lambda: replace(answer, cache=cached.cache(answer.window)).round(request)
 
-    def duration_s(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
-        """The duration of a round as a function of it and its reused share, given the time of each kind [s].
+    def duration_s(self, latencies_s: Sequence[float]) -> Callable[[Round], float]:
+        """The duration of a round as a function of it, given the time of each kind [s].
 
         For partial reuse the time is interpolated linearly in the share.
         """
-        reuse, times = self.rounds.reuse, dict(zip(self.kinds, latencies_s, strict=True))
+        rounds, times = self.rounds, dict(zip(self.kinds, latencies_s, strict=True))
 
-        def seconds(round_: Round, share: float) -> float:
-            if reuse is not None and share > 0.0:
-                return times["full"] + (times["reused"] - times["full"]) * share / reuse.most
+        def seconds(round_: Round) -> float:
+            if isinstance(rounds, ReusingRounds) and round_.reused_share > 0.0:
+                return times["full"] + (times["reused"] - times["full"]) * round_.reused_share / rounds.reuse.most
             return times["full" if not round_.checked else "failed" if round_.full else "check"]
 
         return seconds

@@ -15,8 +15,8 @@ from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, Setting, SplitDriver
 from specact.pair import Pair
-from specact.systems.flash import FLASH, ROUNDS
-from specact.systems.freqcache import FREQCACHE, Reuse
+from specact.systems.flow import FLASH, FULL, ROUNDS
+from specact.systems.freqcache import FREQCACHE, Reuse, ReusingRounds
 
 
 @dataclass(frozen=True)
@@ -193,14 +193,14 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> Drive
 def _checked(subject: Subject, strength: float) -> Driver:
     _check_range("a distance", strength, float("inf"))
     path = _path(subject, FLASH, 'block that drafts; train one with a recipe of kind = "flash"')
-    return RoundsDriver(path, replace(ROUNDS["flash_fitted"], within=strength) if strength else ROUNDS["full"])
+    return RoundsDriver(path, replace(ROUNDS["flash_fitted"], within=strength) if strength else FULL)
 
 
 def _reused(subject: Subject, strength: float) -> Driver:
     _check_range("a share of tokens", strength)
     path = _path(subject, FREQCACHE, "refresh of its prefix; make one: specact export --refresh")
     reuse = Reuse(least=strength, most=strength, refreshed=0.0)
-    return RoundsDriver(path, replace(ROUNDS["freqcache"], reuse=reuse) if strength else ROUNDS["full"])
+    return RoundsDriver(path, ReusingRounds(ROUNDS["freqcache"].about, reuse=reuse) if strength else FULL)
 
 
 def _split(subject: Subject, strength: float) -> Driver:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specact.bundle.bundle import HEAD
-from specact.bundle.manifest import INSTRUCTION, Describable, Words, fingerprint_of, write_manifest
+from specact.bundle.manifest import INSTRUCTION, Words, fingerprint_of, write_manifest
 from specact.bundle.network import open_session
 from specact.errors import BundleError, ConfigError
 from specact.files import write_whole
@@ -294,7 +294,7 @@ class BundleFolder:
         self.parity[part] = export_checked(graph, self.files[part], half=self.half, weights=weights)
         self.parameters[part] = parameters_of(graph.module)
 
-    def finish(self, manifest: Mapping[str, Any], spec: Describable) -> Path:
+    def finish(self, manifest: Mapping[str, Any], spec: object) -> Path:
         """Writes the manifest, of which only what the files determine is new; a head for other parts is removed."""
         values = {key: value for key, value in manifest.items() if key not in ("head", "shared", "files")}
         for key, found in (("parity", self.parity), ("parameters", self.parameters)):

@@ -33,7 +33,8 @@ from specact.lab.train.recipe import FlashRecipe, Recipe, chunk_recipe_of, plain
 from specact.load import load_policy
 from specact.observation import Window
 from specact.rng import Role, stream
-from specact.systems.flash import FLASH_PARTS, Block, FlashSettings, MadeFor, deviations, flow_of, implied, noised
+from specact.systems.flash import Block, FlashSettings, deviations, implied, noised
+from specact.systems.flow import FLASH_PARTS, MadeFor, flow_of
 
 # Windows that are validated on, and that the check is measured on.
 _VALIDATED = 512

@@ -48,7 +48,8 @@ from specact.observation import ObservationSpec
 from specact.pair import Pair
 from specact.records import Count, NotNegative, Share
 from specact.rng import Role, StepAddress, stream, streams
-from specact.systems.flash import FlashDrafter, FlashParts
+from specact.systems.flash import FlashDrafter
+from specact.systems.flow import FlashParts
 from specact.types import Floats
 
 _TINY = 1e-4
