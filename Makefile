@@ -69,7 +69,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.venv
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	$(PIP) hatchling editables
-	$(INSTALL) '.[server,sim,train,report,retrieval,record,docs,vla-eval,ray,dev]'
+	$(INSTALL) '.[server,sim,train,report,record,docs,vla-eval,ray,dev]'
 	$(PIP) --no-deps openpi-client # it pins numpy < 2 and works with 2; tests drive our server with it
 	@touch $@ $(VENV)/.demo
 

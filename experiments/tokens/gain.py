@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.tokens.methods import FILTER, METHODS, RETRIEVAL
+from experiments.tokens.methods import DEFINED, FILTER, METHODS, PERFECT, RANDOM
 from specact.families.tokens.pair import Decoding, TokenDrafter
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
@@ -26,13 +26,13 @@ TOLERANCES = (0, 5, 9, 15, 20)
 # Drafters by themselves; each is measured at every tolerance.
 _DRAFTERS = {
     "the head": Decoding("", then="head"),
-    "the memory": replace(RETRIEVAL, gate="always"),
+    "the memory": replace(DEFINED["retrieval"], gate="always"),
     "the last action": Decoding("", "last"),
-    "the filter": replace(FILTER, bins=0),
+    "the filter": FILTER,
     "the bigram table": Decoding("", then="bigram"),
     "the draft policy": Decoding("", "draft"),
-    "random tokens": Decoding("", "random"),
-    "the target's own tokens": Decoding("", "perfect"),
+    "random tokens": RANDOM,
+    "the target's own tokens": PERFECT,
 }
 _COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated")
 # The columns of an inference, and the seconds of the proposal and of the whole.

@@ -28,7 +28,6 @@ EXTRAS: dict[str, dict[str, str]] = {
         "prometheus_client": "prometheus-client", "PIL": "pillow",
     },
     "record": {"mcap": "mcap", "PIL": "pillow"},
-    "retrieval": {"voyager": "voyager"},
     "vla-eval": {"vla_eval": "vla-eval"},
     "ray": {"ray": "ray[serve]"},
 }  # fmt: skip

@@ -1,171 +1,168 @@
-"""Entries that are retrieved by what was seen."""
+"""HeiSD: the metric of fast and straight motion, and the memory."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specact.errors import BundleError, ConfigError, MissingExtraError, ObservationError
+from specact.errors import ConfigError, ObservationError
 from specact.records import read_record
-from specact.systems import heisd
-from specact.systems.heisd import Entries, Index, SkipRule, load_entries, unit
+from specact.systems.heisd import KinematicMetric, Memory, unit
+
+W = 15
+# R and D themselves, as long as they are below 1.
+RADIUS = KinematicMetric(W, 1.0, 0.0, 1.0, 0.0, 1.0)
+DISTANCE = replace(RADIUS, alpha=0.0)
 
 
-def entries(count: int = 60, seed: int = 0) -> Entries:
+def turned(points: np.ndarray, seed: int, dimensions: int = 3) -> np.ndarray:
+    """The same points somewhere else: turned, perhaps mirrored, moved by up to 2 in every direction."""
     rng = np.random.default_rng(seed)
-    return Entries(
-        unit(rng.normal(size=(count, 12))),
-        rng.integers(256, size=(count, 8)),
-        np.arange(count) // 10,
-        np.arange(count) % 10,
-    )
+    turn, _ = np.linalg.qr(rng.normal(size=(dimensions, dimensions)))
+    flat = np.zeros((len(points), dimensions))
+    flat[:, : points.shape[1]] = points
+    return np.asarray(flat @ turn.T + rng.uniform(-2.0, 2.0, dimensions))
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_the_nearest_come_first_with_their_tokens_and_place(graph: bool) -> None:
-    known = entries()
-    index = Index(known, graph=graph)
+def arc(radius: float, angle: float = 1.2) -> np.ndarray:
+    """Points on part of a circle."""
+    angles = np.linspace(0.0, angle, W)
+    return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def line(speed: float, count: int = W) -> np.ndarray:
+    return np.linspace([0.0, 0.0], [speed * (count - 1), 0.0], count)
+
+
+def wandering(seed: int, count: int = 60) -> np.ndarray:
+    """A smooth path of changing speed and direction."""
+    return np.cumsum(np.cumsum(np.random.default_rng(seed).normal(0.0, 1e-3, (count, 3)), axis=0), axis=0)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3, 7])
+@pytest.mark.parametrize("angle", [0.1, 1.2, 2 * np.pi])
+def test_the_radius_is_that_of_the_circle(dimensions: int, angle: float) -> None:
+    for seed, radius in enumerate((0.02, 0.3, 0.9)):
+        assert RADIUS.now(turned(arc(radius, angle), seed, dimensions)) == pytest.approx(radius, rel=1e-6)
+
+
+def test_the_radius_is_that_of_the_least_squares_circle_and_the_distance_the_length_of_the_path() -> None:
+    rng = np.random.default_rng(1)
+    for seed in range(5):
+        flat = arc(0.4) + rng.normal(0.0, 0.01, (W, 2))
+        sides = np.c_[2.0 * flat, np.ones(W)]
+        x, y, _ = np.linalg.lstsq(sides, (flat**2).sum(axis=1), rcond=None)[0]
+        # Noise across the plane is projected away, the plane being that of most variance.
+        away = np.linalg.norm(flat - [x, y], axis=1).mean()
+        assert RADIUS.now(turned(flat, seed)) == pytest.approx(away, rel=1e-9)
+    there_and_back = np.concatenate([line(0.01, 8), line(0.01, 8)[-2::-1]])
+    assert DISTANCE.now(turned(there_and_back, 0)) == pytest.approx(0.14)
+    assert DISTANCE.now(turned(arc(0.1, 1.4), 1)) == pytest.approx(2 * 0.1 * 14 * np.sin(0.05))
+
+
+@given(st.integers(0, 10_000))
+def test_turning_moving_and_reversing_a_path_changes_nothing(seed: int) -> None:
+    metric, path = KinematicMetric.fit([wandering(number) for number in range(4)]), wandering(seed)
+    found = metric.along(path)
+    np.testing.assert_allclose(metric.along(turned(path, seed + 1)), found, atol=1e-6)
+    assert found.min() >= 0.0 and found.max() <= 1.0 and not found[: W - 1].any()
+    assert [metric.now(path[: end + 1]) for end in (5, W - 1, 40)] == pytest.approx(found[[5, W - 1, 40]])
+    assert metric.now(path[-W:]) == pytest.approx(metric.now(path[::-1][:W]), abs=1e-6)
+
+
+def test_ranges_are_the_smallest_and_the_95th_percentile_of_calibration() -> None:
+    paths = [turned(arc(radius), number) for number, radius in enumerate(np.linspace(0.1, 0.9, 81))]
+    metric = KinematicMetric.fit([*paths, line(0.01)])
+    assert metric.least_radius == pytest.approx(0.1) and metric.most_radius == pytest.approx(0.86)
+    # Norm(D) of the arcs is their Norm(R), but for the line among them.
+    fused = [metric.now(turned(arc(radius), 7)) for radius in (0.05, 0.1, 0.48, 0.86, 5.0)]
+    assert fused == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0], abs=0.01)
+    assert read_record(asdict(metric), KinematicMetric, "metric") == metric
+
+
+@given(st.integers(0, 10_000), st.floats(1e-4, 0.05))
+def test_a_straight_path_of_equal_steps_is_the_most_at_its_speed(seed: int, speed: float) -> None:
+    metric = KinematicMetric.fit([wandering(number) for number in range(4)])
+    bends = np.random.default_rng(seed).normal(size=(W, 3))
+    bent = np.cumsum(speed * bends / np.linalg.norm(bends, axis=1, keepdims=True), axis=0)
+    assert metric.now(turned(line(speed), seed)) >= metric.now(bent) - 1e-9
+    slower = metric.now(turned(line(speed / 2), seed))
+    assert slower <= metric.now(turned(line(speed), seed)) + 1e-9
+    assert slower >= 0.5  # the radius of a line is infinite
+
+
+def test_what_does_not_move_is_0_wherever_it_is() -> None:
+    metric = replace(KinematicMetric.fit([wandering(0)]), least_radius=0.0, least_distance=0.0)
+    for place in ([0.0, 0.0, 0.0], [0.7, -1e5, 1e-9]):
+        still = np.tile(place, (W, 1))
+        assert metric.now(still) == 0.0
+        # So is what differs in the last bit.
+        still[3] = np.nextafter(still[3], np.inf)
+        assert metric.now(still) == 0.0
+    assert metric.now(line(0.01, W - 1)) == 0.0 and metric.now(np.zeros((0, 3))) == 0.0
+
+
+def test_calibration_that_has_no_range_gives_one() -> None:
+    straight = KinematicMetric.fit([line(0.01, 40), line(0.02, 40)])
+    assert (straight.least_radius, straight.most_radius) == (0.0, 0.0)
+    assert [straight.now(line(speed)) for speed in (0.01, 0.02)] == pytest.approx([0.5, 1.0])
+    still = KinematicMetric.fit([np.ones((40, 3))])
+    assert still.now(line(0.02)) == 1.0 and still.now(np.ones((W, 3))) == 0.0
+
+
+def test_paths_that_are_none_are_refused() -> None:
+    metric = KinematicMetric.fit([wandering(0)])
+    for path in (np.full((W, 3), np.nan), np.zeros((W, 1)), np.zeros(W)):
+        with pytest.raises(ObservationError, match="at least 2 dimensions"):
+            metric.now(path)
+        with pytest.raises(ConfigError, match="cannot be fitted"):
+            KinematicMetric.fit([path])
+    for paths in ([], [wandering(0, W - 1)]):
+        with pytest.raises(ConfigError, match="at least 15 points"):
+            KinematicMetric.fit(paths)
+
+
+def test_ranges_that_are_none_are_refused() -> None:
+    for values in ({"least_radius": 2.0}, {"most_distance": np.inf}, {"least_distance": -1.0}, {"most_radius": np.nan}):
+        with pytest.raises(ConfigError):
+            KinematicMetric(**{**asdict(RADIUS), **values})
+
+
+# ---- the memory ------------------------------------------------------------------------------------------------------
+
+
+def remembered(count: int = 60) -> Memory:
+    rng = np.random.default_rng(0)
+    return Memory(unit(rng.normal(size=(count, 12))), rng.integers(256, size=(count, 8)))
+
+
+def test_the_nearest_come_first() -> None:
+    known = remembered()
     for seed in range(10):
         query = np.random.default_rng(100 + seed).normal(size=12)
-        cosines = known.features @ query / np.linalg.norm(query)
-        order = np.argsort(-cosines)
+        order = np.argsort(-(known.features @ query))
         for count in (1, 5, 1000):
-            found = index.nearest(query, count)
-            best = order[:count]
-            np.testing.assert_array_equal(found.tokens, known.tokens[best])
-            np.testing.assert_array_equal(found.episodes * 10 + found.steps, best)
-            np.testing.assert_allclose(found.similarities, cosines[best], atol=1e-6)
+            np.testing.assert_array_equal(known.nearest(query, count), known.tokens[order[:count]])
     # By cosine: how long a feature is does not matter.
-    np.testing.assert_array_equal(index.nearest(query).tokens, index.nearest(100.0 * query).tokens)
-    assert index.nearest(known.features[17]).similarities[0] == pytest.approx(1.0)
-    assert (index.nearest(known.features[17]).episodes[0], index.nearest(known.features[17]).steps[0]) == (1, 7)
+    np.testing.assert_array_equal(known.nearest(query), known.nearest(100.0 * query))
 
 
 def test_equal_features_come_in_their_order() -> None:
-    known = entries(200)
-    same = np.random.default_rng(1).permutation(200) < 60
-    known = replace(known, features=known.features[np.where(same, 0, 1)], steps=np.arange(200))
-    index = Index(known)
-    assert index.nearest(known.features[same][0], 60).steps.tolist() == np.flatnonzero(same).tolist()
+    known, same = remembered(200), np.random.default_rng(1).permutation(200) < 60
+    known = Memory(known.features[np.where(same, 0, 1)], np.arange(200)[:, None])
+    assert known.nearest(known.features[same][0], 60)[:, 0].tolist() == np.flatnonzero(same).tolist()
 
 
-def test_a_feature_that_points_nowhere_is_refused() -> None:
+def test_features_that_point_nowhere_and_memories_that_are_none_are_refused() -> None:
+    known = remembered()
     for feature in (np.zeros(12), np.full(12, np.nan), np.full(12, np.inf)):
         with pytest.raises(ObservationError, match="0 or not finite"):
-            Index(entries()).nearest(feature)
+            known.nearest(feature)
     np.testing.assert_allclose(np.linalg.norm(unit(np.full((3, 2), 1e30, np.float32)), axis=1), 1.0, rtol=1e-6)
-
-
-def test_entries_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
-    known = entries()
-    known.save(tmp_path / "entries.safetensors")
-    found = load_entries(tmp_path / "entries.safetensors")
-    for name, part in vars(known).items():
-        # Features are kept in half precision.
-        np.testing.assert_allclose(getattr(found, name), part, rtol=0.0, atol=1e-3 if name == "features" else 0.0)
-        assert getattr(found, name).dtype == part.dtype
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "entries.safetensors"
-    with pytest.raises(BundleError, match="holds no entries"):
-        load_entries(file)
-    entries().save(file)
-    intact, parts = file.read_bytes(), load_file(file)
-    for damaged in (b"", intact[:-1], intact[:50], b"x" + intact, bytes(len(intact))):
-        file.write_bytes(damaged)
-        with pytest.raises(BundleError, match="holds no entries"):
-            load_entries(file)
-    features = parts["features"].copy()
-    features[3, 4] = np.nan
-    for changed in (
-        {"features": features},
-        {"features": 2.0 * parts["features"]},
-        {"features": parts["features"].astype(np.float64)},
-        {"features": parts["features"][:-1]},
-        {"features": parts["features"].ravel()},
-        {"tokens": parts["tokens"].astype(np.int64)},
-        {"tokens": parts["tokens"][:, :0]},
-        {"steps": parts["steps"][:, None]},
-        {"more": parts["steps"]},
-        {name: part[:0] for name, part in parts.items()},
-    ):
-        save_file({**parts, **changed}, file)
-        with pytest.raises(BundleError, match="holds no entries"):
-            load_entries(file)
-    save_file({name: part for name, part in parts.items() if name != "steps"}, file)
-    with pytest.raises(BundleError, match="holds no entries"):
-        load_entries(file)
-    file.write_bytes(intact)
-    load_entries(file)
-
-
-def test_entries_that_are_none_are_refused() -> None:
-    known = entries()
-    for tokens in (known.tokens + 200, known.tokens - 200):
-        with pytest.raises(ConfigError, match="0 to 255"):
-            replace(known, tokens=tokens)
-    with pytest.raises(ConfigError, match="length 1"):
-        replace(known, features=2.0 * known.features)
-
-
-def test_a_rule_is_kept_as_it_is_and_refused_out_of_range() -> None:
-    rule = SkipRule(0.9, 3)
-    assert read_record(asdict(rule), SkipRule, "rule") == rule
-    for values in ((1.1, 3), (0.9, -1)):
-        with pytest.raises(ConfigError):
-            SkipRule(*values)
-
-
-def clustered(count: int, seed: int) -> Entries:
-    """Features of count steps of 40 places that are always the same."""
-    centres, rng = np.random.default_rng(0).normal(size=(40, 48)), np.random.default_rng(seed)
-    features = unit(centres[rng.integers(40, size=count)] + 0.5 * rng.normal(size=(count, 48)))
-    numbers = np.arange(count)
-    return Entries(features, np.zeros((count, 2), np.int64), numbers, numbers)
-
-
-def recall(approximate: Index, exact: Index, queries: np.ndarray, count: int) -> float:
-    """The share of the nearest that is found."""
-    return float(np.mean([
-        np.isin(exact.nearest(query, count).steps, approximate.nearest(query, count).steps).mean() for query in queries
-    ]))  # fmt: skip
-
-
-def test_a_graph_finds_almost_all_and_answers_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    known, queries = clustered(3000, 1), clustered(150, 2).features
-    exact, graph, again = Index(known), Index(known, graph=True), Index(known, graph=True)
-    assert recall(graph, exact, queries, 5) > 0.97
-    for query in queries[:50]:
-        np.testing.assert_array_equal(graph.nearest(query, 5).steps, again.nearest(query, 5).steps)
-    # What is asked for is what is searched for: the nearest to something else are not these.
-    other = Index(replace(known, features=known.features[::-1]), graph=True)
-    assert recall(graph, exact, queries, 5) > 5 * recall(other, exact, queries, 5)
-    monkeypatch.setattr(heisd, "_GRAPH_DEGREE", 2)
-    monkeypatch.setattr(heisd, "_EF_SEARCH", 1)
-    assert recall(Index(known, graph=True), exact, queries, 5) < 0.9
-
-
-def test_where_the_graph_leads_to_too_few_it_compares_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = clustered(200, 1)
-    graph = Index(known, graph=True)
-    import voyager
-
-    class Torn:
-        def query(self, *_: object, **__: object) -> None:
-            raise voyager.RecallError("fewer")
-
-    monkeypatch.setattr(graph, "_graph", Torn())
-    feature = known.features[3]
-    np.testing.assert_array_equal(graph.nearest(feature, 7).steps, Index(known).nearest(feature, 7).steps)
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "voyager", None)
-    with pytest.raises(MissingExtraError, match=r"specact\[retrieval\]"):
-        Index(clustered(5, 1), graph=True)
+    for features in (2.0 * known.features, known.features[:-1], np.zeros((0, 12), np.float32)):
+        with pytest.raises(ConfigError, match="length 1"):
+            Memory(features, known.tokens)

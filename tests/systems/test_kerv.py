@@ -1,4 +1,4 @@
-"""The threshold that adapts, and the spacing of compensations."""
+"""KERV: filters that extrapolate executed actions, and the tolerance that adapts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,176 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
+from specact.families.tokens.policy import to_actions, to_tokens
 from specact.records import read_record
-from specact.systems.kerv import AdaptiveThreshold, Spacing, Threshold, typical_change, variability
-
-BINS = st.lists(st.floats(0.0, 100.0), max_size=30)
+from specact.systems.kerv import AdaptiveTolerance, Kalman, Rule, typical_change, variability
 
 
-def trace(settings: Threshold, *seen: float) -> list[float]:
-    """The threshold after every step."""
-    threshold, found = AdaptiveThreshold(settings), []
-    for value in seen:
-        threshold.update(value)
-        found.append(threshold.r)
-    return found
+def textbook(q: float, r: float, history: np.ndarray, *, halved: bool = False) -> float:
+    """One dimension: the state after a measurement, in matrices, begun with a vast covariance; the next action.
+
+    Args:
+        q, r, history: as of the filter.
+        halved: a wrong variant, whose noise enters the velocity alone.
+    """
+    step = np.array([[1.0, 1.0], [0.0, 1.0]])
+    noise = q * (np.array([[0.0, 0.0], [0.0, 1.0]]) if halved else np.array([[0.25, 0.5], [0.5, 1.0]]))
+    looks = np.array([[1.0, 0.0]])
+    state, spread = np.zeros((2, 1)), 1e9 * r * np.eye(2)
+    for value in history:
+        gain = spread @ looks.T @ np.linalg.inv(looks @ spread @ looks.T + r)
+        state = state + gain @ (np.array([[value]]) - looks @ state)
+        rest = np.eye(2) - gain @ looks
+        spread = rest @ spread @ rest.T + r * gain @ gain.T
+        state, spread = step @ state, step @ spread @ step.T + noise
+    return float(state[0, 0])
+
+
+def smooth(rng: np.random.Generator, count: int, dimensions: int = 3) -> np.ndarray:
+    """Bin centres of the steps of minimum-jerk motions over 110 steps, with noise of 0.02: ``[count, 110, A]``."""
+    time = np.linspace(0.0, 1.0, 110)
+    speed = 30.0 * time**2 - 60.0 * time**3 + 30.0 * time**4
+    heights = rng.uniform(-0.5, 0.5, (count, 1, dimensions))
+    actions = heights * speed[:, None] + rng.normal(0.0, 0.02, (count, 110, dimensions))
+    return to_actions(to_tokens(actions.astype(np.float32)))
+
+
+def error(model: Kalman | None, episodes: np.ndarray) -> float:
+    """Mean error of the next action after ten; None repeats the last one."""
+    steps = [(one[step - 10 : step], one[step]) for one in episodes for step in range(10, len(one), 3)]
+    guesses = [seen[-1] if model is None else model.predict(seen, 1)[0] for seen, _ in steps]
+    return float(np.mean([np.abs(guess - after).mean() for guess, (_, after) in zip(guesses, steps, strict=True)]))
+
+
+def test_every_dimension_is_the_textbook_filter() -> None:
+    q, r = (1e-4, 0.02, 1e-3), (2e-3, 1e-3, 0.05)
+    history = np.random.default_rng(0).uniform(-0.3, 0.3, (12, 3))
+    found = Kalman("velocity", q, r).predict(history, 1)[0]
+    for dimension in range(3):
+        expected = textbook(q[dimension], r[dimension], history[:, dimension])
+        assert found[dimension] == pytest.approx(expected, abs=1e-6)
+        wrong = textbook(q[dimension], r[dimension], history[:, dimension], halved=True)
+        assert found[dimension] != pytest.approx(wrong, abs=1e-6)
+
+
+def test_constant_velocity_is_predicted_exactly() -> None:
+    line = np.array([-0.3, 0.1]) + np.arange(12)[:, None] * np.array([0.05, -0.02])
+    model = Kalman("velocity", (1e-4, 1e-4), (1e-9, 1e-9))
+    np.testing.assert_allclose(model.predict(line[:8], 4), line[8:], atol=1e-5)
+
+
+@pytest.mark.parametrize("motion", ["velocity", "walk"])
+def test_one_action_is_repeated_and_nothing_leaves_the_range(motion: str) -> None:
+    model = read_record({"motion": motion, "q": [0.01], "r": [0.01]}, Kalman, "filter")
+    assert model.predict(np.array([[0.25]]), 3) == pytest.approx(0.25)
+    rising = model.predict(np.linspace(0.0, 0.9, 10)[:, None], 20)
+    assert rising.dtype == np.float32 and rising.shape == (20, 1) and rising.max() <= 1.0
+    assert (rising[-1] == 1.0) == (motion == "velocity")
+
+
+def test_the_random_walk_of_the_released_code_repeats_the_last_action() -> None:
+    # p = q + p r / (p + r), gain = p / (p + r).
+    spread = (1.0 + np.sqrt(1.0 + 4e-3)) / 2.0
+    gain = spread / (spread + 1e-3)
+    assert gain == pytest.approx(0.999, abs=1e-5)
+    found = Kalman("walk", (1.0,), (1e-3,)).predict(np.r_[np.zeros(40), 0.5][:, None], 1)
+    assert found[0, 0] == pytest.approx(0.5 * gain, abs=1e-7)
+
+
+def test_a_gripper_is_copied_and_never_extrapolated() -> None:
+    history = np.stack([np.linspace(0.0, 0.5, 5), np.array([-1.0, -1.0, -1.0, -1.0, 0.9])], axis=1)
+    copied, free = (Kalman("velocity", (0.1, 0.1), (1e-3, 1e-3), which).predict(history, 3) for which in ((1,), ()))
+    assert copied[:, 1].tolist() == [pytest.approx(0.9)] * 3 and free[:, 1].tolist() == [1.0] * 3
+    np.testing.assert_array_equal(copied[:, 0], free[:, 0])
+
+
+def test_on_smooth_motion_a_velocity_beats_the_last_action() -> None:
+    rng = np.random.default_rng(3)
+    model, walk = (Kalman.fit(list(smooth(rng, 40)), motion=motion) for motion in ("velocity", "walk"))
+    held_out = smooth(rng, 12)
+    last = error(None, held_out)
+    assert error(model, held_out) < 0.9 * last
+    assert error(Kalman("walk", (1.0,) * 3, (1e-3,) * 3), held_out) == pytest.approx(last, rel=0.01)
+    # Fitted, the walk averages as much as pays, and still lags behind.
+    assert error(model, held_out) < 0.95 * error(walk, held_out)
+
+
+@pytest.mark.parametrize(("motion", "q", "r"), [("velocity", 4e-4, 2e-3), ("walk", 1e-3, 4e-3)])
+def test_a_fit_finds_the_variances_that_made_the_actions(motion: str, q: float, r: float) -> None:
+    rng = np.random.default_rng(5)
+    episodes = []
+    for length in (150, 90, 220, 200, 3) * 6:
+        pushes = rng.normal(0.0, np.sqrt(q), length)
+        if motion == "velocity":
+            speed = np.cumsum(pushes)
+            states = np.cumsum(np.r_[0.0, speed[:-1]] + 0.5 * pushes)
+        else:
+            states = np.cumsum(pushes)
+        measured = states + rng.normal(0.0, np.sqrt(r), length)
+        episodes.append(np.stack([measured, np.full(length, 0.5)], axis=1))
+    model = Kalman.fit(episodes, motion="velocity" if motion == "velocity" else "walk", copied=(1,))
+    # About 4,000 measurements: the standard error of either logarithm is below 0.1.
+    assert abs(np.log(model.q[0] / q)) < 0.4 and abs(np.log(model.r[0] / r)) < 0.4
+    # A dimension that never changes has a filter, too.
+    assert model.predict(np.full((4, 2), 0.5), 1) == pytest.approx(0.5, abs=1e-6)
+    assert read_record(asdict(model), Kalman, "filter") == model
+
+
+def test_what_is_unknown_at_the_start_of_short_episodes_does_not_count() -> None:
+    rng = np.random.default_rng(8)
+    states = np.cumsum(rng.normal(0.0, 0.1, (4000, 3, 1)), axis=1)
+    model = Kalman.fit(list(states + rng.normal(0.0, 0.1, states.shape)), motion="walk")
+    # Were the first of three measurements counted, both would be too small by a third: 0.4 in the logarithm. The
+    # standard errors of both are below 0.1.
+    assert abs(np.log(model.r[0] / 0.01)) < 0.2 and abs(np.log(model.q[0] / 0.01)) < 0.3
+
+
+def test_a_fit_reads_every_episode_by_itself() -> None:
+    rng = np.random.default_rng(6)
+    episodes = [np.cumsum(rng.normal(0.0, 0.01, (60, 1)), axis=0) + offset for offset in (-0.8, 0.8) * 5]
+    apart, joined = Kalman.fit(episodes, motion="walk"), Kalman.fit([np.concatenate(episodes)], motion="walk")
+    assert apart.q[0] == pytest.approx(1e-4, rel=0.25)
+    assert joined.q[0] > 10.0 * apart.q[0]
+
+
+@pytest.mark.parametrize(
+    ("motion", "q", "r", "copied"),
+    [("jump", (1.0,), (1.0,), ()), ("walk", (-1.0,), (1.0,), ()), ("walk", (1.0,), (0.0,), ()),
+     ("walk", (np.inf,), (1.0,), ()), ("walk", (1.0,), (1.0, 1.0), ()), ("walk", (), (), ()),
+     ("walk", (1.0,), (1.0,), (1,)), ("velocity", (1e308,), (1.0,), ()), ("walk", (1.0,), (1e-300,), ())],
+)  # fmt: skip
+def test_settings_that_are_none_are_refused(motion: str, q: tuple, r: tuple, copied: tuple) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ConfigError):
+        Kalman(motion, q, r, copied)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("q", "r"), [(0.0, 1e-12), (0.0, 1e12), (1e12, 1e-12), (1e12, 1e12)])
+def test_the_extremes_of_the_settings_give_finite_actions(q: float, r: float) -> None:
+    history = np.array([[-1.0], [1.0]] * 6)
+    assert np.isfinite(Kalman("velocity", (q,), (r,)).predict(history, 50)).all()
+
+
+def test_episodes_that_say_nothing_are_refused() -> None:
+    for episodes in ([], [np.zeros((1, 2))], [np.full((9, 2), np.nan)]):
+        with pytest.raises(ConfigError, match="finite actions"):
+            Kalman.fit(episodes, motion="walk")
+
+
+# ---- the tolerance ---------------------------------------------------------------------------------------------------
+
+
+def trace(rule: Rule, scale: float, *seen: float) -> list[float]:
+    """The tolerance of 5 to 15 bins after every step of an episode, which knows nothing of the last one."""
+    tolerance, traces = AdaptiveTolerance(5, 15, rule, scale), []
+    for _ in range(2):
+        tolerance.reset()
+        found = [tolerance.r]
+        for value in seen:
+            tolerance.update(value)
+            found.append(tolerance.r)
+        traces.append(found)
+    assert traces[0] == traces[1] and traces[0][0] == 5 and min(traces[0]) >= 5 and max(traces[0]) <= 15
+    return traces[0][1:]
 
 
 def test_variability_is_the_distance_in_actions() -> None:
@@ -34,57 +191,29 @@ def test_variability_is_the_distance_in_actions() -> None:
 
 
 def test_the_rules_are_their_equations() -> None:
-    seen = (0.1, 0.4, 0.2)
     # dK is 0.3, then -0.2; K_S = 0.5.
-    first, second = 10.0 * math.exp(-(0.6**3)), 10.0 * math.exp(-(0.4**3))
-    assert trace(Threshold(5, 15, "repaired", 0.5, 3.0), *seen) == pytest.approx([5.0, 5.0 + first, 5.0 + second])
-    assert trace(Threshold(5, 15, "printed", 0.5, 3.0), *seen) == pytest.approx([5.0, 5.0 + first, 15.0])
+    first, second = 10.0 * math.exp(-(0.6**2)), 10.0 * math.exp(-(0.4**2))
+    assert trace("repaired", 0.5, 0.1, 0.4, 0.2) == pytest.approx([5.0, 5.0 + first, 5.0 + second])
+    assert trace("printed", 0.5, 0.1, 0.4, 0.2) == pytest.approx([5.0, 5.0 + first, 15.0])
 
 
-@given(BINS)
+@given(st.lists(st.floats(0.0, 100.0), max_size=30))
 def test_the_printed_rule_never_falls_and_is_soon_at_its_bound(seen: list[float]) -> None:
-    rising = trace(Threshold(5, 15, "printed", 1.0, 2.0), *seen)
+    trace("repaired", 0.01, *seen)
+    rising = trace("printed", 1.0, *seen)
     assert rising == sorted(rising)
     # Wherever the variability changes by less than the scale, r grows by more than a third of its range.
-    changes = np.abs(np.diff(seen))
-    if np.count_nonzero(changes <= 1.0) >= 3:
+    if np.count_nonzero(np.abs(np.diff(seen)) <= 1.0) >= 3:
         assert rising[-1] == 15.0
 
 
 def test_the_repaired_rule_falls_again() -> None:
     calm, upset = [0.2] * 5, [3.0]
-    repaired = trace(Threshold(5, 15, "repaired", 0.5, 2.0), *calm, *upset, *calm)
+    repaired = trace("repaired", 0.5, *calm, *upset, *calm)
     assert repaired[4] == 15.0 and repaired[5] < 5.01 and repaired[-1] == 15.0
-    assert trace(Threshold(5, 15, "printed", 0.5, 2.0), *calm, *upset, *calm)[4:] == [15.0] * 7
+    assert trace("printed", 0.5, *calm, *upset, *calm)[4:] == [15.0] * 7
     # What was accepted is far off in every step, and steadily so.
-    assert trace(Threshold(5, 15, "repaired", 0.5, 2.0), *[3.0] * 4)[-1] == 15.0
-
-
-@given(BINS, st.sampled_from(["printed", "repaired"]), st.floats(0.0, 20.0), st.floats(0.0, 20.0))
-def test_r_never_leaves_its_bounds(seen: list[float], rule: str, low: float, width: float) -> None:
-    values = {"low": low, "high": low + width, "rule": rule, "scale": 0.01, "power": 3.0}
-    threshold = AdaptiveThreshold(read_record(values, Threshold, "threshold"))
-    assert asdict(threshold.settings) == values
-    for value in [0.0, *seen]:
-        threshold.update(value)
-        assert low <= threshold.r <= low + width and threshold.bins == math.floor(threshold.r)
-    threshold.reset()
-    assert threshold.r == low
-
-
-@given(BINS)
-def test_a_fixed_threshold_stays(seen: list[float]) -> None:
-    for r in (0.0, 9.0):
-        assert set(trace(Threshold(r, r), *seen)) <= {r}
-
-
-def test_an_episode_knows_nothing_of_the_last_one() -> None:
-    threshold = AdaptiveThreshold(Threshold(5, 15, "repaired", 0.5, 2.0))
-    for value in (0.0, 0.0, 0.0):
-        threshold.update(value)
-    threshold.reset()
-    threshold.update(0.0)
-    assert threshold.r == 5.0
+    assert trace("repaired", 0.5, *[3.0] * 4)[-1] == 15.0
 
 
 def test_the_scale_is_the_median_change_within_episodes() -> None:
@@ -94,41 +223,3 @@ def test_the_scale_is_the_median_change_within_episodes() -> None:
     for nothing in ([], [[0.0, 0.0]]):
         with pytest.raises(ConfigError, match="does not change"):
             typical_change(nothing)
-
-
-@pytest.mark.parametrize("plain", [0, 1, 4, 7])
-def test_there_are_at_least_so_many_plain_steps_between_two_compensations(plain: int) -> None:
-    spacing, fired = Spacing(plain), []
-    for step in range(60):
-        if spacing.armed:
-            fired.append(step)
-        spacing.update(spacing.armed)
-    assert fired == list(range(0, 60, plain + 1))
-
-
-@given(st.integers(0, 6), st.lists(st.booleans(), max_size=60))
-def test_it_waits_for_a_rejection_and_counts_from_the_compensation(plain: int, rejected: list[bool]) -> None:
-    spacing, fired = Spacing(plain), [-math.inf]
-    for step, one in enumerate(rejected):
-        assert spacing.armed == (step - fired[-1] > plain)
-        compensated = one and spacing.armed
-        if compensated:
-            fired.append(step)
-        spacing.update(compensated)
-    spacing.reset()
-    assert spacing.armed
-
-
-def test_a_spacing_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 0"):
-        Spacing(-1)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"low": -1.0}, {"low": 16.0}, {"high": math.inf}, {"scale": 0.0}, {"scale": math.nan}, {"power": 0.0},
-     {"power": 11.0}, {"rule": "literal"}],
-)  # fmt: skip
-def test_a_threshold_that_is_none_is_refused(values: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        Threshold(**values)  # type: ignore[arg-type]

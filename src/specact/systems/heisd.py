@@ -10,9 +10,8 @@ For an observation with feature f (the mean of the target encoder's tokens, of u
 3. verify-skip: a retrieved chunk is executed unverified while ``cos(f, f_v)`` to the last verified feature is at least
    a bound, and that is at most so many inferences ago.
 
-What we changed: the memory is one file, searched exactly or in a graph as in the paper; the bounds of verify-skip are
-fitted to held-out rollouts and may never be reached, so that :class:`Similarity` skips as often as it is asked to; R
-and D are defined as in the paper or as in its released code.
+What we changed: the memory is one file, all of which is compared; the bounds of verify-skip are fitted to held-out
+rollouts and may never be reached, so that :class:`Similarity` skips as often as it is asked to.
 """
 
 from __future__ import annotations
@@ -21,32 +20,24 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 
-from specact.errors import BundleError, ConfigError, MissingExtraError, ObservationError
+from specact.errors import ConfigError, ObservationError
 from specact.families.tokens.pair import Decoding, DraftedTokens, TokenDrafter, TokenParts
-from specact.families.tokens.policy import BINS, Array, Tokens
+from specact.families.tokens.policy import Array, Tokens
 from specact.families.tokens.speculative import Acceptance, grouped
 from specact.families.tokens.verify import DecodingRequest
-from specact.files import write_whole
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.records import Share, WholeNumber, check_arguments, check_fields
-from specact.types import Proposal, StepRecord
+from specact.types import Floats, Proposal, StepRecord
 
 # Candidates retrieved from the memory (K in the released code), and the tolerance in bins where the head drafts.
 _NEIGHBOURS, _HEAD_BINS = 5, 9
-# Of the memory's file.
-_KINDS = {"features": np.float16, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}
-_Floats = NDArray[np.float64]
-Definition = Literal["paper", "code"]
 _PERCENTILE = 95.0
 # A window with a smaller extent, relative to its distance from the origin, does not move: that is rounding error. One
 # with a smaller width, relative to its length, is straight.
@@ -57,23 +48,16 @@ _MIN_EXTENT, _MIN_WIDTH = 1e-12, 1e-6
 class KinematicMetric:
     """The fused metric ``F = alpha Norm(R) + (1 - alpha) Norm(D)`` of the last w points of a path.
 
-    R measures how straight the path is. The points are projected onto their plane (the first two principal axes), and a
-    circle is fitted to them by least squares (Kasa 1976; the paper fits iteratively). ``paper``: R is the mean distance
-    of the projected points to its centre, and D the length of the path, ``sum |P_i - P_i+1|``. ``code``, as in the
-    code that was released: R is the circle's radius, and ``D = sum |P_last - P_i|``.
-    ``Norm(x) = (x - least) / (most - least)``, within [0, 1].
-
-    Straight windows have an infinite radius, so that their Norm(R) is 1; without motion, F is 0.
+    R measures how straight the path is: the points are projected onto their plane (the first two principal axes), a
+    circle is fitted to them by least squares (Kasa 1976; the paper fits iteratively), and R is their mean distance to
+    its centre; infinite for straight windows. D is the length of the path, ``sum |P_i - P_i+1|``.
+    ``Norm(x) = (x - least) / (most - least)``, within [0, 1]; without motion, F is 0.
 
     Args:
         window: w, number of points, at least 3.
         alpha: weight of the radius, in [0, 1].
         least_radius, most_radius: smallest R of calibration, and its 95th percentile, in the unit of the points.
         least_distance, most_distance: the same for D.
-        definition: which of the two.
-
-    Raises:
-        ConfigError: for values that are not allowed.
     """
 
     window: Annotated[int, Meta(ge=3, le=1 << 20)]
@@ -82,7 +66,7 @@ class KinematicMetric:
     most_radius: float
     least_distance: float
     most_distance: float
-    definition: Definition = "paper"
+    definition: Literal["paper"] = "paper"  # of R and D, in files
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -91,36 +75,23 @@ class KinematicMetric:
                 raise ConfigError(f"ranges of the kinematic metric must fulfil 0 <= least <= most, got {least}, {most}")
 
     @classmethod
-    def fit(
-        cls,
-        paths: Sequence[NDArray[np.floating]],
-        window: int = 15,
-        alpha: float = 0.5,
-        definition: Definition = "paper",
-    ) -> Self:
-        """The metric with the ranges of given paths: from the smallest value to the 95th percentile.
-
-        Args:
-            paths: points of the end effector, or joints, one per control step, ``[n, d]`` with d at least 2.
-            window, alpha, definition: as of the metric.
+    def fit(cls, paths: Sequence[NDArray[np.floating]], window: int = 15, alpha: float = 0.5) -> Self:
+        """The metric with the ranges of given paths ``[n, d]``, d at least 2: smallest value to 95th percentile.
 
         Raises:
             ConfigError: for points that are not finite or of one dimension, or if no path is as long as a window.
         """
         try:
-            found = [_measure(path, window, definition) for path in paths if len(path) >= window]
+            found = [_measure(path, window) for path in paths if len(path) >= window]
         except ObservationError as error:
             raise ConfigError(f"the kinematic metric cannot be fitted to these paths: {error}") from None
         if not found:
             raise ConfigError(f"the kinematic metric needs a path of at least {window} points to be fitted to")
         radii, distances = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return cls(window, alpha, *_range(radii[np.isfinite(radii)]), *_range(distances), definition)
+        return cls(window, alpha, *_range(radii[np.isfinite(radii)]), *_range(distances))
 
     def now(self, points: NDArray[np.floating]) -> float:
-        """F of the last w points, in [0, 1]; 0 if there are fewer, as for precise motion.
-
-        Args:
-            points: oldest first, ``[k, d]``.
+        """F of the last w of some points ``[k, d]``, oldest first; 0 if there are fewer, as for precise motion.
 
         Raises:
             ObservationError: for points that are not finite, or of one dimension.
@@ -128,11 +99,11 @@ class KinematicMetric:
         found = self.along(points[-self.window :])
         return float(found[-1]) if len(found) else 0.0
 
-    def along(self, path: NDArray[np.floating]) -> _Floats:
+    def along(self, path: NDArray[np.floating]) -> Floats:
         """F at every point of a path, ``[n]``; see :meth:`now`."""
         found = np.zeros(len(path))
         if len(path) >= self.window:
-            radii, distances = _measure(path, self.window, self.definition)
+            radii, distances = _measure(path, self.window)
             straight = _normalised(radii, self.least_radius, self.most_radius)
             fast = _normalised(distances, self.least_distance, self.most_distance)
             fused = self.alpha * straight + (1.0 - self.alpha) * fast
@@ -140,7 +111,7 @@ class KinematicMetric:
         return found
 
 
-def _measure(path: NDArray[np.floating], window: int, definition: Definition) -> tuple[_Floats, _Floats]:
+def _measure(path: NDArray[np.floating], window: int) -> tuple[Floats, Floats]:
     """R and D of every window of a path, ``[n - w + 1]`` each; both 0 without motion."""
     path = np.asarray(path, np.float64)
     if path.ndim != 2 or path.shape[1] < 2 or not np.isfinite(path).all():
@@ -157,28 +128,20 @@ def _measure(path: NDArray[np.floating], window: int, definition: Definition) ->
     squares = (plane**2).sum(axis=2, keepdims=True)
     centres = (plane * squares).sum(axis=1, keepdims=True) / (2.0 * extents[bent, None, :2] ** 2)
     radii = np.where(moves, np.inf, 0.0)
-    if definition == "paper":
-        radii[bent] = np.linalg.norm(plane - centres, axis=2).mean(axis=1)
-        lengths = np.linalg.norm(np.diff(points, axis=1), axis=2)
-    else:
-        radii[bent] = np.sqrt((centres**2).sum(axis=(1, 2)) + squares.mean(axis=(1, 2)))
-        lengths = np.linalg.norm(points[:, -1:] - points, axis=2)
+    radii[bent] = np.linalg.norm(plane - centres, axis=2).mean(axis=1)
+    lengths = np.linalg.norm(np.diff(points, axis=1), axis=2)
     return radii, np.where(moves, lengths.sum(axis=1), 0.0)
 
 
-def _range(values: _Floats) -> tuple[float, float]:
+def _range(values: Floats) -> tuple[float, float]:
     """Smallest value and 95th percentile; both 0 for no values, as if no radius is finite."""
     return (float(values.min()), float(np.percentile(values, _PERCENTILE))) if len(values) else (0.0, 0.0)
 
 
-def _normalised(values: _Floats, least: float, most: float) -> _Floats:
+def _normalised(values: Floats, least: float, most: float) -> Floats:
     """From 0 at ``least`` to 1 at ``most``; 1 if they are equal."""
     shares = np.clip((values - least) / (most - least if most > least else 1.0), 0.0, 1.0)
     return np.where(values >= most, 1.0, shares)
-
-
-# Of the graph that a memory may be searched in: M and ef_construction as in the paper, and ef of a query.
-_GRAPH_DEGREE, _EF_CONSTRUCTION, _EF_SEARCH = 16, 100, 100
 
 
 def unit(features: NDArray[np.floating]) -> Array:
@@ -195,122 +158,37 @@ def unit(features: NDArray[np.floating]) -> Array:
 
 
 @dataclass(frozen=True)
-class Entries:
-    """The memory: features and chunks of n steps.
+class Memory:
+    """What was seen and done in n steps.
 
     Attributes:
         features: of unit length, ``[n, F]``.
         tokens: the target's or the demonstrated chunk, ``[n, T]``, each 0 to 255.
-        episodes, steps: of origin, ``[n]``.
 
     Raises:
-        ConfigError: if it is empty or inconsistent.
+        ConfigError: if it is empty, or a feature is not of unit length.
     """
 
     features: Array
     tokens: Tokens
-    episodes: Tokens
-    steps: Tokens
 
     def __post_init__(self) -> None:
-        shapes = {name: part.shape for name, part in vars(self).items()}
-        count, apart = len(self.features), np.linalg.norm(self.features, axis=-1) - 1.0
-        aligned = all(shape[:1] == (count,) for shape in shapes.values())
-        ranks = [len(shape) for shape in shapes.values()]
-        if not count or ranks != [2, 2, 1, 1] or not all(self.tokens.shape) or not aligned:
-            raise ConfigError(f"entries need features [n, F], tokens [n, T], episodes [n] and steps [n], got {shapes}")
-        if not (np.abs(apart) < 1e-3).all() or self.tokens.min() < 0 or self.tokens.max() >= BINS:
-            raise ConfigError(f"entries need features of length 1, see unit(), and tokens of 0 to {BINS - 1}")
+        apart = np.linalg.norm(self.features, axis=-1) - 1.0
+        if not len(apart) or len(apart) != len(self.tokens) or not (np.abs(apart) < 1e-3).all():
+            raise ConfigError(
+                f"a memory needs as many features of length 1, see unit(), as chunks of tokens, got {len(apart)} and "
+                f"{len(self.tokens)}"
+            )
 
-    def save(self, path: Path) -> None:
-        """Writes a safetensors file.
-
-        Raises:
-            ConfigError: if it cannot be written.
-        """
-        write_whole(path, save({name: np.ascontiguousarray(vars(self)[name], kind) for name, kind in _KINDS.items()}))
-
-
-def load_entries(path: Path) -> Entries:
-    """Reads a file of :meth:`Entries.save`.
-
-    Raises:
-        BundleError: if the file is missing, damaged or of another kind.
-    """
-    try:
-        parts = load_file(path)
-        if {name: part.dtype for name, part in parts.items()} != _KINDS:
-            raise ConfigError(f"it holds {sorted(parts)}")
-        features = parts.pop("features").astype(np.float32)
-        return Entries(features, **{**parts, "tokens": parts["tokens"].astype(np.int64)})
-    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two for dtypes that NumPy lacks
-        raise BundleError(f"{path} holds no entries to retrieve ({error}); export it again") from None
-
-
-@dataclass(frozen=True)
-class Retrieved:
-    """The K most similar entries, best first: their chunks ``[K, T]``, cosines and origin ``[K]``."""
-
-    tokens: Tokens
-    similarities: Array
-    episodes: Tokens
-    steps: Tokens
-
-
-class Index:
-    """A search of entries by cosine: exact, or in a graph (HNSW, Malkov and Yashunin 2018), which may miss some.
-
-    The graph is built on one thread from a fixed seed, so that results are reproducible.
-
-    Args:
-        entries: the memory.
-        graph: whether to search in a graph, which compares with a few hundred entries.
-
-    Raises:
-        MissingExtraError: for a graph without the package voyager.
-    """
-
-    def __init__(self, entries: Entries, *, graph: bool = False) -> None:
-        self.entries = entries
-        self._graph: Any = None
-        if graph:
-            try:
-                import voyager
-            except ModuleNotFoundError as error:
-                raise MissingExtraError("voyager", "retrieval") from error
-            self._recall_error = voyager.RecallError
-            self._graph = voyager.Index(
-                voyager.Space.InnerProduct, entries.features.shape[1], M=_GRAPH_DEGREE,
-                ef_construction=_EF_CONSTRUCTION, random_seed=1,
-            )  # fmt: skip
-            self._graph.add_items(entries.features, num_threads=1)
-
-    def nearest(self, feature: NDArray[np.floating], count: int = 1) -> Retrieved:
-        """The ``count`` entries nearest to a feature, or all if there are fewer.
-
-        Args:
-            feature: ``[F]``, of any norm but 0.
-            count: K, at least 1.
+    def nearest(self, feature: NDArray[np.floating], count: int = 1) -> Tokens:
+        """The chunks of the ``count`` steps most like a feature ``[F]`` of any length but 0, best first, ``[K, T]``.
 
         Raises:
             ObservationError: for a feature that is 0 or not finite.
         """
-        entries, feature = self.entries, unit(feature)
-        found = np.sort(self._search(feature, min(count, len(entries.features))))
-        similarities = entries.features[found] @ feature
-        order = np.argsort(-similarities, kind="stable")
-        found = found[order]
-        return Retrieved(entries.tokens[found], similarities[order], entries.episodes[found], entries.steps[found])
-
-    def _search(self, feature: Array, count: int) -> Tokens:
-        """Indices of the nearest, in any order; an exact search where the graph finds too few."""
-        if self._graph is not None:
-            try:
-                found, _ = self._graph.query(feature, k=count, num_threads=1, query_ef=max(_EF_SEARCH, 2 * count))
-                return np.asarray(found, np.int64)
-            except self._recall_error:
-                pass
-        nearest: Tokens = np.argpartition(-(self.entries.features @ feature), count - 1)[:count]
+        similarities, count = self.features @ unit(feature), min(count, len(self.features))
+        found = np.sort(np.argpartition(-similarities, count - 1)[:count])
+        nearest: Tokens = self.tokens[found[np.argsort(-similarities[found], kind="stable")]]
         return nearest
 
 
@@ -354,7 +232,7 @@ class Heisd(Decoding):
 
 
 class HeisdDrafter(TokenDrafter):
-    """Keeps the path of one robot. Arguments as for :class:`~specact.families.tokens.pair.TokenDrafter`."""
+    """Keeps the path of one robot."""
 
     def __init__(self, parts: TokenParts, decoding: Heisd) -> None:
         super().__init__(parts, decoding)
@@ -373,7 +251,7 @@ class HeisdDrafter(TokenDrafter):
         tokens = policy.networks.tokens([policy.spec.observation.select(window)])[0]
         feature, candidates = unit(tokens.mean(axis=0)), np.zeros((0, policy.networks.length), np.int64)
         if fast:
-            candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS).tokens
+            candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS)
         combined = fast and self._heisd.total is not None
         request = DecodingRequest(candidates, self._heisd.then, combined, self._rule(fast))
         return self.proposal(window, rng, DraftedTokens(request, feature, fast))
@@ -387,10 +265,8 @@ class HeisdDrafter(TokenDrafter):
 
     def _rule(self, retrieved: bool) -> Acceptance:
         spec, total = self.parts.policy.spec, self._heisd.total
-        if total is None:
-            return self.within(self._heisd.bins)
-        if not retrieved:
-            return self.within(_HEAD_BINS)
+        if total is None or not retrieved:
+            return self.within(self._heisd.bins if total is None else _HEAD_BINS)
         length, groups = spec.chunk * spec.actions, self.parts.drafters.settings.groups
         return grouped(total, self._heisd.bins, length, spec.actions, groups, self.strict)
 
@@ -398,7 +274,6 @@ class HeisdDrafter(TokenDrafter):
 _MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)
 HEISD: dict[str, Decoding] = {
     "heisd": Heisd("HeiSD: a memory or the head drafts, and verification is skipped where features are alike"),
-    "heisd_random": Heisd("HeiSD, verified at random at its rate: the control", gate="random", rate_of="heisd"),
     "heisd_no_switch": _MEMORY,
     "heisd_similar": replace(
         _MEMORY, about="HeiSD, verified at the gates' rate, where features are least alike", gate="similarity"
@@ -409,8 +284,8 @@ HEISD: dict[str, Decoding] = {
     "heisd_fixed": replace(
         _MEMORY, about="HeiSD as in its released code: two of three inferences not verified", gate="periodic"
     ),
-    "retrieval": Heisd(
-        "the memory alone, never verified: the control", then="none", bins=0, total=None, switches=False, gate="never"
+    "retrieval": replace(
+        _MEMORY, about="the memory alone, never verified: the control", then="none", bins=0, total=None, gate="never"
     ),
 }
 

@@ -24,10 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.bundle.network import CPU, Compute, Network, Shapes
-from specact.families.tokens.drafters import rows_of
 from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
 from specact.families.tokens.policy import BINS, Array, Mask, Reading, Tokens, causal
-from specact.families.tokens.speculative import Decided, Decoded, Tree
+from specact.families.tokens.speculative import Decided, Decoded, Tree, TreeDrafter, rows_of
 from specact.families.tokens.verify import MAX_CANDIDATES
 from specact.observation import Window
 from specact.types import Floats
@@ -36,27 +35,13 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class TokenHead:
-    """A head on ONNX Runtime that predicts the next tokens from tokens and features.
-
-    ``f'_i = layer(W [e_i; f_i])``, with the target's embedding e of token i and the feature f that it was predicted
-    from; ``f'_i`` estimates the target's feature for the next token, and the target's output layer converts it to
-    logits.
-
-    Args:
-        path: the ``.onnx`` file.
-        length: T, tokens of a chunk.
-        width: W, of the target's features.
-        compute: where it runs.
-
-    Attributes:
-        length, width: as given.
+    """The head on ONNX Runtime, for chunks of T tokens and a target's features of width W.
 
     Raises:
         BundleError: if the file is no ONNX model, or has other inputs or outputs.
     """
 
     def __init__(self, path: Path, length: int, width: int, *, compute: Compute = CPU) -> None:
-        self.length, self.width = length, width
         each = ("batch", "tokens")
         inputs: Shapes = {
             "tokens": each, "features": (*each, width), "places": each, "seen": (*each, "cached"),
@@ -72,18 +57,13 @@ class TokenHead:
         return np.zeros((batch, 2, self._heads, 0, self._each), np.float32)
 
     def read(self, tokens: Tokens, features: Array, places: Tokens, seen: Mask, among: Mask, cache: Array) -> Reading:
-        """Reads N tokens of each of B windows.
+        """Logits and predicted feature of the next token of each of N tokens of B windows, and their cache entries.
 
         Args:
-            tokens: 0 to 255, ``[B, N]``.
+            tokens, places, among: as of :meth:`TokenNetworks.read <specact.families.tokens.policy.TokenNetworks.read>`.
             features: from which they were predicted: the target's or, for drafted tokens, the head's, ``[B, N, W]``.
-            places, among: see :meth:`TokenNetworks.read <specact.families.tokens.network.TokenNetworks.read>`.
             seen: attention mask of the cache, row attends to column, ``[B, N, S]``.
             cache: entries of S tokens read before, ``[B, 2, heads, S, W / heads]``.
-
-        Returns:
-            Logits and predicted feature of the next token of each, and the cache entries of these tokens, ``[B, 2,
-            heads, N, W / heads]``.
         """
         given: dict[str, Any] = {
             "tokens": tokens, "features": features, "places": places, "seen": seen, "among": among, "cache": cache,
@@ -91,17 +71,12 @@ class TokenHead:
         return Reading(*self._network.run(given))
 
 
-class HeadDrafter:
+class HeadDrafter(TreeDrafter):
     """Grows the dynamic tree of EAGLE-2 (Li et al. 2024) from the head's most likely paths.
 
-    At every level the ``top`` most likely nodes are expanded by their ``top`` most likely children. The ``nodes`` most
-    likely nodes are kept; a child is at most as likely as its parent, so that the parent is kept too.
-
-    Args:
-        head: see :class:`TokenHead`.
-        top: beam width, and children of each expanded node; 1 drafts the greedy chain.
-        depth: maximum number of levels, limited by the chunk's end.
-        nodes: maximum size of the tree.
+    At every level the ``top`` most likely nodes are expanded by their ``top`` most likely children; 1 drafts the greedy
+    chain. The ``nodes`` most likely nodes of at most ``depth`` levels are kept; a child is at most as likely as its
+    parent, so that the parent is kept too.
     """
 
     def __init__(self, head: TokenHead, top: int = 8, depth: int = 4, nodes: int = 50) -> None:
@@ -206,8 +181,7 @@ class DeviceHead(Decoding):
 class DeviceHeadDrafter(TokenDrafter):
     """Reads the last verified chunk's first token and the target's feature from which it was predicted.
 
-    Both are of an earlier observation: a device without the target has no newer ones. Arguments as for
-    :class:`~specact.families.tokens.pair.TokenDrafter`.
+    Both are of an earlier observation: a device without the target has no newer ones.
     """
 
     def __init__(self, parts: TokenParts, decoding: Decoding) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated, get_args
 
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import joint_fingerprint
@@ -16,32 +15,30 @@ from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.tokens.drafters import Bigram
 from specact.families.tokens.pair import GREEDY, Decoding, TokenParts
 from specact.families.tokens.policy import BINS, TokenBundle
-from specact.families.tokens.speculative import TreeDrafter, grouped
+from specact.families.tokens.speculative import Bigram, TreeDrafter, grouped
 from specact.families.tokens.verify import Prefilled
 from specact.pair import Pair, PairSource
 from specact.records import check_fields
-from specact.systems.heisd import HEISD, Index, KinematicMetric, SkipRule, load_entries
+from specact.systems.heisd import HEISD, KinematicMetric, Memory, SkipRule
 from specact.systems.kerv import KERV, Kalman, Motion
 from specact.systems.specvla import SPECVLA, HeadDrafter, TokenHead
 
-# Controls of HeiSD.
-_FIXED = "{} instead of the memory, two of three inferences not verified: the control"
 DECODINGS: dict[str, Decoding] = {
     "ar": GREEDY,
     "strict": Decoding("a head drafts a tree, equal tokens are accepted: greedy decoding's tokens", then="head"),
     "strict_last": Decoding("the last action drafts, equal tokens are accepted", "last"),
-    "strict_draft": Decoding("the draft policy drafts, equal tokens are accepted", "draft"),
-    "draft_9": Decoding("the draft policy drafts, within 9 bins", "draft", bins=9),
     "last": Decoding("the last action drafts, within 9 bins", "last", bins=9),
-    "last_fixed": Decoding(_FIXED.format("the last action"), "last", then="head", bins=9, gate="periodic"),
-    "draft_fixed": Decoding(_FIXED.format("a draft policy"), "draft", then="head", bins=9, gate="periodic"),
+    "draft_9": Decoding("the draft policy drafts, within 9 bins", "draft", bins=9),
+    "draft_fixed": Decoding(
+        "a draft policy instead of the memory, two of three inferences not verified: the control", "draft",
+        then="head", bins=9, gate="periodic",
+    ),
     **SPECVLA,
     **KERV,
     **HEISD,
-}
+}  # fmt: skip
 # Folder of a bundle's drafters.
 DRAFTERS = "drafters"
 DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
@@ -55,20 +52,13 @@ class DrafterSettings:
     """Parameters of the methods besides networks, fitted to the target's own rollouts.
 
     Attributes:
-        strict: dimensions of an action without tolerance, such as a gripper.
-        groups: the group of each dimension, see :func:`~specact.families.tokens.speculative.grouped`.
+        strict, groups: dimensions of an action without tolerance, such as a gripper; the group of each dimension.
         path: at least 2 indices into the observation ``state`` of the point whose path HeiSD's metric uses.
         filters: by motion model, ``velocity`` and ``walk``.
-        scale: K_S of KERV's threshold, see :func:`~specact.systems.kerv.typical_change`.
-        metric: of a path with a point for every inference.
-        fast: smallest F at which the memory proposes.
+        scale: K_S of KERV's tolerance, see :func:`~specact.systems.kerv.typical_change`.
+        metric, fast: of a path with a point for every inference; smallest F at which the memory proposes.
         skip: rule for skipping verification.
-        top, depth, nodes: size of the head's tree, see :class:`~specact.systems.specvla.HeadDrafter`; 1 to 64, 1
-            to 64 and 1 to 512.
-        graph: whether the memory is searched in a graph, see :class:`~specact.systems.heisd.Index`.
-
-    Raises:
-        ConfigError: for a number out of range, or filters other than these two.
+        top, depth, nodes: size of the head's tree, see :class:`~specact.systems.specvla.HeadDrafter`.
     """
 
     strict: tuple[int, ...]
@@ -82,13 +72,11 @@ class DrafterSettings:
     top: UpTo64 = 8
     depth: UpTo64 = 4
     nodes: UpTo512 = 50
-    graph: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        motions = sorted(get_args(Motion))
-        if sorted(self.filters) != motions or any(one.motion != name for name, one in self.filters.items()):
-            found = {name: one.motion for name, one in self.filters.items()}
+        motions, found = sorted(get_args(Motion)), {name: each.motion for name, each in self.filters.items()}
+        if found != {motion: motion for motion in motions}:
             raise ConfigError(
                 f"filters must have exactly one of each motion, under its name: {' and '.join(motions)}; got {found}"
             )
@@ -100,7 +88,7 @@ class DrafterSettings:
             ConfigError: for such settings; the message names the field and what is allowed.
         """
         grouped(0, 0, spec.chunk * spec.actions, spec.actions, self.groups, self.strict)
-        sizes = {name: len(one.q) for name, one in self.filters.items()}
+        sizes = {name: len(each.q) for name, each in self.filters.items()}
         if set(sizes.values()) != {spec.actions}:
             raise ConfigError(f"filters must be of the {spec.actions} dimensions of an action, got {sizes}")
         state = spec.observation.fields.get("state")
@@ -114,14 +102,7 @@ class DrafterSettings:
 
 @dataclass(frozen=True)
 class DraftedFor:
-    """The target of the drafters, and the settings fitted to it.
-
-    Attributes:
-        target: fingerprint of its bundle.
-        length: T, tokens of its chunks.
-        width: W, dimension of its features.
-        settings: see :class:`DrafterSettings`.
-    """
+    """The target of the drafters: its fingerprint, tokens T of its chunks, width W of its features; their settings."""
 
     target: str
     length: int
@@ -130,83 +111,54 @@ class DraftedFor:
 
 
 @dataclass(frozen=True)
-class BigramTable:
-    """The most frequent next tokens of each token, per position, in descending order.
-
-    Attributes:
-        tokens: ``[T - 1, 256, K]``; entry i holds the tokens at position i + 1 given the token at position i.
-        log_probs: of each of them, ``[T - 1, 256, K]``.
-    """
-
-    tokens: NDArray[np.uint8]
-    log_probs: NDArray[np.float16]
-
-
-@dataclass(frozen=True)
 class DrafterBundle(Bundle[DraftedFor]):
     """A loaded bundle of drafters.
 
     Attributes:
-        head, bigram, memory: the parts.
+        own: the target's own drafters, by their names in a request.
+        head, memory: of Spec-VLA and of HeiSD.
     """
 
+    own: dict[str, TreeDrafter]
     head: TokenHead
-    bigram: BigramTable
-    memory: Index
+    memory: Memory
 
     @property
     def settings(self) -> DrafterSettings:
         """Other fitted parameters."""
         return self.spec.settings
 
-    @property
-    def own(self) -> dict[str, TreeDrafter]:
-        """The target's own drafters, by their names in a request."""
-        settings = self.settings
-        return {
-            "bigram": Bigram(self.bigram.tokens.astype(np.int64)),
-            "head": HeadDrafter(self.head, settings.top, settings.depth, settings.nodes),
-        }
-
 
 def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Compute = CPU) -> DrafterBundle:
-    """Loads a bundle of drafters for a target.
-
-    Args:
-        name_or_path: a folder, or the name of a bundle that comes with the package.
-        target: the target of the drafters.
-        compute: where the head runs.
+    """Loads a bundle of drafters, a folder or a name, for a target.
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, if it is no
             bundle of drafters, if they were trained for another target, or if their settings do not fit it.
         ConfigError: if there is no bundle of that name.
-        MissingExtraError: if its memory is searched in a graph, without the package voyager.
     """
     bundle = open_bundle(name_or_path, "drafters", DraftedFor, DRAFTER_PARTS)
-    made_for, path = bundle.spec, bundle.path
+    made_for, path, settings = bundle.spec, bundle.path, bundle.spec.settings
     if made_for.target != target.fingerprint:
         raise BundleError(
             f"the drafters in {path} learned from the target {made_for.target}, but {target.name} is "
             f"{target.fingerprint}; take that target, or train drafters for this one with specact train and a recipe "
             'of kind = "drafters"'
         )
-    try:
-        made_for.settings.check(target.spec)
-    except ConfigError as error:
-        raise BundleError(
-            f"the settings in the manifest of {path} do not fit the target {target.name}: {error}; train the drafters "
-            "again"
-        ) from None
     length, width = target.networks.length, target.networks.width
+    bigram = bundle.tensors("bigram", {"tokens": (np.uint8, (length - 1, BINS, "most"))})
+    entries = bundle.tensors("memory", {"features": (np.float16, ("n", width)), "tokens": (np.uint8, ("n", length))})
+    try:
+        settings.check(target.spec)
+        memory = Memory(entries["features"].astype(np.float32), entries["tokens"].astype(np.int64))
+    except ConfigError as error:
+        raise BundleError(f"the drafters in {path} do not fit the target {target.name}: {error}; train them") from None
     head = TokenHead(bundle.files["head"], length, width, compute=compute)
-    shape = (length - 1, BINS, "most")
-    table = bundle.tensors("bigram", {"tokens": (np.uint8, shape), "log_probs": (np.float16, shape)})
-    memory = load_entries(bundle.files["memory"])
-    if memory.tokens.shape[1] != length or memory.features.shape[1] != width:
-        raise BundleError(f"the memory in {path} is not of this target's chunks and features; copy the bundle again")
-    index = Index(memory, graph=made_for.settings.graph)
-    return DrafterBundle(path, bundle.manifest, made_for, bundle.files, head, BigramTable(**table), index)
+    own: dict[str, TreeDrafter] = {
+        "bigram": Bigram(bigram["tokens"][..., 0].astype(np.int64)),
+        "head": HeadDrafter(head, settings.top, settings.depth, settings.nodes),
+    }
+    return DrafterBundle(path, bundle.manifest, made_for, bundle.files, own, head, memory)
 
 
 def load_token_pair(
@@ -220,8 +172,7 @@ def load_token_pair(
     """A token policy's bundle as a pair, with the drafters in its folder.
 
     Args:
-        bundle: the target.
-        draft: a policy on the device.
+        bundle, draft: the target; a policy on the device.
         source: how it was named.
         decoding: of verified steps.
         compute: of the drafters.

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.families.tokens.dots import rngs, windows
+from tests.families.tokens.dots import windows
 
 from specact.errors import ConfigError
 from specact.families.tokens import speculative
-from specact.families.tokens.drafters import NO_CANDIDATES, Bigram, Candidates, GroupCandidates, rows_of
 from specact.families.tokens.policy import BINS, Cache, Reading, TokenBundle, TokenNetworks, causal
 from specact.families.tokens.speculative import (
     DRAFT,
@@ -19,8 +18,11 @@ from specact.families.tokens.speculative import (
     TAIL,
     TARGET,
     Acceptance,
+    Bigram,
+    Candidates,
     Decided,
     Decoded,
+    GroupCandidates,
     Speculation,
     Tree,
     TreeDrafter,
@@ -28,6 +30,7 @@ from specact.families.tokens.speculative import (
     grouped,
     longest_accepted,
     relaxed,
+    rows_of,
     tree_of,
 )
 
@@ -56,7 +59,7 @@ WINDOWS = windows(420)
 @pytest.fixture(scope="module")
 def greedy(wild: TokenBundle) -> np.ndarray:
     """The tokens of greedy decoding, window by window, as :class:`TokenPolicy` decodes."""
-    return np.concatenate([wild.policy().decode([window], rngs(1))[0] for window in WINDOWS])
+    return np.concatenate([wild.policy().decode([window]).tokens for window in WINDOWS])
 
 
 @pytest.fixture(scope="module")
@@ -72,35 +75,28 @@ def clear(wild: TokenBundle, greedy: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-class RandomTokens:
-    """Proposes random tokens.
-
-    Args:
-        rng: source of randomness.
-        chains: number of chains, each to the end of the chunk.
-    """
+class RandomTokens(TreeDrafter):
+    """Proposes random chains, each to the end of the chunk."""
 
     def __init__(self, rng: np.random.Generator, chains: int = 1) -> None:
         self._rng, self._chains = rng, chains
 
-    def grow(self, decided: Sequence[Decided]) -> list[Tree]:
-        """See :class:`TreeDrafter`."""
-        return [tree_of(self._rng.integers(BINS, size=(self._chains, one.max_depth)).tolist()) for one in decided]
+    def tree(self, decided: Decided) -> Tree:
+        return tree_of(self._rng.integers(BINS, size=(self._chains, decided.max_depth)).tolist())
 
 
 def drafters(tokens: np.ndarray, row: Any) -> Iterator[tuple[TreeDrafter, ...]]:
     """Good ones, bad ones, chains, trees, trees with the right path in the last branch; of the passes of a window."""
     rng = np.random.default_rng(row)
     near = np.clip(tokens + rng.integers(-1, 2, (5, LENGTH)) * (rng.random((5, LENGTH)) < 0.4), 0, 255)
-    followers = rng.integers(0, 256, (LENGTH - 1, 256, 3))
-    yield (NO_CANDIDATES,)
+    yield (TreeDrafter(),)
     yield (Candidates(tokens[None]),)
     yield (Candidates(near),)
     yield (Candidates(np.concatenate([near, tokens[None]])),)
     yield Candidates(near[:1]), RandomTokens(rng, 4)
     yield (GroupCandidates(near, np.arange(LENGTH) // 2, np.arange(LENGTH) % 2 == 1),)
     yield (GroupCandidates(near, np.arange(LENGTH), np.zeros(LENGTH, np.bool_)),)
-    yield (Bigram(followers, (3, 2, 1)),)
+    yield (Bigram(rng.integers(0, 256, (LENGTH - 1, 256))),)
     yield (RandomTokens(rng, 8),)
 
 
@@ -138,13 +134,6 @@ def shifted(tree: Tree, wanted: np.ndarray, rule: Acceptance, start: int) -> spe
     return speculative.Path(nodes, off[nodes], bool(len(tree)))
 
 
-def test_acceptance_by_another_place_is_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speculative, "longest_accepted", shifted)
-    assert _differing(wild, greedy, clear) > 0
-
-
 def tempting(wild: TokenBundle, row: Any, tokens: np.ndarray) -> np.ndarray | None:
     """Two candidates: a wrong one, and the right second token with what the target wants after the wrong one.
 
@@ -175,14 +164,22 @@ def test_a_path_is_held_against_what_follows_its_own_tokens(
         assert not np.array_equal(run(wild, row, Candidates(candidates)).tokens, greedy[row])
 
 
-def test_a_stale_row_in_the_cache_is_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray] | None = None) -> None:
-        keep(self, entries, None if chosen is None else [np.arange(len(rows)) for rows in chosen])
+def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray] | None = None) -> None:
+    """Keeps the first entries, not those of the accepted tokens."""
+    keep(self, entries, None if chosen is None else [np.arange(len(rows)) for rows in chosen])
 
-    keep = Cache.keep
-    monkeypatch.setattr(Cache, "keep", first_rows)
+
+keep = Cache.keep
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "wrong"), [(speculative, "longest_accepted", shifted), (Cache, "keep", first_rows)]
+)
+def test_another_place_or_a_stale_row_in_the_cache_is_noticed(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch, place: Any, name: str,
+    wrong: Any,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(place, name, wrong)
     assert _differing(wild, greedy, clear) > 0
 
 
@@ -240,26 +237,26 @@ def test_strict_batches_are_greedy_decoding(wild: TokenBundle, greedy: np.ndarra
     np.testing.assert_array_equal([one.tokens for one in together(wild, asked)], greedy[rows])
 
 
-def test_padding_that_real_tokens_see_is_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def blind(self: TokenNetworks, cache: Cache, tokens: np.ndarray, places: np.ndarray, among: np.ndarray) -> Reading:
-        padding = ~among[..., 0]
-        return read(self, cache, tokens, places, among | padding[:, None])
-
-    read = TokenNetworks.read
-    monkeypatch.setattr(TokenNetworks, "read", blind)
-    assert differing(wild, greedy, clear) > 20
+def blind(self: TokenNetworks, cache: Cache, tokens: np.ndarray, places: np.ndarray, among: np.ndarray) -> Reading:
+    """Real tokens attend to padding."""
+    padding = ~among[..., 0]
+    return read(self, cache, tokens, places, among | padding[:, None])
 
 
-def test_rows_of_the_cache_of_other_windows_are_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def first(self: Cache, rows: np.ndarray) -> Cache:
-        return select(self, np.arange(len(rows)))
+def first(self: Cache, rows: np.ndarray) -> Cache:
+    """The rows of other windows."""
+    return select(self, np.arange(len(rows)))
 
-    select = Cache.select
-    monkeypatch.setattr(Cache, "select", first)
+
+read, select = TokenNetworks.read, Cache.select
+
+
+@pytest.mark.parametrize(("place", "name", "wrong"), [(TokenNetworks, "read", blind), (Cache, "select", first)])
+def test_padding_that_is_seen_and_rows_of_other_windows_are_noticed(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch, place: Any, name: str,
+    wrong: Any,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(place, name, wrong)
     assert differing(wild, greedy, clear) > 20
 
 
@@ -280,7 +277,7 @@ def test_a_finished_window_that_still_writes_is_noticed(
         finished.extend([self] if self.done else [])
         return kept
 
-    init, read = speculative._Window.__init__, speculative._Window.read
+    init, read = speculative._Window.__init__, speculative._Window.read  # of one window
     monkeypatch.setattr(speculative._Window, "__init__", begin)
     monkeypatch.setattr(speculative._Window, "read", goes_on)
     assert differing(wild, greedy, clear) > 20
@@ -305,7 +302,7 @@ def test_the_oracle_is_accepted_whole_and_costs_one_pass(
         found = run(wild, row, Candidates(greedy[row][None]))
         assert found.accepted == (LENGTH - 2,) and found.rejected == LENGTH
         np.testing.assert_array_equal(found.sources, [TARGET, *[DRAFT] * (LENGTH - 2), TARGET])
-        assert run(wild, row, NO_CANDIDATES).accepted == (0,) * (LENGTH - 1)
+        assert run(wild, row, TreeDrafter()).accepted == (0,) * (LENGTH - 1)
 
 
 @pytest.mark.parametrize("count", range(1, LENGTH))

@@ -8,14 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.families.tokens.dots import SIDE, TOLD, rngs, window, windows
 
-from specact.errors import BundleError, ConfigError, ObservationError, WireError
+from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.pair import PairSettings
-from specact.families.chunks.policy import Inpainting
-from specact.families.codes.sampling import softmax
-from specact.families.tokens.policy import Cache, Reading, TokenBundle, TokenNetworks, TokenPolicy, causal, load_tokens
+from specact.families.tokens.policy import (
+    BINS,
+    CENTRES,
+    Cache,
+    Reading,
+    TokenBundle,
+    TokenNetworks,
+    TokenPolicy,
+    causal,
+    load_tokens,
+    to_actions,
+    to_tokens,
+)
 from specact.lab.rollout.processes import serving
+from specact.lab.train.chunks import nearest_bins
 from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window
 from specact.remote_policy import connect
@@ -47,8 +59,9 @@ def test_it_looks_at_the_frame_and_follows_the_instruction(bundle: TokenBundle) 
 def test_with_the_cache_it_decodes_what_it_decodes_without(bundle: TokenBundle) -> None:
     """Token for token, where the two most likely differ by more than rounding; so nearly everywhere."""
     networks, seen = bundle.networks, windows(300)
-    tokens, finite = bundle.policy().decode(seen, rngs(300))
-    assert finite.all()
+    found = bundle.policy().decode(seen)
+    tokens = found.tokens
+    assert found.finite.all()
     prefix = networks.tokens(seen)
     clear = 0
     for place in range(networks.length):
@@ -125,41 +138,23 @@ def _same(whole: Reading, alone: Reading, nodes: np.ndarray) -> None:
     np.testing.assert_allclose(whole.entries[..., nodes, :], alone.entries, atol=1e-4)
 
 
-def test_at_a_temperature_it_draws_from_the_softmax(bundle: TokenBundle) -> None:
-    """The first token's frequencies over 4,000 draws; a chi-squared test that is wrong once in a million runs."""
-    networks, count = bundle.networks, 4000
-    _, reading = networks.prefill(networks.tokens(windows(1)))
-    logits = np.repeat(reading.logits[:, -1], count, 0)
-    wanted = softmax(reading.logits[0, -1].astype(np.float64), 2.0)
-    # Eight groups of tokens, from the most likely to the least, that are about equally likely.
-    order = np.argsort(wanted)[::-1]
-    group = np.zeros(256, np.int64)
-    group[order] = np.minimum(np.cumsum(wanted[order]) * 8, 7).astype(np.int64)
-    expected = np.bincount(group, wanted, 8) * count
-    there = expected > 5
-
-    def statistic(temperature: float) -> float:
-        found = np.bincount(group[bundle.policy(temperature)._sample(logits, rngs(count))], minlength=8)
-        return float((np.square(found - expected)[there] / expected[there]).sum())
-
-    assert statistic(2.0) < 44.0  # of at most 7 degrees of freedom: 2e-7
-    assert statistic(1.0) > 44.0, "another temperature is seen"
-
-
-def test_a_generator_decides_what_is_drawn_and_greedy_ignores_it(bundle: TokenBundle) -> None:
-    seen = windows(4)
-    hot, cold = bundle.policy(3.0), bundle.policy()
-    np.testing.assert_array_equal(hot.infer_batch(seen, rngs(4)), hot.infer_batch(seen, rngs(4)))
-    assert not np.array_equal(hot.infer_batch(seen, rngs(4)), hot.infer_batch(seen, rngs(8)[4:]))
-    np.testing.assert_array_equal(cold.infer_batch(seen, rngs(4)), cold.infer_batch(seen, rngs(8)[4:]))
-
-
 def test_its_actions_are_centres_of_bins_within_the_demonstrated_range(bundle: TokenBundle) -> None:
-    chunks = np.array(bundle.policy(5.0).infer_batch(windows(50), rngs(50)))
-    units = bundle.units
+    units, chunks = bundle.units, np.array(bundle.policy().infer_batch(windows(50), rngs(50)))
     places = (units.to_flow(chunks) + 1.0) * 127.5
     np.testing.assert_allclose(places, np.rint(places), atol=1e-3)
     assert (chunks >= units.low).all() and (chunks <= units.high).all()
+
+
+def test_a_number_goes_to_the_nearest_centre_in_training_as_in_decoding() -> None:
+    actions = np.random.default_rng(0).uniform(-1.3, 1.3, (500, 3)).astype(np.float32)
+    actions[:3] = [-1.0, 1.0, 9.0]
+    found, inside = to_tokens(actions), np.clip(actions, -1.0, 1.0)
+    # Halfway between two centres, rounding decides.
+    assert np.abs(inside - to_actions(found)).max() <= 1.0 / (BINS - 1) + 1e-6
+    assert np.count_nonzero(found != np.abs(inside[..., None] - CENTRES).argmin(-1)) <= 1
+    np.testing.assert_array_equal(nearest_bins(torch.from_numpy(actions)).numpy(), found)
+    np.testing.assert_array_equal(to_tokens(to_actions(np.arange(BINS))), np.arange(BINS))
+    assert to_actions(to_tokens(np.array([-1.0, 1.0], np.float32))).tolist() == [-1.0, 1.0]
 
 
 def test_what_is_not_finite_is_no_action(bundle: TokenBundle) -> None:
@@ -169,18 +164,6 @@ def test_what_is_not_finite_is_no_action(bundle: TokenBundle) -> None:
     assert np.isfinite(chunks[0]).all() and np.isnan(chunks[1]).all()
     with pytest.raises(ObservationError):
         policy.infer(bad, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("temperature", [-1.0, np.nan, np.inf])
-def test_a_temperature_that_is_none_is_refused(bundle: TokenBundle, temperature: float) -> None:
-    with pytest.raises(ConfigError, match="temperature"):
-        bundle.policy(temperature)
-
-
-def test_it_cannot_inpaint(bundle: TokenBundle) -> None:
-    old = Inpainting(np.zeros((3, 2), np.float32), np.ones(3, np.float32))
-    with pytest.raises(ConfigError, match="inpaint"):
-        bundle.policy().infer(window(3, TOLD[0]), np.random.default_rng(0), old)
 
 
 def test_it_is_a_chunk_policy_for_pairs_and_servers(bundle: TokenBundle, tmp_path: Path) -> None:

@@ -183,13 +183,13 @@ def test_drafters_of_another_target_are_refused(run: Path, other: TokenBundle) -
 def test_bigrams_are_frequencies_and_of_unseen_tokens_the_places_own() -> None:
     tokens = np.array([[1, 5, 7], [1, 5, 8], [1, 6, 8], [2, 6, 8]], np.uint8)
     table = bigram_of(tokens, 3)
-    assert table.tokens.shape == (2, 256, 3)
+    assert table["tokens"].shape == (2, 256, 3)
     # After 1: 5 twice, 6 once; and as one more, half of each.
-    np.testing.assert_array_equal(table.tokens[0, 1, :2], [5, 6])
-    np.testing.assert_allclose(np.exp(table.log_probs[0, 1, :2].astype(float)), [2.5 / 4, 1.5 / 4], rtol=1e-3)
+    np.testing.assert_array_equal(table["tokens"][0, 1, :2], [5, 6])
+    np.testing.assert_allclose(np.exp(table["log_probs"][0, 1, :2].astype(float)), [2.5 / 4, 1.5 / 4], rtol=1e-3)
     # Nothing ever came after 200 in the second place: 8 three times of four.
-    np.testing.assert_array_equal(table.tokens[1, 200, :2], [8, 7])
-    np.testing.assert_allclose(np.exp(table.log_probs[1, 200, :2].astype(float)), [0.75, 0.25], rtol=1e-3)
+    np.testing.assert_array_equal(table["tokens"][1, 200, :2], [8, 7])
+    np.testing.assert_allclose(np.exp(table["log_probs"][1, 200, :2].astype(float)), [0.75, 0.25], rtol=1e-3)
 
 
 @pytest.mark.parametrize(("changed", "said"), [({"strict": (2,)}, "strict"), ({"heads": 3}, "heads must divide")])

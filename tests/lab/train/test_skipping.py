@@ -8,7 +8,7 @@ import pytest
 from specact.errors import DataError
 from specact.lab.rollout.statistics import wilson
 from specact.lab.train.drafter_settings import agreement, fit_skip
-from specact.systems.heisd import Entries, Index, SkipRule, unit
+from specact.systems.heisd import Memory, SkipRule, unit
 
 
 def agrees(bias: np.ndarray) -> bool:
@@ -24,12 +24,12 @@ def arcs(angles: np.ndarray) -> np.ndarray:
 
 def test_agreement_is_that_of_the_nearest_chunk_of_other_episodes() -> None:
     known = np.array([[100, 100, 100, 0], [200, 200, 200, 255]])
-    index = Index(Entries(unit(np.eye(2)), known, np.arange(2), np.arange(2)))
+    memory = Memory(unit(np.eye(2)), known)
     tokens = np.array(
         [[110, 90, 90, 0], [110, 90, 89, 0], [116, 100, 100, 0], [100, 100, 100, 1], [200, 200, 200, 255]]
     )
     features = np.array([[1.0, 0.1]] * 4 + [[0.1, 1.0]])
-    assert agreement(index, features, tokens, agrees).tolist() == [True, False, False, False, True]
+    assert agreement(memory, features, tokens, agrees).tolist() == [True, False, False, False, True]
 
 
 def test_the_least_similarity_that_is_safe_is_found() -> None:

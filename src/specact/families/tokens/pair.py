@@ -16,10 +16,9 @@ import numpy as np
 from specact.errors import ConfigError
 from specact.families.chunks.pair import joint_observation
 from specact.families.chunks.policy import ChunkPolicy, resized
-from specact.families.tokens.policy import BINS, Array, TokenPolicy, Tokens, to_actions, to_tokens
+from specact.families.tokens.policy import Array, TokenPolicy, Tokens, to_actions, to_tokens
 from specact.families.tokens.speculative import Acceptance, Decoded, relaxed
-from specact.families.tokens.verify import DecodingRequest, Prefilled, TokenTarget, TokenVerifier
-from specact.families.tokens.wire import TokenExchange
+from specact.families.tokens.verify import DecodingRequest, Prefilled, TokenExchange, TokenTarget, TokenVerifier
 from specact.observation import Window
 from specact.pair import Follower, Pair, PairIdentity
 from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord, value
@@ -31,14 +30,13 @@ class Decoding:
 
     Attributes:
         about: one line for a table.
-        proposes: candidates from the device: ``nothing``, the chunk of a ``draft`` policy, the ``last`` executed action
-            repeated, ``random`` tokens, or ``perfect``, the target's own chunk, which bounds what any drafter can gain.
+        proposes: candidates from the device: ``nothing``, the chunk of a ``draft`` policy, or the ``last`` executed
+            action repeated; systems have others.
         then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
-        bins: tolerance of a token [bins]; 0 is strict.
-        uniform: whether the tolerance also applies to a gripper, as in Spec-VLA's paper.
-        gate: decides which steps are verified.
-        rate_of: for random controls: the decoding whose achieved rate is used.
+        bins, uniform: tolerance of a token [bins], 0 is strict; whether it also applies to a gripper, as in Spec-VLA's
+            paper.
+        gate, rate_of: decides which steps are verified; of a random one the decoding whose achieved rate is used.
     """
 
     about: str
@@ -78,18 +76,13 @@ class DraftedTokens:
 
 
 class TokenDrafter(Follower):
-    """Proposes candidates; the proposed actions are the most likely one.
+    """Proposes candidates; the proposed actions are the most likely one. Systems extend it.
 
     Where it ends, or without one, they are the draft's chunk if
-    there is a draft, else the last executed action repeated, or zeros (the middle of the demonstrated range) before
-    the first one.
-
-    Args:
-        parts: the target, what was fitted to it, a draft.
-        decoding: what is composed.
+    there is a draft, else the last executed action repeated, or zeros (the middle of the demonstrated range).
 
     Attributes:
-        parts, decoding: as given.
+        parts, decoding: the target, what was fitted to it, a draft; what is composed.
         executed: the last executed actions, ``[A]`` each, at most :attr:`history`.
 
     Raises:
@@ -106,28 +99,21 @@ class TokenDrafter(Follower):
             )
         if parts.draft is None and decoding.proposes == "draft":
             raise ConfigError("this decoding needs a draft policy; name one: --draft NAME")
-        if decoding.proposes == "perfect" and not parts.policy.networks.decodes:
-            raise ConfigError(
-                "this decoding drafts with the target itself, and this copy has no decoder; use the complete bundle"
-            )
         self.parts, self.decoding = parts, decoding
         self.executed: deque[Array] = deque(maxlen=self.history)
 
     @property
     def stateless(self) -> bool:
         """Whether what it proposes depends on the window alone."""
-        if self.decoding.proposes == "nothing":
-            return self.parts.draft is not None
-        return self.decoding.proposes in ("draft", "random", "perfect")
+        return self.decoding.proposes == "draft" or (
+            self.decoding.proposes == "nothing" and self.parts.draft is not None
+        )
 
     def reset(self) -> None:
         self.executed.clear()
 
     def on_action(self, drafted: Array, executed: Array) -> None:
         self.executed.append(executed)
-
-    def on_inference(self, record: StepRecord) -> None:
-        pass
 
     def on_verified(self, record: StepRecord) -> None:
         assert record.outcome is not None
@@ -137,11 +123,9 @@ class TokenDrafter(Follower):
         """Learns from an answer."""
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        return self.proposal(window, rng, DraftedTokens(self.request(self.candidates(window, rng))))
-
-    def request(self, candidates: Tokens) -> DecodingRequest:
-        """The request with these candidates."""
-        return DecodingRequest(candidates, self.decoding.then, False, self.rule(), self.tail())
+        candidates = self.candidates(window, rng)
+        request = DecodingRequest(candidates, self.decoding.then, False, self.rule(), self.tail())
+        return self.proposal(window, rng, DraftedTokens(request))
 
     def proposal(self, window: Window, rng: np.random.Generator, evidence: DraftedTokens) -> Proposal:
         """The proposal of the most likely candidate."""
@@ -150,16 +134,11 @@ class TokenDrafter(Follower):
 
     def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         """Candidates for a window, ``[K, T]``."""
-        policy, proposes = self.parts.policy, self.decoding.proposes
-        if proposes == "random":
-            return rng.integers(BINS, size=(1, policy.networks.length))
-        if proposes == "perfect":
-            return policy.decode([policy.spec.observation.select(window)], [rng])[0]
-        if proposes == "draft":
+        if self.decoding.proposes == "draft":
             return _tokens(self._drafted(window, rng))
-        if proposes == "last" and self.executed:
-            return _tokens(self._repeated())
-        return np.zeros((0, policy.networks.length), np.int64)
+        if self.decoding.proposes == "last" and self.executed:
+            return _tokens(self.repeated())
+        return np.zeros((0, self.parts.policy.networks.length), np.int64)
 
     def rule(self) -> Acceptance:
         """The rule for the next request."""
@@ -194,9 +173,10 @@ class TokenDrafter(Follower):
         spec = self.parts.policy.spec
         if self.parts.draft is not None:
             return self._drafted(window, rng)
-        return self._repeated() if self.executed else np.zeros((spec.chunk, spec.actions), np.float32)
+        return self.repeated() if self.executed else np.zeros((spec.chunk, spec.actions), np.float32)
 
-    def _repeated(self) -> Chunk:
+    def repeated(self) -> Chunk:
+        """The last executed action, as a chunk ``[H, A]``."""
         return np.repeat(self.executed[-1][None], self.parts.policy.spec.chunk, axis=0)
 
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk:

@@ -1,4 +1,4 @@
-"""A policy that writes actions token by token: its bins, its networks on ONNX Runtime, greedy or sampled decoding.
+"""A policy that writes actions token by token: its bins, its networks on ONNX Runtime, greedy decoding.
 
 Every dimension of an action is one of 256 uniform bins (RT-1, Brohan et al. 2022; OpenVLA, Kim et al. 2024); unlike
 there, the outermost bins are centred on -1 and 1, so that an action at its limit is represented exactly. An encoder
@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import Words
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs, Shapes
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.errors import BundleError, ObservationError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
-from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
-from specact.families.codes.sampling import softmax
+from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
 from specact.observation import Window
 from specact.types import value
 
@@ -67,11 +66,8 @@ class Reading:
 class Cache:
     """KV cache of B windows.
 
-    Args:
-        entries: buffer for S tokens, ``[B, L, 2, heads, S, W / heads]``.
-
     Attributes:
-        entries: as given.
+        entries: buffer for S tokens, ``[B, L, 2, heads, S, W / heads]``.
         lengths: number of cached tokens of each window, int64 ``[B]``.
     """
 
@@ -91,12 +87,7 @@ class Cache:
         return seen
 
     def keep(self, entries: Array, chosen: Sequence[NDArray[np.int64]] | None = None) -> None:
-        """Appends the entries of accepted tokens.
-
-        Args:
-            entries: of a :class:`Reading`.
-            chosen: indices of the accepted ones of the N tokens, in order, for each window; all if not given.
-        """
+        """Appends the entries of a :class:`Reading`: for each window those with the given indices, in order, or all."""
         chosen = [np.arange(entries.shape[-2])] * len(entries) if chosen is None else chosen
         for row, (start, kept) in enumerate(zip(self.lengths.tolist(), chosen, strict=True)):
             self.entries[row, ..., start : start + len(kept), :] = entries[row][..., kept, :]
@@ -104,20 +95,14 @@ class Cache:
 
 
 class TokenNetworks:
-    """Encoder and decoder of one token policy.
+    """Encoder and decoder of one token policy, from its bundle's files, spec and vocabulary.
 
-    Args:
-        files: the ``.onnx`` file of each part: ``encoder``, ``decoder``; without a decoder, on a device whose server
-            decodes, only the encoder can be used.
-        embedding: of the 256 tokens, float32 ``[256, W]``.
-        spec: of the bundle they belong to.
-        words: vocabulary of its instructions.
-        compute: where they run.
+    Without a decoder, on a device whose server decodes, only the encoder can be used.
 
     Attributes:
         prefix: P, tokens of an observation, before those of the chunk.
         length: tokens of a chunk, one for every dimension of every action.
-        width: W, of embeddings and features.
+        width: W, of embeddings ``[256, W]`` and features.
         decodes: whether there is a decoder.
 
     Raises:
@@ -125,14 +110,9 @@ class TokenNetworks:
     """
 
     def __init__(
-        self,
-        files: Mapping[str, Path],
-        embedding: Array,
-        spec: ChunkSpec,
-        words: Words | None,
-        *,
+        self, files: Mapping[str, Path], embedding: Array, spec: ChunkSpec, words: Words | None, *,
         compute: Compute = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._inputs, self._embedding = NetworkInputs(spec.observation, words), embedding
         self.length, self.width = spec.chunk * spec.actions, embedding.shape[1]
         tokens = ("batch", "prefix", self.width)
@@ -226,60 +206,36 @@ class DecodedBatch:
 
 
 class TokenPolicy:
-    """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
+    """A :class:`~specact.families.chunks.policy.ChunkPolicy` of the parts of one bundle.
 
-    A chunk is one token for every dimension of every action, in that order. Each is sampled given the previous ones,
-    ``p(token | observation, previous tokens)``, with one decoder pass per token after the first.
-
-    Args:
-        networks, units, spec: the parts of one bundle.
-        temperature: of the sampling softmax; 0 is greedy.
-
-    Attributes:
-        spec, networks, units, temperature: as given.
-
-    Raises:
-        ConfigError: for a temperature that is negative or not finite.
+    A chunk is one token for every dimension of every action, in that order. Each is the most likely one given the
+    previous ones, ``p(token | observation, previous tokens)``, with one decoder pass per token after the first.
     """
 
     inpaints = False
     steady = True
 
-    def __init__(self, networks: TokenNetworks, units: FlowUnits, spec: ChunkSpec, *, temperature: float = 0.0) -> None:
-        if not 0.0 <= temperature < np.inf:
-            raise ConfigError(f"a temperature must be at least 0 and finite, got {temperature}")
-        self.networks, self.units, self.spec, self.temperature = networks, units, spec, temperature
+    def __init__(self, networks: TokenNetworks, units: FlowUnits, spec: ChunkSpec) -> None:
+        self.networks, self.units, self.spec = networks, units, spec
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
-        """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
-
-        Raises:
-            ConfigError: for an inpainting.
-            ObservationError: if the chunk is not finite.
-        """
-        if inpainting is not None:
-            raise ConfigError("a token policy cannot inpaint; choose another execution for it, or a flow policy")
+        refuse_inpainting(inpainting)
         chunk = self.infer_batch([window], [rng])[0]
         if not np.isfinite(chunk).all():
             raise ObservationError("the policy's action is not finite for this observation; check its units and range")
         return chunk
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
-        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; NaN for an observation that overflows."""
+        # Extreme observations overflow to NaN.
         with np.errstate(over="ignore", invalid="ignore"):
-            tokens, finite = self.decode(windows, rngs)
-        chunks = self.to_environment(tokens)
-        return [chunk if fine else np.full_like(chunk, np.nan) for chunk, fine in zip(chunks, finite, strict=True)]
+            found = self.decode(windows)
+        chunks = self.to_environment(found.tokens)
+        return [
+            chunk if fine else np.full_like(chunk, np.nan) for chunk, fine in zip(chunks, found.finite, strict=True)
+        ]
 
-    def decode(
-        self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]
-    ) -> tuple[Tokens, NDArray[np.bool_]]:
-        """The tokens of B windows ``[B, H * A]``, and whether all of their logits were finite ``[B]``."""
-        found = self.write(windows, rngs)
-        return found.tokens, found.finite
-
-    def write(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> DecodedBatch:
-        """As :meth:`decode`, with the features of target and encoder."""
+    def decode(self, windows: Sequence[Window]) -> DecodedBatch:
+        """The tokens of B windows."""
         batch, networks = len(windows), self.networks
         seen = networks.tokens(windows)
         cache, reading = networks.prefill(seen)
@@ -291,7 +247,7 @@ class TokenPolicy:
                 cache.keep(reading.entries)
             logits = reading.logits[:, -1]
             finite &= np.isfinite(logits).all(axis=-1)
-            tokens[:, place] = self._sample(logits, rngs)
+            tokens[:, place] = np.argmax(logits, axis=-1)
             features.append(reading.features[:, -1])
         return DecodedBatch(tokens, finite, features, seen)
 
@@ -300,39 +256,21 @@ class TokenPolicy:
         normalised = to_actions(tokens).reshape(len(tokens), self.spec.chunk, self.spec.actions)
         return list(self.units.to_environment(normalised))
 
-    def _sample(self, logits: Array, rngs: Sequence[np.random.Generator]) -> Tokens:
-        if self.temperature == 0.0:
-            greedy: Tokens = np.argmax(logits, axis=-1)
-            return greedy
-        # Inverse-CDF sampling.
-        above = np.cumsum(softmax(logits.astype(np.float64), self.temperature), axis=-1)
-        drawn = np.array([rng.random() for rng in rngs])[:, None] * above[:, -1:]
-        chosen: Tokens = np.minimum(np.count_nonzero(above <= drawn, axis=-1), logits.shape[-1] - 1)
-        return chosen
-
 
 @dataclass(frozen=True)
 class TokenBundle(Bundle[ChunkSpec]):
-    """A loaded bundle that holds a token policy.
-
-    Attributes:
-        networks, units: the parts.
-    """
+    """A loaded bundle that holds a token policy."""
 
     networks: TokenNetworks
     units: FlowUnits
 
-    def policy(self, temperature: float = 0.0) -> TokenPolicy:
-        """The policy at this temperature; the networks are shared."""
-        return TokenPolicy(self.networks, self.units, self.spec, temperature=temperature)
+    def policy(self) -> TokenPolicy:
+        """The policy; the networks are shared."""
+        return TokenPolicy(self.networks, self.units, self.spec)
 
 
 def load_tokens(name_or_path: str | Path, *, compute: Compute = CPU) -> TokenBundle:
-    """Loads a bundle of a token policy and refuses parts that do not fit together.
-
-    Args:
-        name_or_path: a folder, or the name of a bundle that comes with the package.
-        compute: where its networks run.
+    """Loads a bundle of a token policy, a folder or a name, and refuses parts that do not fit together.
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a

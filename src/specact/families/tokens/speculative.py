@@ -3,14 +3,15 @@
 With the strict rule the tokens are those of greedy decoding, whatever was drafted (Leviathan et al. 2023). Under the
 others an accepted token keeps the *drafted* value, which differs from the target's by up to the tolerance; actions lie
 in [-1, 1] and a bin is 2/255 wide. With a tail everything from the first rejected token on is replaced by the tail,
-without another pass of the target. Systems choose rule and tail, see :mod:`specact.systems`.
+without another pass of the target. Systems choose drafters, rule and tail, see :mod:`specact.systems`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +27,9 @@ Bias = NDArray[np.int64]
 class Tree:
     """Candidates that one pass of the target verifies.
 
-    Args:
+    Attributes:
         tokens: of the N nodes, 0 to 255, ``[N]``.
         parents: index of each node's parent, which must come before it; -1 for children of the decoded prefix, ``[N]``.
-
-    Attributes:
-        tokens, parents: as given.
 
     Raises:
         ValueError: for a parent that does not come before its child, or arrays that do not fit together.
@@ -108,12 +106,101 @@ class Decided:
         return self.length - len(self.tokens) - 1
 
 
-class TreeDrafter(Protocol):
-    """Proposes continuations of the decoded tokens."""
+class TreeDrafter:
+    """Proposes continuations of the decoded tokens; as it stands none, so that the target decodes token by token."""
 
     def grow(self, decided: Sequence[Decided]) -> list[Tree]:
         """A tree of candidates for each of B windows, at most :attr:`Decided.max_depth` deep; it may be empty."""
-        ...
+        return [self.tree(each) for each in decided]
+
+    def tree(self, decided: Decided) -> Tree:
+        """The tree of one window."""
+        return EMPTY
+
+
+class Candidates(TreeDrafter):
+    """Proposes the remainder of given chunks, from the last action, a memory, a head or another policy.
+
+    Args:
+        chunks: K of them, ``[K, T]``; more likely ones first. A chunk may end early, with -1 from there on.
+    """
+
+    def __init__(self, chunks: Tokens) -> None:
+        self._chunks = chunks
+
+    def tree(self, decided: Decided) -> Tree:
+        start = len(decided.tokens)
+        rows = self._chunks[:, start : start + decided.max_depth].tolist()
+        return tree_of(list(itertools.takewhile(_is_token, row)) for row in rows)
+
+
+def _is_token(token: int) -> bool:
+    return token >= 0
+
+
+class GroupCandidates(TreeDrafter):
+    """Proposes combinations of the groups of given chunks (HeiSD, arXiv 2603.17573).
+
+    A gripper's tokens are not combined separately but stay with the group before them.
+
+    Args:
+        chunks: as for :class:`Candidates`; a group in which a chunk ends is left out.
+        groups, strict: group of each of the T tokens, see :class:`Acceptance`, and whether it is a gripper's, ``[T]``.
+        nodes: maximum size of the tree; less likely combinations are left out first.
+    """
+
+    def __init__(self, chunks: Tokens, groups: Tokens, strict: Mask, nodes: int = 50) -> None:
+        self._chunks, self._nodes = chunks, nodes
+        # A gripper's tokens belong to the piece before them.
+        starts = np.flatnonzero((np.diff(groups, prepend=-1) != 0) & ~strict)
+        self._piece_ends = [*starts[1:].tolist(), len(groups)]
+
+    def tree(self, decided: Decided) -> Tree:
+        at = len(decided.tokens)
+        end = at + decided.max_depth
+        tokens: list[int] = []
+        parents: list[int] = []
+        leaves = [-1]
+        for stop in (min(stop, end) for stop in self._piece_ends):
+            if at >= stop:
+                continue
+            # The likelier piece first, behind every leaf.
+            pieces = dict.fromkeys(tuple(row) for row in self._chunks[:, at:stop].tolist() if all(map(_is_token, row)))
+            grown: list[int] = []
+            for piece, leaf in itertools.product(pieces, leaves):
+                if len(tokens) + len(piece) <= self._nodes:
+                    chain = [leaf, *range(len(tokens), len(tokens) + len(piece))]
+                    tokens += piece
+                    parents += chain[:-1]
+                    grown.append(chain[-1])
+            leaves, at = grown, stop
+        return Tree(np.array(tokens, np.int64), np.array(parents, np.int64)) if tokens else EMPTY
+
+
+class Bigram(TreeDrafter):
+    """Proposes the most frequent next token of each, per position: of each but the last, ``[T - 1, 256]``."""
+
+    def __init__(self, followers: Tokens) -> None:
+        self._followers = followers
+
+    def tree(self, decided: Decided) -> Tree:
+        place, chain = len(decided.tokens) - 1, [int(decided.tokens[-1])]
+        for depth in range(decided.max_depth):
+            chain.append(int(self._followers[place + depth, chain[-1]]))
+        return tree_of([chain[1:]])
+
+
+def rows_of(tree: Tree, first: int, length: int) -> Tokens:
+    """The paths of a tree to its leaves, after a first token, as candidates of a request, ``[K, T]``; -1 after the end.
+
+    Where the children of each node are in descending order of likelihood, the first row is the greedy path.
+    """
+    paths = sorted(nodes.tolist() for nodes in tree.paths)
+    rows = np.full((len(paths), length), -1, np.int64)
+    rows[:, 0] = first
+    for row, nodes in zip(rows, paths, strict=True):
+        row[1 : 1 + len(nodes)] = tree.tokens[nodes]
+    return rows
 
 
 # Larger than any sum of biases in a group.
@@ -135,13 +222,10 @@ class Acceptance:
     total: int = UNLIMITED
 
     def accepted(self, bias: Bias, start: int) -> int:
-        """Number of accepted tokens of one path: whole groups, up to the first that is rejected.
+        """Number of accepted tokens of one path that begins at ``start``: whole groups, up to the first rejected one.
 
-        An incomplete last group is judged by the tokens in the path.
-
-        Args:
-            bias: drafted token minus the target's most likely one, each given the path before it, ``[n]``.
-            start: position of the first of them in the chunk.
+        An incomplete last group is judged by the tokens in the path. The bias is the drafted token minus the target's
+        most likely one, each given the path before it, ``[n]``.
         """
         size = np.abs(bias)
         near = size <= self.each[start : start + len(bias)]
@@ -156,15 +240,17 @@ def relaxed(bins: int, length: int, actions: int, strict: Collection[int]) -> Ac
 
     Args:
         bins: r, 0 to 255.
-        length: T, tokens of a chunk.
-        actions: A, dimensions of an action.
+        length, actions: T, tokens of a chunk; A, dimensions of an action.
         strict: dimensions that must be equal, such as a gripper; the paper has none.
 
     Raises:
         ConfigError: for a tolerance or a dimension out of range.
     """
-    each = np.full(length, _check_bins(bins, 255, "a tolerance"))
-    each[_strict_mask(length, actions, strict)] = 0
+    if not 0 <= bins <= 255:
+        raise ConfigError(f"a tolerance must lie between 0 and 255 bins, got {bins}")
+    if not set(strict) <= set(range(actions)):
+        raise ConfigError(f"strict dimensions must lie between 0 and {actions - 1}, got {sorted(strict)}")
+    each = np.where(np.isin(np.arange(length) % actions, sorted(strict)), 0, bins)
     return Acceptance(each, np.arange(length))
 
 
@@ -175,10 +261,8 @@ def grouped(
 
     Args:
         total, each: 30 and 15 in the paper.
-        length, actions: as for :func:`relaxed`.
-        groups: group of each of the action's A dimensions, 0, 1, ... in ascending order, such as position, rotation,
-            gripper.
-        strict: dimensions that must be equal; their groups must contain no others.
+        length, actions, strict: as for :func:`relaxed`; groups of strict dimensions must contain no others.
+        groups: of each dimension of an action, 0, 1, ... in ascending order, such as position, rotation, gripper.
 
     Raises:
         ConfigError: for groups that are not ascending without gaps, or that mix strict dimensions and others.
@@ -190,21 +274,8 @@ def grouped(
             f"groups must number the {actions} dimensions of an action from 0 on without gaps, and those of a gripper "
             f"must be their own; got {list(groups)} with a gripper at {sorted(strict)}"
         )
-    found = relaxed(each, length, actions, strict)
     whole = (np.arange(length) // actions) * (groups[-1] + 1) + np.resize(groups, length)
-    return Acceptance(found.each, whole, _check_bins(total, UNLIMITED, "a group's tolerance"))
-
-
-def _strict_mask(length: int, actions: int, strict: Collection[int]) -> NDArray[np.bool_]:
-    if not set(strict) <= set(range(actions)):
-        raise ConfigError(f"strict dimensions must lie between 0 and {actions - 1}, got {sorted(strict)}")
-    return np.isin(np.arange(length) % actions, sorted(strict))
-
-
-def _check_bins(bins: int, most: int, what: str) -> int:
-    if not 0 <= bins <= most:
-        raise ConfigError(f"{what} must lie between 0 and {most} bins, got {bins}")
-    return bins
+    return Acceptance(relaxed(each, length, actions, strict).each, whole, total)
 
 
 # Origin of a token. The numbers are part of the wire format.
@@ -216,12 +287,9 @@ class Decoded:
     """One chunk of T tokens, with statistics of its decoding.
 
     Attributes:
-        tokens: int64 ``[T]``.
-        sources: ``TARGET``, ``DRAFT`` or ``TAIL`` of each, uint8 ``[T]``.
-        bias: drafted token minus the target's most likely one, given the tokens before it, int64 ``[T]``; 0 for tokens
-            that were not drafted.
-        accepted: number of drafted tokens accepted in each pass of the target, without the pass over the prefix.
-        read: number of tokens processed in each of these passes.
+        tokens, sources: int64 ``[T]``; ``TARGET``, ``DRAFT`` or ``TAIL`` of each, uint8 ``[T]``.
+        bias: drafted token minus the target's most likely one, given the tokens before it, int64 ``[T]``; else 0.
+        accepted, read: number of drafted tokens accepted, and of tokens processed, in each pass after the prefix's.
         rejected: position of the first rejected token, or T.
         feature: of the target, from which the chunk's first token was predicted, ``[W]``.
         finite: whether all logits were finite.
@@ -271,8 +339,7 @@ def decode(
 
     Args:
         networks: of the target.
-        cache: of the windows, with their prefixes only; it is used up.
-        prefix: the target's outputs for them.
+        cache, prefix: of the windows, with their prefixes only, and the target's outputs for them; it is used up.
         speculations: one for each window.
     """
     logits, features = prefix.logits[:, -1], prefix.features[:, -1]
@@ -295,17 +362,9 @@ def decode(
 
 
 class _Window:
-    """A window that is being decoded.
+    """A window that is being decoded; the first ``count`` of its T ``tokens`` are.
 
-    Args:
-        speculation: how.
-        length: T, tokens of its chunk.
-        logits: of the first token, which is not drafted: the pass over the prefix predicts it, ``[256]``.
-        feature: of it, ``[W]``.
-
-    Attributes:
-        tokens: the first ``count`` are decoded, ``[T]``.
-        count: as above.
+    The first token is not drafted: the pass over the prefix predicts it, from these logits and this feature.
     """
 
     def __init__(self, speculation: Speculation, length: int, logits: Array, feature: Array) -> None:
@@ -318,31 +377,22 @@ class _Window:
 
     @property
     def done(self) -> bool:
-        """Whether all tokens are decoded."""
         return self.count >= len(self.tokens)
 
     @property
     def drafter(self) -> TreeDrafter:
-        """Of the next pass."""
         drafters = self._speculation.drafters
         return drafters[min(len(self._read), len(drafters) - 1)]
 
     @property
     def decided(self) -> Decided:
-        """Its input."""
         return Decided(self.tokens[: self.count], self._features[: self.count], len(self.tokens))
 
     def read(self, tree: Tree, wanted: Tokens, finite: NDArray[np.bool_], features: Array) -> Indices:
-        """Accepts what it can of a tree.
+        """Accepts what it can of a tree of N nodes, and gives the indices of the tokens read that are in the chunk.
 
-        Args:
-            tree: of N nodes.
-            wanted, finite, features: of the pass, after the last decoded token and after each of the nodes: the
-                target's most likely token, whether all logits are finite, and the feature; ``[1 + N, ...]`` and
-                padding.
-
-        Returns:
-            Indices of the tokens read that are part of the chunk.
+        Of the pass, after the last decoded token and after each of the nodes: the target's most likely token, whether
+        all logits are finite, and the feature; ``[1 + N, ...]`` and padding.
         """
         speculation, count, size = self._speculation, self.count, 1 + len(tree)
         self._finite = self._finite and bool(finite[:size].all())
@@ -365,7 +415,6 @@ class _Window:
         return kept
 
     def decoded(self) -> Decoded:
-        """The result."""
         return Decoded(
             self.tokens, self._sources, self._bias, tuple(self._accepted), tuple(self._read), self._rejected,
             self._features[0], self._finite,
@@ -373,13 +422,12 @@ class _Window:
 
 
 def longest_accepted(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -> Path:
-    """The longest accepted path of a tree; the first one of equal length.
+    """The longest accepted path of a tree whose first candidates are at ``start``; the first one of equal length.
 
     Args:
-        tree: of candidates.
+        tree, rule: candidates, and how they are accepted.
         wanted: the target's most likely token after the decoded tokens, and after each of the N nodes, ``[1 + N]``.
-        rule: for accepting them.
-        start: position of the first candidates.
+        start: position of the first candidates in the chunk.
     """
     best, bias, rejected = np.zeros(0, np.int64), np.zeros(0, np.int64), bool(len(tree))
     # Bias to the target's most likely token at each node, given the path to that node.

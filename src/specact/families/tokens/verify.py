@@ -1,18 +1,28 @@
-"""Verification of proposals of tokens by the target: a pure function of windows and a request for each."""
+"""Verification of proposals of tokens by the target: a pure function of windows and a request for each, and its wire.
+
+The wire format extends that of chunk policies, which clients without tokens can use. The server is stateless: a
+method's state is part of each request. The reply holds what a head on the device needs from the target: the feature of
+the chunk's first token, 2 bytes per number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
-from specact.families.tokens.drafters import NO_CANDIDATES, Candidates, GroupCandidates
-from specact.families.tokens.policy import Cache, Reading, TokenPolicy, Tokens
+from specact.errors import WireError
+from specact.families.chunks.wire import ChunkExchange
+from specact.families.tokens.policy import BINS, Cache, Reading, TokenPolicy, Tokens
 from specact.families.tokens.speculative import (
     DRAFT,
     TAIL,
+    UNLIMITED,
     Acceptance,
+    Candidates,
     Decoded,
+    GroupCandidates,
     Speculation,
     TreeDrafter,
     decode,
@@ -21,11 +31,15 @@ from specact.observation import Window
 from specact.pair import Answer, Target, TargetVerifier
 from specact.rng import StepAddress
 from specact.types import ActionUnits, OffloadTimes, Origin, Outcome, Proposal, value
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Kind, Request
+from specact.wire.messages import bad
 
-# The target's own drafters, which run beside it. The order is part of the wire format: only append.
-OWN_DRAFTERS = ("none", "bigram", "head")
-# Candidates that a request can hold. It is part of the wire format.
-MAX_CANDIDATES = 8
+# The target's own drafters, which run beside it, and the candidates that a request can hold. Both are part of the wire
+# format: only append.
+OWN_DRAFTERS, MAX_CANDIDATES = ("none", "bigram", "head"), 8
+# Marks a missing token.
+_NONE = -1
 
 
 @value
@@ -34,11 +48,10 @@ class DecodingRequest:
 
     Attributes:
         candidates: drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0. Each is a chunk, or the
-            beginning of one and -1 from there on; together they are a tree. The first token of each is the one that the
-            others follow: the target predicts it itself, and reads it from no candidate.
+            beginning of one and -1 from there on; together they are a tree. The target predicts the first token itself.
         then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
         combined: whether groups of the candidates are combined, see
-            :class:`~specact.families.tokens.drafters.GroupCandidates`.
+            :class:`~specact.families.tokens.speculative.GroupCandidates`.
         rule: for accepting tokens.
         tail: replacement of everything from the first rejected token on, int64 ``[T]``; None continues decoding.
     """
@@ -55,8 +68,7 @@ class Prefilled:
     """B windows prefilled by a target, for any number of requests each.
 
     Attributes:
-        policy: the target.
-        drafters: its own, by their names in :data:`OWN_DRAFTERS`.
+        policy, drafters: the target, and its own drafters by their names in :data:`OWN_DRAFTERS`.
         cache, prefix: KV cache and decoder outputs of the windows.
     """
 
@@ -75,20 +87,18 @@ class Prefilled:
 
     def _speculation(self, request: DecodingRequest) -> Speculation:
         rule, chunks = request.rule, request.candidates
-        own = [] if request.then == "none" else [self.drafters[request.then]]
-        drafters: list[TreeDrafter] = own or [NO_CANDIDATES]
+        drafters = [] if request.then == "none" else [self.drafters[request.then]]
         if len(chunks):
             first = GroupCandidates(chunks, rule.groups, rule.each == 0) if request.combined else Candidates(chunks)
-            drafters = [first, *own]
-        return Speculation(drafters, rule, request.tail)
+            drafters = [first, *drafters]
+        return Speculation(drafters or [TreeDrafter()], rule, request.tail)
 
 
 class TokenTarget:
     """A token policy as a :class:`~specact.pair.TargetPolicy`; its answers are decoded later.
 
     Args:
-        policy: the target.
-        drafters: its own, by their names in :data:`OWN_DRAFTERS`.
+        policy, drafters: the target, and its own drafters by their names in :data:`OWN_DRAFTERS`.
     """
 
     def __init__(self, policy: TokenPolicy, drafters: Mapping[str, TreeDrafter]) -> None:
@@ -107,12 +117,7 @@ class TokenTarget:
 
 
 class TokenVerifier(TargetVerifier[Prefilled]):
-    """Decodes windows that the target has prefilled.
-
-    Args:
-        target: prefills windows.
-        units: of the actions.
-    """
+    """Decodes windows that the target has prefilled; actions are in these units."""
 
     def __init__(self, target: Target[Prefilled], units: ActionUnits) -> None:
         super().__init__(target)
@@ -124,16 +129,10 @@ class TokenVerifier(TargetVerifier[Prefilled]):
 
 
 def token_outcome(decoded: Decoded, policy: TokenPolicy, units: ActionUnits, times: OffloadTimes) -> Outcome:
-    """A decoded chunk as an outcome; NaN actions if any logit was not finite.
+    """A decoded chunk, its evidence, as an outcome in units of the actions; NaN if any logit was not finite.
 
     An action is *compensated* if any of its tokens is the tail's, otherwise *accepted* if any is a drafted one, and
     *replaced* if all of them are the target's.
-
-    Args:
-        decoded: the chunk; it is the outcome's evidence.
-        policy: the target.
-        units: of the actions.
-        times: time that the device waited.
     """
     chunk = policy.to_environment(decoded.tokens[None])[0]
     actions = units.from_environment(chunk) if decoded.finite else np.full_like(chunk, np.nan)
@@ -143,3 +142,111 @@ def token_outcome(decoded: Decoded, policy: TokenPolicy, units: ActionUnits, tim
     origins[(sources == TAIL).any(axis=1)] = Origin.COMPENSATED
     accepted = int((decoded.sources == DRAFT).sum())
     return Outcome(actions, origins, len(decoded.tokens), accepted, times, decoded)
+
+
+class TokenExchange(ChunkExchange):
+    """See :class:`~specact.wire.exchange.VerifyingExchange`; verification and its KV cache are on the server.
+
+    Args:
+        policy, units: the target, and units of its actions.
+        name, fingerprint: of the target.
+        target: makes the target with its own drafters; called on a server only.
+    """
+
+    def __init__(
+        self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str, target: Callable[[], TokenTarget]
+    ) -> None:
+        super().__init__(policy.spec, name, fingerprint, lambda: policy, units, _verification(policy))
+        self._tokens, self._units, self._decoder = policy, units, cache(target)
+
+    def request(self, proposal: Proposal) -> Arrays:
+        asked: DecodingRequest = proposal.evidence.request
+        length = self._tokens.networks.length
+        candidates = np.full((MAX_CANDIDATES, length), _NONE, np.int16)
+        kept = asked.candidates[:MAX_CANDIDATES]
+        candidates[: len(kept)] = kept
+        tail = np.full(length, _NONE) if asked.tail is None else asked.tail
+        return {
+            "candidates": candidates,
+            "tail": tail.astype(np.int16),
+            "each": asked.rule.each.astype(np.int16),
+            "groups": asked.rule.groups.astype(np.int16),
+            "how": np.array([asked.rule.total, OWN_DRAFTERS.index(asked.then), asked.combined], np.int16),
+        }
+
+    def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
+        passes = arrays["accepted"] != _NONE
+        tokens, bias = arrays["tokens"].astype(np.int64), arrays["bias"].astype(np.int64)
+        # Each is within its own range; what the target wanted instead has to be a token, too.
+        wanted = tokens - bias
+        decoded = Decoded(
+            tokens, arrays["sources"], bias, tuple(arrays["accepted"][passes].tolist()),
+            tuple(arrays["read"][passes].tolist()), int(arrays["rejected"][0]), arrays["feature"].astype(np.float32),
+            bool((wanted >= 0).all() and (wanted < BINS).all()),
+        )  # fmt: skip
+        return token_outcome(decoded, self._tokens, self._units, times)
+
+    def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """All are decoded in one batch."""
+        questions = [self._question(request) for request in requests]
+        # Requests that are refused are not part of it.
+        asked = {row: question for row, question in enumerate(questions) if isinstance(question, DecodingRequest)}
+        windows = [requests[row].window for row in asked]
+        decoded = iter(self._decoder().prefill(windows).decode(list(asked.values())) if asked else ())
+        return [_answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in questions]
+
+    def _question(self, request: Request) -> DecodingRequest | WireError:
+        arrays = request.arrays
+        total, own, combined = arrays["how"].tolist()
+        if own >= len(OWN_DRAFTERS):
+            return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {own}")
+        then, tail = OWN_DRAFTERS[own], arrays["tail"].astype(np.int64)
+        if then != "none" and then not in self._decoder().drafters:
+            return bad(f"this server's target has no drafter {then!r}; start it with a bundle that has one")
+        # Groups are renumbered by runs; the peer's numbers are not trusted.
+        groups = np.cumsum(np.diff(arrays["groups"], prepend=arrays["groups"][:1]) != 0)
+        rule = Acceptance(arrays["each"].astype(np.int64), groups, total)
+        rows = arrays["candidates"].astype(np.int64)
+        # What a peer put behind the first missing token is left out. The first token is the target's own, so that a row
+        # with nothing else proposes nothing.
+        proposed = np.logical_and.accumulate(rows >= 0, axis=1)
+        candidates = np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
+        return DecodingRequest(candidates, then, bool(combined), rule, tail if (tail >= 0).all() else None)
+
+
+def _answer(decoded: Decoded) -> Arrays | WireError:
+    if not decoded.finite:
+        return bad("the target has no finite answer to this observation")
+    passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
+    passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
+    return {
+        "tokens": decoded.tokens.astype(np.uint8),
+        "sources": decoded.sources,
+        "bias": decoded.bias.astype(np.int16),
+        "accepted": passes[0],
+        "read": passes[1],
+        "rejected": np.array([decoded.rejected], np.int16),
+        "feature": decoded.feature.astype(np.float16),
+    }
+
+
+def _verification(policy: TokenPolicy) -> Kind:
+    length = policy.networks.length
+    token = ArraySpec((length,), np.int16, _NONE, BINS - 1)
+    request = {
+        "candidates": ArraySpec((MAX_CANDIDATES, length), np.int16, _NONE, BINS - 1),
+        "tail": token,
+        "each": ArraySpec((length,), np.int16, 0, BINS - 1),
+        "groups": ArraySpec((length,), np.int16, 0, length - 1),
+        "how": ArraySpec((3,), np.int16, 0, UNLIMITED),
+    }
+    reply = {
+        "tokens": ArraySpec((length,), np.uint8),
+        "sources": ArraySpec((length,), np.uint8, 0, TAIL),
+        "bias": ArraySpec((length,), np.int16, 1 - BINS, BINS - 1),
+        "accepted": token,
+        "read": token,
+        "rejected": ArraySpec((1,), np.int16, 0, length),
+        "feature": ArraySpec((policy.networks.width,), np.float16),
+    }
+    return Kind(Layout(request), Layout(reply))

@@ -282,8 +282,7 @@ class TokensRollout(FamilyRollout):
         missing = [row for row, address in enumerate(addresses) if address not in known]
         if missing:
             seen = [policy.spec.observation.select(windows[row]) for row in missing]
-            rngs = streams(Role.VERIFY, [addresses[row] for row in missing])
-            decoded = policy.decode(seen, rngs)[0]
+            decoded = policy.decode(seen).tokens
             known = known | {addresses[row]: tokens for row, tokens in zip(missing, decoded, strict=True)}
         return [None] * len(windows), [known[address] for address in addresses]
 

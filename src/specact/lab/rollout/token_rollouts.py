@@ -26,7 +26,6 @@ from specact.observation import ObservationHistory, Window
 # Episodes of a file, which are run together. For a suite of ten tasks, every file has each of them.
 SHARD = 10
 # Greedy decoding uses no randomness.
-_UNUSED_RNG = np.random.default_rng(0)
 # Runs a function on the numbers of files, in several processes.
 Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
@@ -120,7 +119,7 @@ def _record(request: RolloutRequest, number: int) -> None:
     running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
-        output = policy.write(windows, [_UNUSED_RNG] * len(windows))
+        output = policy.decode(windows)
         rows.append({
             "row": np.array(running), "step": np.array([robots[i].steps for i in running]), "tokens": output.tokens,
             "features": np.stack(output.features, 1), "seen": output.seen.mean(1),

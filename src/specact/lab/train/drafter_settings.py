@@ -19,7 +19,7 @@ from specact.families.tokens.policy import causal, to_actions
 from specact.families.tokens.speculative import grouped
 from specact.lab.rollout.statistics import wilson
 from specact.lab.rollout.token_rollouts import TokenRollouts
-from specact.systems.heisd import Entries, Index, KinematicMetric, SkipRule, unit
+from specact.systems.heisd import KinematicMetric, Memory, SkipRule, unit
 from specact.systems.kerv import Kalman, typical_change, variability
 from specact.systems.specvla import TokenHead
 from specact.systems.tokens import DrafterSettings
@@ -32,15 +32,10 @@ LONGEST_SKIP = 8
 _CUTS = np.linspace(0.0, 1.0, 201)
 
 
-def memory_of(rollouts: TokenRollouts) -> Entries:
+def memory_of(rollouts: TokenRollouts) -> Memory:
     """The retrieval memory: the target's tokens by its encoder's embedding, of successful episodes if there are any."""
     used = rollouts.success if rollouts.success.any() else np.ones(len(rollouts), np.bool_)
-    return Entries(
-        unit(rollouts.seen[used].astype(np.float32)),
-        rollouts.tokens[used].astype(np.int64),
-        rollouts.episode[used],
-        rollouts.step[used],
-    )
+    return Memory(unit(rollouts.seen[used].astype(np.float32)), rollouts.tokens[used].astype(np.int64))
 
 
 def fit_settings(
@@ -49,7 +44,7 @@ def fit_settings(
 ) -> DrafterSettings:  # fmt: skip
     """Fits filters and ranges to the rollouts of the memory, and thresholds by agreement on held-out ones.
 
-    See :class:`~specact.lab.train.recipe.DrafterRecipe`. The scale of KERV's threshold stays 1, because it needs a
+    See :class:`~specact.lab.train.recipe.DrafterRecipe`. The scale of KERV's tolerance stays 1, because it needs a
     head, see :func:`scale_of`.
 
     Raises:
@@ -60,10 +55,8 @@ def fit_settings(
     rule = grouped(GROUP_TOTAL, GROUP_EACH, length, actions, groups, strict)
     executed = [to_actions(tokens.astype(np.int64)).reshape(-1, actions) for tokens in _by_episode(rollouts, "tokens")]
     metric = KinematicMetric.fit([states[:, list(path)] for states in _by_episode(rollouts, "state")], window)
-    memory = Index(memory_of(rollouts))
-    agrees = agreement(
-        memory, held_out.seen, held_out.tokens.astype(np.int64), lambda bias: rule.accepted(bias, 0) == length
-    )
+    memory, wanted = memory_of(rollouts), held_out.tokens.astype(np.int64)
+    agrees = agreement(memory, held_out.seen, wanted, lambda bias: rule.accepted(bias, 0) == length)
     moving = np.zeros(len(held_out))
     rows_held_out = _rows(held_out)
     for rows in rows_held_out:
@@ -101,7 +94,7 @@ def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) ->
 
 
 def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
-    """K_S of KERV's threshold for the head's drafts on the target's own prefix; 1 if they never deviate."""
+    """K_S of KERV's tolerance for the head's drafts on the target's own prefix; 1 if they never deviate."""
     tokens = rollouts.tokens.astype(np.int64)
     count, length = tokens.shape
     positions = np.broadcast_to(np.arange(length - 1), (count, length - 1))
@@ -133,16 +126,16 @@ def _rows(rollouts: TokenRollouts) -> list[NDArray[np.int64]]:
 
 
 def agreement(
-    index: Index,
+    memory: Memory,
     features: NDArray[np.floating],
     tokens: NDArray[np.int64],
     agrees: Callable[[NDArray[np.int64]], bool],
 ) -> NDArray[np.bool_]:
-    """Whether the nearest chunk would have been accepted, for n steps of episodes that are not in the index.
+    """Whether the nearest chunk would have been accepted, for n steps of episodes that are not in the memory.
 
     Features are ``[n, F]``, the target's tokens ``[n, T]``; ``agrees`` takes the bias ``[T]`` of a retrieved chunk.
     """
-    retrieved = [index.nearest(feature).tokens[0] for feature in features]
+    retrieved = [memory.nearest(feature)[0] for feature in features]
     return np.array([agrees(found - right) for found, right in zip(retrieved, tokens, strict=True)], np.bool_)
 
 

@@ -27,7 +27,7 @@ from specact.lab.train.loop import Losses, Metrics, Progress, Stage, adamw_stage
 from specact.lab.train.recipe import DrafterRecipe, plain
 from specact.rng import Role, stream
 from specact.systems.specvla import TokenHead
-from specact.systems.tokens import DRAFTER_PARTS, BigramTable, DraftedFor, DrafterSettings
+from specact.systems.tokens import DRAFTER_PARTS, DraftedFor, DrafterSettings
 
 _VALIDATED = 2048  # maximum number of inferences for validation
 _BIGRAMS = 16  # most frequent successors that are stored per token
@@ -68,7 +68,7 @@ class DrafterTraining(Training):
             path=recipe.path, window=recipe.window,
         )  # fmt: skip
         settings.check(target.spec)
-        self.settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes, graph=recipe.graph)
+        self.settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes)
         yield
 
     def plan(self) -> list[dict[str, int]]:
@@ -222,9 +222,11 @@ def played(fits: Tensor) -> dict[str, float]:
     return {"accepted": accepted / rounds, "passes": 1.0 + rounds / batch}
 
 
-def bigram_of(tokens: np.ndarray, most: int = _BIGRAMS) -> BigramTable:
-    """How often a token follows another, in chunks ``[N, T]``; the most frequent ``most``, see :class:`BigramTable`.
+def bigram_of(tokens: np.ndarray, most: int = _BIGRAMS) -> dict[str, np.ndarray]:
+    """How often a token follows another, in chunks ``[N, T]``.
 
+    The most frequent ``most`` in descending order: ``tokens`` and their ``log_probs``, ``[T - 1, 256, most]``; entry i
+    holds those at position i + 1 given the token at position i.
     The place's own frequencies count as one more observation: they are what is known after a token that never came.
     """
     places, found = tokens.shape[1] - 1, tokens.astype(np.int64)
@@ -235,14 +237,14 @@ def bigram_of(tokens: np.ndarray, most: int = _BIGRAMS) -> BigramTable:
         log_probs = np.log(counts / counts.sum(-1, keepdims=True))
     best = np.argsort(-log_probs, axis=-1, kind="stable")[..., :most]
     kept = np.maximum(np.take_along_axis(log_probs, best, -1), np.finfo(np.float16).min)
-    return BigramTable(best.astype(np.uint8), kept.astype(np.float16))
+    return {"tokens": best.astype(np.uint8), "log_probs": kept.astype(np.float16)}
 
 
 def write_drafters(
     path: Path, manifest: dict[str, Any], settings: DrafterSettings, target: TokenBundle, head: DrafterHead,
     train: TokenRollouts, held_out: TokenRollouts, *, half: bool,
 ) -> Path:  # fmt: skip
-    """Writes a bundle of drafters; the scale of a threshold in the settings is set here, because it needs the head.
+    """Writes a bundle of drafters; the scale of KERV's tolerance in the settings is set here, as it needs the head.
 
     With ``half`` the head's weights are rounded in place.
 
@@ -251,8 +253,9 @@ def write_drafters(
     """
     folder = BundleFolder(path, DRAFTER_PARTS, half=half)
     folder.export("head", head_graph(deployed(head, half=half)))
-    folder.arrays("bigram", vars(bigram_of(train.tokens)))
-    memory_of(train).save(folder.files["memory"])
+    folder.arrays("bigram", bigram_of(train.tokens))
+    memory = memory_of(train)
+    folder.arrays("memory", {"features": memory.features.astype(np.float16), "tokens": memory.tokens.astype(np.uint8)})
     length, width = target.networks.length, target.networks.width
     settings = replace(settings, scale=scale_of(held_out, TokenHead(folder.files["head"], length, width)))
     return folder.finish(

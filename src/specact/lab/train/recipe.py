@@ -317,10 +317,9 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
 
     ``strict`` are dimensions of an action without a tolerance, such as a gripper; ``groups`` is the group of every
     dimension in HeiSD's acceptance (each its own by default); ``path`` are indices into ``state`` of the point for
-    HeiSD's kinematic metric (default: all), whose history is ``window`` inferences. ``graph`` searches HeiSD's memory
-    approximately (extra ``retrieval``). ``top``, ``tree`` and ``nodes`` are children of a node, depth and size of the
-    head's tree; ``heads`` and ``dropout`` are its layer's; it learns from ``ahead`` autoregressive passes, features
-    with uniform noise of half width ``feature_noise``.
+    HeiSD's kinematic metric (default: all), whose history is ``window`` inferences. ``top``, ``tree`` and ``nodes`` are
+    children of a node, depth and size of the head's tree; ``heads`` and ``dropout`` are its layer's; it learns from
+    ``ahead`` autoregressive passes, features with uniform noise of half width ``feature_noise``.
     """
 
     kind: Literal["drafters"]
@@ -335,7 +334,6 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     top: Annotated[int, Meta(ge=1, le=64)] = 8
     tree: Annotated[int, Meta(ge=1, le=64)] = 4
     nodes: Annotated[int, Meta(ge=1, le=512)] = 50
-    graph: bool = False
     heads: Count = 4
     dropout: BelowOne = 0.1
     ahead: Count = 4
