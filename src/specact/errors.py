@@ -36,9 +36,8 @@ class BundleError(SpecactError):
 class ObservationError(SpecactError):
     """An unusable observation.
 
-    Attributes:
-        cause: ``absent`` (None), ``missing`` (a key), ``type``, ``shape``, ``not_finite``, or ``action`` if the
-            observation is valid but the policies' action is not finite.
+    Its cause is ``absent`` (None), ``missing`` (a key), ``type``, ``shape``, ``not_finite``, or ``action`` if it is
+    valid but the policies' action is not finite.
     """
 
     def __init__(self, message: str, cause: str = "action") -> None:
@@ -59,12 +58,7 @@ class RemoteError(SpecactError):
 
 
 class MissError(RemoteError):
-    """A request without a usable reply before its deadline.
-
-    Attributes:
-        cause: as of a :class:`~specact.types.Miss`: ``deadline``, ``disconnected``, ``overloaded``, ``expired``,
-            ``refused`` or ``invalid``.
-    """
+    """A request without a usable reply before its deadline; the cause is that of a :class:`~specact.types.Miss`."""
 
     def __init__(self, message: str, cause: str) -> None:
         self.cause = cause
@@ -72,11 +66,7 @@ class MissError(RemoteError):
 
 
 class WireError(SpecactError):
-    """A message that violates the protocol, or a request that the server refuses.
-
-    Attributes:
-        code: one of :class:`specact.wire.messages.ErrorCode`.
-    """
+    """A message that violates the protocol, or a request that the server refuses, with an ``ErrorCode``."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -98,14 +88,7 @@ class ContractError(SpecactError, AssertionError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, plugins: bool = False) -> ConfigError:
-    """A :class:`ConfigError` for a name that is not one of ``known``, suggesting the nearest one.
-
-    Args:
-        kind: of the name, for the message.
-        name: the unknown name.
-        known: valid names.
-        plugins: whether ``MODULE:NAME`` is allowed.
-    """
+    """A :class:`ConfigError` for a name that is not ``known``, suggesting the nearest; or MODULE:NAME with plugins."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import re
 import secrets
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,22 +38,6 @@ def check_name(kind: str, value: object) -> None:
 def file_stem(name: str) -> str:
     """A name as part of a file's name, with the colon of ``MODULE:NAME`` replaced; some file systems forbid it."""
     return name.replace(":", ".")
-
-
-def read_at_most(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most ``most`` bytes; for untrusted files, which may be devices or huge.
-
-    Raises:
-        OSError: if it cannot be read, is not regular, or is larger.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    with path.open("rb") as file:
-        # The stated size is not reliable: some files have none.
-        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
-    if content is None or len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
-    return content
 
 
 def write_whole(path: Path, payload: bytes) -> None:

@@ -13,11 +13,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A termination signal.
-
-    Attributes:
-        number: of the signal.
-    """
+    """A termination signal, by its number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -33,15 +29,9 @@ class Interrupts:
     """Raises :class:`Interrupted` in the main thread at the first of :data:`ENDING`; later ones are ignored.
 
     Use it as a context manager; contexts may be nested. A signal that is ignored, as under ``nohup``, stays ignored.
-    Outside the main thread, where no signal handler runs, it does nothing.
-
-    Args:
-        suspends: whether Ctrl-Z only sets :attr:`suspended`; :meth:`suspend` then suspends the process.
-
-    Attributes:
-        held: while True nothing is raised; set it by plain assignment, which no signal handler can interrupt.
-        received: the first signal since it was entered, or None.
-        suspended: whether the process is to be suspended.
+    Outside the main thread, where no signal handler runs, it does nothing. While ``held`` nothing is raised; set it by
+    plain assignment, which no signal handler can interrupt. If it ``suspends``, Ctrl-Z only sets ``suspended``, and
+    :meth:`suspend` suspends the process. The first signal since it was entered is ``received``.
     """
 
     def __init__(self, *, suspends: bool = False) -> None:

@@ -63,16 +63,10 @@ def load_pair(
 ) -> Pair[Any]:
     """Loads a pair of policies: of action codes, of chunks, of tokens, a flow policy, or one of your own.
 
-    Args:
-        name_or_path: a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``:
-            a :class:`~specact.pair.Pair`, or a function that makes one without arguments; or all of what follows as a
-            :class:`~specact.pair.PairSource`.
-        draft, target: policies of a pair of chunk policies, in place of those in its manifest; see :func:`load_policy`.
-            A token policy or a flow policy, which is a target, takes only a draft. FLASH's block takes the flow policy
-            that it drafts for as the target; without it a server has to draft and check.
-        decoding: how chunks are drafted and verified, one of :data:`COMPOSITIONS`: of a token policy ``ar`` if empty,
-            of a flow policy ``full``.
-        compute: where its networks run.
+    It is a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``, a
+    :class:`~specact.pair.Pair` or a function that makes one. Draft and target take the place of chunk policies' own,
+    see :func:`load_policy`; a token or flow policy, which is a target, takes only a draft, FLASH's block the
+    flow policy that it drafts for. The decoding, one of :data:`COMPOSITIONS`, is ``ar`` or ``full`` if empty.
 
     Raises:
         BundleError: if it cannot be used.
@@ -118,14 +112,11 @@ def load_pair(
 
 
 def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
-    """Loads a chunk policy from any kind of source.
+    """Loads a chunk policy; a flow policy takes ``steps`` Euler steps.
 
-    Args:
-        source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
-            ``BUNDLE#target``, one policy of a pair of action codes; or what
-            :func:`~specact.families.chunks.sources.load_source` reads.
-        steps: Euler steps of a flow policy.
-        compute: where its networks run.
+    The source is the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
+    ``BUNDLE#target``, one policy of a pair of action codes; or what
+    :func:`~specact.families.chunks.sources.load_source` reads.
 
     Raises:
         ConfigError: if the source does not exist, or is none of these.
@@ -165,14 +156,9 @@ def load_exchange(
 ) -> Exchange[Any]:
     """What a server exchanges with devices, for any kind of target.
 
-    Args:
-        source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
-            it; a chunk policy, see :func:`load_policy`; or ``MODULE:NAME``, a
-            :class:`~specact.wire.exchange.Exchange`.
-        target: of FLASH's block, the flow policy that it drafts for; of a pair of chunk policies, in place of the one
-            in its manifest.
-        steps: Euler steps of a flow policy that is served by itself; 10 if None.
-        compute: where its networks run.
+    The source is a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
+    it; a chunk policy, see :func:`load_policy`, with 10 Euler steps unless given; or ``MODULE:NAME``, a
+    :class:`~specact.wire.exchange.Exchange`. FLASH's block and a pair of chunk policies can have another target.
 
     Raises:
         BundleError: if it cannot be used.

@@ -33,13 +33,10 @@ Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(min_leng
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One array of an observation.
+    """One array of an observation: float32, or uint8 for camera frames ``[H, W, 3]``.
 
-    Attributes:
-        shape: of a single observation, such as ``(8,)`` for joint positions or ``(96, 96, 3)`` for a camera frame.
-        dtype: ``float32``, or ``uint8`` for camera frames ``[H, W, 3]``.
-        history: T: a policy receives the newest T of them, oldest first, as ``[T, *shape]``. 0: only the newest, as
-            ``[*shape]``, for values that are constant within a window, such as a goal.
+    With a history T a policy receives the newest T of them, oldest first, ``[T, *shape]``; with 0 only the newest,
+    ``[*shape]``, for values that are constant within a window, such as a goal.
 
     Raises:
         BundleError: for an invalid shape, dtype or history.
@@ -72,28 +69,21 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A policy's input: the newest observations as named arrays, padded with the first one at an episode's start.
+    """A policy's input: the newest observations by name, each ``[T, *shape]`` or ``[*shape]``, and the instruction.
 
-    Attributes:
-        arrays: by name, each ``[T, *shape]`` or ``[*shape]``, see :class:`Field`.
-        instruction: the task in natural language, or None.
+    At an episode's start they are padded with the first one.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     instruction: str | None = None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The array of this name."""
         return self.arrays[name]
 
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """The observations that a policy needs.
-
-    Attributes:
-        fields: by name, such as ``state``, ``goal`` or ``image.front``.
-        instruction: whether it needs an instruction.
+    """The observations that a policy needs, by names such as ``state`` or ``image.front``, and if it is instructed.
 
     Raises:
         BundleError: if there is no field, or a name is not a lower-case identifier with dots.
@@ -113,7 +103,6 @@ class ObservationSpec:
                 )
 
     def __getitem__(self, name: str) -> Field:
-        """The field of this name."""
         return self.fields[name]
 
     def __hash__(self) -> int:
@@ -181,13 +170,10 @@ class ObservationSpec:
 
     def stack(self, windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
         """A network's input batch by name: the selected arrays of several windows, ``[B, ...]``; read-only."""
-        stacked = {}
-        for name, field in self.fields.items():
-            # An array without a history is taken whole.
-            arrays = [window.arrays[name][-field.history :] for window in windows]
-            # A single window needs no copy.
-            stacked[name] = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-        return stacked
+        if len(windows) == 1:  # needs no copy
+            return {name: array[None] for name, array in self.select(windows[0]).arrays.items()}
+        rows = [self.select(window).arrays for window in windows]
+        return {name: np.stack([row[name] for row in rows]) for name in self.fields}
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for a manifest or a message; :func:`read_spec` reads it."""
@@ -196,10 +182,7 @@ class ObservationSpec:
 
 
 def vectors(history: int, goal: int = 0, **widths: int) -> ObservationSpec:
-    """A spec of float32 vectors with one history, and a ``goal`` without one where its width is above 0.
-
-    For example ``vectors(5, goal=2, state=8)``.
-    """
+    """A spec of float32 vectors with one history, and perhaps a ``goal`` without: ``vectors(5, goal=2, state=8)``."""
     fields = {name: Field((width,), "float32", history) for name, width in widths.items()}
     return ObservationSpec(fields | ({"goal": Field((goal,), "float32", 0)} if goal else {}))
 
@@ -211,22 +194,14 @@ def lerobot_name(key: str) -> str:
 
 
 def read_spec(value: Any) -> ObservationSpec:
-    """A spec from the plain values of :meth:`ObservationSpec.describe`.
-
-    Raises:
-        BundleError: if that is not what they are.
-    """
+    """A spec from the plain values of :meth:`ObservationSpec.describe`; BundleError if that is not what they are."""
     return read_record(value, ObservationSpec, "the observation spec", BundleError)
 
 
 class ObservationHistory:
     """The last observations of an episode, padded with the first one until there are enough.
 
-    Args:
-        spec: the required arrays.
-
-    Attributes:
-        length: the longest history of any array, at least 1; at 1 a window holds the newest observation only.
+    Its ``length`` is the longest history of any array, at least 1; at 1 a window holds the newest observation only.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
@@ -240,9 +215,8 @@ class ObservationHistory:
     def push(self, observation: Observation) -> Window:
         """Adds an observation and returns the window that ends with it.
 
-        Args:
-            observation: a mapping with every array of the spec, and ``instruction`` if it needs one; or one array,
-                which is taken as ``state``. Other keys are ignored.
+        That is a mapping with every array of the spec, and ``instruction`` if it needs one; or one array, taken as
+        ``state``. Other keys are ignored.
 
         Raises:
             ObservationError: if it is None, or something is missing, has another shape or type, or is not finite. The
@@ -260,12 +234,7 @@ class ObservationHistory:
 def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[dict[str, NDArray[Any]], str | None]:
     """A checked copy of one observation: the spec's arrays by name, each ``[*shape]``, and the instruction.
 
-    Args:
-        observation: see :meth:`ObservationHistory.push`.
-        spec: the required arrays.
-
-    Raises:
-        ObservationError: if it is None, or something is missing, has another shape or type, or is not finite.
+    Errors are those of :meth:`ObservationHistory.push`.
     """
     if observation is None:
         raise ObservationError(

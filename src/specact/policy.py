@@ -38,27 +38,12 @@ _INFERENCE_S = 2.0  # more than an inference takes, for the usual age of a chunk
 class SpeculativePolicy:
     """A policy pair on a robot: the draft acts, the gate decides when the target is asked (ADAHI, Algorithm 1).
 
-    Every method is a composition: draft only is the gate ``Never``, hybrid ``Always``, ADAHI ``ActionDeviation``. The
-    verifier determines what a verified step executes.
-
-    Args:
-        pair: draft, target, and what they agree on: a bundle, or any other :class:`~specact.pair.Pair`.
-        gate: decides which steps go to the target; not shared with other robots.
-        drafter: instead of the pair's draft.
-        verifier: instead of the pair's own verification with its target in this process.
-        fallback: what is executed when a target request fails, and when an action is too old. By default that is an
-            action whose chunk should have ended two seconds ago, where the robot can be stopped.
-        verdicts: when a verification's outcome is executed: :data:`~specact.execution.player.WAIT`, as in the paper,
-            or :class:`~specact.execution.player.LateVerdicts`.
-        seed, robot: address of the random streams; two robots with the same seed get different streams.
-        clock: source of the step times.
-
-    Attributes:
-        safety: what the robot does where draft, target or observations fail.
-        record: of the last inference; None before the first of an episode.
-        counts: totals since construction: ``steps`` (inferences), steps ``transmitted`` and ``missed``, units (codes,
-            tokens, actions) ``verified`` and ``accepted``; with late verdicts also steps that the gate ``wanted`` to
-            transmit, verdicts that arrived ``in_time``, and actions that they ``replaced``.
+    Every method is a composition: draft only is the gate ``Never``, hybrid ``Always``, ADAHI ``ActionDeviation``, one
+    per robot. Drafter and verifier take the place of the pair's draft and of its target in this process. The outcome of
+    a verification is waited for, as in the paper, or executed late (``verdicts``). Where draft, target or observations
+    fail, ``safety`` applies the fallback; an action is too old if its chunk should have ended two seconds ago.
+    ``counts`` since construction are ``steps`` (inferences), ``transmitted``, ``missed``, units (codes, tokens,
+    actions) ``verified`` and ``accepted``; of late verdicts ``wanted``, ``in_time`` and actions ``replaced``.
 
     Raises:
         ConfigError: if pair or gate has the wrong type, seed or robot is negative, or the stop action does not fit
@@ -136,8 +121,7 @@ class SpeculativePolicy:
     def act(self, observation: Observation) -> NDArray[np.float32]:
         """One control step: the action ``[A]`` to execute now, in the environment's units.
 
-        Args:
-            observation: a mapping with every array of the pair's ``observation``, or one array, taken as ``state``.
+        The observation is a mapping with every array of the pair's, or one array, taken as ``state``.
 
         Raises:
             ObservationError: if the observation cannot be used (the state is unchanged), or the resulting action is
@@ -228,13 +212,7 @@ class SpeculativePolicy:
     def _chosen(
         self, drafted: Chunk, result: Outcome | Miss | None, origin: Origin = Origin.DRAFTED
     ) -> tuple[Chunk, NDArray[np.uint8]]:
-        """The actions to execute, ``[n, A]``, and the origin of each.
-
-        Args:
-            drafted: the draft's actions.
-            result: of the verification; None if the step was skipped or the result is late.
-            origin: of the draft's actions.
-        """
+        """The actions to execute, ``[n, A]``, and the origin of each; without a result those of the draft."""
         if result is None:
             return drafted, all_from(origin, len(drafted))
         if isinstance(result, Outcome):

@@ -101,16 +101,10 @@ def read_json(content: bytes | str, kind: type[T], where: str, error: type[Speca
 
 
 def read_record(values: Any, kind: type[T], where: str, error: type[SpecactError] = ConfigError) -> T:
-    """A record from plain values: lists become tuples, tables become records.
-
-    Args:
-        values: as from JSON or TOML.
-        kind: any type that msgspec converts to.
-        where: the file, for messages.
-        error: the kind of exception.
+    """A record, or any type that msgspec converts to, from plain values: lists become tuples, tables become records.
 
     Raises:
-        SpecactError: of that kind, for a value that is missing, unknown or not allowed.
+        SpecactError: of the given kind, for a value that is missing, unknown or not allowed, where it is.
     """
     record: T = _convert(values, kind, where, error, file=True)
     return record

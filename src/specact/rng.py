@@ -21,11 +21,7 @@ class Role(IntEnum):
 
 
 class StepAddress(NamedTuple):
-    """Identifies an inference of a robot; with a :class:`Role` it addresses a random stream.
-
-    Attributes:
-        seed, robot, episode, step: integers in [0, 2^64).
-    """
+    """Identifies an inference of a robot; with a :class:`Role` it addresses a random stream."""
 
     seed: int
     robot: int
@@ -41,12 +37,8 @@ class StepAddress(NamedTuple):
 def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int = 0) -> np.random.Generator:
     """The random stream of one decision.
 
-    The address is the key and the upper counter words of a Philox 4x64 generator, so that different addresses never
-    overlap (each has 2^64 blocks) and the same address always gives the same numbers.
-
-    Args:
-        seed, robot, episode, step: non-negative integers below 2^64.
-        role: purpose of the stream.
+    The address, integers in [0, 2^64), is the key and the upper counter words of a Philox 4x64 generator, so that
+    different addresses never overlap (each has 2^64 blocks) and the same address always gives the same numbers.
     """
     key, counter = _address(seed, role, robot, episode, step)
     words = np.array(key, dtype=np.uint64), np.array(counter, dtype=np.uint64)

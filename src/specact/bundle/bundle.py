@@ -43,13 +43,9 @@ _NOT_IN_CHECKOUT = _CHECKOUT / "absent.json"
 
 @dataclass(frozen=True)
 class Bundle(Generic[S]):
-    """A bundle whose files are those that its manifest was written for.
+    """A bundle's folder, whose files are those that its manifest was written for, and the spec of its kind.
 
-    Attributes:
-        path: its folder.
-        manifest: what it says.
-        spec: of its kind.
-        files: of each part that is here; a part that it shares lies in another bundle's folder.
+    ``files`` are those of each part that is here; a part that it shares lies in another bundle's folder.
     """
 
     path: Path
@@ -72,28 +68,17 @@ class Bundle(Generic[S]):
         return joint_fingerprint(*self.manifest.fingerprints.values())
 
     def tensors(self, part: str, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
-        """The arrays of a safetensors file.
-
-        Args:
-            part: name of the part.
-            wanted: by name, dtype and shape; a size that is a name may be any, above 0.
-
-        Raises:
-            BundleError: if the file is damaged, or an array is missing, has another dtype or shape, or is not finite.
-        """
+        """The arrays of a part, see :func:`read_tensors`."""
         return read_tensors(self.files[part], wanted)
 
 
 def open_bundle(
     name_or_path: str | Path, kind: Kind, spec: type[S], parts: Mapping[str, str] | None = None
 ) -> Bundle[S]:
-    """Reads a bundle's manifest and checks its files.
+    """Reads a bundle's manifest with the spec of its kind, and checks the files of its parts.
 
-    Args:
-        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
-        kind: that it must have.
-        spec: type of its spec.
-        parts: its files, by the name of the part; ``PART.onnx`` for each of its parts if not given.
+    It is given by its folder, or by the name of a bundle that comes with the package, such as ``ball``. A part is in
+    ``PART.onnx`` unless ``parts`` name other files.
 
     Raises:
         BundleError: if a part is missing, damaged or does not match its fingerprint, or is a network that cannot be
@@ -115,12 +100,8 @@ def open_bundle(
         files[part] = folder / name
         # A part and, where it has any, the files of its weights.
         wanted = source.files or {name: source.fingerprints[part]}
-        digests = [_checked(folder / name, part, wanted.get(name))]
-        digests += [
-            _checked(folder / weights, part, wanted[weights])
-            for weights in weights_of(part)
-            if weights in source.files and weights != name
-        ]
+        of_part = [name, *(weights for weights in weights_of(part) if weights in source.files and weights != name)]
+        digests = [_checked(folder / file, part, wanted.get(file)) for file in of_part]
         if name.endswith(".onnx"):
             networks[folder / name] = "".join(digests)
     if (path / HEAD).is_file():
@@ -173,9 +154,7 @@ def find_bundle(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if (path / MANIFEST).is_file():
         return path
-    shelved = {
-        file.parent.name: file.parent for shelf in _SHELVES for file in sorted(shelf.glob(f"*/{MANIFEST}"))
-    }  # fmt: skip
+    shelved = {file.parent.name: file.parent for shelf in _SHELVES for file in sorted(shelf.glob(f"*/{MANIFEST}"))}
     if str(name_or_path) in shelved:
         return shelved[str(name_or_path)]
     if path.is_dir():
@@ -195,13 +174,9 @@ def find_bundle(name_or_path: str | Path) -> Path:
 
 
 def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence[str] = ()) -> None:
-    """Copies a bundle, with the parts that it shares.
+    """Copies a bundle to a new folder, with the parts that it shares; for a device, without what a server has.
 
-    Args:
-        path: the bundle's folder.
-        out: a new folder.
-        device: whether the part that a server has is left out.
-        ignore: files and folders that are not copied, as patterns.
+    Files and folders that match a pattern to ignore are not copied.
 
     Raises:
         BundleError: if the manifest cannot be read, or a shared part is missing.
@@ -221,7 +196,11 @@ def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence
 
 
 def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file; see :meth:`Bundle.tensors`."""
+    """The arrays of a safetensors file by name, of a dtype and shape; a size that is a name may be any, above 0.
+
+    Raises:
+        BundleError: if the file is damaged, or an array is missing, has another dtype or shape, or is not finite.
+    """
     try:
         found: dict[str, NDArray[Any]] = load_file(file)
     except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
@@ -261,13 +240,7 @@ def check_scale(file: Path, centre: NDArray[np.float32], scale: NDArray[np.float
 
 
 def give_head(path: Path, head: Path, parameters: int) -> None:
-    """Adds a learned gate's head to a bundle's folder; a kill in between leaves no head.
-
-    Args:
-        path: the bundle's folder.
-        head: an ``.onnx`` file.
-        parameters: how many weights it has.
-    """
+    """Adds a learned gate's head, an ``.onnx`` file, to a bundle's folder; a kill in between leaves no head."""
     manifest = json.loads((path / MANIFEST).read_text())
     sizes = manifest.get("parameters", {}) | {"head": parameters}
     (path / HEAD).unlink(missing_ok=True)

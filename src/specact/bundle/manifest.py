@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 
 from specact.bundle.vetting import remember
 from specact.errors import BundleError, ConfigError
-from specact.files import read_at_most, write_json
+from specact.files import write_json
 from specact.records import Record, Size, check_fields, read_record
 
 FORMAT = 2
@@ -52,15 +55,7 @@ _PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
 
 
 class Words(Record, frozen=True):
-    """A policy's vocabulary.
-
-    Attributes:
-        vocabulary: lower-case words without repetitions.
-        length: L, maximum number of words of an instruction; longer ones are truncated.
-
-    Raises:
-        ConfigError: for a repeated word, too many words, or a length out of range.
-    """
+    """A policy's vocabulary: lower-case words, each once; of an instruction the first L, its ``length``, are read."""
 
     vocabulary: Annotated[tuple[str, ...], Meta(max_length=1 << 16)]
     length: Annotated[int, Meta(ge=1, le=256)]
@@ -103,17 +98,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A manifest; entries that are not listed are ignored.
 
     Attributes:
-        kind, name: of the bundle.
         env: name of the environment it was made for; empty if there was none.
-        spec: of the kind.
-        fingerprints: by part. They identify the bundle; a copy that leaves parts out has the same.
-        left_out: the parts that are missing in this copy.
+        fingerprints: by part. They identify the bundle; a copy that leaves parts out (``left_out``) has the same.
         shared: the parts that lie in another bundle beside this one: part to the name of that folder.
         files: fingerprints of the files, for parts with weights in a file of their own; otherwise each part is one
-            file with the part's fingerprint.
-        head: fingerprint of a learned gate's head, which is not part of the bundle's.
-        gates: recommended settings of gates.
-        words: vocabulary of an instruction.
+            file with the part's fingerprint. That of a learned gate's ``head`` is not part of the bundle's.
         sources, steps, units: of a pair of chunk policies.
         specact, recipe, policies, training, parity, parameters, distilled, target, check: how it was made.
     """
@@ -196,16 +185,12 @@ def weights_of(part: str) -> tuple[str, str]:
 
 
 def fingerprint_of(path: Path) -> str:
-    """First 16 hex digits of the SHA-256 of a file's content.
-
-    Raises:
-        BundleError: if it cannot be read, or is too large.
-    """
+    """First 16 hex digits of the SHA-256 of a file's content; errors as for :func:`read_part`."""
     return digest_of(path)[:16]
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file's content; errors as for :func:`fingerprint_of`."""
+    """The SHA-256 of a file's content; errors as for :func:`read_part`."""
     return hashlib.sha256(read_part(path)).hexdigest()
 
 
@@ -215,12 +200,19 @@ def joint_fingerprint(*fingerprints: str) -> str:
 
 
 def read_part(path: Path, most: int = MAX_PART_BYTES) -> bytes:
-    """The content of a bundle's file.
+    """The content of a bundle's file, which is untrusted: it may be a device or huge.
 
     Raises:
-        BundleError: if it cannot be read, or is larger than ``most`` bytes.
+        BundleError: if it cannot be read, is no regular file, or is larger than ``most`` bytes.
     """
     try:
-        return read_at_most(path, most)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with path.open("rb") as file:
+            # The stated size is not reliable: some files have none.
+            content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+        if content is None or len(content) > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
+        return content
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}; copy the whole folder again") from None

@@ -36,11 +36,9 @@ LOAD_ERRORS = (
 
 @dataclass(frozen=True)
 class Compute:
-    """Where networks run.
+    """Where networks run: an execution provider of ONNX Runtime, and the threads of one inference.
 
-    Attributes:
-        provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
-        threads: of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
+    One thread is fastest for small policies and keeps the robot's other cores free.
 
     Raises:
         ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
@@ -64,19 +62,11 @@ CPU = Compute()
 
 
 class Network:
-    """A network with declared inputs and outputs.
+    """An ``.onnx`` file with declared inputs and outputs: shape by name, the batch included; None takes the file's.
 
-    Args:
-        file: the ``.onnx`` file; weights that it keeps in other files are read in its folder.
-        inputs, outputs: shape by name, the batch included; None takes those of the file. The outputs' order is that of
-            a run.
-        compute: where it runs.
-        sizes: numbers that named sizes stand for already.
-        repair: what to do about a network that does not fit, for messages.
-
-    Attributes:
-        inputs, outputs: shapes in the file.
-        sizes: the numbers that named sizes stand for; sizes that are free in the file have none.
+    The outputs' order is that of a run. Afterwards ``inputs`` and ``outputs`` are the shapes in the file, and ``sizes``
+    the numbers that named sizes stand for; sizes that are free in the file have none. ``repair`` says in messages what
+    to do about a network that does not fit. Weights in other files are read in its folder.
 
     Raises:
         BundleError: if the file is no ONNX model, or has other inputs or outputs.
@@ -129,11 +119,7 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkInputs:
-    """A network's inputs: the arrays of its spec and, if it needs one, the instruction.
-
-    Attributes:
-        spec: its observation spec.
-        words: its vocabulary; not used by a spec without an instruction.
+    """A network's inputs: the arrays of its spec and, if it needs one, the instruction in its vocabulary.
 
     Raises:
         BundleError: for an instruction without a vocabulary.

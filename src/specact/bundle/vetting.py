@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import BundleError
@@ -21,28 +20,14 @@ _REFUSED = 3
 _passed: set[str] = set()
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of the process that loads.
-
-    Attributes:
-        memory_mib: address space, besides 16 times the files' size.
-        seconds: processor time.
-    """
-
-    memory_mib: int = 6144
-    seconds: int = 60
+# Address space of the process that loads, besides 16 times the size of its files.
+_MEMORY_MIB = 6144
 
 
-LIMITS = Limits()
+def vet(networks: Mapping[Path, str], seconds: int = 60) -> None:
+    """Loads unknown networks and runs each of them once, on zeros, in at most that much processor time [s].
 
-
-def vet(networks: Mapping[Path, str], limits: Limits = LIMITS) -> None:
-    """Loads unknown networks and runs each of them once, on zeros.
-
-    Args:
-        networks: digest of the content by ``.onnx`` file, weights in other files included.
-        limits: of the process.
+    Their digests, by ``.onnx`` file, are of the content, weights in other files included.
 
     Raises:
         BundleError: if one is no readable ONNX model, fails, or exceeds a limit.
@@ -50,17 +35,17 @@ def vet(networks: Mapping[Path, str], limits: Limits = LIMITS) -> None:
     unknown = [file for file, digest in networks.items() if not _is_known(digest)]
     if not unknown:
         return
-    memory_mib = limits.memory_mib + 16 * sum(file.stat().st_size for file in unknown) // (1 << 20)
-    arguments = [str(memory_mib), str(limits.seconds), *map(str, unknown)]
+    memory_mib = _MEMORY_MIB + 16 * sum(file.stat().st_size for file in unknown) // (1 << 20)
+    arguments = [str(memory_mib), str(seconds), *map(str, unknown)]
     command = [sys.executable, "-c", "from specact.bundle.vetting import main; main()", *arguments]
     # With the same packages as this process.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    limit = f"within {memory_mib} MiB of memory and {limits.seconds} s; export a smaller network"
+    limit = f"within {memory_mib} MiB of memory and {seconds} s; export a smaller network"
     refusal = f"one of {', '.join(arguments[2:])} cannot be loaded and run {limit}"
     try:
         # Processor time is limited by the process itself; this timeout ends one that sleeps.
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=10 * limits.seconds, check=False
+            command, env=environment, capture_output=True, text=True, timeout=10 * seconds, check=False
         )
     except subprocess.TimeoutExpired:
         raise BundleError(refusal) from None
@@ -115,9 +100,6 @@ def main() -> None:
                 zeros[entry.name] = np.zeros(shape, types.get(name, name))
             session.run(None, zeros)
         except (BundleError, *LOAD_ERRORS, TypeError, ValueError, MemoryError) as error:
-            known = isinstance(error, BundleError)
-            told = (
-                str(error) if known else f"{file} cannot be run: {' '.join(str(error).split())[:300]}; export it again"
-            )
-            sys.stdout.write(told)
+            told = f"{file} cannot be run: {' '.join(str(error).split())[:300]}; export it again"
+            sys.stdout.write(str(error) if isinstance(error, BundleError) else told)
             sys.exit(_REFUSED)

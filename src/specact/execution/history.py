@@ -30,13 +30,8 @@ class _Sample:
 class SampledHistory:
     """Observations with their timestamps.
 
-    A window holds the newest observation and the earlier ones nearest to a whole number of periods before it: exactly
-    those, as in training, if the robot never waits; at most half a period off after a wait.
-
-    Args:
-        spec: of the window.
-        period_s: control period [s].
-        roll_forward: a model of the robot, or None.
+    A window holds the newest observation and the earlier ones nearest to a whole number of periods [s] before it:
+    exactly those, as in training, if the robot never waits; at most half a period off after a wait.
     """
 
     def __init__(self, spec: ObservationSpec, period_s: float, roll_forward: RollForward | None = None) -> None:
@@ -75,9 +70,8 @@ class SampledHistory:
     def window(self, ahead: NDArray[np.float32] | None = None) -> Window:
         """The window that ends with the newest observation.
 
-        Args:
-            ahead: pending actions, ``[r, A]``; every observation of the window is rolled forward through the r actions
-                that followed it, so that the window has no discontinuity.
+        With pending actions ahead, ``[r, A]``, every observation of the window is rolled forward through the r actions
+        that followed it, so that the window has no discontinuity.
 
         Raises:
             ObservationError: if the model of the robot returns an unusable observation.
