@@ -145,6 +145,7 @@ time_s: float = float(chunk_s(0.1, 0.05, 8))
 """
 
 
+@pytest.mark.nightly
 def test_a_users_file_passes_the_type_checker_in_strict_mode(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     (tmp_path / "wrong.py").write_text(

@@ -15,16 +15,15 @@ from scipy import stats
 from tests.lab.train.test_drafters import write_target
 from tests.tiny import quiet
 
-from specact.bundle.bundle import HEAD, find_bundle, give_head
+from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import PairSettings
 from specact.families.chunks.pair import chunk_distance
-from specact.gates import ActionDeviation, LearnedDistance
-from specact.gates.calibration import calibrated_gate, deciding_gate
-from specact.gates.learned import TRAINING, DistanceHead, TrainedFor
+from specact.gates import LearnedDistance
+from specact.gates.calibration import calibrated_gate
+from specact.gates.learned import DistanceHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.episodes import Episodes
-from specact.lab.evaluation.budget import measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
@@ -101,29 +100,10 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: Pair[Any], tmp_p
     assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
     made.save(path / "calibration")
     assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
-    give_head(path, learned.path / HEAD if learned.path else Path(), 9)  # the same once more
-    assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
     file = path / "calibration" / "learned-0.40.json"
     file.write_text(file.read_text().replace(dict(made.settings.options)["weights"], "0123456789abcdef"))
     with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the gate was calibrated for 0123"):
         calibrated_gate(pair, "learned", 0.4)
-
-
-def test_a_head_of_another_pair_is_refused(learned: Pair[Any], tmp_path: Path) -> None:
-    assert learned.path is not None
-    other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
-    with pytest.raises(ConfigError, match="has no learned gate"):
-        gate_settings("learned", other)
-    give_head(tmp_path / "other", learned.path / HEAD, 9)
-    with pytest.raises(BundleError, match="--retrain"):
-        gate_settings("learned", other).build(other)
-    backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, PairSettings(execute=2))
-    give_head(tmp_path / "backwards", learned.path / HEAD, 9)
-    with pytest.raises(BundleError, match="trained for the pair"):
-        gate_settings("learned", backwards).build(backwards)
-    (tmp_path / "other" / HEAD).write_bytes(b"another")
-    with pytest.raises(BundleError, match="manifest"):
-        load_pair(tmp_path / "other", draft=SMALL, target=LARGE)
 
 
 def test_what_it_cannot_be_for_is_refused(learned: Pair[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,37 +181,6 @@ def test_it_stands_before_token_and_flow_policies(target: tuple[Path, str, str],
     other = load_pair(folder, decoding="last" if decoding == "strict_last" else "flash")
     with pytest.raises(BundleError, match=f"'{decoding}'.* --retrain"):
         gate_settings("learned", other).build(other)
-    assert "gate learned" not in measure_parts(load_pair(folder), 1)
-    assert "gate learned" in measure_parts(load_pair(folder, decoding=decoding), 1)
     (folder / "calibration" / f"{stored}.json").rename(folder / "calibration" / "learned-0.50.json")
     with pytest.raises(BundleError, match=f"'{decoding}'"):
         calibrated_gate(load_pair(folder), "learned", 0.5)
-    (folder / HEAD).write_bytes(b"another")
-    with pytest.raises(BundleError, match="manifest"):
-        load_pair(folder)
-
-
-def test_a_calibration_is_made_for_a_decoding(target: tuple[Path, str, str], tmp_path: Path) -> None:
-    from specact.cli.calibrate import Calibrate, GateOptions
-    from specact.cli.options import Parts
-
-    path, env, decoding = target
-    folder = Path(shutil.copytree(path, tmp_path / "policy"))
-    options = GateOptions(rate=0.5, rounds=1, parts=Parts(decoding=decoding), workers=1)
-    Calibrate(str(folder), options, env, episodes=2).run()
-    assert [file.name for file in (folder / "calibration").iterdir()] == [f"deviation-0.50-{decoding}.json"]
-    composed = load_pair(folder, decoding=decoding)
-    assert isinstance(deciding_gate(composed, "deviation", 0.5, None), ActionDeviation)
-    with pytest.raises(ConfigError, match=f"deviation-0.50-{decoding}"):
-        deciding_gate(load_pair(folder), "deviation", 0.5, None)
-    # A head is trained apart from that of another decoding, whose stopped training is neither taken up nor removed.
-    stopped = folder / TRAINING / TrainedFor.of(load_pair(folder)).pair
-    stopped.mkdir(parents=True)
-    (stopped / "head-0.safetensors").write_bytes(b"of another decoding")
-    Calibrate(str(folder), replace(options, gate="learned", lessons=60), env, episodes=2).run()
-    assert [one.name for one in (folder / TRAINING).iterdir()] == [stopped.name]
-    assert TrainedFor.of(composed).decoding == decoding
-    assert isinstance(deciding_gate(composed, "learned", 0.5, None), LearnedDistance)
-    other = {"strict_last": "last", "flash_last": "flash"}[decoding]
-    with pytest.raises(ConfigError, match=f"'{other}'"):
-        deciding_gate(load_pair(folder, decoding=other), "deviation", 0.5, None)

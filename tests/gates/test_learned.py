@@ -19,7 +19,6 @@ from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.sampling import CodeDistribution, Drafted, sample_codes
 from specact.gates import Learned, Oracle
-from specact.gates.calibration import calibrated_gate
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.rollout.distillation import DistillationData, collect, collector
@@ -56,7 +55,7 @@ def seen(data: DistillationData, row: int) -> Window:
 
 
 @pytest.mark.parametrize("on", ["rejection", "action_change"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) -> None:
     step, target = drafted(seed)
     learned = Learned(0.5, head=cast(TargetHead, Knows(target.probs)), tokenizer=tokenizer(), on=on)
@@ -79,9 +78,7 @@ def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 def test_a_taught_head_finds_most_of_what_the_oracle_would(taught: tuple[Pair[Any], dict[str, float]]) -> None:
     """Chance has efficiency 0 and the oracle 1; this tiny pair is easy."""
-    _, metrics = taught
-    assert metrics["efficiency_0.2"] > 0.5
-    assert metrics["efficiency_0.6"] > 0.3
+    assert taught[1]["efficiency_0.2"] > 0.5 and taught[1]["efficiency_0.6"] > 0.3
 
 
 def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_gate(
@@ -105,20 +102,6 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         assert (estimate <= draft.probs + 1e-6).all()
         rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])
         assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)
-
-
-def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Pair[Any], dict[str, float]], specact_run: Any) -> None:
-    bundle, _ = taught
-    for gate in ("learned", "learned_action"):
-        made = specact_run(
-            "calibrate", "--bundle", bundle.parts.path, "--gate", gate, "--rate", 0.4, "--episodes", 8, "--json"
-        )
-        assert made.returncode == 0, made.stderr
-        # Five standard errors over 8 episodes, see `test_a_calibration_reaches_its_rate_on_held_out_episodes`.
-        assert json.loads(made.stdout)["held_out"]["rate"] == pytest.approx(0.4, abs=0.23)
-        built = calibrated_gate(bundle, gate, 0.4)
-        assert isinstance(built, Learned)
-        assert built.on == ("rejection" if gate == "learned" else "action_change")
 
 
 def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -153,8 +136,6 @@ def test_a_head_that_the_manifest_does_not_name_is_refused(
     file.write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+"):
         load_pair(copy)
-    (copy / HEAD).unlink()
-    assert load_pair(copy).fingerprint == taught[0].fingerprint
 
 
 def test_a_head_of_another_pair_or_none_is_refused(
@@ -176,6 +157,8 @@ def test_a_head_of_another_pair_or_none_is_refused(
 
 def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Pair[Any], dict[str, float]]) -> None:
     bundle, _ = taught
+    for name, on in (("learned", "rejection"), ("learned_action", "action_change")):
+        assert vars(gate_settings(name, bundle).build(bundle))["on"] == on
     options = (("on", "rejection"), ("weights", "0123456789abcdef"))
     with pytest.raises(BundleError, match="calibrated for 0123456789abcdef"):
         GateSettings("learned", threshold=0.5, options=options).build(bundle)

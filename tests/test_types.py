@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
-from specact.families.codes.policy import ActionTokenizer
 from specact.types import ActionUnits
 
 RANGE = st.tuples(st.floats(-50, 50, width=32), st.floats(0.0625, 50, width=32))
@@ -73,12 +72,3 @@ def test_an_action_chosen_by_hand_is_one_of_the_robot(bad: list[float]) -> None:
         normalised = found.normalise(np.array(action, np.float32))
         assert normalised.dtype == np.float32
         np.testing.assert_allclose(found.to_environment(normalised), action, rtol=1e-6)
-
-
-def test_a_tokenizers_units_are_the_same_arithmetic() -> None:
-    rng = np.random.default_rng(0)
-    found = units((-1.0, 2.0), (2.0, 8.0))
-    tokenizer = ActionTokenizer(found.centre, found.scale, np.zeros((2, 1, 2), np.float32), "none", 2)
-    wild = (2.0 * rng.standard_normal((50, 2))).astype(np.float32)
-    np.testing.assert_array_equal(tokenizer.to_environment(wild), found.to_environment(wild))
-    np.testing.assert_array_equal(tokenizer.from_environment(wild), found.from_environment(wild))
