@@ -35,7 +35,8 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     "specact.contracts", "specact.errors", "specact.families.codes.sampling", "specact.lab.envs.task",
     "specact.lab.train.recipe", "specact.observation", "specact.pair", "specact.rng", "specact.systems.flash",
-    "specact.systems.flow", "specact.systems.freqcache", "specact.systems.roboecc", "specact.types",
+    "specact.systems.flow", "specact.systems.freqcache", "specact.systems.roboecc", "specact.systems.staged",
+    "specact.types",
 )  # fmt: skip
 
 _CODE = r"(?:^(?P<ticks>`{3,}).*?^(?P=ticks)$|``.+?``|`[^`\n]*`)"

@@ -23,16 +23,9 @@ from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.processes import serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
-from specact.systems.roboecc import (
-    PRECISIONS,
-    StageCosts,
-    StagedFolder,
-    code_reader,
-    load_staged,
-    measure_costs,
-    pack,
-    unpack,
-)
+from specact.rng import StepAddress
+from specact.systems.roboecc import StageCosts, measure_costs
+from specact.systems.staged import PRECISIONS, StagedFolder, load_staged, reader_of
 
 BUNDLE, RATE, PROBES = "metaworld", 0.6, 20
 # Slowdown of the device's networks, and upper bounds of the server's load.
@@ -111,7 +104,7 @@ def learn(name: str, folder: Path, run: Run) -> dict[str, float]:
     before, after = bandwidths_of(_link(name, run), _stages(run))
     forecast = train_forecast(before)
     save_forecast(forecast, _forecast(name, run))
-    return forecast_errors(forecast, before, after)
+    return forecast_errors(forecast.forecast, before, after)
 
 
 def over_sockets(factor: float, name: str, folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -139,7 +132,7 @@ def simulate(folder: Path, run: Run) -> dict[str, list[dict[str, Any]]]:
             methods = [name for name in SIMULATED if name != "server" or budget >= 1.0]
             for link in links:
                 count = int((link.seconds - link.trained_s) / PERIOD_S)
-                learned = load_forecast(_forecast(link.name, run))
+                learned = load_forecast(_forecast(link.name, run)).forecast
                 for method in methods:
                     cell = simulated(method, link, costs, before[link.name], learned, count, budget)
                     rows.append({"link": link.name, "method": method, **cell_summary(cell)})
@@ -171,17 +164,14 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
     """
     bundle = load_pair(BUNDLE)
     windows = [window for _, window in target_windows(bundle, inferences, seed)]
-    reader, rows = code_reader(bundle, staged), []
-    exact = [reader(staged.network.run([window])).probs for window in windows]
-    for cut, shape in enumerate(staged.spec.activations, 1):
+    reader, rows, here = reader_of(bundle, staged), list[dict[str, Any]](), StepAddress(0, 0, 0, 0)
+    exact = [reader(staged.run([window]), window, here).probs for window in windows]
+    for cut in range(1, staged.spec.stages):
         row: dict[str, Any] = {
             "cut": cut, "bytes": {name: staged.spec.reply_bytes(cut, name) for name in PRECISIONS},
         }  # fmt: skip
         for precision in PRECISIONS:
-            lossy = []
-            for window in windows:
-                received = unpack(pack(staged.network.begin([window], cut)[0], precision), shape)
-                lossy.append(reader(staged.network.finish(received, cut)).probs)
+            lossy = [reader(staged.through(window, cut, precision), window, here).probs for window in windows]
             error, same = np.abs(np.array(lossy) - exact), np.argmax(lossy, -1) == np.argmax(exact, -1)
             row[precision] = {"probability": float(error.max()), "codes": float(1.0 - same.mean())}
         rows.append(row)

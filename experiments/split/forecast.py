@@ -66,7 +66,7 @@ class LearnedForecast(nn.Module):
         return following
 
     def forecast(self, past: Sequence[float]) -> float:
-        """See :class:`~specact.systems.roboecc.Forecast`; never less than the minimum of the training data."""
+        """The next bandwidth [bytes/s]; never less than the minimum of the training data."""
         if len(past) < self.window:
             return past[-1]
         mean, deviation, least = self.scale.tolist()
@@ -130,7 +130,7 @@ def forecast_errors(forecast: Forecast, before: np.ndarray, after: np.ndarray) -
     """Errors of one-step forecasts of ``after``, which follows ``before``, and of the last value as the forecast."""
     series = np.concatenate([before, after]).tolist()
     positions = range(len(before), len(series))
-    predicted = np.array([forecast.forecast(series[max(0, position - 64) : position]) for position in positions])
+    predicted = np.array([forecast(series[max(0, position - 64) : position]) for position in positions])
     guesses = {"forecast": predicted, "last": np.array(series[len(before) - 1 : -1])}
     errors = {"inferences": float(len(after)), "mean": float(after.mean())}
     for name, guess in guesses.items():

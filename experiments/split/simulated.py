@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +16,20 @@ from specact.links.link import load_link
 from specact.links.model import Link, round_trip
 from specact.rng import Role, stream
 from specact.systems.roboecc import (
-    Accounting,
-    Bandwidths,
+    MAX_EXCHANGES,
     Chooser,
+    Exchanges,
     Forecast,
-    LastValue,
     RoboeccRule,
     SmallestTotal,
     StageCosts,
-    StagedFolder,
-    StaticCut,
+    bandwidths,
     best_cut,
+    last_value,
     measured,
     total_s,
 )
+from specact.systems.staged import StagedFolder
 from specact.types import Floats
 
 PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
@@ -129,52 +130,59 @@ def series(
     return np.array([measured(up_bytes + down_bytes, seconds) for seconds in taken])
 
 
-class Oracle:
-    """Forecasts the bandwidth from the link's own model: an upper bound for every forecast.
+def oracle_of(link: Link, now: Callable[[], float], up_bytes: int, down_bytes: int) -> Forecast:
+    """Forecasts an exchange's bandwidth from the link's own model at this time [s]: an upper bound for every forecast.
 
-    Args:
-        link: the model.
-        now: time on the link [s].
-        up_bytes, down_bytes: of the exchange that is forecast.
+    The link's randomness is drawn independently.
     """
 
-    def __init__(self, link: Link, now: Callable[[], float], up_bytes: int, down_bytes: int) -> None:
-        self._link, self._now, self._sizes = link, now, (up_bytes, down_bytes)
+    def forecast(past: Sequence[float]) -> float:
+        seconds = round_trip(link, up_bytes, down_bytes, max(0.0, now()), stream(0, Role.LINK))
+        return measured(up_bytes + down_bytes, seconds)
 
-    def forecast(self, past: Sequence[float]) -> float:
-        """See :class:`~specact.systems.roboecc.Forecast`; the link's randomness is drawn independently."""
-        seconds = round_trip(self._link, *self._sizes, max(0.0, self._now()), stream(0, Role.LINK))
-        return measured(sum(self._sizes), seconds)
+    return forecast
+
+
+class LatencyApart(SmallestTotal):
+    """Separates the latency from the bandwidth: it is the shortest time on the link so far."""
+
+    def total(self, past: Exchanges) -> Floats:
+        return total_s(self.costs, *split_latency(past, self.forecast(bandwidths(past))))
+
+
+class Printed(SmallestTotal):
+    """Takes the total as published."""
+
+    def total(self, past: Exchanges) -> Floats:
+        return total_s(self.costs, self.forecast(bandwidths(past)), accounting="printed")
+
+
+def split_latency(past: Exchanges, bytes_s: float) -> tuple[float, float]:
+    """Splits a predicted bandwidth B^ into one without latency B' [bytes/s], and the latency L0 [s].
+
+    The predicted time of the last exchange is preserved: ``bytes / B^ = L0 + bytes / B'``.
+    """
+    crossed, taken_s = past[-1][0], past[-1][0] / bytes_s
+    latency_s = min(taken_s, min(network_s for _, network_s in past))
+    return measured(crossed, taken_s - latency_s), latency_s
 
 
 def chooser_of(
     method: str, costs: StageCosts, before: np.ndarray, learned: Forecast, oracle: Forecast, budget: float
 ) -> Chooser:
-    """Makes the object that chooses a method's cuts.
-
-    Args:
-        method: one of :data:`SIMULATED`.
-        costs: of the stages.
-        before: bandwidths of the training part of the recording.
-        learned, oracle: forecasts.
-        budget: upper bound of the server's load.
-    """
+    """Makes what chooses the cuts of a method of :data:`SIMULATED`; ``before`` are bandwidths of the training part."""
     cuts = range(costs.stages + 1)
     affordable = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
-    if method == "device":
-        return StaticCut(0)
-    if method == "server":
-        return StaticCut(costs.stages)
-    if method == "static":
-        return StaticCut(best_cut(total_s(costs, float(np.median(before))), costs.loads, affordable))
+    if method in ("device", "server", "static"):
+        static = {"device": 0, "server": costs.stages}.get(method)
+        if static is None:
+            static = best_cut(total_s(costs, float(np.median(before))), costs.loads, affordable)
+        return lambda current, past: static
     if method.startswith("roboecc"):
         return RoboeccRule(costs, affordable, oracle if method.endswith("oracle") else learned)
-    forecasts = {"smallest_last": LastValue(), "smallest_oracle": oracle}
-    accounting: Accounting = "printed" if method == "smallest_printed" else "faithful"
-    return SmallestTotal(
-        costs, cuts, forecasts.get(method, learned), budget, accounting,
-        latency_apart=method == "smallest_apart", look_every=0 if method == "smallest_oracle" else 10,
-    )  # fmt: skip
+    forecast = {"smallest_last": last_value, "smallest_oracle": oracle}.get(method, learned)
+    kind = {"smallest_apart": LatencyApart, "smallest_printed": Printed}.get(method, SmallestTotal)
+    return kind(costs, cuts, forecast, budget, 0 if method == "smallest_oracle" else 10)
 
 
 def simulated(
@@ -186,23 +194,27 @@ def simulated(
     Returns:
         ``latency_ms`` and ``cuts`` of each inference.
     """
-    model, rng, bandwidths = load_link(link.at(link.trained_s)), stream(0, Role.LINK), Bandwidths()
+    model, rng, past = (
+        load_link(link.at(link.trained_s)),
+        stream(0, Role.LINK),
+        deque[tuple[float, float]](maxlen=MAX_EXCHANGES),
+    )
     up, downs = int(costs.observation_bytes), costs.cut_bytes.astype(int).tolist()
     clock = [0.0]
     largest = max(cut for cut in range(costs.stages + 1) if costs.loads[cut] <= budget)
-    oracle = Oracle(model, lambda: clock[0], up, downs[largest])
+    oracle = oracle_of(model, lambda: clock[0], up, downs[largest])
     chooser = chooser_of(method, costs, before, learned, oracle, budget)
     server = np.concatenate([[0.0], np.cumsum(costs.server_s)]).tolist()
     device = np.concatenate([np.cumsum(costs.device_s[::-1])[::-1], [0.0]]).tolist()
     cut, latencies, cuts = 0, [], []
     for inference in range(count):
         clock[0] = max(clock[0], inference * PERIOD_S)
-        started, cut = clock[0], chooser.choose(cut, bandwidths)
+        started, cut = clock[0], chooser(cut, past)
         network = 0.0
         if cut:
             network = model.delay(up, True, started, rng)
             network += model.delay(downs[cut], False, started + network + server[cut], rng)
-            bandwidths.add(up + downs[cut], network)
+            past.append((up + downs[cut], network))
         clock[0] = started + network + server[cut] + device[cut]
         latencies.append(1e3 * (clock[0] - started))
         cuts.append(cut)

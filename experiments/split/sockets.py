@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import numpy as np
 
 from experiments.measure import slowed
 from experiments.split.forecast import load_forecast
-from experiments.split.simulated import PERIOD_S, PLACED, Oracle, StudyLink, bandwidths_of, chooser_of
+from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_of, chooser_of, oracle_of
 from specact.execution.player import WAIT, LateVerdicts
 from specact.families.codes.pair import CodeDrafter
 from specact.families.codes.policy import CodePolicy
@@ -32,7 +33,8 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
-from specact.systems.roboecc import SplitTarget, StageCosts, StagedFolder, StagedNetwork, reader_of, split_contract
+from specact.systems.roboecc import SplitTarget, StageCosts
+from specact.systems.staged import StagedFolder, reader_of, split_contract
 from specact.types import Miss
 
 GATED = ("hybrid", "adahi", "late", "adahi_placed")
@@ -93,18 +95,18 @@ class Device:
 
     def _measure(self, method: str, server: int) -> dict[str, Any]:
         remaining = [*np.cumsum(self.costs.device_s[::-1])[::-1].tolist(), 0.0]
-        network = SimpleNamespace(
-            run=slowed(self.staged.network.run, lambda windows: remaining[0]),
-            finish=slowed(self.staged.network.finish, lambda activation, cut: remaining[cut]),
+        staged = copy(self.staged)
+        vars(staged).update(
+            run=slowed(staged.run, lambda windows: remaining[0]),
+            finish=slowed(staged.finish, lambda activation, cut: remaining[cut]),
         )
-        staged = replace(self.staged, network=cast(StagedNetwork, network))
         before, _ = bandwidths_of(self.link, staged)
         with ExitStack() as stack:
             link = self.link.at(self.link.trained_s)
             port = stack.enter_context(linked(server, link, self.seed)).port
             began = time.monotonic()
             up, down = int(self.costs.observation_bytes), int(self.costs.cut_bytes[-1])
-            oracle = Oracle(load_link(link), lambda: time.monotonic() - began, up, down)
+            oracle = oracle_of(load_link(link), lambda: time.monotonic() - began, up, down)
             if method in ("hybrid", "adahi", "late"):
                 client = stack.enter_context(
                     Client(Endpoint("ws", "127.0.0.1", port), self.bundle.exchange.contract, method)
@@ -113,7 +115,7 @@ class Device:
                 return self._gated(method, remote_verifier(client, self.bundle, DEADLINE_MS), None)
             client = stack.enter_context(staged_client(staged, port))
             named = "smallest" if method == "adahi_placed" else method
-            chooser = chooser_of(named, self.costs, before, load_forecast(self.forecast), oracle, np.inf)
+            chooser = chooser_of(named, self.costs, before, load_forecast(self.forecast).forecast, oracle, np.inf)
             target = SplitTarget(staged, reader_of(self.bundle, staged), client, chooser, DEADLINE_MS)
             if method in PLACED:
                 return self._alone(target)

@@ -31,8 +31,8 @@ from specact.files import check_name, file_stem
 from specact.imports import load_instance
 from specact.pair import Pair, PairSource
 from specact.systems.flow import ROUNDS, load_block_pair, load_flow_pair
-from specact.systems.roboecc import KIND as STAGED
-from specact.systems.roboecc import SplitExchange, load_staged
+from specact.systems.staged import KIND as STAGED
+from specact.systems.staged import SplitExchange, load_staged
 from specact.systems.tokens import DECODINGS, load_token_pair
 from specact.types import ActionUnits
 from specact.wire.exchange import Exchange

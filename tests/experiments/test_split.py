@@ -11,11 +11,24 @@ import pytest
 from experiments.measure import slowed
 from experiments.split import cell_summary, forecast_table, latency_table
 from experiments.split.forecast import ForecastRecipe, forecast_errors, load_forecast, save_forecast, train_forecast
-from experiments.split.simulated import PERIOD_S, SIMULATED, Oracle, StudyLink, chooser_of, simulated, study_links
+from experiments.split.simulated import (
+    PERIOD_S,
+    SIMULATED,
+    LatencyApart,
+    StudyLink,
+    chooser_of,
+    oracle_of,
+    series,
+    simulated,
+    split_latency,
+    study_links,
+)
 
 from specact.errors import ConfigError
+from specact.links.link import load_link
+from specact.links.model import SteadyLink
 from specact.links.recordings import TraceLink
-from specact.systems.roboecc import LastValue, SmallestTotal, StageCosts, total_s
+from specact.systems.roboecc import SmallestTotal, StageCosts, last_value, measured, total_s
 
 # The device needs 90 ms for everything, the server 6; up to 30 kB cross.
 COSTS = StageCosts(
@@ -31,7 +44,7 @@ def link_of(tmp_path: Path, rtts_ms: list[float]) -> StudyLink:
 
 
 def run(method: str, link: StudyLink, count: int = 100, budget: float = np.inf) -> dict[str, Any]:
-    return simulated(method, link, COSTS, np.array([1e6]), LastValue(), count, budget)
+    return simulated(method, link, COSTS, np.array([1e6]), last_value, count, budget)
 
 
 def test_on_a_link_that_does_not_change_every_cut_takes_its_total(tmp_path: Path) -> None:
@@ -70,22 +83,22 @@ def test_simulations_are_the_same_each_time_and_cover_every_method(tmp_path: Pat
     for method in SIMULATED:
         first, again = run(method, link), run(method, link)
         assert first == again and len(first["latency_ms"]) == 100
-    assert isinstance(chooser_of("smallest", COSTS, np.ones(3), LastValue(), LastValue(), 1.0), SmallestTotal)
+    assert isinstance(chooser_of("smallest", COSTS, np.ones(3), last_value, last_value, 1.0), SmallestTotal)
 
 
 def test_an_oracle_says_what_the_exchange_will_take() -> None:
     link, now = TraceLink(np.array([50.0, 200.0]), 1000.0), [0.0]
-    oracle = Oracle(link, lambda: now[0], 9_000, 1_000)
-    assert oracle.forecast([1.0]) == pytest.approx(1e4 / 0.050)
+    oracle = oracle_of(link, lambda: now[0], 9_000, 1_000)
+    assert oracle([1.0]) == pytest.approx(1e4 / 0.050)
     now[0] = 1.0
-    assert oracle.forecast([1.0]) == pytest.approx(1e4 / 0.200)
+    assert oracle([1.0]) == pytest.approx(1e4 / 0.200)
 
 
 def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_learn(tmp_path: Path) -> None:
     # High and low in turn, which the last value always gets wrong.
     values = np.where(np.arange(700) % 2 == 0, 3e5, 1e5) + np.random.default_rng(0).normal(0.0, 1e3, 700)
     learned = train_forecast(values[:400], ForecastRecipe(epochs=25))
-    found = forecast_errors(learned, values[:400], values[400:])
+    found = forecast_errors(learned.forecast, values[:400], values[400:])
     assert found["forecast_mae"] < 0.5 * found["last_mae"]
     assert learned.forecast(values[:19].tolist()) == values[18], "too little of the past is as the last value"
     save_forecast(learned, tmp_path / "made" / "f.safetensors")
@@ -93,14 +106,14 @@ def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_lea
     assert load_forecast(tmp_path / "made" / "f.safetensors").forecast(past) == learned.forecast(past)
     learned.scale[2] = 2.9e5
     assert {learned.forecast(values[:count].tolist()) for count in (30, 31)} >= {2.9e5}, "never less than was seen"
-    for series in (values[:50], np.zeros(300)):
+    for known in (values[:50], np.zeros(300)):
         with pytest.raises(ConfigError, match="104"):
-            train_forecast(series)
+            train_forecast(known)
 
 
 def test_errors_of_forecasts_stand_beside_the_last_value_s() -> None:
     after = np.array([3.0, 1.0, 3.0])
-    found = forecast_errors(LastValue(), np.array([1.0, 1.0]), after)
+    found = forecast_errors(last_value, np.array([1.0, 1.0]), after)
     assert found["forecast_mae"] == found["last_mae"] == 2.0
     assert found["mean_rmse"] == pytest.approx(np.sqrt(8 / 3))
     assert "| made | 3 |" in forecast_table({"made": found})
@@ -135,3 +148,28 @@ def test_a_table_has_mean_median_and_p95_of_every_cell() -> None:
     row = {"link": "lte", "method": "smallest", **cell_summary(cell)}
     assert "| smallest total, forecast | 40 / 20 / 83, 1 switches, 1 missed |" in latency_table([row])
     assert row["cuts"] == {"1": 2, "2": 1} and total_s(COSTS, 1e6)[0] == pytest.approx(0.09) and PERIOD_S > 0.0
+
+
+def test_a_measurement_is_bytes_over_what_the_server_did_not_need() -> None:
+    assert measured(3000.0, 0.5) == 6000.0
+    assert np.isfinite(measured(3000.0, 0.0))
+
+
+def test_a_series_is_what_exchanges_at_those_moments_take() -> None:
+    link = SteadyLink(rtt_ms=40.0, jitter_ms=0.0, up_mbit_s=8.0, down_mbit_s=16.0)
+    np.testing.assert_allclose(series(link, 10_000, 2_000, 0.2, 3), 12_000 / (0.040 + 0.010 + 0.001))
+    jitter = load_link("lte")
+    first, again = (series(jitter, 10_000, 2_000, 0.2, 50, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert (series(jitter, 10_000, 2_000, 0.2, 50, seed=4) != first).any()
+
+
+def test_a_link_that_takes_as_long_for_any_size_is_not_worth_the_device_s_own_stages() -> None:
+    costs = StageCosts(np.array([0.1, 0.1]), np.array([2.0, 0.2]), np.array([0.0, 1.0, 9.0]), 10.0, np.ones(2))
+    past = 3 * [(19.0, 1.0)]
+    # As published 8 bytes less would save 0.42 s. They save nothing.
+    assert SmallestTotal(costs, range(3))(2, past) == 1
+    assert LatencyApart(costs, range(3))(2, past) == 2
+    bytes_s, latency_s = split_latency([*past, (19.0, 3.0)], 19.0 / 3.0)
+    assert latency_s == 1.0 and bytes_s == pytest.approx(9.5)  # two more seconds for 19 bytes
+    assert split_latency(past, 100.0)[1] == 0.19

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from experiments.flash.methods import METHODS as FLASH
 from experiments.freqcache import METHODS as FREQCACHE
+from experiments.split.simulated import LatencyApart
 from tests.decodings import DECODINGS
 from tests.tiny import needs_bundle
 
@@ -45,18 +47,15 @@ from specact.safety import Fallback
 from specact.systems import freqcache as frequency
 from specact.systems.heisd import VerifySkip
 from specact.systems.roboecc import (
-    Bandwidths,
-    LastValue,
+    MAX_EXCHANGES,
     RoboeccRule,
     SmallestTotal,
-    SplitExchange,
     StageCosts,
     adjusted_cut,
     best_cut,
-    kind_at,
     total_s,
-    unpack,
 )
+from specact.systems.staged import SplitExchange, kind_at, unpack
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord, VirtualClock
 from specact.wire.exchange import Request, VerifyingExchange
 from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, request_of
@@ -348,27 +347,29 @@ def staged(bundle: str) -> Any:
 def at_cut(stages: Any, window: Any, cut: int, precision: Any) -> list[Any]:
     """The network's outputs where a server has run ``cut`` stages and sent what it has at a precision."""
     if cut == 0:
-        return list(stages.network.run([window]))
+        return list(stages.run([window]))
     arrays = _exchange(
         SplitExchange(stages), kind_at(stages.spec, cut, precision), Request(window, StepAddress(0, 0, 0, 0))
     )
     if cut == stages.spec.stages:
         return [arrays[name].reshape(1, *shape) for name, shape in stages.spec.outputs.items()]
-    return list(stages.network.finish(unpack(arrays, stages.spec.activations[cut - 1]), cut))
+    return list(stages.finish(unpack(arrays, stages.spec.activations[cut - 1]), cut))
 
 
 def chosen_cuts(costs: dict[str, Any], chooser: str, bandwidths: Any, latency_s: float, **options: Any) -> list[int]:
     """The cuts of successive inferences on a link of given bandwidths."""
     known = StageCosts(**costs)
     pool = range(known.stages + 1)
-    made = (RoboeccRule if chooser == "roboecc" else SmallestTotal)(known, pool, LastValue(), **options)
-    seen, cut, cuts = Bandwidths(), 0, []
+    kind = (
+        RoboeccRule if chooser == "roboecc" else LatencyApart if options.pop("latency_apart", False) else SmallestTotal
+    )
+    choose, past, cut, cuts = kind(known, pool, **options), deque[tuple[float, float]](maxlen=MAX_EXCHANGES), 0, []
     for bytes_s in bandwidths:
-        cut = made.choose(cut, seen)
+        cut = choose(cut, past)
         cuts.append(cut)
         crossing = known.crossing()[cut]
         if cut:
-            seen.add(crossing, latency_s + crossing / bytes_s)
+            past.append((crossing, latency_s + crossing / bytes_s))
     return cuts
 
 

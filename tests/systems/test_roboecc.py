@@ -31,30 +31,28 @@ from specact.rng import StepAddress
 from specact.systems.flash import Round, RoundRequest
 from specact.systems.flow import FlashParts
 from specact.systems.roboecc import (
-    PRECISIONS,
     Accounting,
-    Bandwidths,
-    LastValue,
-    Precision,
     RoboeccRule,
     SmallestTotal,
-    SplitExchange,
     SplitTarget,
     StageCosts,
-    StagedFolder,
-    StaticCut,
     adjusted_cut,
     best_cut,
+    measure_costs,
+    placed_target,
+    total_s,
+    within,
+)
+from specact.systems.staged import (
+    PRECISIONS,
+    Precision,
+    StagedFolder,
     kind_at,
     load_staged,
-    measure_costs,
     pack,
-    placed_target,
     reader_of,
     split_contract,
-    total_s,
     unpack,
-    within,
 )
 from specact.types import Miss
 from specact.wire.arrays import Arrays
@@ -91,22 +89,12 @@ def test_the_planner_equals_brute_force_on_random_chains(accounting: Accounting)
         total = total_s(costs, bandwidth, latency, accounting)
         wanted = brute_total(costs, bandwidth, latency, accounting)
         np.testing.assert_array_equal(total, wanted)
-        assert costs.load is not None
         load = np.concatenate([[0.0], np.cumsum(costs.load)])
         budget = float(rng.choice(load))
         order = sorted((wanted[cut], load[cut], cut) for cut in range(costs.stages + 1) if load[cut] <= budget)
         assert best_cut(total, costs.loads, range(costs.stages + 1), budget) == order[0][2]
         tied += len(order) > 1 and order[0][0] == order[1][0]
     assert tied > 20  # ties were among them
-
-
-def test_a_larger_budget_never_makes_the_total_larger() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(200):
-        costs = random_costs(rng)
-        total = total_s(costs, 1.0, 0.5)
-        found = [total[best_cut(total, costs.loads, range(costs.stages + 1), budget)] for budget in sorted(costs.loads)]
-        assert all(later <= earlier for earlier, later in itertools.pairwise(found))
 
 
 def test_without_a_link_to_pay_the_stages_alone_decide_and_with_a_dead_one_nothing_is_sent() -> None:
@@ -122,12 +110,6 @@ def test_without_a_link_to_pay_the_stages_alone_decide_and_with_a_dead_one_nothi
         assert printed in (0, costs.stages)
 
 
-def test_the_printed_equation_sends_everything_over_a_link_that_makes_it_slower() -> None:
-    costs = StageCosts(np.array([1.0, 1.0]), np.array([3.0, 3.0]), np.array([0.0, 1.0, 1.0]), 10.0)
-    assert best_cut(total_s(costs, 1.0, accounting="printed"), costs.loads, range(3)) == 2
-    assert best_cut(total_s(costs, 1.0), costs.loads, range(3)) == 0
-
-
 def test_the_published_rule_takes_the_largest_activation_as_the_bandwidth_rises_and_the_smallest_as_it_falls() -> None:
     sizes = np.array([0.0, 8.0, 2.0, 8.0, 2.0, 1.0])
     pool = [1, 2, 3, 4]
@@ -140,81 +122,49 @@ def test_the_published_rule_takes_the_largest_activation_as_the_bandwidth_rises_
         assert adjusted_cut(3, change, -1.0, 1.0, pool, sizes) == 3
 
 
-class Told:
-    """A forecast that says what it was told to."""
-
-    def __init__(self, bytes_s: float) -> None:
-        self.bytes_s = bytes_s
-
-    def forecast(self, past: object) -> float:
-        return self.bytes_s
-
-
-def seen(*values: float) -> Bandwidths:
-    found = Bandwidths()
-    for value in values:
-        found.add(value, 1.0)
-    return found
+def seen(*bandwidths: float) -> list[tuple[float, float]]:
+    return [(bandwidth, 1.0) for bandwidth in bandwidths]
 
 
 def test_the_published_rule_ignores_the_total_and_the_smallest_total_does_not() -> None:
     # The largest activation is at the first cut, before the work that the device does slowly.
-    costs = StageCosts(np.array([0.1, 0.1, 0.1]), np.array([0.1, 5.0, 0.1]), np.array([0.0, 9.0, 1.0, 1.0]), 1.0)
-    rule, past = RoboeccRule(costs, [1, 2], Told(100.0)), seen(5.0, 6.0, 5.0, 6.0)
-    first = rule.choose(0, past)
+    costs = StageCosts(
+        np.array([0.1, 0.1, 0.1]), np.array([0.1, 5.0, 0.1]), np.array([0.0, 9.0, 1.0, 1.0]), 1.0, np.ones(3)
+    )
+    rule, past = RoboeccRule(costs, [1, 2], lambda past: 100.0), seen(5.0, 6.0, 5.0, 6.0)
+    first = rule(0, past)
     assert first == 2  # the planner's
-    risen = rule.choose(first, past)
-    total = total_s(costs, 100.0)
+    risen, total = rule(first, past), total_s(costs, 100.0)
     assert risen == 1 and total[1] > 10 * total[2]
-    assert SmallestTotal(costs, [1, 2], Told(100.0)).choose(1, past) == 2
+    assert SmallestTotal(costs, [1, 2], lambda past: 100.0)(1, past) == 2
     # The rule itself: no change, no switch.
-    calm = RoboeccRule(costs, [1, 2], LastValue())
-    assert [calm.choose(2, past) for _ in range(3)] == [2, 2, 2]
+    calm = RoboeccRule(costs, [1, 2])
+    assert [calm(2, past) for _ in range(3)] == [2, 2, 2]
 
 
 def test_the_smallest_total_asks_first_and_looks_again_at_cut_0() -> None:
-    costs = StageCosts(np.array([0.1, 0.1]), np.array([1.0, 1.0]), np.array([0.0, 1.0, 1.0]), 1.0)
-    chooser = SmallestTotal(costs, range(3), LastValue(), look_every=3)
-    assert chooser.choose(0, seen()) == 2
-    slow = seen(1e-3)
-    assert [chooser.choose(0, slow) for _ in range(8)] == [0, 0, 0, 2, 0, 0, 0, 2]
-    assert chooser.choose(0, seen(1e3)) == 2
-    assert SmallestTotal(costs, range(3), LastValue(), look_every=0).choose(0, slow) == 0
-    assert SmallestTotal(costs, range(3), LastValue(), budget=0.5).choose(0, seen(1e3)) == 1
-    assert SmallestTotal(costs, [0], LastValue()).choose(0, seen()) == 0
-    assert StaticCut(1).choose(2, slow) == 1
-
-
-def test_a_link_that_takes_as_long_for_any_size_is_not_worth_the_device_s_own_stages() -> None:
-    costs = StageCosts(np.array([0.1, 0.1]), np.array([2.0, 0.2]), np.array([0.0, 1.0, 9.0]), 10.0)
-    past = Bandwidths()
-    for _ in range(3):
-        past.add(19.0, 1.0)
-    # As published 8 bytes less would save 0.42 s. They save nothing.
-    assert SmallestTotal(costs, range(3), LastValue()).choose(2, past) == 1
-    assert SmallestTotal(costs, range(3), LastValue(), latency_apart=True).choose(2, past) == 2
-    past.add(19.0, 3.0)
-    bytes_s, latency_s = past.split_latency(19.0 / 3.0)
-    assert latency_s == 1.0 and bytes_s == pytest.approx(9.5)  # two more seconds for 19 bytes
-    assert past.split_latency(100.0)[1] == 0.19
+    costs = StageCosts(np.array([0.1, 0.1]), np.array([1.0, 1.0]), np.array([0.0, 1.0, 1.0]), 1.0, np.full(2, 0.5))
+    chooser, slow = SmallestTotal(costs, range(3), look_every=3), seen(1e-3)
+    assert chooser(0, []) == 2
+    assert [chooser(0, slow) for _ in range(8)] == [0, 0, 0, 2, 0, 0, 0, 2]
+    assert chooser(0, seen(1e3)) == 2
+    assert SmallestTotal(costs, range(3), look_every=0)(0, slow) == 0
+    assert SmallestTotal(costs, range(3), budget=0.5)(0, seen(1e3)) == 1
+    assert SmallestTotal(costs, [0])(0, []) == 0
 
 
 def test_costs_and_pools_that_cannot_be_are_refused() -> None:
-    costs = StageCosts(np.ones(2), np.ones(2), np.ones(3), 1.0, load=np.array([0.5, 0.5]))
-    with pytest.raises(ConfigError, match="server_s of 2 stages must be 2 finite numbers"):
-        StageCosts(np.array([1.0, -1.0]), np.ones(2), np.ones(3), 1.0)
-    with pytest.raises(ConfigError, match="cut_bytes of 2 stages must be 3"):
-        StageCosts(np.ones(2), np.ones(2), np.ones(2), 1.0)
-    with pytest.raises(ConfigError, match="observation_bytes"):
-        StageCosts(np.ones(2), np.ones(2), np.ones(3), np.nan)
+    good = (np.ones(2), np.ones(2), np.ones(3), 1.0, np.array([0.5, 0.5]))
+    costs = StageCosts(*good)
+    for place, wrong in ((0, np.array([1.0, -1.0])), (2, np.ones(2)), (3, np.nan), (4, np.full(2, np.inf))):
+        with pytest.raises(ConfigError, match="must be finite numbers >= 0"):
+            StageCosts(*good[:place], wrong, *good[place + 1 :])  # type: ignore[arg-type, call-arg]
     with pytest.raises(ConfigError, match="bandwidth above 0"):
         total_s(costs, 0.0)
     with pytest.raises(ConfigError, match="cuts lie between 0 and 2, got"):
         within([3], costs.loads, 1.0)
     with pytest.raises(ConfigError, match=r"no cut of .* is within the server's load of 0[.]4; the least is 0[.]5"):
         within([1, 2], costs.loads, 0.4)
-    with pytest.raises(ConfigError, match="look_every"):
-        SmallestTotal(costs, [0], LastValue(), look_every=-1)
     with pytest.raises(ConfigError, match="at least one cut"):
         adjusted_cut(0, 1.0, 0.0, 0.0, [], costs.cut_bytes)
 
@@ -256,40 +206,22 @@ def test_a_constant_activation_survives_and_what_no_number_can_hold_is_refused()
         unpack(backwards, (2,))
 
 
-def test_a_reply_of_another_precision_or_shape_is_refused(folder: StagedFolder) -> None:
-    size, layout = (
-        math.prod(folder.spec.activations[0]),
-        split_contract(folder.spec, folder.fingerprint).kinds["cut-1-float16"].reply,
-    )
-    layout.unpack(layout.pack({"activation": np.zeros(size, np.float16)}))
-    for wrong in (np.zeros(size + 1, np.float16), np.zeros(size, np.float32), np.full(size, np.inf, np.float16)):
-        with pytest.raises(WireError, match="activation"):
-            layout.unpack(bytearray(wrong.tobytes()))
-
-
 def test_the_server_answers_a_batch_of_a_cut_as_it_answers_each(folder: StagedFolder) -> None:
-    exchange = load_exchange(str(folder.path))
-    assert isinstance(exchange, SplitExchange)
-    rng, stages = np.random.default_rng(1), folder.spec.stages
+    """An observation without a finite answer is refused alone."""
+    exchange, rng, stages = load_exchange(str(folder.path)), np.random.default_rng(1), folder.spec.stages
     for kind in {kind_at(folder.spec, cut, precision) for cut in (1, 4, stages) for precision in PRECISIONS}:
-        requests = [Request(window_of(folder, rng), StepAddress(0, 0, 0, number)) for number in range(4)]
-        for request, together in zip(requests, served(exchange, kind, requests), strict=True):
+        windows = [window_of(folder, rng) for _ in range(3)]
+        huge = Window({name: np.full_like(array, 3e38) for name, array in windows[0].arrays.items()})
+        requests = [Request(seen, StepAddress(0, 0, 0, number)) for number, seen in enumerate((*windows, huge))]
+        *replies, refused = served(exchange, kind, requests)
+        assert isinstance(refused, WireError)
+        for request, together in zip(requests, replies, strict=False):
             (alone,) = served(exchange, kind, [request])
             assert not isinstance(together, WireError) and not isinstance(alone, WireError)
             for name, array in together.items():
                 # In a batch the last bits differ, and with them a level of uint8 or a bit of float16.
                 off = np.abs(array.astype(float) - alone[name].astype(float)).max()
                 assert off <= (1.0 if array.dtype == np.uint8 else 5e-3)
-
-
-def test_an_observation_without_a_finite_answer_is_refused_alone(folder: StagedFolder) -> None:
-    exchange = SplitExchange(folder)
-    sound = window_of(folder, np.random.default_rng(2))
-    huge = Window({name: np.full_like(array, 3e38) for name, array in sound.arrays.items()})
-    for kind in ("infer", "cut-1-float32", "cut-1-float16"):
-        requests = [Request(window, StepAddress(0, 0, 0, step)) for step, window in enumerate((sound, huge))]
-        first, second = served(exchange, kind, requests)
-        assert not isinstance(first, WireError) and isinstance(second, WireError)
 
 
 def test_kinds_and_bytes_of_a_cut(folder: StagedFolder) -> None:
@@ -303,11 +235,9 @@ def test_kinds_and_bytes_of_a_cut(folder: StagedFolder) -> None:
     assert spec.reply_bytes(0, "float16") == 0
     outputs = sum(4 * int(np.prod(shape)) for shape in spec.outputs.values())
     assert spec.reply_bytes(spec.stages, "float16") == outputs
-    for cut in (0, spec.stages + 1):
-        with pytest.raises(BundleError, match="a server runs 1 to 8 stages"):
-            kind_at(spec, cut, "float16")
-    with pytest.raises(ConfigError, match="unknown precision"):
-        kind_at(spec, 1, "float8")  # type: ignore[arg-type]
+    for cut, precision in ((0, "float16"), (spec.stages + 1, "float16"), (1, "float8")):
+        with pytest.raises(ConfigError, match="a server runs 1 to 8 stages"):
+            kind_at(spec, cut, precision)  # type: ignore[arg-type]
 
 
 def test_damaged_stages_are_refused(folder: StagedFolder, tmp_path: Path) -> None:
@@ -353,16 +283,6 @@ def connected(server: ServerProcess, folder: StagedFolder) -> Client:
     return client
 
 
-class Around:
-    """Every cut in turn."""
-
-    def __init__(self, cuts: range) -> None:
-        self._cuts = itertools.cycle(cuts)
-
-    def choose(self, current: int, seen: Bandwidths) -> int:
-        return next(self._cuts)
-
-
 def windows_of(bundle: Pair[Any], count: int) -> list[Window]:
     rng = np.random.default_rng(count)
     fields = bundle.parts.spec.target.fields
@@ -378,39 +298,31 @@ def answers(target: SplitTarget[Any], windows: list[Window]) -> list[CodeDistrib
     return [one.value for one in found if isinstance(one, Answer)]
 
 
-def test_every_cut_gives_the_very_bits_of_the_local_target_in_float32(
+def test_every_cut_gives_the_bits_of_the_local_target_in_float32_and_a_little_else_in_fewer(
     bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
     windows = windows_of(bundle, 5)
-    for cut in range(folder.spec.stages + 1):
-        target = placed_target(bundle, folder, client, PATIENT_MS, cut=cut, precision="float32")
-        for window, found in zip(windows, answers(target, windows), strict=True):
-            wanted = bundle.parts.target.infer(window)
-            np.testing.assert_array_equal(found.probs, wanted.probs)
-            np.testing.assert_array_equal(found.offsets, wanted.offsets)
-        assert target.counts == {f"cut {cut}": 5, "switches": 0}
-
-
-def test_fewer_bits_change_answers_a_little_and_never_at_the_ends(
-    bundle: Pair[Any], folder: StagedFolder, client: Client
-) -> None:
-    windows = windows_of(bundle, 20)
-    wanted = np.array([bundle.parts.target.infer(window).offsets for window in windows])
+    wanted = [bundle.parts.target.infer(window) for window in windows]
     worst: dict[Precision, float] = {}
     for precision in PRECISIONS:
         errors = []
         for cut in range(folder.spec.stages + 1):
             target = placed_target(bundle, folder, client, PATIENT_MS, cut=cut, precision=precision)
-            found = np.array([answer.offsets for answer in answers(target, windows)])
-            errors.append(float(np.abs(found - wanted).max()))
+            found = answers(target, windows)
+            errors.append(max(float(np.abs(a.offsets - b.offsets).max()) for a, b in zip(found, wanted, strict=True)))
+            assert target.counts == {f"cut {cut}": 5, "switches": 0}
+            if precision == "float32":
+                np.testing.assert_array_equal([one.probs for one in found], [one.probs for one in wanted])
         assert errors[0] == errors[-1] == 0.0
         worst[precision] = max(errors)
     # The offsets are of the order of one.
     assert worst["float32"] == 0.0 < worst["float16"] < 0.01
     assert worst["float16"] < worst["uint8"] < 0.3
+    with pytest.raises(ConfigError, match="can be cut from 0 to 8, not at 9"):
+        placed_target(bundle, folder, client, PATIENT_MS, cut=9)
 
 
-@pytest.mark.parametrize("method", ["adahi", "hybrid", "target"])
+@pytest.mark.parametrize("method", ["adahi", "target"])
 def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
     bundle: Pair[Any], folder: StagedFolder, client: Client, method: str
 ) -> None:
@@ -421,11 +333,13 @@ def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
         )
         return SpeculativePolicy(bundle, gate, verifier=verifier, seed=4)
 
-    chooser = Around(range(folder.spec.stages + 1))
-    placed = SplitTarget(folder, reader_of(bundle, folder), client, chooser, PATIENT_MS, precision="float32")
+    around = itertools.cycle(range(folder.spec.stages + 1))
+    placed = SplitTarget(
+        folder, reader_of(bundle, folder), client, lambda *_: next(around), PATIENT_MS, precision="float32"
+    )
     policies = [policy(placed), policy(LocalTarget(bundle.target()))]
     rng = np.random.default_rng(5)
-    for _ in range(150):
+    for _ in range(60):
         seen = {"state": rng.uniform(-1, 1, 8), "goal": rng.uniform(-1, 1, 2)}
         first, second = (one.act(seen) for one in policies)
         np.testing.assert_array_equal(first, second)
@@ -440,17 +354,17 @@ def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
 def test_the_cut_of_an_inference_under_way_does_not_change(
     bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
-    fixed, (window, other) = StaticCut(2), windows_of(bundle, 2)
-    target = SplitTarget(folder, reader_of(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
+    cuts, (window, other) = iter((2, 5)), windows_of(bundle, 2)
+    target = SplitTarget(
+        folder, reader_of(bundle, folder), client, lambda *_: next(cuts), PATIENT_MS, precision="float32"
+    )
     address = StepAddress(0, 0, 0, 0)
-    first = target.submit(window, address)
-    fixed.cut = 5
-    under_way = first.result()
-    following = target.submit(other, address.following).result()
+    first, second = target.submit(window, address), target.submit(other, address.following)
+    under_way, following = first.result(), second.result()
     for found, seen in ((under_way, window), (following, other)):
         assert isinstance(found, Answer)
         np.testing.assert_array_equal(found.value.probs, bundle.parts.target.infer(seen).probs)
-    assert target.counts == {"cut 2": 1, "cut 5": 1, "switches": 1}
+    assert (target.counts["cut 2"], target.counts["cut 5"], target.cut) == (1, 1, 5)
 
 
 def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolder, client: Client) -> None:
@@ -461,11 +375,15 @@ def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolde
     chosen = placed_target(bundle, folder, client, PATIENT_MS)
     answers(chosen, windows_of(bundle, 3))
     assert sum(chosen.counts.values()) - chosen.counts["switches"] == 3
+    late = placed_target(bundle, folder, client, 1e-3, cut=2)
+    assert isinstance(late.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result(), Miss)
+    assert late.device_s == 0.0
 
 
-def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: StagedFolder, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="split that one: specact split"):
-        reader_of(bundle, split_bundle("pusht", tmp_path / "pusht"))
+def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: StagedFolder) -> None:
+    for pair, said in (("pusht-flow", "split that one: specact split"), ("relocate-tokens", "a flow policy")):
+        with pytest.raises((BundleError, ConfigError), match=said):
+            reader_of(load_pair(pair), folder)
     with serving(folder.path) as server:
         endpoint = Endpoint("ws", "127.0.0.1", server.port)
         for dialect in (split_contract(folder.spec, "0" * 16), bundle.exchange.contract):
@@ -473,7 +391,7 @@ def test_a_device_with_other_stages_is_refused(bundle: Pair[Any], folder: Staged
                 client.connect(3.0)
 
 
-@pytest.mark.parametrize("lie", ["size", "precision", "finite", "outputs", "nothing"])
+@pytest.mark.parametrize("lie", ["size", "finite", "outputs"])
 def test_an_answer_of_another_shape_precision_or_cut_is_not_sent(
     bundle: Pair[Any], folder: StagedFolder, lie: str
 ) -> None:
@@ -486,36 +404,12 @@ def test_an_answer_of_another_shape_precision_or_cut_is_not_sent(
         assert isinstance(found, Miss) and found.cause == "refused"
 
 
-def test_a_missed_deadline_tells_that_the_link_carries_less(bundle: Pair[Any], folder: StagedFolder) -> None:
-    with serving(folder.path) as server, connected(server, folder) as client:
-        target = placed_target(bundle, folder, client, 1e-3, cut=2)
-        assert isinstance(target.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result(), Miss)
-        assert target.device_s == 0.0
-
-
-def test_refusals_say_what_is_allowed(bundle: Pair[Any], folder: StagedFolder, client: Client) -> None:
-    window, address = windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)
-    with pytest.raises(ConfigError, match="can be cut from 0 to 8, not at 9"):
-        placed_target(bundle, folder, client, PATIENT_MS, cut=9)
-    reader = reader_of(bundle, folder)
-    with pytest.raises(ConfigError, match="needs a server"):
-        SplitTarget(folder, reader, None, StaticCut(1), PATIENT_MS).submit(window, address)
-    with pytest.raises(ConfigError, match="a cut lies between 0 and 8"):
-        SplitTarget(folder, reader, client, StaticCut(9), PATIENT_MS).submit(window, address)
-    with pytest.raises(ConfigError, match="unknown precision"):
-        SplitTarget(folder, reader, client, StaticCut(1), PATIENT_MS, precision="float8")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="at least one window"):
-        measure_costs(folder, client, [])
-    alone = SplitTarget(folder, reader, None, StaticCut(0), PATIENT_MS)
-    assert isinstance(alone.submit(window, address).result(), Answer)
-
-
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory: pytest.TempPathFactory) -> StagedFolder:
     return split_bundle("pusht-flow", tmp_path_factory.mktemp("split") / "flow")
 
 
-def flow_rounds(target: Any, pair: Pair[Any], count: int = 8) -> list[Round]:
+def flow_rounds(target: Any, count: int = 4) -> list[Round]:
     rng = np.random.default_rng(3)
     rounds = []
     for number in range(count):
@@ -530,10 +424,10 @@ def test_a_flow_draws_the_same_chunks_wherever_its_prefix_is_computed(flow: Stag
     """Full rounds and FLASH's checks; the device draws the chunks from the prefix's cache."""
     pair = load_pair("pusht-flow", decoding="flash")
     assert isinstance(pair.parts, FlashParts) and flow.spec.stages > 2
-    local = flow_rounds(LocalTarget(pair.target()), pair)
+    local = flow_rounds(LocalTarget(pair.target()))
     with serving(flow.path) as server, connected(server, flow) as client:
         by_cut = [
-            flow_rounds(placed_target(pair, flow, client, PATIENT_MS, cut=cut, precision="float32"), pair)
+            flow_rounds(placed_target(pair, flow, client, PATIENT_MS, cut=cut, precision="float32"))
             for cut in range(flow.spec.stages + 1)
         ]
     for rounds in by_cut:
@@ -543,12 +437,3 @@ def test_a_flow_draws_the_same_chunks_wherever_its_prefix_is_computed(flow: Stag
             np.testing.assert_allclose(found.chunk, own.chunk, rtol=1e-3, atol=1e-2)
             assert (found.checked, found.full) == (first.checked, first.full)
     assert any(found.checked for found in local)
-
-
-def test_stages_of_another_flow_and_other_families_are_refused(flow: StagedFolder, folder: StagedFolder) -> None:
-    with pytest.raises(BundleError, match="has the stages of a network"):
-        reader_of(load_pair("ball-chase-flow"), flow)
-    with pytest.raises(BundleError, match="has the stages of a network"):
-        reader_of(load_pair("pusht-flow"), folder)
-    with pytest.raises(ConfigError, match="choose a pair of action codes or a flow policy"):
-        reader_of(load_pair("relocate-tokens"), flow)

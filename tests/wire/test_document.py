@@ -22,7 +22,7 @@ from specact.server import access, session
 from specact.server.serve import _PING_S
 from specact.server.settings import Address, Limits
 from specact.systems.flow import load_flow_pair
-from specact.systems.roboecc import PRECISIONS, SplitSpec, split_contract
+from specact.systems.staged import PRECISIONS, SplitSpec, split_contract
 from specact.wire import images, messages
 from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request
 

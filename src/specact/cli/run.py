@@ -124,7 +124,8 @@ class Run(Options):
         from specact.families.chunks.openpi import target_endpoint
         from specact.remote.client import Client
         from specact.remote.target import remote_verifier
-        from specact.systems.roboecc import load_staged, placed_target, split_contract
+        from specact.systems.roboecc import placed_target
+        from specact.systems.staged import load_staged, split_contract
 
         access, tuning = self.session.access, self.session.tuning
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)

@@ -22,47 +22,32 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
-from msgspec import Meta
-from numpy.typing import NDArray
 
-from specact.bundle.bundle import Bundle, open_bundle
-from specact.bundle.manifest import Kind, Manifest, joint_fingerprint, read_manifest
-from specact.bundle.network import CPU, Compute, Network, NetworkInputs
-from specact.errors import BundleError, ConfigError, RemoteError, WireError, unknown_name
-from specact.families.codes.pair import CodeParts
-from specact.families.codes.policy import distributions
-from specact.families.codes.sampling import CodeDistribution
-from specact.observation import ObservationSpec, Window
+from specact.errors import ConfigError, RemoteError, WireError
+from specact.observation import Window
 from specact.pair import Answer, Pair, Pending
-from specact.records import Record, Size, check_fields
 from specact.remote.client import Client
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
-from specact.systems.flow import FlashParts
+from specact.systems.staged import Array, Precision, Reader, StagedFolder, kind_at, reader_of, unpack
 from specact.types import Floats, Miss, OffloadTimes
-from specact.wire import exchange as wire
-from specact.wire.arrays import Arrays, ArraySpec, Layout
-from specact.wire.messages import bad
+from specact.wire.arrays import Arrays
+from specact.wire.exchange import Request
 
 A = TypeVar("A")
-Array = NDArray[Any]
-Reader = Callable[[list[Array], Window, StepAddress], A]
+# The last exchanges, the newest last: bytes of both directions, and the round trip without the server's time [s].
+Exchanges = Sequence[tuple[float, float]]
+# The bandwidth of the next exchange [bytes/s], > 0, from those of the past, which are at least one.
+Forecast = Callable[[Sequence[float]], float]
+# The cut of the next inference from the current one; called between two inferences.
+Chooser = Callable[[int, Exchanges], int]
 Accounting = Literal["faithful", "printed"]
-Precision = Literal["float16", "uint8", "float32"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-KIND: Kind = "split"
-# The networks that are split, by the kind of the bundle; several are split as one, in sequence.
-SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
-    "pair": ("target",), "regression": ("policy",), "flow": ("encoder", "prefix"),
-}  # fmt: skip
-MAX_STAGES = 64
-_MAX_NUMBERS = 1 << 26
+MAX_EXCHANGES = 64
 _MIN_S, _TIMEOUT_S = 1e-6, 10.0
 
 
@@ -71,10 +56,10 @@ class StageCosts:
     """Costs of a chain of N stages.
 
     Attributes:
-        server_s, device_s: time of each stage on either side [s], ``[N]``, >= 0.
-        cut_bytes: bytes sent down at cuts 0 to N, ``[N + 1]``, >= 0: none at 0, the answer at N.
-        observation_bytes: bytes sent up at cuts 1 to N, >= 0.
-        load: share of the server's capacity that each stage needs, ``[N]``, >= 0; equal shares of 1 if None.
+        server_s, device_s: time of each stage on either side [s], ``[N]``.
+        cut_bytes: bytes sent down at cuts 0 to N, ``[N + 1]``: none at 0, the answer at N.
+        observation_bytes: bytes sent up at cuts 1 to N.
+        load: share of the server's capacity that each stage needs, ``[N]``.
 
     Raises:
         ConfigError: for other lengths, or a number that is negative or not finite.
@@ -84,23 +69,18 @@ class StageCosts:
     device_s: Floats
     cut_bytes: Floats
     observation_bytes: float
-    load: Floats | None = None
+    load: Floats
 
     def __post_init__(self) -> None:
-        count = len(self.server_s)
-        load = np.full(count, 1.0 / max(1, count)) if self.load is None else self.load
-        arrays = {
-            "server_s": (self.server_s, count), "device_s": (self.device_s, count),
-            "cut_bytes": (self.cut_bytes, count + 1), "load": (load, count),
-        }  # fmt: skip
-        for name, (given, length) in arrays.items():
-            array = np.array(given, np.float64)
-            if array.shape != (length,) or not count or not (np.isfinite(array) & (array >= 0.0)).all():
-                raise ConfigError(f"{name} of {count} stages must be {length} finite numbers >= 0, got {given}")
+        for name, more in {"server_s": 0, "device_s": 0, "cut_bytes": 1, "observation_bytes": 0, "load": 0}.items():
+            array = np.array(getattr(self, name), np.float64)
+            shape = () if name == "observation_bytes" else (self.stages + more,)
+            if array.shape != shape or not (np.isfinite(array) & (array >= 0.0)).all():
+                raise ConfigError(
+                    f"{name} of {self.stages} stages must be finite numbers >= 0 of shape {shape}, got {array}"
+                )
             array.setflags(write=False)
-            object.__setattr__(self, name, array)
-        if not 0.0 <= self.observation_bytes < math.inf:
-            raise ConfigError(f"observation_bytes must be a finite number >= 0, got {self.observation_bytes}")
+            object.__setattr__(self, name, array if shape else float(array))
 
     @property
     def stages(self) -> int:
@@ -110,7 +90,6 @@ class StageCosts:
     @property
     def loads(self) -> Floats:
         """Load of the server at cuts 0 to N, ``[N + 1]``."""
-        assert self.load is not None, "set in __post_init__"
         return np.concatenate([[0.0], np.cumsum(self.load)])
 
     def crossing(self, accounting: Accounting = "faithful") -> Floats:
@@ -193,71 +172,14 @@ def measured(crossed_bytes: float, network_s: float) -> float:
     return crossed_bytes / max(network_s, _MIN_S)
 
 
-class Bandwidths:
-    """The bandwidths of the last 64 exchanges over one link."""
-
-    def __init__(self) -> None:
-        self._past: deque[tuple[float, float]] = deque(maxlen=64)
-
-    def __len__(self) -> int:
-        return len(self._past)
-
-    def add(self, crossed_bytes: float, network_s: float) -> None:
-        """Adds an exchange: bytes of both directions, and its round trip without the server's time [s]."""
-        self._past.append((crossed_bytes, network_s))
-
-    @property
-    def past(self) -> list[float]:
-        """The measured bandwidths [bytes/s], the newest last."""
-        return [measured(*exchange) for exchange in self._past]
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the change between successive bandwidths [bytes/s]; 0 with fewer than three."""
-        return float(np.std(np.diff(self.past))) if len(self._past) > 2 else 0.0
-
-    def split_latency(self, bytes_s: float) -> tuple[float, float]:
-        """Splits a predicted bandwidth B^ into a bandwidth without latency [bytes/s], and the latency L0 [s].
-
-        L0 is the shortest time on the link so far, and the predicted time of the last exchange is preserved:
-        ``bytes / B^ = L0 + bytes / B'``. Needs at least one exchange.
-        """
-        crossed, taken_s = self._past[-1][0], self._past[-1][0] / bytes_s
-        latency_s = min(taken_s, min(network_s for _, network_s in self._past))
-        return crossed / max(taken_s - latency_s, _MIN_S), latency_s
+def bandwidths(past: Exchanges) -> list[float]:
+    """``B`` of each exchange [bytes/s]."""
+    return [measured(*exchange) for exchange in past]
 
 
-class Forecast(Protocol):
-    """Predicts the bandwidth of the next exchange from those of the past."""
-
-    def forecast(self, past: Sequence[float]) -> float:
-        """The next bandwidth [bytes/s], > 0; ``past`` is not empty, the newest last."""
-        ...
-
-
-class LastValue:
-    """Repeats the last measurement."""
-
-    def forecast(self, past: Sequence[float]) -> float:
-        return past[-1]
-
-
-class Chooser(Protocol):
-    """Chooses where a target is cut, between two inferences."""
-
-    def choose(self, current: int, seen: Bandwidths) -> int:
-        """The cut of the next inference, given the current one and the measured bandwidths."""
-        ...
-
-
-@dataclass
-class StaticCut:
-    """A constant cut: 0 for everything on the device, N for everything on the server."""
-
-    cut: int
-
-    def choose(self, current: int, seen: Bandwidths) -> int:
-        return self.cut
+def last_value(past: Sequence[float]) -> float:
+    """The forecast that repeats the last measurement."""
+    return past[-1]
 
 
 class RoboeccRule:
@@ -267,21 +189,23 @@ class RoboeccRule:
         ConfigError: if no cut of the pool is within the budget.
     """
 
-    def __init__(self, costs: StageCosts, pool: Sequence[int], forecast: Forecast, budget: float = math.inf) -> None:
+    def __init__(
+        self, costs: StageCosts, pool: Sequence[int], forecast: Forecast = last_value, budget: float = math.inf
+    ) -> None:
         self._costs, self._forecast = costs, forecast
         self._pool = within(pool, costs.loads, budget)
         self._planned = False
 
-    def choose(self, current: int, seen: Bandwidths) -> int:
-        if not len(seen):
+    def __call__(self, current: int, past: Exchanges) -> int:
+        if not past:
             return current if current in self._pool else self._pool[0]
-        bytes_s = seen.past[-1]
+        known = bandwidths(past)
         if not self._planned:
             self._planned = True
-            return best_cut(total_s(self._costs, bytes_s, accounting="printed"), self._costs.loads, self._pool)
-        if len(seen) < 3:  # no deviation yet
+            return best_cut(total_s(self._costs, known[-1], accounting="printed"), self._costs.loads, self._pool)
+        if len(past) < 3:  # no deviation yet
             return current
-        change, spread = self._forecast.forecast(seen.past) - bytes_s, seen.deviation
+        change, spread = self._forecast(known) - known[-1], float(np.std(np.diff(known)))
         return adjusted_cut(current, change, -spread, spread, self._pool, self._costs.cut_bytes)
 
 
@@ -289,281 +213,34 @@ class SmallestTotal:
     """The cut with the smallest total time at the predicted bandwidth.
 
     At cut 0 no request is sent and no bandwidth is measured. So after ``look_every`` inferences at cut 0 the best other
-    cut is used once, even if it is slower; 0 for never.
-
-    Args:
-        costs, allowed, forecast, budget: as for :class:`RoboeccRule`.
-        accounting: see :func:`total_s`.
-        latency_apart: whether latency and bandwidth are separated, see :meth:`Bandwidths.split_latency`.
-        look_every: see above.
-
-    Raises:
-        ConfigError: if no allowed cut is within the budget, or for a negative ``look_every``.
+    cut is used once, even if it is slower; 0 for never. Other arguments as for :class:`RoboeccRule`.
     """
 
     def __init__(
-        self, costs: StageCosts, allowed: Sequence[int], forecast: Forecast, budget: float = math.inf,
-        accounting: Accounting = "faithful", latency_apart: bool = False, look_every: int = 10,
+        self, costs: StageCosts, allowed: Sequence[int], forecast: Forecast = last_value, budget: float = math.inf,
+        look_every: int = 10,
     ) -> None:  # fmt: skip
-        if look_every < 0:
-            raise ConfigError(f"look_every must be at least 0, got {look_every}")
-        self._costs, self._forecast, self._accounting = costs, forecast, accounting
+        self.costs, self.forecast = costs, forecast
         self._allowed = within(allowed, costs.loads, budget)
-        self._latency_apart, self._look_every, self._unmeasured = latency_apart, look_every, 0
+        self._look_every, self._unmeasured = look_every, 0
 
-    def choose(self, current: int, seen: Bandwidths) -> int:
+    def total(self, past: Exchanges) -> Floats:
+        """The predicted ``T(k)`` of the next inference [s], ``[N + 1]``."""
+        return total_s(self.costs, self.forecast(bandwidths(past)))
+
+    def __call__(self, current: int, past: Exchanges) -> int:
         remote = [cut for cut in self._allowed if cut]
         if not remote:
             return 0
-        if not len(seen):
+        if not past:
             return remote[-1]  # a first measurement
-        bytes_s, latency_s = self._forecast.forecast(seen.past), 0.0
-        if self._latency_apart:
-            bytes_s, latency_s = seen.split_latency(bytes_s)
-        total = total_s(self._costs, bytes_s, latency_s, self._accounting)
-        cut = best_cut(total, self._costs.loads, self._allowed)
+        total, loads = self.total(past), self.costs.loads
+        cut = best_cut(total, loads, self._allowed)
         self._unmeasured = 0 if cut else self._unmeasured + 1
         if self._look_every and self._unmeasured > self._look_every:
             self._unmeasured = 0
-            return best_cut(total, self._costs.loads, remote)
+            return best_cut(total, loads, remote)
         return cut
-
-
-Row = Annotated[tuple[Size, ...], Meta(max_length=8)]
-
-
-class SplitSpec(Record, frozen=True):
-    """The spec shared by the stages of a network.
-
-    Attributes:
-        made_of, network: kind of the bundle that the network is part of, and its :func:`split_fingerprint`.
-        observation: its observation spec.
-        activations: shape of one row of the float32 tensor at each cut, 1 to N - 1.
-        outputs: shape of one row of each output of the last stage, by name, in the network's order.
-
-    Raises:
-        ConfigError: for values outside their range.
-    """
-
-    made_of: Literal["pair", "regression", "flow"]
-    network: str
-    observation: ObservationSpec
-    activations: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_STAGES - 1)]
-    outputs: dict[str, Row]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if max(map(math.prod, (*self.activations, *self.outputs.values()))) > _MAX_NUMBERS:
-            raise ConfigError(f"an activation or output has at most {_MAX_NUMBERS} numbers, see {self.outputs}")
-
-    @property
-    def stages(self) -> int:
-        """N, the number of stages."""
-        return len(self.activations) + 1
-
-    def reply_bytes(self, cut: int, precision: Precision) -> int:
-        """Bytes of the arrays of a reply at a cut; none at cut 0."""
-        return 0 if cut == 0 else self.reply(cut, precision).nbytes
-
-    def reply(self, cut: int, precision: Precision) -> Layout:
-        """The reply to a request at a cut 1 to N; everything is flat."""
-        if cut == self.stages:
-            return Layout({name: ArraySpec((math.prod(shape),), np.float32) for name, shape in self.outputs.items()})
-        dtype = np.dtype(precision).type
-        activation = {"activation": ArraySpec((math.prod(self.activations[cut - 1]),), dtype)}
-        return Layout(activation | ({"range": ArraySpec((2,), np.float32)} if precision == "uint8" else {}))
-
-    def read_outputs(self, arrays: Arrays) -> list[Array]:
-        """The outputs of the whole network, ``[1, ...]`` each, from the reply at cut N."""
-        return [arrays[name].reshape(1, *shape) for name, shape in self.outputs.items()]
-
-
-def split_fingerprint(manifest: Manifest) -> str:
-    """Fingerprint of the networks of a bundle that are split."""
-    prints = [manifest.fingerprints[network] for network in SPLIT_NETWORKS[manifest.kind]]
-    return prints[0] if len(prints) == 1 else joint_fingerprint(*prints)
-
-
-class StagedNetwork:
-    """The stages on ONNX Runtime, of the files in order.
-
-    Cut k lies behind stage k: :meth:`begin` runs stages 1 to k, :meth:`finish` the rest. Only the tensor at the cut is
-    passed on, so that in float32 both together compute the same at every cut, bit for bit, at equal batch sizes.
-
-    Raises:
-        BundleError: if a file is no ONNX model, or does not fit the spec.
-    """
-
-    def __init__(
-        self, files: Sequence[Path], spec: SplitSpec, inputs: NetworkInputs, *, compute: Compute = CPU
-    ) -> None:
-        self.spec, self.inputs = spec, inputs
-        self._stages = [Network(file, compute=compute) for file in files]
-        # The first stage may need only some of the observations.
-        self._taken = self._stages[0].inputs.keys()
-        seen = {name: list(shape[1:]) for name, shape in inputs.shapes.items() if name in self._taken}
-        crossing = [[list(shape)] for shape in spec.activations]  # the names of these tensors are free
-        outputs = {name: list(shape) for name, shape in spec.outputs.items()}
-        for number, (file, stage) in enumerate(zip(files, self._stages, strict=True)):
-            takes, gives = ({name: shape[1:] for name, shape in side.items()} for side in (stage.inputs, stage.outputs))
-            last = number + 1 == spec.stages
-            fits = takes == seen if number == 0 else list(takes.values()) == crossing[number - 1]
-            if not fits or not (gives == outputs if last else list(gives.values()) == crossing[number]):
-                raise BundleError(
-                    f"{file} takes {takes} and gives {gives}, which is no stage {number + 1} of {spec.stages} that the "
-                    "manifest describes; split the bundle again"
-                )
-
-    def begin(self, windows: Sequence[Window], cut: int) -> Array:
-        """The tensor at a cut 1 to N-1 for B windows, float32 ``[B, ...]``."""
-        return self._run(self._first(windows), 0, cut)[0]
-
-    def finish(self, activation: Array, cut: int) -> list[Array]:
-        """The network's outputs ``[B, ...]`` from the tensor at a cut 1 to N-1."""
-        (name,) = self._stages[cut].inputs
-        return self._run({name: activation}, cut, self.spec.stages)
-
-    def run(self, windows: Sequence[Window]) -> list[Array]:
-        """The network's outputs for B windows, ``[B, ...]``, by all stages."""
-        return self._run(self._first(windows), 0, self.spec.stages)
-
-    def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
-        return {name: array for name, array in self.inputs.stack(windows).items() if name in self._taken}
-
-    def _run(self, given: Mapping[str, Array], first: int, end: int) -> list[Array]:
-        outputs: list[Array] = []
-        for stage in self._stages[first:end]:
-            outputs = stage.run(given if not outputs else dict(zip(stage.inputs, outputs, strict=True)))
-        names = list(self._stages[-1].outputs)
-        return [outputs[names.index(name)] for name in self.spec.outputs] if end == self.spec.stages else outputs
-
-
-@dataclass(frozen=True)
-class StagedFolder(Bundle[SplitSpec]):
-    """A loaded folder of stages."""
-
-    network: StagedNetwork
-
-
-def stage_parts(stages: int) -> dict[str, str]:
-    """The files of N stages, by the names of the parts."""
-    return {f"stage-{index:02d}": f"stage-{index:02d}.onnx" for index in range(stages)}
-
-
-def load_staged(path: Path, *, compute: Compute = CPU) -> StagedFolder:
-    """Loads a folder that ``specact split`` wrote, and refuses stages that do not fit together.
-
-    Raises:
-        BundleError: if a stage is missing or damaged, or if it is no such folder.
-    """
-    bundle = open_bundle(path, KIND, SplitSpec)
-    parts, spec = stage_parts(bundle.spec.stages), bundle.spec
-    if bundle.files.keys() != parts.keys():
-        raise BundleError(f"{path} must hold the stages {', '.join(parts)}; split the bundle again")
-    inputs = NetworkInputs(spec.observation, bundle.manifest.words)
-    network = StagedNetwork([bundle.files[part] for part in parts], spec, inputs, compute=compute)
-    return StagedFolder(path, bundle.manifest, spec, bundle.files, network)
-
-
-def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:
-    """Type of the request whose reply is the activation at a cut; the last cut's is the target's answer.
-
-    Raises:
-        BundleError: for a cut that does not exist, or cut 0, at which there is no request.
-        ConfigError: for an unknown precision.
-    """
-    if precision not in PRECISIONS:
-        raise unknown_name("precision of activations", precision, PRECISIONS)
-    if not 1 <= cut <= spec.stages:
-        raise BundleError(f"a server runs 1 to {spec.stages} stages of this target, not {cut}")
-    return "infer" if cut == spec.stages else f"cut-{cut}-{precision}"
-
-
-def _cuts(spec: SplitSpec) -> dict[str, tuple[int, Precision]]:
-    return {
-        kind_at(spec, cut, precision): (cut, precision)
-        for cut in (spec.stages, *range(1, spec.stages))
-        for precision in PRECISIONS
-    }
-
-
-def split_contract(spec: SplitSpec, fingerprint: str) -> wire.Contract:
-    """What device and server of a target in stages agree on, given the fingerprint of the stages' files."""
-    kinds = {kind: wire.Kind(Layout({}), spec.reply(*at)) for kind, at in _cuts(spec).items()}
-    agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
-    return wire.Contract("split", agreed, spec.observation, kinds)
-
-
-def pack(activation: NDArray[np.float32], precision: Precision) -> Arrays:
-    """One row of an activation as the arrays of a reply.
-
-    ``float16`` rounds each number to 11 bits: its relative error is at most ``2**-11`` (below 6e-5 its absolute error
-    is at most 3e-8). ``uint8`` has 256 levels from the smallest to the largest number of the tensor, its ``range``: its
-    error is at most 1/510 of that range. ``float32`` is exact.
-
-    Raises:
-        WireError: ``bad_message`` for numbers that are not finite, or beyond float16.
-    """
-    flat = activation.reshape(-1)
-    if np.count_nonzero(np.isfinite(flat)) < flat.size:
-        raise bad("the target has no finite activation for this observation")
-    if precision == "float32":
-        return {"activation": flat}
-    if precision == "float16":
-        with np.errstate(over="ignore"):
-            halved = flat.astype(np.float16)
-        if np.count_nonzero(np.isfinite(halved)) < flat.size:
-            raise bad("this activation is beyond float16; ask for float32")
-        return {"activation": halved}
-    low, high = float(flat.min()), float(flat.max())
-    level = np.rint((flat.astype(np.float64) - low) * (255.0 / (high - low))) if high > low else np.zeros(flat.shape)
-    return {"activation": level.astype(np.uint8), "range": np.array([low, high], np.float32)}
-
-
-def unpack(arrays: Arrays, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The activation of a reply, ``[1, *shape]``.
-
-    Raises:
-        WireError: ``bad_message`` for a range whose low end is above its high end.
-    """
-    numbers = arrays["activation"]
-    if "range" in arrays:
-        low, high = arrays["range"].astype(np.float64)
-        if not low <= high:
-            raise bad("the range of an activation must not go down")
-        numbers = low + numbers.astype(np.float64) * ((high - low) / 255.0)
-    return numbers.astype(np.float32).reshape(1, *shape)
-
-
-class SplitExchange:
-    """See :class:`~specact.wire.exchange.Exchange`; a server runs the stages before each request's cut."""
-
-    # The inference time depends on the request's cut.
-    steady = False
-
-    def __init__(self, folder: StagedFolder) -> None:
-        self.name, self.fingerprint = folder.name, folder.fingerprint
-        self.contract = split_contract(folder.spec, folder.fingerprint)
-        self._network, self._spec = folder.network, folder.spec
-        self.read = folder.spec.read_outputs
-
-    def answer(self, kind: str, requests: Sequence[wire.Request]) -> list[Arrays | WireError]:
-        cut, precision = _cuts(self._spec)[kind]
-        windows = [request.window for request in requests]
-        if cut < self._spec.stages:
-            return [_packed(activation, precision) for activation in self._network.begin(windows, cut)]
-        outputs = zip(*self._network.run(windows), strict=True)
-        return [
-            {name: array.reshape(-1) for name, array in zip(self._spec.outputs, row, strict=True)} for row in outputs
-        ]
-
-
-def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | WireError:
-    # Extreme observations can overflow; only that request of the batch fails.
-    try:
-        return pack(activation, precision)
-    except WireError as error:
-        return error
 
 
 class SplitTarget(Generic[A]):
@@ -571,15 +248,14 @@ class SplitTarget(Generic[A]):
 
     Args:
         folder: of the stages, the same as the server's.
-        read: the family's answer from the network's outputs for one window, ``[1, ...]`` each, see :func:`reader_of`.
-        client: of a server with these stages, see :func:`split_contract`; None if the cut is always 0.
+        read: see :func:`reader_of`.
+        client: of a server with these stages, see :func:`split_contract`.
         chooser: chooses the cuts.
         deadline_ms: of a reply [ms].
         precision: of activations on the wire.
-        first: the initial cut.
 
     Attributes:
-        cut, seen: the current cut, and the measured bandwidths.
+        cut, past: the current cut, and the last exchanges.
         device_s: time of the device's stages in the last inference [s], 0 if it was missed; None before the first.
         counts: inferences by cut, ``cut 0`` to ``cut N``, and ``switches``.
 
@@ -588,29 +264,24 @@ class SplitTarget(Generic[A]):
     """
 
     def __init__(
-        self, folder: StagedFolder, read: Reader[A], client: Client | None, chooser: Chooser,
-        deadline_ms: float, *, precision: Precision = "float16", first: int = 0,
+        self, folder: StagedFolder, read: Reader[A], client: Client, chooser: Chooser, deadline_ms: float, *,
+        precision: Precision = "float16",
     ) -> None:  # fmt: skip
-        self._spec, self._network = folder.spec, folder.network
-        self._client, self.chooser, self._read = client, chooser, read
+        kind_at(folder.spec, 1, precision)  # raises for an unknown precision
+        self._folder, self._spec, self._client, self._read, self.chooser = folder, folder.spec, client, read, chooser
         self._deadline_ms, self._precision = positive_deadline(deadline_ms), precision
-        kind_at(self._spec, self._spec.stages, precision)  # raises for an unknown precision
-        self.cut, self.seen = first, Bandwidths()
+        self.cut, self.past = 0, deque[tuple[float, float]](maxlen=MAX_EXCHANGES)
         self.device_s: float | None = None
         self.counts: Counter[str] = Counter()
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        cut = self.chooser.choose(self.cut, self.seen)
-        if not 0 <= cut <= self._spec.stages:
-            raise ConfigError(f"a cut lies between 0 and {self._spec.stages}, but the chooser returned {cut}")
+        cut = self.chooser(self.cut, self.past)
         self.counts["switches"] += self.device_s is not None and cut != self.cut
         self.cut = cut
         reply: Pending[tuple[Arrays, OffloadTimes]] = Pending(lambda: ({}, OffloadTimes()))
         if cut:
-            if self._client is None:
-                raise ConfigError(f"cut {cut} needs a server, and this target has none; give a client")
             kind = kind_at(self._spec, cut, self._precision)
-            reply = self._client.request(kind, wire.Request(window, address), self._deadline_ms)
+            reply = self._client.request(kind, Request(window, address), self._deadline_ms)
         return Pending(lambda: self._finish(reply, window, address, cut), reply.done, reply.sent)
 
     def _finish(
@@ -619,15 +290,16 @@ class SplitTarget(Generic[A]):
         """Waits for the server's stages and runs the device's, which count as the target's inference."""
         self.counts[f"cut {cut}"] += 1
         self.device_s, result = 0.0, reply.result()
+        crossed = float(self._spec.observation.nbytes + self._spec.reply_bytes(cut, self._precision))
         if isinstance(result, Miss):
             if result.sent and result.cause == "deadline":
                 # An upper bound of the bandwidth.
-                self._record_bandwidth(cut, self._deadline_ms / 1e3)
+                self.past.append((crossed, self._deadline_ms / 1e3))
             return result
         arrays, times = result
         started = time.monotonic()
         if cut:
-            self._record_bandwidth(cut, times.network)
+            self.past.append((crossed, times.network))
         try:
             answer = self._read(self._outputs(window, cut, arrays), window, address)
         except WireError:
@@ -637,53 +309,10 @@ class SplitTarget(Generic[A]):
 
     def _outputs(self, window: Window, cut: int, arrays: Arrays) -> list[Array]:
         if cut == 0:
-            return self._network.run([window])
+            return self._folder.run([window])
         if cut == self._spec.stages:
             return self._spec.read_outputs(arrays)
-        return self._network.finish(unpack(arrays, self._spec.activations[cut - 1]), cut)
-
-    def _record_bandwidth(self, cut: int, network_s: float) -> None:
-        self.seen.add(self._spec.observation.nbytes + self._spec.reply_bytes(cut, self._precision), network_s)
-
-
-def code_reader(pair: Pair[Any], folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
-    """A function that converts the outputs of a split target of action codes to its answer.
-
-    Raises:
-        BundleError: if the stages are not those of the pair's target.
-    """
-    _check_stages(pair, folder)
-    temperature = pair.parts.spec.temperature
-    return lambda outputs: distributions(outputs, temperature)[0]
-
-
-def reader_of(pair: Pair[Any], folder: StagedFolder) -> Reader[Any]:
-    """A function that converts a split target's outputs to its answer: code distributions, or a flow's prefix cache.
-
-    Raises:
-        BundleError: if the stages are not those of the pair's target.
-        ConfigError: for a pair of another family.
-    """
-    if isinstance(pair.parts, FlashParts):
-        _check_stages(pair, folder)
-        target = pair.parts.target()
-        return lambda outputs, window, address: replace(target.answer(window, address), cache=outputs[0])
-    if isinstance(pair.parts, CodeParts):
-        read = code_reader(pair, folder)
-        return lambda outputs, window, address: read(outputs)
-    raise ConfigError(
-        f"{pair.name} is of a family whose target is not split; choose a pair of action codes or a flow policy"
-    )
-
-
-def _check_stages(pair: Pair[Any], folder: StagedFolder) -> None:
-    assert pair.path is not None, "these families load folders"
-    wanted = split_fingerprint(read_manifest(pair.path))
-    if folder.spec.network != wanted:
-        raise BundleError(
-            f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {pair.path} is "
-            f"{wanted}; split that one: specact split {pair.path} --out FOLDER"
-        )
+        return self._folder.finish(unpack(arrays, self._spec.activations[cut - 1]), cut)
 
 
 def placed_target(
@@ -702,48 +331,44 @@ def placed_target(
         ConfigError: for a cut that does not exist, an unknown precision, or a family whose target is not split.
         RemoteError: if the server does not answer while the stages are measured.
     """
-    read, chooser = reader_of(pair, folder), StaticCut(cut or 0)
-    target = SplitTarget[Any](folder, read, client, chooser, deadline_ms, precision=precision)
-    if cut is not None:
-        if not 0 <= cut <= folder.spec.stages:
-            raise ConfigError(f"{folder.path} can be cut from 0 to {folder.spec.stages}, not at {cut}")
-        return target
-    costs, target.seen = measure_costs(folder, client, 10 * [folder.spec.observation.zeros()], precision)
-    target.chooser = SmallestTotal(costs, range(folder.spec.stages + 1), LastValue())
+    if cut is not None and not 0 <= cut <= folder.spec.stages:
+        raise ConfigError(f"{folder.path} can be cut from 0 to {folder.spec.stages}, not at {cut}")
+    fixed = cut or 0
+    target = SplitTarget[Any](
+        folder, reader_of(pair, folder), client, lambda *_: fixed, deadline_ms, precision=precision
+    )
+    if cut is None:
+        costs, past = measure_costs(folder, client, 10 * [folder.spec.observation.zeros()], precision)
+        target.past.extend(past)
+        target.chooser = SmallestTotal(costs, range(folder.spec.stages + 1))
     return target
 
 
 def measure_costs(
     folder: StagedFolder, client: Client, windows: Sequence[Window], precision: Precision = "float16"
-) -> tuple[StageCosts, Bandwidths]:
+) -> tuple[StageCosts, Exchanges]:
     """Measures the stages' times on both sides by inferences at every cut in turn, and the bandwidth of the link.
 
     The server's are the median of its reported times; the device's the minimum of the time after the reply, to exclude
-    other load. The server's load is in proportion to time.
-
-    Args:
-        folder, client, precision: as for :class:`SplitTarget`.
-        windows: one per round, at least one.
+    other load. The server's load is in proportion to time. ``windows`` are one per round, at least one.
 
     Raises:
-        ConfigError: without windows.
         RemoteError: if the server does not answer.
     """
-    if not windows:
-        raise ConfigError("costs are measured on at least one window")
-    spec, fixed = folder.spec, StaticCut(0)
-    target = SplitTarget(folder, lambda outputs, *_: outputs, client, fixed, 1e3 * _TIMEOUT_S, precision=precision)
+    spec, cuts = folder.spec, range(folder.spec.stages + 1)
+    target = SplitTarget(
+        folder, lambda outputs, *_: outputs, client, lambda *_: fixed, 1e3 * _TIMEOUT_S, precision=precision
+    )
     device, server = (np.zeros((len(windows), spec.stages + 1)) for _ in range(2))
     for row, window in enumerate(windows):
-        for cut in range(spec.stages + 1):
-            fixed.cut = cut
+        for fixed in cuts:
             answer, device_s = target.submit(window, StepAddress(0, 0, 0, 0)).result(), target.device_s or 0.0
             if isinstance(answer, Miss):
-                raise RemoteError(f"the server did not answer at cut {cut}; look at the link")
-            device[row, cut], server[row, cut] = device_s, answer.times.target - device_s
+                raise RemoteError(f"the server did not answer at cut {fixed}; look at the link")
+            device[row, fixed], server[row, fixed] = device_s, answer.times.target - device_s
     # More stages cannot take less time: noise must not give a stage a negative time.
     on_device = np.maximum.accumulate(device.min(axis=0)[::-1])[::-1]
     on_server = np.diff(np.maximum.accumulate(np.median(server, axis=0)))
-    crossing = np.array([spec.reply_bytes(cut, precision) for cut in range(spec.stages + 1)], np.float64)
+    crossing = np.array([spec.reply_bytes(cut, precision) for cut in cuts], np.float64)
     load = on_server / max(float(on_server.sum()), 1e-9)
-    return StageCosts(on_server, -np.diff(on_device), crossing, float(spec.observation.nbytes), load), target.seen
+    return StageCosts(on_server, -np.diff(on_device), crossing, float(spec.observation.nbytes), load), target.past

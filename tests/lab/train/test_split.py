@@ -17,7 +17,7 @@ from specact.bundle.network import open_session
 from specact.errors import BundleError, ConfigError
 from specact.lab.train.split import CutPoint, cut_points, split_bundle, stages_of
 from specact.observation import Window
-from specact.systems.roboecc import StagedFolder
+from specact.systems.staged import StagedFolder
 
 
 def windows_of(folder: StagedFolder, count: int) -> list[Window]:
@@ -46,17 +46,14 @@ def test_any_cut_gives_the_very_bits_of_no_cut(bundle: str, file: str, stages: i
     whole = open_session(find_bundle(bundle) / file)
     for count in (1, 3):
         windows = windows_of(folder, count)
-        wanted = whole.run(list(folder.spec.outputs), folder.network.inputs.stack(windows))
+        wanted = whole.run(list(folder.spec.outputs), folder.inputs.stack(windows))
         for cut in range(stages + 1):
-            if 0 < cut < stages:
-                found = folder.network.finish(folder.network.begin(windows, cut), cut)
-            else:
-                found = folder.network.run(windows)
+            found = folder.finish(folder.begin(windows, cut), cut) if 0 < cut < stages else folder.run(windows)
             for ours, theirs in zip(found, wanted, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
     # The finished part depends on what crosses.
-    begun = folder.network.begin(windows, 1)
-    assert not np.array_equal(folder.network.finish(begun + 1.0, 1)[0], wanted[0])
+    begun = folder.begin(windows, 1)
+    assert not np.array_equal(folder.finish(begun + 1.0, 1)[0], wanted[0])
 
 
 def chain(skip: bool = False) -> onnx.ModelProto:

@@ -42,7 +42,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.systems.flash import Check, Round, RoundRequest, Rounds
 from specact.systems.flow import FlashParts
 from specact.systems.freqcache import ReusingRounds
-from specact.systems.roboecc import Precision, StagedFolder, code_reader, load_staged, pack, unpack
+from specact.systems.staged import Precision, StagedFolder, load_staged, reader_of
 from specact.types import Decision
 
 # The link of a policy without a server.
@@ -192,33 +192,30 @@ class SplitDriver(PolicyDriver):
 
     def call(self, part: str) -> Callable[[], object]:
         staged, cut = _staged(self.stages), self.cut
-        network, windows, last = staged.network, [staged.spec.observation.zeros()], staged.spec.stages
+        windows, last = [staged.spec.observation.zeros()], staged.spec.stages
         if cut == (0 if part == "server" else last):
             return lambda: None
         if cut in (0, last):
-            return lambda: network.run(windows)
+            return lambda: staged.run(windows)
         if part == "server":
-            return lambda: network.begin(windows, cut)
-        activation = network.begin(windows, cut)
-        return lambda: network.finish(activation, cut)
+            return lambda: staged.begin(windows, cut)
+        activation = staged.begin(windows, cut)
+        return lambda: staged.finish(activation, cut)
 
 
 class _Split:
     """The target in two parts, with activations quantised as on the link."""
 
     def __init__(self, pair: CodeParts, staged: StagedFolder, driver: SplitDriver) -> None:
-        self._read, self._staged, self._driver = code_reader(pair.pair(), staged), staged, driver
+        self._read, self._staged, self._driver = reader_of(pair.pair(), staged), staged, driver
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return list(map(self.infer, windows))
 
     def infer(self, window: Window) -> CodeDistribution:
-        network, cut = self._staged.network, self._driver.cut
-        if cut in (0, self._staged.spec.stages):
-            return self._read(network.run([window]))
-        shape = self._staged.spec.activations[cut - 1]
-        received = unpack(pack(network.begin([window], cut)[0], self._driver.precision), shape)
-        return self._read(network.finish(received, cut))
+        outputs = self._staged.through(window, self._driver.cut, self._driver.precision)
+        found: CodeDistribution = self._read(outputs, window, StepAddress(0, 0, 0, 0))
+        return found
 
 
 @dataclass(frozen=True)

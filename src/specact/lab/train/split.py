@@ -19,7 +19,7 @@ from specact.families.chunks.sources import REGRESSION_PARTS
 from specact.families.codes.pair import PARTS
 from specact.files import write_whole
 from specact.observation import read_spec
-from specact.systems.roboecc import (
+from specact.systems.staged import (
     KIND,
     SPLIT_NETWORKS,
     SplitSpec,

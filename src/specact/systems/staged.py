@@ -1,0 +1,296 @@
+"""A target in stages, which a server and a device can share: the networks, and what crosses the wire at each cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from specact.bundle.bundle import Bundle, open_bundle
+from specact.bundle.manifest import Kind, Manifest, joint_fingerprint, read_manifest
+from specact.bundle.network import CPU, Compute, Network, NetworkInputs
+from specact.errors import BundleError, ConfigError, WireError
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import distributions
+from specact.observation import ObservationSpec, Window
+from specact.pair import Pair
+from specact.records import Record, Size, check_fields
+from specact.rng import StepAddress
+from specact.systems.flow import FlashParts
+from specact.wire import exchange as wire
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.messages import bad
+
+A = TypeVar("A")
+Array = NDArray[Any]
+# A family's answer from the outputs of its network for one window, [1, ...] each.
+Reader = Callable[[list[Array], Window, StepAddress], A]
+Precision = Literal["float16", "uint8", "float32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+KIND: Kind = "split"
+# The networks that are split, by the kind of the bundle; several are split as one, in sequence.
+SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
+    "pair": ("target",), "regression": ("policy",), "flow": ("encoder", "prefix"),
+}  # fmt: skip
+MAX_STAGES, _MAX_NUMBERS = 64, 1 << 26
+Row = Annotated[tuple[Size, ...], Meta(max_length=8)]
+
+
+class SplitSpec(Record, frozen=True):
+    """The spec shared by the stages of a network.
+
+    Attributes:
+        made_of, network: kind of the bundle that the network is part of, and its :func:`split_fingerprint`.
+        observation: its observation spec.
+        activations: shape of one row of the float32 tensor at each cut, 1 to N - 1.
+        outputs: shape of one row of each output of the last stage, by name, in the network's order.
+
+    Raises:
+        ConfigError: for values outside their range.
+    """
+
+    made_of: Literal["pair", "regression", "flow"]
+    network: str
+    observation: ObservationSpec
+    activations: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=MAX_STAGES - 1)]
+    outputs: dict[str, Row]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if max(map(math.prod, (*self.activations, *self.outputs.values()))) > _MAX_NUMBERS:
+            raise ConfigError(f"an activation or output has at most {_MAX_NUMBERS} numbers, see {self.outputs}")
+
+    @property
+    def stages(self) -> int:
+        """N, the number of stages."""
+        return len(self.activations) + 1
+
+    def reply_bytes(self, cut: int, precision: Precision) -> int:
+        """Bytes of the arrays of a reply at a cut; none at cut 0."""
+        return 0 if cut == 0 else self.reply(cut, precision).nbytes
+
+    def reply(self, cut: int, precision: Precision) -> Layout:
+        """The reply to a request at a cut 1 to N; everything is flat."""
+        if cut == self.stages:
+            return Layout({name: ArraySpec((math.prod(shape),), np.float32) for name, shape in self.outputs.items()})
+        activation = {"activation": ArraySpec((math.prod(self.activations[cut - 1]),), np.dtype(precision).type)}
+        return Layout(activation | ({"range": ArraySpec((2,), np.float32)} if precision == "uint8" else {}))
+
+    def read_outputs(self, arrays: Arrays) -> list[Array]:
+        """The outputs of the whole network, ``[1, ...]`` each, from the reply at cut N."""
+        return [arrays[name].reshape(1, *shape) for name, shape in self.outputs.items()]
+
+
+def split_fingerprint(manifest: Manifest) -> str:
+    """Fingerprint of the networks of a bundle that are split."""
+    prints = [manifest.fingerprints[network] for network in SPLIT_NETWORKS[manifest.kind]]
+    return prints[0] if len(prints) == 1 else joint_fingerprint(*prints)
+
+
+@dataclass(frozen=True)
+class StagedFolder(Bundle[SplitSpec]):
+    """A target in stages. Cut k lies behind stage k: :meth:`begin` runs stages 1 to k, :meth:`finish` the rest.
+
+    Only the tensor at the cut is passed on, so that in float32 both together compute the same at every cut, bit for
+    bit, at equal batch sizes.
+
+    Attributes:
+        networks: of the stages, in order.
+        inputs: of the whole network; the first stage may need only some of them.
+    """
+
+    networks: Sequence[Network]
+    inputs: NetworkInputs
+
+    def begin(self, windows: Sequence[Window], cut: int) -> Array:
+        """The tensor at a cut 1 to N-1 for B windows, float32 ``[B, ...]``."""
+        return self._run(self._first(windows), 0, cut)[0]
+
+    def finish(self, activation: Array, cut: int) -> list[Array]:
+        """The network's outputs ``[B, ...]`` from the tensor at a cut 1 to N-1."""
+        (name,) = self.networks[cut].inputs
+        return self._run({name: activation}, cut, self.spec.stages)
+
+    def run(self, windows: Sequence[Window]) -> list[Array]:
+        """The network's outputs for B windows, ``[B, ...]``, by all stages."""
+        return self._run(self._first(windows), 0, self.spec.stages)
+
+    def through(self, window: Window, cut: int, precision: Precision) -> list[Array]:
+        """The network's outputs for one window, ``[1, ...]``, with the activation at a cut as it is after the wire."""
+        if cut in (0, self.spec.stages):
+            return self.run([window])
+        sent = pack(self.begin([window], cut)[0], precision)
+        return self.finish(unpack(sent, self.spec.activations[cut - 1]), cut)
+
+    def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
+        taken = self.networks[0].inputs
+        return {name: array for name, array in self.inputs.stack(windows).items() if name in taken}
+
+    def _run(self, given: Mapping[str, Array], first: int, end: int) -> list[Array]:
+        outputs: list[Array] = []
+        for stage in self.networks[first:end]:
+            outputs = stage.run(given if not outputs else dict(zip(stage.inputs, outputs, strict=True)))
+        names = list(self.networks[-1].outputs)
+        return [outputs[names.index(name)] for name in self.spec.outputs] if end == self.spec.stages else outputs
+
+
+def stage_parts(stages: int) -> dict[str, str]:
+    """The files of N stages, by the names of the parts."""
+    return {f"stage-{index:02d}": f"stage-{index:02d}.onnx" for index in range(stages)}
+
+
+def load_staged(path: Path, *, compute: Compute = CPU) -> StagedFolder:
+    """Loads a folder that ``specact split`` wrote, and refuses stages that do not fit together.
+
+    Raises:
+        BundleError: if a stage is missing or damaged, or if it is no such folder.
+    """
+    bundle = open_bundle(path, KIND, SplitSpec)
+    parts, spec = stage_parts(bundle.spec.stages), bundle.spec
+    if bundle.files.keys() != parts.keys():
+        raise BundleError(f"{path} must hold the stages {', '.join(parts)}; split the bundle again")
+    inputs = NetworkInputs(spec.observation, bundle.manifest.words)
+    networks = [Network(bundle.files[part], compute=compute) for part in parts]
+    for number, network in enumerate(networks):
+        # The names of the tensors in between are free.
+        takes = (
+            dict(zip(network.inputs, spec.activations[number - 1 :][:1], strict=False))
+            if number
+            else {name: shape[1:] for name, shape in inputs.shapes.items() if name in network.inputs}
+        )
+        gives = dict(zip(network.outputs, spec.activations[number:][:1], strict=False)) or spec.outputs
+        for found, wanted in ((network.inputs, takes), (network.outputs, gives)):
+            if {name: tuple(shape[1:]) for name, shape in found.items()} != {n: tuple(w) for n, w in wanted.items()}:
+                raise BundleError(
+                    f"{bundle.files[f'stage-{number:02d}']} has {found}, which is no stage {number + 1} of "
+                    f"{spec.stages} that the manifest describes; split the bundle again"
+                )
+    return StagedFolder(path, bundle.manifest, spec, bundle.files, networks, inputs)
+
+
+def _cuts(spec: SplitSpec) -> dict[str, tuple[int, Precision]]:
+    """Cut and precision of each kind of request; the last cut's is the target's answer, ``infer``."""
+    between = {f"cut-{cut}-{how}": (cut, how) for cut in range(1, spec.stages) for how in PRECISIONS}
+    return {"infer": (spec.stages, "float32"), **between}
+
+
+def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:
+    """Kind of the request whose reply is the activation at a cut.
+
+    Raises:
+        ConfigError: for a cut that does not exist, cut 0, at which there is no request, or an unknown precision.
+    """
+    kind = "infer" if cut == spec.stages else f"cut-{cut}-{precision}"
+    if kind not in _cuts(spec):
+        raise ConfigError(
+            f"a server runs 1 to {spec.stages} stages of this target, with activations in {', '.join(PRECISIONS)}; got "
+            f"{cut} and {precision!r}"
+        )
+    return kind
+
+
+def split_contract(spec: SplitSpec, fingerprint: str) -> wire.Contract:
+    """What device and server of a target in stages agree on, given the fingerprint of the stages' files."""
+    kinds = {kind: wire.Kind(Layout({}), spec.reply(*at)) for kind, at in _cuts(spec).items()}
+    agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
+    return wire.Contract("split", agreed, spec.observation, kinds)
+
+
+def pack(activation: NDArray[np.float32], precision: Precision) -> Arrays:
+    """One row of an activation as the arrays of a reply.
+
+    ``float16`` rounds each number to 11 bits: its relative error is at most ``2**-11`` (below 6e-5 its absolute error
+    is at most 3e-8). ``uint8`` has 256 levels from the smallest to the largest number of the tensor, its ``range``: its
+    error is at most 1/510 of that range. ``float32`` is exact.
+
+    Raises:
+        WireError: ``bad_message`` for numbers that are not finite, or beyond float16.
+    """
+    flat = activation.reshape(-1)
+    if np.count_nonzero(np.isfinite(flat)) < flat.size:
+        raise bad("the target has no finite activation for this observation")
+    if precision == "float32":
+        return {"activation": flat}
+    if precision == "float16":
+        with np.errstate(over="ignore"):
+            halved = flat.astype(np.float16)
+        if np.count_nonzero(np.isfinite(halved)) < flat.size:
+            raise bad("this activation is beyond float16; ask for float32")
+        return {"activation": halved}
+    low, high = float(flat.min()), float(flat.max())
+    level = np.rint((flat.astype(np.float64) - low) * (255.0 / (high - low))) if high > low else np.zeros(flat.shape)
+    return {"activation": level.astype(np.uint8), "range": np.array([low, high], np.float32)}
+
+
+def unpack(arrays: Arrays, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The activation of a reply, ``[1, *shape]``.
+
+    Raises:
+        WireError: ``bad_message`` for a range whose low end is above its high end.
+    """
+    numbers = arrays["activation"]
+    if "range" in arrays:
+        low, high = arrays["range"].astype(np.float64)
+        if not low <= high:
+            raise bad("the range of an activation must not go down")
+        numbers = low + numbers.astype(np.float64) * ((high - low) / 255.0)
+    return numbers.astype(np.float32).reshape(1, *shape)
+
+
+class SplitExchange:
+    """See :class:`~specact.wire.exchange.Exchange`; a server runs the stages before each request's cut."""
+
+    # The inference time depends on the request's cut.
+    steady = False
+
+    def __init__(self, folder: StagedFolder) -> None:
+        self.name, self.fingerprint, self._folder = folder.name, folder.fingerprint, folder
+        self.contract = split_contract(folder.spec, folder.fingerprint)
+        self.read = folder.spec.read_outputs
+
+    def answer(self, kind: str, requests: Sequence[wire.Request]) -> list[Arrays | WireError]:
+        spec, windows = self._folder.spec, [request.window for request in requests]
+        cut, precision = _cuts(spec)[kind]
+        if cut < spec.stages:
+            return [_packed(activation, precision) for activation in self._folder.begin(windows, cut)]
+        rows = zip(*self._folder.run(windows), strict=True)
+        return [{name: array.reshape(-1) for name, array in zip(spec.outputs, row, strict=True)} for row in rows]
+
+
+def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | WireError:
+    # Extreme observations can overflow; only that request of the batch fails.
+    try:
+        return pack(activation, precision)
+    except WireError as error:
+        return error
+
+
+def reader_of(pair: Pair[Any], folder: StagedFolder) -> Reader[Any]:
+    """A function that converts a split target's outputs to its answer: code distributions, or a flow's prefix cache.
+
+    Raises:
+        BundleError: if the stages are not those of the pair's target.
+        ConfigError: for a pair of another family.
+    """
+    parts = pair.parts
+    if not isinstance(parts, FlashParts | CodeParts):
+        raise ConfigError(
+            f"{pair.name} is of a family whose target is not split; choose a pair of action codes or a flow policy"
+        )
+    assert pair.path is not None, "these families load folders"
+    wanted = split_fingerprint(read_manifest(pair.path))
+    if folder.spec.network != wanted:
+        raise BundleError(
+            f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {pair.path} is "
+            f"{wanted}; split that one: specact split {pair.path} --out FOLDER"
+        )
+    if isinstance(parts, CodeParts):
+        return lambda outputs, window, address: distributions(outputs, parts.spec.temperature)[0]
+    target = parts.target()
+    return lambda outputs, window, address: replace(target.answer(window, address), cache=outputs[0])
