@@ -12,7 +12,6 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,24 +166,6 @@ def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path, monkey
     assert "on the node 127.0.0.1: every node needs the bundles" in lacking.value.__notes__[0]
 
 
-def test_the_command_works_on_a_cluster_until_it_is_interrupted(
-    on: str, command: list[str], environment: dict[str, str], tmp_path: Path
-) -> None:
-    words = [*command, "eval", "--bundle", "ball", "--methods", "draft", "--shard", "1", "--out", str(tmp_path / "run")]
-    words += ["--draft-ms", "1", "--target-ms", "2", "--on", on, "--episodes"]
-    began = subprocess.Popen([*words, "2000"], env=environment, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len(list(tmp_path.glob("run/episodes/draft/*.parquet"))) > 3 or began.poll() is not None)
-    said = ""
-    while began.returncode is None:
-        # An interrupt that arrives within a callback of Ray's is lost.
-        began.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            said = began.communicate(timeout=PATIENCE_S / 10)[1]
-    assert began.returncode == 130 and "run the same command again" in said, said
-    with Pool(2, on) as pool:
-        list(pool.run([shard(0)]))  # nothing keeps the workers
-
-
 # Run in a process of its own, which joins the cluster itself.
 WAITS = """
 import sys
@@ -215,18 +196,15 @@ def test_leaving_a_pool_cancels_no_task_of_a_process_that_stays_in_the_cluster(o
     assert last.exists()
 
 
-@pytest.mark.parametrize("on", ["somewhere", "rays", "here:"])
-def test_no_other_place_is_taken(on: str) -> None:
-    with pytest.raises(ConfigError, match="here, ray, or ray:ADDRESS"):
-        Pool(1, on)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_a_cluster_that_is_not_there_is_said_at_once(specact_run: Run, address: str, tmp_path: Path) -> None:
-    words = ["eval", "--bundle", "ball", "--methods", "draft", "--out", tmp_path / "run", "--on", f"ray:{address}"]
-    done = specact_run(*words)
-    assert done.returncode == 2
-    assert f"cannot join a Ray cluster (ray:{address})" in done.stderr and "ray:auto" in done.stderr
+def test_other_places_and_clusters_that_are_not_there_are_said_at_once(specact_run: Run, tmp_path: Path) -> None:
+    for on in ("somewhere", "rays", "here:"):
+        with pytest.raises(ConfigError, match="here, ray, or ray:ADDRESS"):
+            Pool(1, on)
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        words = ["eval", "--bundle", "ball", "--methods", "draft", "--out", tmp_path / "run", "--on", f"ray:{address}"]
+        done = specact_run(*words)
+        assert done.returncode == 2
+        assert f"cannot join a Ray cluster (ray:{address})" in done.stderr and "ray:auto" in done.stderr
 
 
 def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(

@@ -47,7 +47,8 @@ def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Pa
     places: dict[int, tuple[int, float]] = {}
     for number, episodes in enumerate(groups):
         rows = np.flatnonzero(np.isin(EPISODE, episodes))
-        _write(path / data.format(0, number), _table(rows))
+        # The order in a file must not matter.
+        _write(path / data.format(0, number), frame_table(rows if packed else rows[::-1]))
         key = "observation.images.front"
         write_video(path / video.format(0, number, key), FRONT[rows])
         places |= {episode: (number, float(np.flatnonzero(EPISODE[rows] == episode)[0]) / FPS) for episode in episodes}
@@ -78,7 +79,8 @@ def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Pa
     return path
 
 
-def _table(rows: np.ndarray) -> pa.Table:
+def frame_table(rows: np.ndarray, **other: Any) -> pa.Table:
+    """The columns of these steps, with others in their place."""
     return pa.table(
         {
             "observation.state": pa.array(list(STATE[rows])),
@@ -89,6 +91,7 @@ def _table(rows: np.ndarray) -> pa.Table:
             "timestamp": (FRAME[rows] / FPS).astype(np.float32),
             "frame_index": FRAME[rows],
             "episode_index": EPISODE[rows],
+            **other,
         }
     )
 
@@ -119,16 +122,17 @@ def write_video(file: Path, frames: np.ndarray) -> None:
         container.mux(stream.encode())
 
 
-def write_zarr(folder: Path) -> Path:
+def write_zarr(folder: Path, version: Literal[2, 3] = 2) -> Path:
     """A replay buffer with two cameras; one of them in floating point, as diffusion policy stores them."""
     path = folder / "demos.zarr"
-    root = zarr.open_group(str(path), mode="w", zarr_format=2)
+    root = zarr.open_group(str(path), mode="w", zarr_format=version)
     arrays: dict[str, NDArray[Any]] = {
         "state": STATE,
         "gripper": GRIPPER,
         "action": ACTION,
         "img": FRONT.astype(np.float32),
         "image.wrist": WRIST,
+        "rate_hz": np.array([FPS]),
     }
     for name, value in arrays.items():
         root.create_array(f"data/{name}", data=np.ascontiguousarray(value), chunks=(6, *value.shape[1:]))
@@ -146,15 +150,16 @@ def write_npz(folder: Path) -> Path:
         "image": FRONT,
         "image.wrist": WRIST,
     }
-    np.savez(path, episode_ends=ENDS, **arrays)  # type: ignore[arg-type]
+    np.savez(path, episode_ends=ENDS, rate_hz=FPS, **arrays)  # type: ignore[arg-type]
     return path
 
 
 def write_robomimic(folder: Path) -> Path:
-    """robomimic's HDF5 file with two cameras."""
+    """robomimic's HDF5 file with two cameras; by name demo_10 comes before demo_2, by number after it."""
     path = folder / "demos.hdf5"
     with h5py.File(path, "w") as file:
-        for number, (start, end) in enumerate(zip(ENDS - LENGTHS, ENDS, strict=True)):
+        file.create_group("data").attrs["env_args"] = json.dumps({"env_kwargs": {"control_freq": FPS}})
+        for number, start, end in zip([0, 2, 10], ENDS - LENGTHS, ENDS, strict=True):
             demo = file.create_group(f"data/demo_{number}")
             demo["actions"] = ACTION[start:end]
             demo["obs/joints"], demo["obs/gripper"] = STATE[start:end], GRIPPER[start:end]

@@ -170,6 +170,16 @@ class Episodes:
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
 
+def joined(name: str, parts: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Rows of several places, which must have one shape, one after the other."""
+    first, model = next(iter(parts.items()))
+    for place, part in parts.items():
+        if part.shape[1:] != model.shape[1:]:
+            wide, wanted = (" x ".join(map(str, array.shape[1:])) for array in (part, model))
+            raise DataError(f"{name} of {place} are {wide} wide, those of {first} {wanted}; all must be equal")
+    return np.concatenate(list(parts.values()))
+
+
 def concatenate(parts: list[Episodes]) -> Episodes:
     """Concatenates episodes of several sources; with instructions if all have them.
 
@@ -179,28 +189,24 @@ def concatenate(parts: list[Episodes]) -> Episodes:
     first = parts[0]
     offsets = np.cumsum([0] + [part.steps for part in parts[:-1]])
 
-    def join(name: str, values: list[Observed]) -> Observed:
-        if all(isinstance(value, Frames) for value in values):
-            return join_frames([value for value in values if isinstance(value, Frames)])
-        shapes = sorted({value.shape[1:] for value in values})
-        numbers = [value for value in values if isinstance(value, np.ndarray)]
-        if len(shapes) > 1 or len(numbers) < len(values):
-            raise DataError(
-                f"these demonstrations have a {name} of {shapes[0]} and of {shapes[-1]}; they cannot be joined"
-            )
-        return np.concatenate(numbers)
+    def join(name: str) -> Observed:
+        values = [part.observation[name] for part in parts]
+        frames = [value for value in values if isinstance(value, Frames)]
+        if len(frames) == len(values):
+            return join_frames(frames)
+        if frames:
+            raise DataError(f"{name} is made of camera frames in some of these demonstrations; they cannot be joined")
+        return joined(name, {f"source {number}": np.asarray(value) for number, value in enumerate(values)})
 
     for part in parts:
         for name in {*first.observation} ^ {*part.observation}:
             raise DataError(f"some of these demonstrations have a {name} and some do not; they cannot be joined")
-    action = join("action", [part.action for part in parts])
     instructions = [part.instructions for part in parts if part.instructions is not None]
     disturbed = [np.zeros(part.steps, np.bool_) if part.disturbed is None else part.disturbed for part in parts]
-    assert isinstance(action, np.ndarray)
     return replace(
         first,
-        observation={name: join(name, [part.observation[name] for part in parts]) for name in first.observation},
-        action=action,
+        observation={name: join(name) for name in first.observation},
+        action=joined("actions", {f"source {number}": part.action for number, part in enumerate(parts)}),
         ends=np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=True)]),
         instructions=tuple(itertools.chain(*instructions)) if len(instructions) == len(parts) else None,
         disturbed=None if all(part.disturbed is None for part in parts) else np.concatenate(disturbed),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.data.episodes import Observed
+from specact.lab.data.episodes import Observed, joined
 from specact.lab.data.frames import Frames, Images, join_frames, reading
-from specact.lab.data.sources import Recording, joined, matrix, positive_rate
+from specact.lab.data.sources import Recording, matrix, positive_rate
 from specact.observation import lerobot_name
 from specact.records import Count, WholeNumber, read_json
 
@@ -31,6 +32,15 @@ PREFIX = "observation."
 _TOLERANCE = 0.4
 # Further ahead than this, a video is searched for its next key frame instead of decoded up to there [s].
 _SEEK_S = 2.0
+# Default names of files, of v2.x and of v3.0.
+_DATA = (
+    "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+    "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+)
+_VIDEO = (
+    "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+)
 Kind = Literal["numbers", "image", "other"]
 Template = Literal["data_path", "video_path"]
 
@@ -97,8 +107,7 @@ def read_lerobot(path: Path) -> Recording:
         )
     features = {key: each for key, each in info.features.items() if isinstance(each, dict)}
     filmed = [key for key, each in features.items() if each.get("dtype") == "video"]
-    listed = (_packed if info.codebase_version == "v3.0" else _file_per_episode)(path, info, filmed)
-    lengths, films, tasks, files = listed
+    lengths, films, tasks, files = _listed(path, info, filmed)
     declared = len(lengths) if info.total_episodes is None else info.total_episodes
     if not lengths or declared != len(lengths):
         raise DataError(
@@ -167,65 +176,37 @@ def _is_number(column: Any) -> bool:
     return bool(types.is_integer(column) or types.is_floating(column) or types.is_boolean(column))
 
 
-def _file_per_episode(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
-    """What the metadata of v2.x list."""
-    name = "meta/episodes.jsonl"
-    texts = filter(str.strip, _text(path, name).splitlines())
-    lines = [read_json(text, dict[str, Any], name, DataError) for text in texts]
-    lengths = _lengths(name, ((line.get(EPISODE), line.get("length")) for line in lines))
+def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
+    """What the metadata list: a line for each episode in v2.x, a row in v3.0."""
+    packed = info.codebase_version == "v3.0"
 
-    def file(what: Template, default: str, episode: int, **values: str) -> str:
-        chunk = episode // info.chunks_size
-        return info.file(what, default, episode_chunk=chunk, episode_index=episode, **values)
+    def place(row: dict[str, Any], what: str) -> dict[str, int]:
+        if packed:
+            return {name: int(row[f"{what}/{name}"]) for name in ("chunk_index", "file_index")}
+        return {"episode_chunk": row[EPISODE] // info.chunks_size, "episode_index": row[EPISODE]}
 
-    data = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-    video = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-    films = {key: {e: _Film(file("video_path", video, e, video_key=key), 0.0) for e in lengths} for key in filmed}
-    tasks = {line[EPISODE]: line.get("tasks") for line in lines}
-    return _Listed(lengths, films, tasks, [file("data_path", data, episode) for episode in sorted(lengths)])
+    def film(row: dict[str, Any], key: str) -> _Film:
+        name = info.file("video_path", _VIDEO[packed], video_key=key, **place(row, f"videos/{key}"))
+        return _Film(name, float(row[f"videos/{key}/from_timestamp"]) if packed else 0.0)
 
-
-def _packed(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
-    """What the metadata of v3.0 list."""
-    place = ("chunk_index", "file_index", "from_timestamp")
-    wanted = (
-        EPISODE, "length", "data/chunk_index", "data/file_index",
-        *(f"videos/{key}/{part}" for key in filmed for part in place),
-    )  # fmt: skip
-    names = sorted(file.relative_to(path).as_posix() for file in path.glob("meta/episodes/*/*.parquet"))
-    if not names:
-        raise DataError("there is no meta/episodes/chunk-*/file-*.parquet; copy the dataset again")
-    table = {name: column[:, 0].tolist() for name, column in _columns(path, names, wanted)[0].items()}
-    episodes = table[EPISODE]
-    data = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-    video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-    films = {}
-    for key in filmed:
-        rows = zip(episodes, *(table[f"videos/{key}/{part}"] for part in place), strict=True)
-        films[key] = {
-            episode: _Film(info.file("video_path", video, chunk_index=c, file_index=f, video_key=key), start)
-            for episode, c, f, start in rows
-        }
-    texts: list[Any] = []
-    for name in names:
-        with _parquet(path, name) as file:
-            if "tasks" in file.schema_arrow.names:
-                texts += file.read(columns=["tasks"]).column("tasks").to_pylist()
-    places = sorted(set(zip(table["data/chunk_index"], table["data/file_index"], strict=True)))
-    lengths = _lengths("meta/episodes", zip(episodes, table["length"], strict=True))
-    files = [info.file("data_path", data, chunk_index=c, file_index=f) for c, f in places]
-    return _Listed(lengths, films, dict(zip(episodes, texts, strict=False)), files)
-
-
-def _lengths(name: str, listed: Iterable[tuple[Any, Any]]) -> dict[int, int]:
-    pairs = list(listed)
-    lengths = dict(pairs)
-    if len(lengths) != len(pairs) or any(not isinstance(n, int) or n < 0 for pair in pairs for n in pair):
-        raise DataError(
-            f"{name}: episode_index and length must be non-negative integers, each episode listed once; found "
-            f"{pairs[:5]}"
-        )
-    return lengths
+    with reading("meta/episodes", "copy the dataset again"):
+        rows: list[dict[str, Any]] = []
+        if not packed:
+            rows = [json.loads(text) for text in _text(path, "meta/episodes.jsonl").splitlines() if text.strip()]
+        for file in sorted(path.glob("meta/episodes/*/*.parquet")) if packed else ():
+            with _parquet(path, file.relative_to(path).as_posix()) as table:
+                columns = [name for name in table.schema_arrow.names if not name.startswith("stats/")]
+                rows += table.read(columns=columns).to_pylist()
+        lengths = {row[EPISODE]: row["length"] for row in rows}
+        pairs = list(lengths.items())
+        if len(pairs) != len(rows) or any(not isinstance(n, int) or n < 0 for pair in pairs for n in pair):
+            raise DataError(
+                "meta/episodes: episode_index and length must be non-negative integers, each episode listed once; "
+                f"found {pairs[:5]}"
+            )
+        films = {key: {row[EPISODE]: film(row, key) for row in rows} for key in filmed}
+        files = {info.file("data_path", _DATA[packed], **place(row, "data")): None for row in rows}
+        return _Listed(lengths, films, {row[EPISODE]: row.get("tasks") for row in rows}, list(files))
 
 
 def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) -> NDArray[np.int64]:

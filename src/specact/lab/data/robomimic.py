@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.data.episodes import Observed
+from specact.lab.data.episodes import Observed, joined
 from specact.lab.data.frames import Frames, Images, join_frames, reading
-from specact.lab.data.sources import Recording, joined, matrix, positive_rate, rows
+from specact.lab.data.sources import Recording, matrix, positive_rate, rows
 
 Kind = Literal["camera", "low", "other"]
 # The key of all low-dimensional entries in one.

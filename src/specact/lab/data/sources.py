@@ -114,13 +114,3 @@ def positive_rate(value: Any) -> float:
     if value.size != 1 or not np.isfinite(value).all() or not (value > 0).all():
         raise DataError(f"the rate is {value.tolist()}; one positive number is needed [Hz]")
     return float(value.item())
-
-
-def joined(name: str, parts: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Rows of several places, which must have one shape, one after the other."""
-    first, model = next(iter(parts.items()))
-    for place, part in parts.items():
-        if part.shape[1:] != model.shape[1:]:
-            wide, wanted = (" x ".join(map(str, array.shape[1:])) for array in (part, model))
-            raise DataError(f"{name} of {place} are {wide} wide, those of {first} {wanted}; all must be equal")
-    return np.concatenate(list(parts.values()))
