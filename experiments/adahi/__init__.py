@@ -19,9 +19,9 @@ from experiments.adahi.methods import METHODS
 from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
 from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
 from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.runs import find_runs
 from specact.lab.report.drawing import legend_below, style_of
-from specact.lab.report.rejection import rejections_of
-from specact.lab.report.runs import find_runs, group
+from specact.lab.report.figures import rejections_of
 
 HERE = Path(__file__).parent
 PAGES = {
@@ -102,11 +102,10 @@ def plan(run: Run) -> Iterator[Cell]:
 def with_evidence(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     """The summary of an evaluation, and what goals and rejection over deviation need of its tables."""
     summary = evaluated(evaluation, folder, run, None)
-    runs = find_runs([folder])[0]
-    found = evidence(runs[0])
-    models = rejections_of(group(runs)[0]) if "adahi" in runs[0].methods else None
-    if models is not None:
-        found["rejection"] = {"any code, R": _shape(models.every), "primary code, r": _shape(models.primary)}
+    (own,), _ = find_runs([folder])
+    found = evidence(own)
+    if "adahi" in own.methods and (models := rejections_of(own)):
+        found["rejection"] = {code: _shape(model) for code, model in models.items()}
     return {**summary, "evidence": found}
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from experiments.adahi.methods import METHODS
 from experiments.tables import markdown
 from specact.lab.evaluation.metrics import Table, add_gate_efficiency
-from specact.lab.report.runs import Run
+from specact.lab.evaluation.runs import Run
 from specact.lab.rollout.statistics import Interval, success_margin
 
 GATES = ("adahi", "uncertainty", "learned", "learned_action")

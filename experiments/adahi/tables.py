@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.tables import interval_text, markdown, optional_text
-from specact.lab.report.networks import all_networks
+from specact.lab.report.tables import networks_of
 from specact.lab.rollout.statistics import holm
 
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
@@ -60,8 +60,7 @@ def costs(study: Study) -> str:
     rows = []
     for pair in (pair for pair in PAIRS if f"{pair}-table" in study):
         own, distilled = (
-            {network.name: str(network).split(" ", 1)[1] for network in all_networks(methods.values())}
-            for methods in (study[f"{pair}-table"]["methods"], _distilled(study, pair))
+            networks_of(methods.values()) for methods in (study[f"{pair}-table"]["methods"], _distilled(study, pair))
         )
         parts = own.get("draft"), own.get("head"), distilled.get("draft"), own.get("target")
         rows.append([pair, *(one or "-" for one in parts), *(_ms(_story(study, pair, name)) for name in STORY)])
@@ -171,9 +170,8 @@ def whole(name: str, summary: Summary) -> str:
         f"{summary['episodes']} paired episodes, seed {summary['seed']}, gates calibrated for a rate of "
         f"{summary['rate']}, link {summary['link']}, {timed}; {summary['seconds']:.0f} s."
     )
-    networks = all_networks(methods.values())
-    if networks:
-        about += f" Parameters and time at batch 1: {'; '.join(map(str, networks))}."
+    if networks := networks_of(methods.values()):
+        about += f" Parameters and time at batch 1: {'; '.join(map(' '.join, networks.items()))}."
     heads = ["method", "success [95 %]", *(f"above {least} [95 %]" for least in thresholds)]
     heads += [] if binary else ["score [95 %]"]
     heads += ["sent", "true skip", "accepted", "gated loss", "action change", "gate efficiency", "choice"]

@@ -27,7 +27,7 @@ from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
 from specact.families.codes.pair import CodeParts, load_codes
 from specact.gates.settings import gate_settings
-from specact.lab.evaluation.budget import HEAD_DRAFT, TABLE, TARGET, measure_parts, measure_together
+from specact.lab.evaluation.advice import HEAD_DRAFT, TABLE, TARGET, measure_parts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.distillation import collector
@@ -261,7 +261,7 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     The sizes alternate: costs of two drafts can only be compared if they were measured in one run.
 
     Returns:
-        ``machine``, ``rounds``, and ``parts``: by size, see :func:`~specact.lab.evaluation.budget.measure_parts`; the
+        ``machine``, ``rounds``, and ``parts``: by size, see :func:`~specact.lab.evaluation.advice.measure_parts`; the
         target's time is the median over the sizes, as its network is the same for all of them.
     """
     sizes, rounds = range(len(DRAFTS[task].widths)), 4 if run.quick else 400
@@ -271,7 +271,7 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     for size in sizes:
         bundle = load_codes(folder / "train" / "bundles" / f"{task}-{NAMES[size]}")
         pairs[SIZES[size]] = with_head(bundle, 1, run, lessons=200, steps=2).pair()
-    parts = measure_together(pairs, rounds)
+    parts = measure_parts(pairs, rounds)
     target_ms = sorted(found["target"] for found in parts.values())[len(parts) // 2]
     measured = {size: found | {"target": target_ms} for size, found in parts.items()}
     return {"machine": machine(), "rounds": rounds, "parts": measured}
@@ -283,7 +283,7 @@ def targets(folder: Path, run: Run) -> dict[str, Any]:
     # One after the other: between larger networks the smaller ones find their weights gone from the cache.
     for name, draft in TARGETS.items():
         pair = load_pair(name, draft=draft)
-        parts = measure_parts(pair, rounds)
+        parts = measure_parts({name: pair}, rounds)[name]
         drafts = isinstance(pair.parts, CodeParts) or draft
         chunk_ms = 1e3 * pair.execute / pair.rate_hz
         found[name] = {

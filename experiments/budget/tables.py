@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.tables import interval_text, markdown
-from specact.lab.evaluation.budget import HEAD_DRAFT, Way, behind, choose, describe, device_cost, without_server
+from specact.lab.evaluation.advice import HEAD_DRAFT, Way, behind, choose, device_cost, without_server
 from specact.lab.report.drawing import INK, legend_below, style_of
 from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.statistics import contrast, holm
@@ -78,8 +78,8 @@ def advice_of_package(results: Kept) -> str:
         steps: list[list[Any]] = []
         for share in sorted({way.cost for way in ways}):
             choice = choose(ways, share)
-            if choice is not None and (not steps or steps[-1][1] != describe(choice)):
-                steps.append([round(share, 4), describe(choice)])
+            if choice is not None and (not steps or steps[-1][1] != str(choice)):
+                steps.append([round(share, 4), str(choice)])
         found[task] = steps
     return json.dumps(found, indent=1) + "\n"
 
@@ -94,7 +94,7 @@ def advice(ways: Sequence[Way]) -> str:
         choice = choose(ways, budget)
         if choice is not None and choice.way is not previous:
             previous = choice.way
-            parts.append(f"from {budget:.2g} of the target's time on {describe(choice)}")
+            parts.append(f"from {budget:.2g} of the target's time on {choice}")
     least = without_server(ways)
     needed = "a server is needed at every budget"
     free = needed if least is None else f"nobody needs a server from {least:.2g} of the target's time on"

@@ -12,7 +12,7 @@ from experiments.budget import EXPERIMENT, Draft, drafts_of_study, finish, merge
 from experiments.grid import Run
 from msgspec import structs
 
-from specact.lab.evaluation.budget import TABLE, Way
+from specact.lab.evaluation.advice import TABLE, Way
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.recipe import load_recipe
 

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from specact.lab.rollout.statistics import contrast, holm, mean_interval, roc_auc, success_margin, wilson
+from specact.lab.rollout.statistics import (
+    bootstrap_interval,
+    contrast,
+    holm,
+    mean_interval,
+    roc_auc,
+    seeds_interval,
+    success_margin,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (57, 100), (999, 1000), (0, 1)])
@@ -88,6 +97,16 @@ def test_the_bootstrap_interval_is_about_students_where_both_hold() -> None:
     width = student.high - student.low
     assert found.low == pytest.approx(student.low, abs=0.1 * width)
     assert found.high == pytest.approx(student.high, abs=0.1 * width)
+
+
+def test_an_interval_over_seeds_is_as_wide_as_they_differ() -> None:
+    unlike = [np.ones(60), np.zeros(60), np.ones(60)]
+    found, pooled = seeds_interval(unlike), bootstrap_interval(np.concatenate(unlike))
+    assert found.mean == pooled.mean == pytest.approx(2 / 3)
+    assert (found.low, found.high) == (0.0, 1.0) and pooled.high - pooled.low < 0.2
+    alone = (np.arange(60) % 3 == 0).astype(float)
+    one, whole = seeds_interval([alone]), bootstrap_interval(alone)
+    assert (one.low, one.high) == pytest.approx((whole.low, whole.high), abs=0.04)
 
 
 def test_pairing_counts() -> None:

@@ -34,7 +34,7 @@ class Advise(Options):
     json: bool = False  # print everything as JSON
 
     def run(self) -> None:
-        from specact.lab.report.advice import advise, parts_of, runs_of
+        from specact.lab.evaluation.advice import advise, parts_of, runs_of
         from specact.links.link import load_link
         from specact.load import load_pair
 

@@ -92,11 +92,11 @@ def _shown(pair: Pair[Any], summary: dict[str, Any], seed: int, folder: Path) ->
     except ModuleNotFoundError:
         pass
     try:
-        from specact.lab.report.films import show_film
-        from specact.lab.report.runs import find_runs
+        from specact.lab.evaluation.runs import find_runs
+        from specact.lab.report.film import show_film
 
         shown = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid"))
     except (ModuleNotFoundError, ConfigError):
         return None
-    write_whole(folder / "film.webm", shown.film.video)
+    write_whole(folder / "film.webm", shown.video)
     return folder / "film.webm", shown.why

@@ -106,8 +106,7 @@ class Eval(Options):
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """The methods of an evaluation side by side, narrow enough for 80 columns; without columns that no method has."""
-    from specact.lab.report.networks import all_networks
-    from specact.lab.report.tables import COLUMNS, NONE
+    from specact.lab.report.tables import COLUMNS, NONE, networks_of
 
     methods: dict[str, dict[str, Any]] = summary["methods"]
     binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
@@ -123,8 +122,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
                 row["95 %"] = found[0][1].replace(" to ", "-")
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
     notes.append("measured in one process" if summary["link"] == "none" else how)
-    networks = [f"{net.name} {net.parameters:,} ({net.ms:.2g} ms)" for net in all_networks(methods.values())]
-    notes += [f"parameters and time at batch 1: {', '.join(networks)}"] if networks else []
+    networks = [f"{name} {text}" for name, text in networks_of(methods.values()).items()]
+    notes += [f"parameters and time at batch 1: {'; '.join(networks)}"] if networks else []
     for least in next(iter(methods.values())).get("success_at", {}):
         shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
         notes.append(f"success with a score above {least}: {shares}")

@@ -24,7 +24,7 @@ from specact.gates.gate import Gate
 from specact.gates.settings import load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
+from specact.lab.evaluation.calibrate import gate_of_method, uncalibrated_gate
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
@@ -107,13 +107,11 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
 
     def _gate(self) -> Gate:
         """A gate for one episode, with the threshold that ``specact eval`` gives it."""
-        method = self._method
+        method, pair = self._method, self._pair
         if load_gate(method.gate).calibrated:
-            return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = uncalibrated_gate(method, (), self._pair)
-        if method.rate_of is not None:
-            settings = gate_at_rate_of_rival(method, settings, self._rate, {})
-        return settings.build(self._pair)
+            return calibrated_gate(pair, method.gate, self._rate)
+        settings = uncalibrated_gate(method, (), pair)
+        return gate_of_method(method, settings, self._rate, {}, lambda: settings).build(pair)
 
 
 class TaskBenchmark(StepBenchmark):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Calibration against a gate that shifts its own states: the rate is found through the feedback."""
+"""Gates at a rate: calibration against a gate that shifts its own states, and chance with privileges."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from specact import load_pair
+from specact.families.codes.sampling import CodeDistribution, Drafted
+from specact.gates import Random
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+from specact.lab.evaluation.calibrate import CalibrationRun, calibrate, expected_rate, free_probability
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import REASONS
+from specact.observation import Window
 from specact.pair import PairSource
+from specact.types import Proposal
 
 
 class ShiftingPool:
@@ -71,7 +75,40 @@ def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(g
     made = calibrate(cast(Any, _Bundle), GateSettings(gate), run, env="ball", pool=cast(Pool, ShiftingPool(0.0)))
     assert made.settings.name == gate
     every, primary = made.model, made.model["primary"]
-    assert every["steps"] == primary["steps"]
-    assert every["scores"] == primary["scores"]
+    assert (every["steps"], every["scores"]) == (primary["steps"], primary["scores"])
     # Of any code and of the primary one: here at most 1 and at most 1/2.
     assert max(primary["rejections"]) <= 0.5 < max(every["rejections"])
+
+
+STEP = Proposal(
+    Window({"state": np.zeros((1, 1), np.float32)}),
+    np.zeros((1, 1), np.float32),
+    Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
+)
+
+
+def test_chance_by_hand() -> None:
+    assert free_probability(0.37, None, force_first=False, lengths=(5, 9)) == pytest.approx(0.37, abs=1e-5)
+    # The first step counts as transmitted. Episodes of 10 inferences: 1 + 9 f = 10 * 0.4.
+    assert free_probability(0.4, None, lengths=(10, 10)) == pytest.approx(3 / 9, abs=1e-5)
+    # Where force makes more than the rate nothing is left to chance.
+    assert free_probability(0.1, 2) == 0.0 and free_probability(1.0, None) == 1.0
+
+
+@pytest.mark.parametrize(("max_skips", "free"), [(1, 0.1), (2, 0.5), (4, 0.1)])
+def test_in_the_long_run_a_transmission_comes_once_in_a_truncated_geometric_time(max_skips: int, free: float) -> None:
+    """The mean gap between transmissions is sum_{s=0}^{m} (1 - f)^s."""
+    gap = sum((1.0 - free) ** skips for skips in range(max_skips + 1))
+    assert expected_rate(free, max_skips, force_first=True, lengths=(20_000,)) == pytest.approx(1 / gap, abs=1e-3)
+
+
+@pytest.mark.parametrize(("max_skips", "rate"), [(None, 0.3), (2, 0.4), (2, 0.6), (4, 0.25)])
+def test_the_gate_achieves_the_rate_it_was_solved_for(max_skips: int | None, rate: float) -> None:
+    """8,000 inferences in short episodes; .03 is more than five standard errors."""
+    lengths, rng, sent = (12, 20, 8) * 200, np.random.default_rng(0), []
+    gate = Random(free_probability(rate, max_skips, lengths=lengths), max_skips=max_skips, force_first=True)
+    for length in lengths:
+        gate.reset()
+        sent += [gate.decide(STEP, rng).transmit for _ in range(length)]
+    assert np.mean(sent) == pytest.approx(rate, abs=0.03)
+    assert gate.rate < rate

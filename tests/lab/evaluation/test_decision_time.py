@@ -1,4 +1,4 @@
-"""What a decision takes: measured on the robot's own gate, and accounted on a clock of ours."""
+"""A decision whose time is accounted on a clock of ours is the robot's."""
 
 import numpy as np
 import pytest
@@ -6,18 +6,9 @@ import pytest
 from specact import load_pair
 from specact.families.codes.pair import CodeDrafter
 from specact.gates import ActionDeviation
-from specact.gates.settings import gate_settings
-from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.rollout.timed import TimedGate
 from specact.policy import SpeculativePolicy
 from specact.types import StepRecord, VirtualClock
-
-
-@pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
-def test_every_gate_takes_time(name: str) -> None:
-    bundle = load_pair("ball")
-    decide = decision(gate_settings(name, bundle).build(bundle), bundle)
-    assert 0.0 < median_ms({name: decide}, 5)[name] < 1e3
 
 
 def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:

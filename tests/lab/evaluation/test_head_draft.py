@@ -100,26 +100,19 @@ def test_without_a_transmission_it_succeeds_where_the_draft_does_not(ball: Pair[
     assert successes("draft") <= 52
 
 
-def test_its_time_is_that_of_draft_and_head(made: tuple[Path, dict[str, Any]]) -> None:
-    methods = made[1]["methods"]
-    for name, wanted in {
-        "draft": DRAFT_MS,
-        "head_draft": DRAFT_MS + HEAD_MS,
-        "head_random": DRAFT_MS + HEAD_MS,
-    }.items():
-        steps = read_table(made[0] / "steps" / name)
-        np.testing.assert_allclose(steps["draft_s"], wanted / 1e3)
-    assert methods["head_draft"]["transmission_rate"] == 0.0
-
-
 def test_the_head_is_part_of_what_a_method_costs(ball: Pair[Any], made: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = made
+    for name, draft_ms in (
+        ("draft", DRAFT_MS),
+        ("head_draft", DRAFT_MS + HEAD_MS),
+        ("head_random", DRAFT_MS + HEAD_MS),
+    ):
+        np.testing.assert_allclose(read_table(folder / "steps" / name)["draft_s"], draft_ms / 1e3)
     head = ball.parts.manifest.parameters["head"]
-    costs = {name: made[1]["methods"][name]["cost"] for name in METHODS}
+    costs = {name: summary["methods"][name]["cost"] for name in METHODS}
     for name in METHODS:
         used = name not in ("draft", "random_learned")
         assert (costs[name]["head_parameters"], costs[name]["head_ms"]) == ((head, HEAD_MS) if used else (0, 0.0))
-    # On this pair the head has 33 times the parameters of the draft it sits beside.
-    assert head > 30 * costs["head_draft"]["draft_parameters"]
     assert costs["head_draft"]["target_parameters"] == 0 < costs["head_random"]["target_parameters"]
 
 

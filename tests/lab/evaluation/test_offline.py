@@ -31,7 +31,7 @@ from specact.pair import Pair, PairSource
 from specact.rng import Role, stream
 from specact.systems.tokens import DECODINGS
 
-NEVER, ALWAYS = GateSettings("never"), GateSettings("always")
+NEVER = GateSettings("never")
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +73,8 @@ def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown
     wanted = gate_settings("deviation", ball)
     made = calibrate_offline(ball, wanted, 0.5, shown, Pool(1), quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
-    assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0
-    others = shown.select(np.arange(1, 9, 2))
-    checked = OpenLoop(ball.source, others, load_method("hybrid"), made.settings, 0).run()
-    assert made.held_out["rate"] == checked.steps["transmitted"].mean()
+    checked = OpenLoop(ball.source, shown.select(np.arange(1, 9, 2)), load_method("hybrid"), made.settings, 0).run()
+    assert (made.held_out["episodes"], made.held_out["rate"]) == (4, checked.steps["transmitted"].mean())
 
 
 @pytest.mark.parametrize(
@@ -173,19 +171,6 @@ class Missing:
 
     def __getitem__(self, rows: object) -> Any:
         raise AssertionError("a frame was read that no policy sees")
-
-
-def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
-    """The shipped ball pair. Over five sets of 20 episodes the draft's error was larger by .087 to .144.
-
-    Their standard deviation is .025, so .02 is four away, and these episodes are fixed.
-    """
-    episodes = generate(load_task("ball"), 20, seed=77, noise=0.5)
-    draft, target, hybrid = (
-        OpenLoop(PairSource("ball"), episodes, load_method(method), gate, 0).run().error.mean()
-        for method, gate in (("draft", NEVER), ("target", ALWAYS), ("hybrid", ALWAYS))
-    )
-    assert target < draft - 0.02 and hybrid < draft - 0.02
 
 
 def test_an_evaluation_measures_at_most_as_many_as_it_says(

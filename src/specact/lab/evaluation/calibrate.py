@@ -1,32 +1,35 @@
-"""Calibration on policy: a gate shifts the states it later sees, so its threshold is taken where it leads."""
+"""The gates of an evaluation: thresholds for a rate, found where the gate leads, and random gates at a rival's rate."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from specact.gates.calibration import Calibration, threshold_for_rate
-from specact.gates.settings import GateSettings, gate_settings
+from specact.gates.settings import GateSettings, gate_settings, load_gate
 from specact.lab.envs import env_of
 from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard
-from specact.lab.rollout.steps import REASONS, free_steps
+from specact.lab.rollout.steps import REASONS, Table, free_steps
 from specact.observation import Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.records import Count, InsideUnit, Seed, check_fields
-from specact.types import StepRecord
+from specact.systems.flash import Rounds
+from specact.types import Decision
 
 TOLERANCE = 0.03
+# Default inferences per episode of a random gate: so many that the first one is negligible.
+_DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 
 @dataclass(frozen=True)
@@ -61,29 +64,21 @@ def calibrate(
     pool: Pool | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Calibration:
-    """Finds a gate's threshold for a rate and checks it on held-out episodes.
-
-    The first round transmits everything and reads the scores on the target's own states. Every further round tries a
-    threshold on the states it leads to, and the next one is chosen from what all of them achieved.
+    """Finds a gate's threshold for a rate and checks it on held-out episodes, see :func:`find_threshold`.
 
     Args:
-        bundle: the policies.
-        gate: its name, with the options that the bundle recommends; or its settings without a threshold, see
-            :class:`~specact.gates.settings.gate_settings`.
-        run: how.
+        bundle, run: the policies, and how.
+        gate: its name, with the options that the bundle recommends; or its settings without a threshold.
         method: how the pair drafts, and verifies where the gate asks for it.
-        env: the environment's name; the bundle's own if not given.
-        pool: where; in this process if not given.
+        env, pool: the environment's name, the bundle's own if not given; in this process if not given.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
 
-    Raises:
-        ConfigError: for an unknown gate, or a rate that the gate's limit on skips does not allow.
+    Raises :exc:`ConfigError` for an unknown gate, or a rate that its limit on skips does not allow.
     """
     settings = gate_settings(gate, bundle) if isinstance(gate, str) else gate
     world, finished = env or env_of(bundle, None), 0
-    decoding = method.decoding or bundle.source.decoding
 
-    def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
+    def roll(tried: GateSettings, number: int) -> Table:
         nonlocal finished
         numbers = calibration_episodes(number, run.rounds, run.episodes)
         shards = [
@@ -99,42 +94,38 @@ def calibrate(
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
         found = find_threshold(settings, run.rate, run.rounds, roll)
-    return found.calibration(bundle, run.rate, run.episodes, {"env": world, **dataclasses.asdict(run)}, decoding)
+    made_by = {"env": world, **dataclasses.asdict(run)}
+    return found.calibration(bundle, run.rate, run.episodes, made_by, method.decoding or bundle.source.decoding)
 
 
 def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:
-    """The deviation gate with its threshold for a rate along these observations, each with its episode's number."""
+    """The deviation gate with its threshold for a rate along these observations, each with its episode's number.
 
-    def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
+    Every observation is inferred on; the rest of its chunk is executed without waiting.
+    """
+
+    def roll(tried: GateSettings, number: int) -> Table:
         policy, decisions = SpeculativePolicy(pair, tried.build(pair), seed=seed), []
         for episode, window in path:
-            decisions.append(infer(policy, episode, window).decision)
-        columns = {"score": [d.score for d in decisions], "reason": [REASONS.index(d.reason) for d in decisions]}
-        return {name: np.array(values) for name, values in columns.items()} | {
-            "transmitted": np.array([decision.transmit for decision in decisions])
-        }
+            if policy.record is None or policy.record.address.episode != episode:
+                policy.reset(episode)
+            policy.act_on(window)
+            assert policy.record is not None
+            decisions.append(policy.record.decision)
+            while not policy.wants_inference:
+                policy.act_on(window)
+        return decided(decisions)
 
     return find_threshold(gate_settings("deviation", pair), rate, 6, roll).settings
 
 
-def infer(policy: SpeculativePolicy, episode: int, window: Window) -> StepRecord:
-    """One inference on an observation; the rest of its chunk is executed without waiting."""
-    if policy.record is None or policy.record.address.episode != episode:
-        policy.reset(episode)
-    policy.act_on(window)
-    record = policy.record
-    assert record is not None
-    while not policy.wants_inference:
-        policy.act_on(window)
-    return record
-
-
-def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
-    """How the score goes with what verification would change: a rejection, or where nothing is rejected the action."""
-    if "rejection" in steps:
-        return rejection_models({name: steps[name] for name in ("score", "rejection", "rejection_0")})
-    distance = steps.get("drafted_distance", steps.get("distance"))
-    return {"spearman": float(stats.spearmanr(steps["score"], distance).statistic)}
+def decided(decisions: Sequence[Decision]) -> Table:
+    """The columns that :func:`find_threshold` needs."""
+    return {
+        "score": np.array([decision.score for decision in decisions]),
+        "reason": np.array([REASONS.index(decision.reason) for decision in decisions]),
+        "transmitted": np.array([decision.transmit for decision in decisions]),
+    }
 
 
 @dataclass(frozen=True)
@@ -152,7 +143,7 @@ class Found:
 
     settings: GateSettings
     rounds: list[Round]
-    checked: dict[str, np.ndarray]
+    checked: Table
 
     def calibration(
         self, pair: Pair[Any], rate: float, episodes: int, made_by: dict[str, Any], decoding: str
@@ -165,10 +156,18 @@ class Found:
             settings=self.settings,
             held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent)},
             rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in self.rounds],
-            model=score_model({name: column[free] for name, column in self.checked.items()}),
+            model=_score_model({name: column[free] for name, column in self.checked.items()}),
             made_by=made_by,
             decoding=decoding,
         )
+
+
+def _score_model(steps: Table) -> dict[str, Any]:
+    """How the score goes with what verification would change: a rejection, or where nothing is rejected the action."""
+    if "rejection" in steps:
+        return rejection_models(steps)
+    distance = steps.get("drafted_distance", steps.get("distance"))
+    return {"spearman": float(stats.spearmanr(steps["score"], distance).statistic)}
 
 
 def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
@@ -178,24 +177,19 @@ def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
     return EpisodeRange.CALIBRATION.episodes(episodes, number * episodes)
 
 
-def find_threshold(
-    gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], dict[str, np.ndarray]]
-) -> Found:
-    """Finds the threshold at which a gate holds a rate on the states it leads to.
+def find_threshold(gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], Table]) -> Found:
+    """Finds the threshold at which a gate holds a rate on the states it leads to: a gate shifts the states it sees.
+
+    The first round transmits everything and reads the scores on the target's own states. Every further round tries a
+    threshold on the states it leads to, and the next one is chosen from what all of them achieved.
 
     Args:
-        gate: without its threshold.
-        rate: wanted transmission rate, in (0, 1).
-        rounds: thresholds to try, at least 1.
-        roll: runs the episodes of a round (0, which transmits everything, to ``rounds``, and ``rounds + 1`` for the
-            held-out check) with a gate; a row per inference with ``score``, ``reason`` (index into
-            :data:`~specact.lab.rollout.steps.REASONS`) and ``transmitted``.
-
-    Raises:
-        ConfigError: for a rate that the gate's limit on skips does not allow.
+        gate, rate, rounds: without its threshold; wanted, in (0, 1); thresholds to try, at least 1.
+        roll: runs the episodes of a round (0, then 1 to ``rounds``, and ``rounds + 1`` for the held-out check) with a
+            gate; a row per inference, with the columns of :func:`decided`.
     """
     gate.check_rate(rate)
-    settings = dataclasses.replace(gate, threshold=-np.inf)
+    settings = replace(gate, threshold=-np.inf)
     table = roll(settings, 0)
     scores, tried = table["score"][free_steps(table)], list[Round]()
     for number in range(1, rounds + 1):
@@ -224,7 +218,7 @@ def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[
         slope = float(np.clip(np.cov(asked, got, ddof=0)[0, 1] / spread, 0.5, 3.0)) if spread > 1e-4 else 1.0
         share = float(np.clip(asked.mean() + (wanted - got.mean()) / slope, 0.01, 0.99))
     threshold, tie = threshold_for_rate(scores, share)
-    return dataclasses.replace(settings, threshold=threshold, tie_probability=tie)
+    return replace(settings, threshold=threshold, tie_probability=tie)
 
 
 def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
@@ -232,7 +226,89 @@ def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
     return float(np.mean(scores > settings.threshold) + settings.tie_probability * tied)
 
 
-def _wanted_of_free(table: dict[str, np.ndarray], rate: float) -> float:
+def _wanted_of_free(table: Table, rate: float) -> float:
     """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
     free = free_steps(table)
     return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
+
+
+def uncalibrated_gate(method: Method, options: Sequence[str], bundle: Pair[Any]) -> GateSettings:
+    """A method's gate without its threshold; a random baseline has the forced first step and the limit of its rival.
+
+    Raises :exc:`ConfigError` if the gate, or the rival's, needs a head that the bundle does not have.
+    """
+    settings = gate_settings(method.gate, bundle, options)
+    if method.limits_of is None:
+        return settings
+    rival = gate_settings(method.limits_of, bundle, options)
+    return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
+
+
+def gate_of_method(
+    method: Method, uncalibrated: GateSettings, rate: float, steps: Mapping[str, Table],
+    calibrated: Callable[[], GateSettings],
+) -> GateSettings:  # fmt: skip
+    """The gate that a method runs with.
+
+    Args:
+        method, uncalibrated: see :func:`uncalibrated_gate`.
+        rate: of the evaluation.
+        steps: step tables of the methods that ran; a random baseline runs at the rate that its rival achieved there,
+            over episodes as long as the rival's.
+        calibrated: makes the calibration of a gate that has one.
+    """
+    if load_gate(method.gate).calibrated:
+        return calibrated()
+    if method.rate_of is None:
+        return uncalibrated
+    rival, lengths = steps.get(method.rate_of), _DEFAULT_LENGTHS
+    if rival is not None:
+        # A baseline that requests only full rounds makes as many as its rival, not as many requests.
+        only_full = isinstance(method.composition, Rounds) and method.composition.full
+        rate = float(rival["full" if only_full else "transmitted"].mean())
+        lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
+    force_first = dict(uncalibrated.options).get("force_first", False)
+    free = free_probability(rate, uncalibrated.max_skips, force_first=force_first, lengths=lengths)
+    return replace(uncalibrated, threshold=free)
+
+
+def free_probability(
+    rate: float, max_skips: int | None, *, force_first: bool = True, lengths: Sequence[int] = _DEFAULT_LENGTHS
+) -> float:
+    """Probability, in [0, 1], of transmitting a step that nothing forces, so that the rate over all steps is ``rate``.
+
+    It is 0 where forced steps alone reach the rate; arguments as of :func:`expected_rate`.
+    """
+
+    def excess(free: float) -> float:
+        return expected_rate(free, max_skips, force_first=force_first, lengths=lengths) - rate
+
+    if excess(0.0) >= 0.0:
+        return 0.0
+    if excess(1.0) <= 0.0:
+        return 1.0
+    return float(optimize.brentq(excess, 0.0, 1.0, xtol=1e-6))
+
+
+def expected_rate(free: float, max_skips: int | None, *, force_first: bool, lengths: Sequence[int]) -> float:
+    """Expected share of transmitted inferences of a random gate, forced ones included.
+
+    Args:
+        free: probability of transmitting a step that nothing forces.
+        max_skips: longest run of skips; None for no limit.
+        force_first: whether an episode's first inference is always transmitted.
+        lengths: inferences of each episode.
+    """
+    ends, count = np.unique(np.asarray(lengths), return_counts=True)
+    # Distribution of the number of consecutive skips before a step: 0 to the limit, where the next step is forced.
+    runs = np.zeros(2 if max_skips is None else max_skips + 1)
+    runs[0] = 1.0
+    sent = np.zeros(int(ends[-1]))
+    for step in range(len(sent)):
+        forced = runs[-1] if max_skips is not None else 0.0
+        probability = 1.0 if force_first and step == 0 else forced + (1.0 - forced) * free
+        sent[step] = probability
+        if max_skips is not None:
+            runs[1:] = (0.0 if force_first and step == 0 else 1.0 - free) * runs[:-1]
+            runs[0] = probability
+    return float(np.cumsum(sent)[ends - 1] @ count / (ends @ count))

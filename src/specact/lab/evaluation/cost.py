@@ -28,21 +28,13 @@ _WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
 
 @dataclass(frozen=True)
 class Timing:
-    """Times that inferences are accounted with [ms]; those of the device are multiplied by the evaluation's kappa.
+    """Times that inferences are accounted with [ms]; those of the device are multiplied by the evaluation's kappa."""
 
-    Attributes:
-        draft_ms: one inference of the draft, on the device.
-        head_ms: one inference of the learned gate's head, on the device; 0 where no method evaluates it.
-        target_ms: one inference of the target, at the server.
-        target_on_device_ms: the same on the device.
-        gate_ms: one decision of each gate, on the device; of a learned gate with its head.
-    """
-
-    draft_ms: float
-    head_ms: float
-    target_ms: float
+    draft_ms: float  # one inference of the draft, on the device
+    head_ms: float  # one inference of the learned gate's head, on the device; 0 where no method evaluates it
+    target_ms: float  # one inference of the target, at the server
     target_on_device_ms: float
-    gate_ms: dict[str, float]
+    gate_ms: dict[str, float]  # one decision of each gate, on the device; of a learned gate with its head
 
     def draft_s(self, method: Method) -> float:
         """Time of one proposal of a method [s]."""

@@ -16,60 +16,36 @@ from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, chec
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to evaluate.
+    """What to evaluate; accounted times are measured if not given."""
 
-    Attributes:
-        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
-        env: environment, a name or MODULE:TASK; the bundle's own if not given.
-        methods: values, or names that :func:`~specact.lab.rollout.methods.load_method` knows.
-        episodes: number of episodes per method; episode k starts the same for all of them.
-        seed: random seed.
-        rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
-            forced steps, random_METHOD at another's.
-        link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
-            specact proxy --help.
-        gates: settings that the papers do not specify.
-        draft_ms: accounted time of a draft inference; measured if not given.
-        gate_ms: accounted time of a gate's decision; measured for each gate if not given.
-        head_ms: accounted time of the learned gate's head where it is the draft; measured if not given.
-        target_ms: accounted time of a target inference; measured if not given.
-        kappa: factor on the computation times of the device, to model a slower one.
-        shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
-        calibration_episodes: per round, where a calibration has to be made first.
-        realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
-        deadline_ms: with --realtime: how long a step waits for the target.
-        mse: also measure each method's error along the demonstrations that were kept back in training.
-        data: with --mse: folder that the recipe's data paths are relative to.
-        demonstrations: with --mse: at most so many of them; all that were kept back if not given.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file; of a token or
-            flow policy any bundle of a policy.
-        target: of a pair of chunk policies likewise.
-        decoding: of a token or flow policy: how draft, hybrid, random, adahi, random_learned, learned and gates of your
-            own propose and verify; any method of such a policy.
-    """
-
-    bundle: str
-    env: str | None = None
-    methods: tuple[str | Method, ...] = ("draft", "target", "hybrid", "random", "adahi")
-    episodes: Count = 100
+    bundle: str  # path or name of a bundle, or MODULE:NAME for a pair of your own
+    env: str | None = None  # environment, a name or MODULE:TASK; the bundle's own if not given
+    methods: tuple[str | Method, ...] = ("draft", "target", "hybrid", "random", "adahi")  # or names of load_method
+    episodes: Count = 100  # per method; episode k starts the same for all of them
     seed: Seed = 0
+    # For which gates are calibrated; random runs at the rate ADAHI achieved and with ADAHI's forced steps,
+    # random_METHOD at another's.
     rate: InsideUnit = 0.6
-    link: str = "wifi-paper"
-    gate_options: tuple[str, ...] = ()
-    draft_ms: NotNegative | None = None
-    gate_ms: NotNegative | None = None
-    head_ms: NotNegative | None = None
-    target_ms: NotNegative | None = None
-    kappa: Positive = 1.0
-    shard: Count = 20
-    calibration_episodes: Count = 40
-    realtime: bool = False
-    deadline_ms: Positive = 200.0
-    mse: bool = False
-    data: str | None = None
-    demonstrations: Count | None = None
+    link: str = "wifi-paper"  # see load_link
+    gate_options: tuple[str, ...] = ()  # parameters that the papers do not specify, see gate_settings
+    draft_ms: NotNegative | None = None  # accounted time of a draft inference
+    gate_ms: NotNegative | None = None  # accounted time of a gate's decision
+    head_ms: NotNegative | None = None  # accounted time of the learned gate's head where it is the draft
+    target_ms: NotNegative | None = None  # accounted time of a target inference
+    kappa: Positive = 1.0  # factor on the computation times of the device, to model a slower one
+    shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
+    calibration_episodes: Count = 40  # per round, where a calibration has to be made first
+    realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
+    deadline_ms: Positive = 200.0  # in real time: how long a step waits for the target
+    mse: bool = False  # also measure each method's error along the demonstrations that were kept back in training
+    data: str | None = None  # of these demonstrations: folder that the recipe's data paths are relative to
+    demonstrations: Count | None = None  # at most so many of them; all that were kept back if not given
+    # Of a pair of chunk policies, where the pair does not name them: MODULE:NAME or a .toml file; the draft of a token
+    # or flow policy is any bundle of a policy.
     draft: str | None = None
     target: str | None = None
+    # Of a token or flow policy: how draft, hybrid, random, adahi, random_learned, learned and gates of your own propose
+    # and verify; any method of such a policy.
     decoding: str = ""
 
     @property

@@ -19,34 +19,13 @@ END_POINTS = ("success", "score")
 def method_metrics(
     outcomes: Table, steps: Table, *, sends: bool = True, success_at: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """All metrics of one method.
+    """All metrics of one method, as in a summary: of its outcomes, and :func:`step_metrics`.
 
     Args:
-        outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``.
+        outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``, and of a suite ``task``.
         steps: one row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
         sends: whether verified steps are transmitted; False for a target on the device.
         success_at: further score thresholds of success.
-
-    Returns:
-        ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those thresholds, as text;
-        ``tasks``, of a suite, the same for each of its tasks;
-        ``score`` ``{mean, low, high}``, as success where it is the same; ``inferences``;
-        ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
-        if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
-        ``missed`` share of inferences that
-        were transmitted without an answer in time; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all
-        inferences, counted where skipped or missed;
-        ``choice_efficiency`` see :func:`~specact.lab.rollout.statistics.choice_efficiency`;
-        ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
-        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference.
-        Of other families, instead of what concerns codes, the means over all inferences of ``distance``, and of chunk
-        policies ``prefix``, see :mod:`specact.lab.rollout.families`. Of token policies also the means over all
-        inferences of ``passes`` and ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the
-        prefix; the share of verified inferences that equal ``greedy`` decoding, the share of all that were
-        ``compensated``, the mean ``tolerance`` [bins] and ``tail_error`` per dimension. Of flow policies the share of
-        rounds that were ``full``, the share that were full after a ``failed`` check, the mean number of ``accepted``
-        actions per check, ``actions_per_round``, the mean ``deviation``, and the share of the cameras' tokens that
-        were ``reused``.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _success_rate(outcomes["score"] > least) for least in success_at}
@@ -77,14 +56,22 @@ def method_metrics(
 
 
 def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
-    """The metrics that need only the step table, see :func:`method_metrics`."""
+    """The metrics that need only the step table.
+
+    ``missed``, share of inferences that were transmitted without an answer in time; ``action_change_loss``, mean over
+    skipped steps, as ``true_skip_ratio``, mean of 1 - R(z) (None if none was skipped). Of action codes ``acceptance``,
+    mean of 1 - r_k(z_k), per codebook and jointly; ``primary_rejection``, mean r of codebook 0; ``gated_loss``,
+    (1 - TR)(1 - TSR) = mean of R(z), counted where skipped or missed; entropies [nats]. Of the other families the means
+    of columns of :mod:`specact.lab.rollout.families`.
+    """
     sent, change = steps["transmitted"], steps["action_change"]
     return {
         "inferences": len(sent),
         "transmission_rate": float(sent.mean()) if sends else 0.0,
         "missed": float(steps["missed"].mean()),
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
-        **(_code_metrics(steps) if "rejection" in steps else _distance_metrics(steps)),
+        **{name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps},
+        **(_code_metrics(steps) if "rejection" in steps else {}),
         **(_token_metrics(steps) if "passes" in steps else {}),
         **(_round_metrics(steps) if "full" in steps else {}),
     }
@@ -106,12 +93,8 @@ def _code_metrics(steps: Table) -> dict[str, Any]:
     }
 
 
-def _distance_metrics(steps: Table) -> dict[str, Any]:
-    return {name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps}
-
-
 def _token_metrics(steps: Table) -> dict[str, Any]:
-    """Of a token policy, see :func:`method_metrics`."""
+    """``accepted_per_pass``: drafted tokens per pass after the one over the prefix; ``greedy``: of verified steps."""
     sent, passes = steps["transmitted"], int(steps["passes"].sum())
     first = int((steps["passes"] > 0).sum())
     tails = [steps[name] for name in steps if name.startswith("tail_")]
@@ -127,7 +110,7 @@ def _token_metrics(steps: Table) -> dict[str, Any]:
 
 
 def _round_metrics(steps: Table) -> dict[str, Any]:
-    """Of a flow policy, see :func:`method_metrics`."""
+    """``failed``: rounds that were full after a check; ``accepted``: actions per check."""
     checked, full = steps["checked"], steps["full"]
     return {
         "full": float(full.mean()),
@@ -150,18 +133,13 @@ def _success_rate(counted: NDArray[np.bool_]) -> dict[str, float]:
 
 
 def add_gate_efficiency(ran: Iterable[Method], methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
-    """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
+    """Adds ``gate_efficiency`` to the metrics of every method: (random - gate) / (random - oracle) of the gated loss.
 
     Each method is compared at the rate it achieved: random's loss is proportional to its share of skips, the oracle's
     is that of skipping the same share of its own steps, those with the least R(z). The random baseline has the gate's
     constraints: ``random`` for the deviation, which may have a limit on skips, ``random_learned`` for the others; a
     random gate is its own baseline. None where one of the two did not run, a method skips nothing or everything or has
     another draft, or the oracle's gain over chance is negligible, because the ratio would be noise.
-
-    Args:
-        ran: the methods.
-        methods: their metrics by name.
-        oracle: the step table of the oracle on the rejection probability, if it ran.
     """
     for method in ran:
         metrics, random = methods[method.name], _random_baseline(method, methods)
@@ -195,11 +173,10 @@ def _random_baseline(method: Method, methods: dict[str, dict[str, Any]]) -> dict
 def contrasts(
     methods: Iterable[Method], outcomes: Mapping[str, Table], end_points: Sequence[str] = END_POINTS
 ) -> list[dict[str, Any]]:
-    """Paired contrasts of methods with those of their rivals that ran.
+    """Paired contrasts of methods, in this order, with those of their rivals that ran.
 
     Args:
-        methods: in the order of the result.
-        outcomes: end points of each episode, by method.
+        methods, outcomes: which, and the end points of each episode by method.
         end_points: to compare.
 
     Returns:
@@ -213,13 +190,8 @@ def contrasts(
         for end_point in end_points:
             one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
             found = contrast(one, other)
-            row[end_point] = {
-                "difference": found.difference.mean,
-                "low": found.difference.low,
-                "high": found.difference.high,
-                "p": found.p,
-                "test": found.test,
-            }
+            bounds = {"low": found.difference.low, "high": found.difference.high}
+            row[end_point] = {"difference": found.difference.mean, **bounds, "p": found.p, "test": found.test}
         rows.append(row)
     for end_point in end_points:
         for row, p in zip(rows, holm([row[end_point]["p"] for row in rows]), strict=True):

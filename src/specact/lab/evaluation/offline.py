@@ -18,15 +18,14 @@ from specact.errors import ConfigError, DataError
 from specact.families.codes.pair import CodeParts
 from specact.files import write_json
 from specact.gates.calibration import Calibration
-from specact.gates.settings import GateSettings, load_gate
+from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
 from specact.lab.data.generate import demonstrations as read_demonstrations
 from specact.lab.data.readers import format_of
 from specact.lab.data.sources import Source
 from specact.lab.envs import env_of, load_task
-from specact.lab.evaluation.calibrate import find_threshold
-from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
+from specact.lab.evaluation.calibrate import find_threshold, gate_of_method, uncalibrated_gate
 from specact.lab.evaluation.metrics import contrasts, step_metrics
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
@@ -69,13 +68,8 @@ def demonstration_split(pair: CodeParts, data: Path | None, env: str | None = No
     """The demonstrations that a pair was trained on, and the held-out ones, made again from its manifest.
 
     Args:
-        pair, data: see :func:`demonstration_files`.
+        pair, data: see :func:`demonstration_files`, errors too.
         env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
-
-    Raises:
-        ConfigError: if the recipe names files and no folder is given, or the pair's environment is third-party code
-            that the user did not name.
-        DataError: if they cannot be read.
     """
     recipe = pair.manifest.recipe
     episodes = read_demonstrations(
@@ -92,10 +86,8 @@ class OpenLoop:
     """One method open loop on demonstrations: a piece of work for a worker process.
 
     Attributes:
-        source: of the pair.
+        source, method, gate: the pair, how it drafts and verifies, and its calibrated gate.
         episodes: the demonstrations.
-        method: how the pair drafts and verifies.
-        gate: calibrated.
         seed: random seed.
         first: number of the first episode; part of the random streams' addresses.
     """
@@ -147,11 +139,6 @@ class OpenLoopResult:
         return asdict(mean_interval(self.error)) | {"raw": float(self.raw.mean()), "episodes": len(self.raw)}
 
 
-def run_open_loop(work: OpenLoop) -> OpenLoopResult:
-    """:meth:`OpenLoop.run` for a worker process."""
-    return work.run()
-
-
 class _Replay:
     """A demonstration as a world: its observations do not depend on the actions."""
 
@@ -182,22 +169,16 @@ def calibrate_offline(
     rounds: int = 2,
     seed: int = 0,
 ) -> Calibration:
-    """Finds a gate's threshold for a rate on demonstrations, and checks it on others.
+    """Finds a gate's threshold for a rate on every other demonstration, and checks it on the others.
 
     Args:
-        pair: the policies.
-        gate: without its threshold.
-        rate: wanted transmission rate, in (0, 1).
-        demonstrations: every other episode is kept for the check.
-        pool: worker pool.
-        progress: called with (stage, done, total).
+        pair, gate, rate: the policies, their gate without its threshold, and the wanted transmission rate, in (0, 1).
+        pool, progress: where it runs; called with (stage, done, total).
         method: how the pair drafts, and verifies where the gate asks for it.
         rounds: thresholds to try, because the scores of a gate that sees executed actions depend on its threshold.
-        seed: random seed.
 
-    Raises:
-        ConfigError: for a rate that the gate's limit on skips does not allow.
-        DataError: if there are fewer than two episodes.
+    Raises :exc:`ConfigError` for a rate that the gate's limit on skips does not allow, :exc:`DataError` if there are
+    fewer than two episodes.
     """
     if len(demonstrations) < 2:
         raise DataError("at least two demonstrations are needed: one to calibrate on and one to check on")
@@ -227,26 +208,11 @@ def evaluate_offline(
     seed: int = 0,
     command: str = "",
 ) -> dict[str, Any]:
-    """Evaluates methods open loop on the same demonstrations and writes ``summary.json``.
+    """Evaluates methods open loop on the same demonstrations, writes ``summary.json`` and returns it.
 
-    Gates are calibrated on a third of the episodes; methods are compared on the rest.
-
-    Args:
-        pair: the policies.
-        methods: to compare.
-        demonstrations: held out in the training of both policies.
-        rate: transmission rate that gates are calibrated for, in (0, 1).
-        out: run folder.
-        pool, progress: as for :func:`calibrate_offline`.
-        gate_options: see :func:`~specact.gates.settings.gate_settings`.
-        seed: random seed.
-        command: recorded in the summary.
-
-    Returns:
-        The summary: for each method ``error`` (mean squared error to the demonstrated actions, normalised, with a 95 %
-        interval over episodes), ``raw`` in the environment's units, and the
-        :func:`~specact.lab.evaluation.metrics.step_metrics`; paired ``contrasts`` of the error with Holm's correction
-        over all of them.
+    Gates are calibrated for the rate on a third of the episodes, which were held out in the training of both policies;
+    methods are compared on the rest, by ``error``, the mean squared error to the demonstrated actions, normalised, with
+    a 95 % interval over episodes, and by paired ``contrasts`` of it with Holm's correction over all of them.
 
     Raises:
         ConfigError: for a method that this pair does not have, or a folder that is locked or holds another run.
@@ -264,32 +230,24 @@ def evaluate_offline(
     if (out / "summary.json").exists():
         raise ConfigError(f"{out} holds a finished run; choose another --out")
     numbers = np.arange(len(demonstrations))
-    calibration_set = demonstrations.select(numbers[numbers % 3 == 0])
-    held_out = demonstrations.select(numbers[numbers % 3 != 0])
+    kept, judged = (demonstrations.select(numbers[chosen]) for chosen in (numbers % 3 == 0, numbers % 3 != 0))
     results: dict[str, OpenLoopResult] = {}
     settings: dict[str, GateSettings] = {}
     with locked(out):
         for done, method in enumerate(sorted(ran, key=lambda method: method.rate_of is not None)):
             progress("methods", done, len(ran))
-            gate = uncalibrated_gate(method, gate_options, pair)
-            if method.rate_of is not None:
-                steps = {name: result.steps for name, result in results.items()}
-                gate = gate_at_rate_of_rival(method, gate, rate, steps)
-            elif load_gate(method.gate).calibrated:
-                gate = calibrate_offline(
-                    pair, gate, rate, calibration_set, pool, progress, method=method, seed=seed
-                ).settings
-            settings[method.name], results[method.name] = gate, _run(pair, method, gate, held_out, pool, seed)
+            wanted = uncalibrated_gate(method, gate_options, pair)
+
+            def calibrated(method: Method = method, gate: GateSettings = wanted) -> GateSettings:
+                return calibrate_offline(pair, gate, rate, kept, pool, progress, method=method, seed=seed).settings
+
+            steps = {name: result.steps for name, result in results.items()}
+            settings[method.name] = gate = gate_of_method(method, wanted, rate, steps, calibrated)
+            results[method.name] = _run(pair, method, gate, judged, pool, seed)
         progress("methods", len(ran), len(ran))
-        errors = {name: {"error": result.error} for name, result in results.items()}
         summary = {
-            "kind": "offline",
-            "command": command,
-            "bundle": pair.name,
-            "episodes": len(held_out),
-            "calibrated_on": len(calibration_set),
-            "rate": rate,
-            "seed": seed,
+            "kind": "offline", "command": command, "bundle": pair.name, "episodes": len(judged),
+            "calibrated_on": len(kept), "rate": rate, "seed": seed,
             "methods": {
                 method.name: {
                     "error": asdict(mean_interval(results[method.name].error)),
@@ -299,8 +257,8 @@ def evaluate_offline(
                 for method in ran
             },
             "gates": {method.name: asdict(settings[method.name]) for method in ran},
-            "contrasts": contrasts(ran, errors, ("error",)),
-        }
+            "contrasts": contrasts(ran, {name: {"error": one.error} for name, one in results.items()}, ("error",)),
+        }  # fmt: skip
         write_json(out / "summary.json", summary)
     return summary
 
@@ -311,7 +269,7 @@ def _run(
     """Splits the demonstrations among the workers; results do not depend on their number."""
     parts = np.array_split(np.arange(len(demonstrations)), min(pool.workers, len(demonstrations)))
     work = [OpenLoop(pair.source, demonstrations.select(part), method, gate, seed, int(part[0])) for part in parts]
-    by_first = {part.first: result for part, result in pool.each(run_open_loop, work)}
+    by_first = {part.first: result for part, result in pool.each(OpenLoop.run, work)}
     results = [by_first[first] for first in sorted(by_first)]
     return OpenLoopResult(
         np.concatenate([result.error for result in results]),

@@ -7,21 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from specact.lab.rollout.statistics import roc_auc
-
-Floats = NDArray[np.float64]
+from specact.types import Floats
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``r = slope * x + intercept`` over bins, with ``x = D`` (linear) or ``x = ln(D + shift)`` (logarithmic).
+    """``r = slope * x + intercept`` over bins, with ``x = D`` (linear, shift 0) or ``x = ln(D + shift)`` (logarithmic).
 
-    Attributes:
-        slope, intercept, shift: the fit; shift is 0 for the linear one.
-        r2: explained share of the bins' variance.
+    ``r2`` is the explained share of the bins' variance.
     """
 
     slope: float
@@ -36,23 +32,16 @@ class RejectionModel:
 
     R² of the bins can be high with a negative slope, where the gate asks at the wrong steps; so report the slope's
     sign and the step-level figures as well.
-
-    Attributes:
-        scores, rejections, errors: mean score, mean rejection and its standard error per bin of equal count,
-            ``[bins]``.
-        linear, logarithmic: fits over the bins.
-        spearman: rank correlation over single steps.
-        auroc: area under the ROC curve of the score, for rejections above 1/2; 0.5 is chance.
-        steps: number of steps.
     """
 
+    # Mean score, mean rejection and its standard error per bin of equal count, [bins].
     scores: list[float]
     rejections: list[float]
     errors: list[float]
     linear: Fit
     logarithmic: Fit
-    spearman: float
-    auroc: float
+    spearman: float  # rank correlation over single steps
+    auroc: float  # area under the ROC curve of the score, for rejections above 1/2; 0.5 is chance
     steps: int
 
 
@@ -76,18 +65,12 @@ def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> Rejecti
     parts = [part for part in np.array_split(order, min(bins, len(order))) if len(part)]
     x = np.array([scores[part].mean() for part in parts])
     y = np.array([rejections[part].mean() for part in parts])
-    error = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
+    errors = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
     auroc, constant = roc_auc(scores, rejections > 0.5), np.ptp(scores) == 0.0 or np.ptp(rejections) == 0.0
-    return RejectionModel(
-        scores=x.tolist(),
-        rejections=y.tolist(),
-        errors=error,
-        linear=_line(x, y, 0.0),
-        logarithmic=_logarithm(x, y),
-        spearman=float("nan") if constant else float(stats.spearmanr(scores, rejections).statistic),
-        auroc=float("nan") if auroc is None else auroc,
-        steps=len(scores),
-    )
+    spearman = float("nan") if constant else float(stats.spearmanr(scores, rejections).statistic)
+    auroc = float("nan") if auroc is None else auroc
+    fits = _line(x, y, 0.0), _logarithm(x, y)
+    return RejectionModel(x.tolist(), y.tolist(), errors, *fits, spearman, auroc, len(scores))
 
 
 def _line(x: Floats, y: Floats, shift: float) -> Fit:

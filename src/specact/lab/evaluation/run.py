@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,16 +21,15 @@ from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.learned import head_fingerprint
-from specact.gates.settings import GateSettings, gate_settings, load_gate
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.fit import check_fit
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.envs import env_of, load_task
-from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
-from specact.lab.evaluation.chance import gate_at_rate_of_rival, uncalibrated_gate
+from specact.lab.evaluation.calibrate import CalibrationRun, calibrate, gate_of_method, uncalibrated_gate
 from specact.lab.evaluation.cost import Timing, measure, method_cost, timed
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.evaluation.offline import OpenLoop, demonstration_files, demonstration_split, run_open_loop
+from specact.lab.evaluation.offline import OpenLoop, demonstration_files, demonstration_split
 from specact.lab.rollout.families import family_of, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
@@ -46,19 +46,10 @@ _ACCOUNTED = "times are accounted in virtual time as draft + gate + link + targe
 
 
 def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
-    """Runs an evaluation and writes ``manifest.json``, ``summary.json``, ``episodes/``, ``steps/`` (Parquet).
+    """Runs an evaluation; writes ``manifest.json``, ``summary.json``, which it returns, ``episodes/`` and ``steps/``.
 
-    A run that was stopped resumes with the missing shards.
-
-    Args:
-        evaluation: its settings.
-        out: run folder.
-        progress: called with (stage, done, total).
-        pool: worker pool.
-        command: recorded in the manifest.
-
-    Returns:
-        The summary.
+    A run that was stopped resumes with the missing shards. ``progress`` is called with (stage, done, total);
+    ``command`` is recorded in the manifest.
 
     Raises:
         ConfigError: if ``out`` holds another run, is locked by another process, or cannot be written, a method is
@@ -86,27 +77,25 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         demonstration_files(pair.parts, evaluation.data_folder)
     manifest = _claim(out, evaluation, pair, env, command)
     started, timing = time.perf_counter(), Timing(**manifest["timing"])
-    outcomes: dict[str, Table] = {}
-    steps: dict[str, Table] = {}
-    calibrations: dict[str, Calibration] = {}
-    gates: dict[str, GateSettings] = {}
+    outcomes, steps = dict[str, Table](), dict[str, Table]()
+    calibrations, gates = dict[str, Calibration](), dict[str, GateSettings]()
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
         if evaluation.realtime:
             runner = stack.enter_context(RealTime(pair, evaluation.link, evaluation.deadline_ms, evaluation.seed))
         # Random gates run last, at the rate that their rival achieved.
         for method in sorted(ran, key=lambda method: method.rate_of is not None):
-            name, settings = method.name, initial_gates[method.name]
-            if load_gate(method.gate).calibrated:
+
+            def calibrated(method: Method = method) -> GateSettings:
                 # By the gate, and by the method's composition where it has one: the score depends on what is proposed.
                 key = "-".join(filter(None, (method.gate, method.decoding)))
                 if key not in calibrations:
                     calibrations[key] = _calibration(pair, env, method, evaluation, out, pool, progress)
-                settings = calibrations[key].settings
-            elif method.rate_of is not None:
-                settings = gate_at_rate_of_rival(method, settings, evaluation.rate, steps)
-            gates[name] = settings
-            shard = Shard.of(pair, env, method, settings, range(evaluation.episodes), evaluation.seed)
+                return calibrations[key].settings
+
+            name = method.name
+            gates[name] = gate_of_method(method, initial_gates[name], evaluation.rate, steps, calibrated)
+            shard = Shard.of(pair, env, method, gates[name], range(evaluation.episodes), evaluation.seed)
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
         imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
@@ -147,11 +136,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
 
 def read_gates(folder: Path) -> dict[str, GateSettings]:
     """The gates that the methods of a finished run folder ran with, thresholds included."""
-    stored: dict[str, dict[str, Any]] = json.loads((folder / "summary.json").read_text())["gates"]
-    return {
-        name: GateSettings(**gate | {"options": tuple((key, value) for key, value in gate["options"])})
-        for name, gate in stored.items()
-    }
+    return msgspec.convert(json.loads((folder / "summary.json").read_text())["gates"], dict[str, GateSettings])
 
 
 def read_table(folder: Path) -> Table:
@@ -253,7 +238,7 @@ def _imitation_errors(
         stage, total = "along demonstrations", len(evaluation.methods)
         progress(stage, len(errors), total)
         work = [OpenLoop(pair.source, shown, method, gates[method.name], evaluation.seed) for method in missing]
-        for one, result in pool.each(run_open_loop, work):
+        for one, result in pool.each(OpenLoop.run, work):
             errors[one.method.name] = result.summary
             write_json(path, errors)
             progress(stage, len(errors), total)

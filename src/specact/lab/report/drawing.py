@@ -8,7 +8,7 @@ import zlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -56,25 +56,13 @@ def style_of(method: str) -> Style:
 
 def style() -> AbstractContextManager[None]:
     """The settings of Matplotlib under which figures are drawn and saved."""
-    return mpl.rc_context(
-        {
-            "font.size": 10,
-            "legend.fontsize": 9,
-            "legend.frameon": False,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.edgecolor": INK,
-            "axes.labelcolor": INK,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": RULE,
-            "text.color": INK,
-            "xtick.color": INK,
-            "ytick.color": INK,
-            "figure.facecolor": GROUND,
-            "axes.facecolor": GROUND,
-        }
-    )
+    inked = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+    ink: Any = dict.fromkeys(inked, INK)
+    return mpl.rc_context({
+        **ink, "font.size": 10, "legend.fontsize": 9, "legend.frameon": False, "axes.spines.top": False,
+        "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE,
+        "figure.facecolor": GROUND, "axes.facecolor": GROUND,
+    })  # fmt: skip
 
 
 @dataclass(frozen=True)

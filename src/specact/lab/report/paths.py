@@ -16,20 +16,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError
 from specact.gates import Always, Never
 from specact.gates.calibration import calibrated_gate
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.rollout import episode_seed
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
-from specact.rng import Role, stream
 
 # The moving point that is drawn of each environment.
 POINTS: dict[str, Callable[[Any], NDArray[np.float64]]] = {
     "ball": lambda env: env.unwrapped.position,
     "pusht": lambda env: env.unwrapped.raw[:2],
 }
-
 # Number of episodes in a figure in which the draft alone fails, and in which it succeeds.
 FAILED, SUCCEEDED = 3, 2
 
@@ -60,16 +60,17 @@ def draw_comparison(pair: Pair[Any], summary: Mapping[str, Any], seed: int, path
         seed: of the evaluation.
         path: of the picture.
     """
-    if summary["env"] not in POINTS:
-        return None
+    env = summary["env"]
     try:
         gates = {"draft": Never(), "ADAHI": calibrated_gate(pair, "deviation", summary["rate"]), "hybrid": Always()}
     except ConfigError:
         return None
+    if env not in POINTS:
+        return None
 
     @cache
     def traced(name: str, episode: int) -> TracedEpisode:
-        return trace(SpeculativePolicy(pair, gates[name], seed=seed), summary["env"], episode, seed)
+        return trace(SpeculativePolicy(pair, gates[name], seed=seed), env, episode, seed)
 
     shown = choose(lambda episode: traced("draft", episode).success, summary["episodes"])
     rows = {name: [traced(name, episode) for episode in shown] for name in gates}
@@ -78,31 +79,21 @@ def draw_comparison(pair: Pair[Any], summary: Mapping[str, Any], seed: int, path
         f"The first {failing} episodes in which the draft alone fails, and the first {len(shown) - failing} in which "
         f"it succeeds (of all {alone['n']} it fails in {alone['n'] - alone['k']})"
     )
-    draw_paths(rows, summary["env"], title, path)
+    draw_paths(rows, env, title, path)
     return f"{title}."
 
 
-def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> TracedEpisode:
-    """Runs one episode as a robot would: observe, act, step.
-
-    Raises:
-        ConfigError: if there is no drawing of this environment.
-    """
-    if env_name not in POINTS:
-        raise unknown_name("environment with a picture", env_name, POINTS)
-    task = load_task(env_name)
-    env = task.make()
-    start = int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31))
-    observation, info = env.reset(seed=start)
+def trace(policy: SpeculativePolicy, env: str, episode: int, seed: int) -> TracedEpisode:
+    """Runs one episode as a robot would: observe, act, step; of an environment in :data:`POINTS`."""
+    robot = SimulatedRobot(load_task(env))
+    robot.start(episode_seed(seed, episode, robot.task))
     policy.reset(episode)
-    points, transmitted = [POINTS[env_name](env).copy()], []
-    for _ in range(task.max_steps):
-        observation, _, terminated, truncated, info = env.step(policy.act(observation))
-        points.append(POINTS[env_name](env).copy())
+    points, transmitted = [POINTS[env](robot.env).copy()], []
+    while not robot.done:
+        robot.act(policy.act(robot.observe()))
+        points.append(POINTS[env](robot.env).copy())
         transmitted.append(policy.record is not None and policy.record.decision.transmit)
-        if terminated or truncated:
-            break
-    return TracedEpisode(np.array(points), np.array(transmitted), bool(info["success"]), env)
+    return TracedEpisode(np.array(points), np.array(transmitted), robot.success, robot.env)
 
 
 def choose(succeeds: Callable[[int], bool], episodes: int) -> list[int]:
@@ -124,22 +115,22 @@ def choose(succeeds: Callable[[int], bool], episodes: int) -> list[int]:
     return [*failed, *succeeded[: FAILED + SUCCEEDED - len(failed)]]
 
 
-def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, title: str, path: Path) -> None:
+def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env: str, title: str, path: Path) -> None:
     """Writes a figure with one row per method and one column per episode (the same initial state in every row)."""
     mpl.use("Agg")
     count = max(len(episodes) for episodes in rows.values())
     figure = Figure(figsize=(2.6 * count, 2.8 * len(rows)), layout="constrained")
     for line, (method, episodes) in zip(figure.subplots(len(rows), count, squeeze=False), rows.items(), strict=True):
         for axis, episode in zip(line, episodes, strict=True):
-            _draw(axis, episode, env_name)
+            _draw(axis, episode, env)
             ending = "success" if episode.success else "failure"
             axis.set_title(f"{method}: {ending}, {episode.transmitted.mean():.0%} sent", fontsize=9)
     figure.suptitle(f"{title}; red: sent to the target, blue: the draft's own, dot: start", fontsize=10)
     figure.savefig(path, dpi=110)
 
 
-def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
-    if env_name == "ball":
+def _draw(axis: Axes, episode: TracedEpisode, env: str) -> None:
+    if env == "ball":
         from specact.lab.envs import ball
 
         half = ball.HALF_SIZE

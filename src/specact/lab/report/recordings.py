@@ -10,7 +10,6 @@ import numpy as np
 
 from specact.lab.data.recordings import Recorded
 from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
-from specact.lab.report.missing import Gap
 from specact.lab.report.tables import NONE, Rows, Table
 from specact.lab.rollout.steps import STAGES
 from specact.types import Origin
@@ -23,7 +22,7 @@ _STYLES = {
 }  # fmt: skip
 
 
-def gaps_of_recording(recorded: Recorded) -> list[Gap]:
+def gaps_of_recording(recorded: Recorded) -> list[str]:
     """What a recording lacks."""
     judged = len(recorded.judged)
     candidates = (
@@ -34,7 +33,7 @@ def gaps_of_recording(recorded: Recorded) -> list[Gap]:
         (not recorded.inferences and not _chunks(recorded), "inferences: none is recorded"),
         (True, "what the target would have said of skipped steps: true skip ratio and losses need a simulated run"),
     )
-    return [Gap(what) for missing, what in candidates if missing]
+    return [what for missing, what in candidates if missing]
 
 
 def tables_of(recorded: Recorded) -> Iterator[Table]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +22,13 @@ from specact import __version__
 from specact.errors import DataError, SpecactError
 from specact.files import write_whole
 from specact.lab.data.recordings import Recorded, read_recording
-from specact.lab.evaluation import film
+from specact.lab.evaluation.runs import Run, Skipped, Study, find_runs, group, unused_slug
+from specact.lab.report import film
 from specact.lab.report.drawing import Drawing, as_csv, save, style
-from specact.lab.report.films import EpisodeFilm, show_film
-from specact.lab.report.missing import Gap, gaps_of
+from specact.lab.report.figures import draw_rejection, draw_sweep, draw_times, time_of
+from specact.lab.report.film import Film, show_film
 from specact.lab.report.recordings import draw_recording, gaps_of_recording, steps_rows, tables_of
-from specact.lab.report.rejection import draw_rejection
-from specact.lab.report.runs import Run, Skipped, Study, find_runs, group, unused_slug
 from specact.lab.report.tables import NONE, Rows, Table, contrasts_table, methods_table, runs_table, summary_table
-from specact.lab.report.tradeoff import draw_sweep, draw_tradeoffs, time_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -41,10 +40,9 @@ class Report:
     Attributes:
         page: its path.
         files: figures and tables beside it.
-        runs: number of runs in it.
-        recordings: number of recordings in it.
+        runs, recordings: numbers of those in it.
         skipped: folders and files that are not in it, with reasons.
-        missing: missing parts per pair and recording.
+        missing: missing parts per pair and recording, each with the command that makes it, where one does.
     """
 
     page: Path
@@ -52,7 +50,7 @@ class Report:
     runs: int
     recordings: int
     skipped: list[Skipped]
-    missing: dict[str, list[Gap]]
+    missing: dict[str, list[str]]
 
 
 @dataclass
@@ -72,10 +70,10 @@ class Section:
     title: str
     slug: str
     facts: dict[str, str | list[str]]
-    gaps: list[Gap]
+    gaps: list[str]
     tables: list[tuple[Table, list[str]]] = field(default_factory=list)
     figures: list[tuple[Drawing, str, list[str]]] = field(default_factory=list)
-    film: EpisodeFilm | None = None
+    film: Film | None = None
     files: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
 
@@ -85,8 +83,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
 
     Args:
         paths: run folders, parents of them, or files of recordings.
-        out: the page.
-        files: folder of the figures and tables.
+        out: the page; files: folder of the figures and tables.
         progress: called with (stage, done, total).
         films: whether to show rollouts as films; missing ones are simulated and stored in the run folders.
 
@@ -119,15 +116,16 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
             sections.append(_of_recording(recording, output, unused_slug(recording.path.stem, slugs)))
             slugs.add(sections[-1].slug)
     missing = {section.title: section.gaps for section in sections}
+    lacking: dict[str, list[str]] = {}
+    for title, gaps in missing.items():
+        for gap in gaps:
+            lacking.setdefault(gap.partition("; run: ")[0], []).append(title)
     page = _render(
-        runs=runs,
-        studies=studies,
-        recordings=recorded,
-        sections=sections,
+        runs=runs, studies=studies, recordings=recorded, sections=sections,
         summary=[output.table(summary_table(studies), "")] if studies else [],
         skipped=[f"{each.folder}: {each.reason}" for each in skipped],
-        missing=_by_gap(missing),
-    )
+        missing=[f"{what} ({', '.join(those)})" for what, those in lacking.items()],
+    )  # fmt: skip
     write_whole(out, page.encode())
     return Report(out, output.written, len(runs), len(recorded), skipped, missing)
 
@@ -143,17 +141,13 @@ def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skippe
     return read, skipped
 
 
-def _by_gap(missing: dict[str, list[Gap]]) -> list[str]:
-    """The gaps, each with the sections that have it."""
-    titles: dict[str, list[str]] = {}
-    for title, gaps in missing.items():
-        for gap in gaps:
-            titles.setdefault(gap.what, []).append(title)
-    return [f"{what} ({', '.join(those)})" for what, those in titles.items()]
-
-
-def _of_study(study: Study, output: _Output, make_film: Callable[[], EpisodeFilm] | None) -> Section:
+def _of_study(study: Study, output: _Output, make_film: Callable[[], Film] | None) -> Section:
     run, evaluation = study.table, study.table.evaluation
+    gates = [
+        f"{name}: transmits above {gate['threshold']:.4g}, rate {gate['held_out_rate']:.3f} on "
+        f"{gate['held_out_episodes']:g} held-out episodes"
+        for name, gate in run.summary["calibration"].items()
+    ]
     facts: dict[str, str | list[str]] = {
         "environment": evaluation["env"],
         "episodes": f"{evaluation['episodes']} per method, the same for all",
@@ -162,36 +156,51 @@ def _of_study(study: Study, output: _Output, make_film: Callable[[], EpisodeFilm
         "weights": evaluation["fingerprint"],
         "machine": ", ".join(f"{part} {value}" for part, value in run.manifest["machine"].items()),
         "run folder": str(run.folder),
-        "gates": _gates(run) or NONE,
+        "gates": gates or NONE,
         "times in the figures": time_of(study.timed),
         "command": run.manifest["command"] or NONE,
     }
-    section = Section(study.title, study.slug, facts, gaps_of(study))
+    section = Section(study.title, study.slug, facts, _gaps(study))
     tables = [methods_table(run), *([contrasts_table(run)] if run.summary["contrasts"] else []), runs_table(study)]
     section.tables = [output.table(table, study.slug) for table in tables]
-    for draw in (draw_rejection, draw_tradeoffs, draw_sweep):
+    for draw in (draw_rejection, draw_times, draw_sweep):
         try:
             section.figures += output.figures(draw(study), study.slug)
         except DataError as error:
-            section.gaps.append(Gap(str(error)))
+            section.gaps.append(str(error))
     try:
         section.film = None if make_film is None else make_film()
     except SpecactError as error:
-        section.gaps.append(Gap(f"no films: {error}"))
-    for each in [run] if study.timed is run else [run, study.timed]:
-        section.details[f"Manifest of {each.folder}"] = json.dumps(
-            {**each.manifest, "gates": each.summary["gates"]}, indent=2
-        )
+        section.gaps.append(f"no films: {error}")
+    for each in {id(each): each for each in (run, study.timed)}.values():
+        text = json.dumps({**each.manifest, "gates": each.summary["gates"]}, indent=2)
+        section.details[f"Manifest of {each.folder}"] = text
     return section
 
 
-def _gates(run: Run) -> list[str]:
-    """The calibrated gates, each with its threshold and its rate on held-out episodes."""
-    return [
-        f"{name}: transmits above {gate['threshold']:.4g}, rate {gate['held_out_rate']:.3f} on "
-        f"{gate['held_out_episodes']:g} held-out episodes"
-        for name, gate in run.summary["calibration"].items()
-    ]
+def _gaps(study: Study) -> list[str]:
+    """The gaps that the summaries reveal, with the commands that fill them; those of gates concern action codes."""
+    run, codes = study.table, study.table.of_codes
+    start, out = f"specact eval {shlex.quote(str(run.evaluation['bundle']))}", f"--out runs/{study.slug}"
+    like = f"--episodes {run.summary['episodes']} --seed {run.evaluation['seed']}"
+    candidates = (
+        (
+            codes and study.realtime is None,
+            "no run over real sockets: times are accounted in virtual time; run: "
+            f"{start} --methods draft,target,hybrid,random,adahi --episodes 20 --realtime {out}-realtime",
+        ),
+        (
+            codes and len({each.summary["rate"] for each in study.sweep}) < 2,
+            f"no runs at other rates: no figure over the rate; run: {start} --rate 0.3 {like} {out}-0.3 (and others)",
+        ),
+        (codes and study.rejections is None, "no method adahi: no figure of its rejections"),
+        (
+            codes and all(m.get("gate_efficiency") is None for m in run.methods.values()),
+            "no gate efficiency: it needs the methods random and oracle",
+        ),
+        (all(m.get("mse") is None for m in run.methods.values()), "no mean squared error on held-out demonstrations"),
+    )
+    return [gap for missing, gap in candidates if missing]
 
 
 def _of_recording(recorded: Recorded, output: _Output, slug: str) -> Section:
@@ -251,12 +260,9 @@ def _base64(content: bytes) -> str:
 
 def _render(**variables: Any) -> str:
     # Autoescaping: names in manifests must not become markup.
+    loader = PackageLoader("specact.lab.report")
     templates = Environment(
-        autoescape=True,
-        loader=PackageLoader("specact.lab.report"),
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
+        autoescape=True, loader=loader, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined
     )
     templates.filters["base64"] = _base64
     css = templates.get_template("style.css").render(width=film.WIDTH_PX, height=film.HEIGHT_PX, ground=film.GROUND)

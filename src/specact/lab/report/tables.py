@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specact.lab.report.networks import networks_of
-from specact.lab.report.runs import Run, Study
+from specact.lab.evaluation.runs import Run, Study
 from specact.lab.rollout.methods import METHODS
 
 Metrics = Mapping[str, Any]
@@ -45,6 +44,28 @@ class Table:
         return self.data or [dict(zip(self.heads, row, strict=True)) for row in self.rows]
 
 
+def networks_of(methods: Iterable[Metrics]) -> dict[str, str]:
+    """Parameters, and time of one inference at batch 1, of the networks that methods evaluate, each as the first says.
+
+    Returns:
+        A text such as ``8.42 k, 0.081 ms``, by ``draft``, ``head`` and ``target``.
+    """
+    costs = [metrics.get("cost", {}) for metrics in methods]
+    found = {}
+    for part in ("draft", "head", "target"):
+        if cost := next((cost for cost in costs if cost.get(f"{part}_parameters")), None):
+            found[part] = f"{_in_short(cost[f'{part}_parameters'])}, {cost[f'{part}_ms']:.2g} ms"
+    return found
+
+
+def _in_short(parameters: int) -> str:
+    """Three digits with a unit: 8.42 k, 119 k, 1.02 M."""
+    for unit, size in (("M", 1_000_000), ("k", 1_000)):
+        if parameters >= 0.9995 * size:
+            return f"{parameters / size:.3g} {unit}"
+    return str(parameters)
+
+
 def _number(path: str, digits: int = 3) -> Callable[[Metrics], Cell]:
     """A cell of the number at a dotted path."""
 
@@ -66,24 +87,26 @@ def _interval(interval: Metrics, after: str = "") -> Noted:
     return ((f"{mean:.3f}{after}", f"{interval['low']:.3f} to {interval['high']:.3f}"),)
 
 
-def _rates(rates: Mapping[str, Metrics], text: str) -> Noted:
-    return tuple(pair for name, rate in rates.items() for pair in _interval(rate, f" {text}{name}"))
+def _rates(name: str, text: str) -> Callable[[Metrics], Cell]:
+    def cell(metrics: Metrics) -> Cell:
+        found = metrics.get(name, {})
+        return tuple(pair for key, rate in found.items() for pair in _interval(rate, f" {text}{key}")) or NONE
+
+    return cell
 
 
-def _networks(metrics: Metrics) -> Noted:
-    gate_ms = metrics.get("cost", {}).get("gate_ms")
-    lines = [*map(str, networks_of(metrics)), *([f"gate {gate_ms:.2g} ms"] if gate_ms else [])]
-    return tuple(("", line) for line in lines)
+def _networks(metrics: Metrics) -> Cell:
+    lines = [f"{name} {text}" for name, text in networks_of([metrics]).items()]
+    if gate_ms := metrics.get("cost", {}).get("gate_ms"):
+        lines.append(f"gate {gate_ms:.2g} ms")
+    return tuple(("", line) for line in lines) or NONE
 
 
 # Heading, explanation and cell of every column of the table of methods; those that a run has no value for are left out.
 COLUMNS: tuple[tuple[str, str, Callable[[Metrics], Cell]], ...] = (
     ("success", "share of episodes that succeeded, with Wilson's 95 % interval", lambda m: _interval(m["success"])),
-    (
-        "success at", "the same for another threshold on the score",
-        lambda m: _rates(m.get("success_at", {}), "above "),
-    ),
-    ("tasks", "the same for each task of a suite", lambda m: _rates(m.get("tasks", {}), "")),
+    ("success at", "the same for another threshold on the score", _rates("success_at", "above ")),
+    ("tasks", "the same for each task of a suite", _rates("tasks", "")),
     ("score", "mean score of an episode, with a 95 % interval", lambda m: _interval(m["score"])),
     (
         "MSE", "squared error along held-out demonstrations, summed over the action's dimensions, in normalised units",
@@ -146,17 +169,12 @@ def methods_table(run: Run) -> Table:
     shown: dict[str, list[Cell]] = {}
     for head, _, cell in COLUMNS:
         cells = [cell(metrics) for metrics in run.methods.values()]
-        if any(cell not in (NONE, ()) for cell in cells) and not (head == "score" and run.binary):
+        if set(cells) != {NONE} and not (head == "score" and run.binary):
             shown[head] = cells
     names = [((name, METHODS[name].about if name in METHODS else ""),) for name in run.methods]
-    return Table(
-        "methods",
-        f"Methods, on the same {run.summary['episodes']} episodes. Score: {run.summary['score']}.",
-        ["method", *shown],
-        list(zip(names, *shown.values(), strict=True)),
-        methods_rows(run),
-        {head: hint for head, hint, _ in COLUMNS},
-    )
+    caption = f"Methods, on the same {run.summary['episodes']} episodes. Score: {run.summary['score']}."
+    rows, hints = list(zip(names, *shown.values(), strict=True)), {head: hint for head, hint, _ in COLUMNS}
+    return Table("methods", caption, ["method", *shown], rows, methods_rows(run), hints)
 
 
 def methods_rows(run: Run) -> Rows:
@@ -165,15 +183,15 @@ def methods_rows(run: Run) -> Rows:
 
 
 def contrasts_table(run: Run) -> Table:
-    """Paired contrasts of a run."""
+    """Paired contrasts of a run; of p-values the corrected one, and as its note the uncorrected one with its test."""
     ends = ("success",) if run.binary else ("success", "score")
-    rows: list[list[Cell]] = [
-        [
-            f"{row['first']} \N{MINUS SIGN} {row['second']}",
-            *(cell for end in ends for cell in (_difference(row[end]), _p(row[end], row[end]["p_holm"]))),
-        ]
-        for row in run.summary["contrasts"]
-    ]
+    rows: list[list[Cell]] = []
+    for row in run.summary["contrasts"]:
+        cells: list[Cell] = [f"{row['first']} \N{MINUS SIGN} {row['second']}"]
+        for found in (row[end] for end in ends):
+            cells.append(((f"{found['difference']:+.3f}", f"{found['low']:+.3f} to {found['high']:+.3f}"),))
+            cells.append(((f"p = {found['p_holm']:.2g}", f"alone {found['p']:.2g}, {found['test']}"),))
+        rows.append(cells)
     heads = [head for end in ends for head in (f"{end}, difference and 95 % interval", "paired test, Holm")]
     caption = f"Paired contrasts, episode by episode; p after Holm's correction over the {len(rows)} of this table"
     return Table("contrasts", caption, ["contrast", *heads], rows, [flat(row) for row in run.summary["contrasts"]])
@@ -195,14 +213,14 @@ def summary_table(studies: Sequence[Study]) -> Table:
 
 def runs_table(study: Study) -> Table:
     """The runs of a study."""
+    heads = ["folder", "rate", "episodes", "seed", "link", "methods", "command"]
     rows = [
         [
-            str(run.folder), study.use(run), f"{run.summary['rate']:g}", str(run.summary["episodes"]),
-            str(run.evaluation["seed"]), run.summary["link"], ", ".join(run.methods), run.manifest["command"] or NONE,
+            str(run.folder), f"{run.summary['rate']:g}", str(run.summary["episodes"]), str(run.evaluation["seed"]),
+            run.summary["link"], ", ".join(run.methods), run.manifest["command"] or NONE,
         ]
         for run in study.runs
     ]  # fmt: skip
-    heads = ["folder", "shown as", "rate", "episodes", "seed", "link", "methods", "command"]
     return Table("runs", "Runs", heads, rows)
 
 
@@ -214,12 +232,3 @@ def flat(value: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str
         nested = isinstance(entry, Mapping | list | tuple)
         result |= flat(entry, f"{prefix}{key}.") if nested else {f"{prefix}{key}": entry}
     return result
-
-
-def _difference(difference: Metrics) -> Noted:
-    return ((f"{difference['difference']:+.3f}", f"{difference['low']:+.3f} to {difference['high']:+.3f}"),)
-
-
-def _p(difference: Metrics, corrected: float) -> Noted:
-    """The corrected p-value; as its note the uncorrected one with its test."""
-    return ((f"p = {corrected:.2g}", f"alone {difference['p']:.2g}, {difference['test']}"),)

@@ -20,12 +20,11 @@ from specact.lab.data.folder import JsonLines, Row, RunFolder, locked
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import MovingWorld
 from specact.lab.envs.task import Idle
-from specact.lab.evaluation.calibrate import calibration_episodes, find_threshold
+from specact.lab.evaluation.calibrate import calibration_episodes, decided, find_threshold
 from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.episode import TimedRobot
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import check_weights
-from specact.lab.rollout.steps import REASONS
 from specact.lab.tised.drivers import ON_BOARD, OnDecision, PairDriver, PolicyDriver, Setting, SplitDriver, Trial
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
@@ -234,12 +233,9 @@ def calibrate_gate(search: tuple[Trial, int]) -> Row:
         tried = with_gate(trial, settings)
         for episode in calibration_episodes(number, ROUNDS, episodes):
             run_trial(replace(tried, episode=episode), on_decision=lambda *decided: steps.append(decided))
-        sent[:] = [decision.transmit for decision, _ in steps]
-        return {
-            "score": np.array([decision.score for decision, _ in steps]),
-            "reason": np.array([REASONS.index(decision.reason) for decision, _ in steps]),
-            "transmitted": np.array([wanted for _, wanted in steps]),
-        }
+        table = decided([decision for decision, _ in steps])
+        sent[:] = table["transmitted"].tolist()
+        return table | {"transmitted": np.array([wanted for _, wanted in steps])}
 
     found = find_threshold(driver.gate, driver.rate, ROUNDS, roll)
     return {name: trial.row[name] for name in PLACE} | {

@@ -1,9 +1,8 @@
-"""Videos of an evaluation's episodes: simulated again from the run folder, and rendered."""
+"""The film of a report: one episode under up to three methods, side by side, simulated again from the run folder."""
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import sys
@@ -13,34 +12,35 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import av
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from specact.errors import BundleError, ConfigError, RenderError, SpecactError
+from specact.errors import BundleError, ConfigError, DataError, RenderError, SpecactError
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import Timing, timed
 from specact.lab.evaluation.run import read_gates
+from specact.lab.evaluation.runs import Run
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, begin, control_step
 from specact.load import load_pair
 from specact.pair import Pair
 
+FILMED = ("draft", "adahi", "target")
 RATE_HZ = 10.0  # frames of simulated time shown per second
 MOST_FRAMES = 120
-MOST_METHODS = 3
 # Of each method a picture in a frame, and above it a text and a bar with its steps.
 SIZE_PX, BORDER_PX, BAR_PX, TEXT_PX, PAD_PX = 256, 4, 12, 26, 8
 FRAME_PX = SIZE_PX + 2 * BORDER_PX
 ABOVE_PX = TEXT_PX + BAR_PX + 4
-WIDTH_PX, HEIGHT_PX = PAD_PX + MOST_METHODS * (FRAME_PX + PAD_PX), ABOVE_PX + FRAME_PX + 2 * PAD_PX
+WIDTH_PX, HEIGHT_PX = PAD_PX + len(FILMED) * (FRAME_PX + PAD_PX), ABOVE_PX + FRAME_PX + 2 * PAD_PX
 GROUND, INK, SENT, OWN = "#191f26", "#e4e9ee", "#6db1f2", "#3b5069"
 LAST_S = 1.0  # for which the last frame is held
 # Constant quality; one keyframe in 30 frames, so that a player can seek.
@@ -49,20 +49,13 @@ VP9 = {"crf": "40", "b": "0", "g": "30", "deadline": "realtime", "cpu-used": "5"
 
 @dataclass(frozen=True)
 class Screen:
-    """The outcome of the simulated episode under one method.
-
-    Attributes:
-        method: its name.
-        success, steps: of the episode.
-        sent: share of the control steps whose inference went to the target.
-        seconds: simulated time.
-    """
+    """The outcome of the simulated episode under one method."""
 
     method: str
     success: bool
     steps: int
-    sent: float
-    seconds: float
+    sent: float  # share of the control steps whose inference went to the target
+    seconds: float  # simulated time
 
     def __str__(self) -> str:
         return f"{'success' if self.success else 'failure'} after {self.seconds:.1f} s, {self.sent:.0%} sent"
@@ -73,43 +66,85 @@ class Film:
     """One episode under several methods, side by side.
 
     Attributes:
-        episode: its number.
+        episode: its number; why: the reason for its choice.
         screens: from left to right.
         speed: simulated seconds per second.
         video: WebM with VP9, of ``WIDTH_PX`` by ``HEIGHT_PX``.
-        poster: its frame in the middle, as WebP.
     """
 
     episode: int
     screens: tuple[Screen, ...]
     speed: float
-    video: bytes
-    poster: bytes
+    video: bytes = b""
+    why: str = ""
 
 
-def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Sequence[str], longest: int) -> Film:
+def show_film(run: Run, filmed: tuple[str, str, str] = FILMED) -> Film:
+    """The film of one episode of this run, preferably one where the second method succeeds and the first fails.
+
+    Args:
+        run: an evaluation.
+        filmed: three methods: a baseline, the one to compare, and an upper bound; where the run has none of them, its
+            first three methods.
+
+    Raises:
+        DataError: if the table of episodes cannot be read.
+        ConfigError, BundleError: see :func:`load_film`.
+    """
+    methods = [method for method in filmed if method in run.methods] or list(run.methods)[:3]
+    if not methods:
+        raise DataError(f"{run.folder} has no methods")
+    outcomes = {method: run.outcomes(method) for method in methods}
+    won = {method: dict(zip(o["episode"], o["success"], strict=True)) for method, o in outcomes.items()}
+    episode, why = _choose(won, *(filmed if filmed[0] in won or filmed[1] in won else [*methods, "", ""])[:2])
+    longest = max(int(o["steps"][o["episode"] == episode].max()) for o in outcomes.values())
+    film = load_film(run, episode, methods, longest)
+    others = [screen.method for screen in film.screens if screen.success != won[screen.method][episode]]
+    if others:
+        why += (
+            f" Simulated again, alone instead of in a batch, {', '.join(others)} ended otherwise than in the tables: "
+            "the last bits of a float differ."
+        )
+    return replace(film, why=why)
+
+
+def _choose(won: dict[str, dict[int, bool]], baseline: str, method: str) -> tuple[int, str]:
+    """The episode to show, and the reason: the first that the method wins and the baseline loses, if there is one."""
+    episodes = sorted(set.intersection(*map(set, won.values())))
+    first, second = won.get(baseline, {}), won.get(method, {})
+    gained = [episode for episode in episodes if not first.get(episode, True) and second.get(episode)]
+    lost = sum(bool(first.get(episode)) and not second.get(episode, True) for episode in episodes)
+    if not gained:
+        return int(episodes[0]), f"The first episode: in none did {baseline} fail and {method} succeed."
+    # Preferably one that all others win.
+    won_by_others = (e for e in gained if all(result[e] for name, result in won.items() if name != baseline))
+    return int(next(won_by_others, gained[0])), (
+        f"One of {len(gained)} episodes, out of {len(episodes)}, in which {baseline} failed and {method} succeeded; "
+        f"in {lost} it is the other way round."
+    )
+
+
+def load_film(run: Run, episode: int, methods: Sequence[str], longest: int) -> Film:
     """Reads the film of an episode from the run folder's ``films/``, or renders it and stores it there.
 
     The episode runs alone and not in a batch, so floats can differ from the evaluation's in the last bits, and the
-    rollout with them: compare :attr:`Screen.success`.
-
-    Args:
-        folder: run folder.
-        manifest: of the run.
-        episode: its number.
-        methods: at most three names; the run folder holds the calibrations of their gates.
-        longest: control steps of the longest of these episodes, which decides how many steps pass between two frames.
+    rollout with them: compare :attr:`Screen.success`. At most three methods; ``longest``, the control steps of the
+    longest of these episodes, decides how many steps pass between two frames.
 
     Raises:
         ConfigError: if this machine cannot draw the environment; the message says why.
         BundleError: if the bundle is no longer the one that was evaluated.
     """
-    film = _read(folder, episode, methods)
-    if film is None:
-        film = _Filming(folder, manifest, episode, tuple(methods), longest).render()
-        # A run folder that cannot be written to can still be shown.
-        with suppress(ConfigError):
-            _write(folder, film)
+    stem = run.folder / "films" / f"{episode:06d}"
+    with suppress(OSError, ValueError):  # no readable film is there
+        film = msgspec.json.decode(stem.with_suffix(".json").read_bytes(), type=Film)
+        if [screen.method for screen in film.screens] == [*methods]:
+            return replace(film, video=stem.with_suffix(".webm").read_bytes())
+    film = _Filming(run, episode, tuple(methods), longest).render()
+    with suppress(ConfigError):  # a run folder that cannot be written to can still be shown
+        write_whole(stem.with_suffix(".webm"), film.video)
+        # Written last: it marks the film as complete.
+        write_json(stem.with_suffix(".json"), asdict(replace(film, video=b"")) | {"video": ""})
     return film
 
 
@@ -117,15 +152,14 @@ def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Seq
 class _Filming:
     """What is filmed, see :func:`load_film`."""
 
-    folder: Path
-    manifest: dict[str, Any]
+    run: Run
     episode: int
     methods: tuple[str, ...]
     longest: int
 
     def render(self) -> Film:
         """In a new process: MuJoCo chooses its renderer on import, and some renderers crash the process."""
-        pair, evaluated = self.pair(), self.manifest["evaluation"]["fingerprint"]
+        pair, evaluated = self.pair(), self.run.evaluation["fingerprint"]
         if pair.fingerprint != evaluated:
             raise BundleError(
                 f"the bundle {pair.name!r} has fingerprint {pair.fingerprint}, but {evaluated} was evaluated; run the "
@@ -148,7 +182,7 @@ class _Filming:
 
     def pair(self) -> Pair[Any]:
         """The evaluated pair."""
-        evaluation = self.manifest["evaluation"]
+        evaluation = self.run.evaluation
         return load_pair(evaluation["bundle"], **{part: evaluation[part] for part in ("draft", "target", "decoding")})
 
     def stride(self, rate_hz: float) -> int:
@@ -157,11 +191,11 @@ class _Filming:
 
     def simulate(self, name: str) -> _Rollout:
         """The episode under one method."""
-        evaluation, method, pair = self.manifest["evaluation"], load_method(name), self.pair()
-        gate = read_gates(self.folder)[name]
+        evaluation, method, pair = self.run.evaluation, load_method(name), self.pair()
+        gate = read_gates(self.run.folder)[name]
         shard = timed(
             Shard.of(pair, evaluation["env"], method, gate, (self.episode,), evaluation["seed"]),
-            Timing(**self.manifest["timing"]), link=evaluation["link"],
+            Timing(**self.run.manifest["timing"]), link=evaluation["link"],
         )  # fmt: skip
         family = rollout_of(pair, method)
         task = load_task(evaluation["env"], family.pair.observation)
@@ -186,12 +220,10 @@ class _Filming:
         last = max(rollout.screen.steps for rollout in rollouts)
         count = max(len(rollout.frames) for rollout in rollouts)
         moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
-        images = [_side_by_side([_tile(rollout, last, moment) for rollout in rollouts]) for moment in moments]
-        poster = io.BytesIO()
-        images[count // 2].save(poster, "WEBP", quality=70, method=4)
-        rate_hz = load_task(self.manifest["evaluation"]["env"]).rate_hz
+        images = (_side_by_side([_tile(rollout, last, moment) for rollout in rollouts]) for moment in moments)
+        rate_hz = load_task(self.run.evaluation["env"]).rate_hz
         screens, speed = tuple(rollout.screen for rollout in rollouts), RATE_HZ * self.stride(rate_hz) / rate_hz
-        return Film(self.episode, screens, speed, _video(images), poster.getvalue())
+        return Film(self.episode, screens, speed, _video(images))
 
 
 def _render_with(filming: _Filming, renderer: str) -> Film | str:
@@ -210,13 +242,7 @@ def _render_with(filming: _Filming, renderer: str) -> Film | str:
 
 @dataclass(frozen=True)
 class _Rollout:
-    """The frames of one method's rollout.
-
-    Attributes:
-        screen: its outcome.
-        frames, steps: images, and control steps done before each.
-        sent: per control step, whether the inference behind it went to the target.
-    """
+    """One method's rollout: images, control steps done before each, and per step whether its inference was sent."""
 
     screen: Screen
     frames: list[Image.Image]
@@ -264,28 +290,3 @@ def _video(frames: Iterable[Image.Image]) -> bytes:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), "rgb24")))
         container.mux(stream.encode())
     return file.getvalue()
-
-
-def _paths(folder: Path, episode: int) -> tuple[Path, Path, Path]:
-    stem = folder / "films" / f"{episode:06d}"
-    return stem.with_suffix(".json"), stem.with_suffix(".webm"), stem.with_suffix(".webp")
-
-
-def _write(folder: Path, film: Film) -> None:
-    metadata, video, poster = _paths(folder, film.episode)
-    write_whole(video, film.video)
-    write_whole(poster, film.poster)
-    # Written last: it marks the film as complete.
-    write_json(metadata, asdict(replace(film, video=b"", poster=b"")) | {"video": video.name, "poster": poster.name})
-
-
-def _read(folder: Path, episode: int, methods: Sequence[str]) -> Film | None:
-    """The stored film; None if there is no readable one of these methods."""
-    metadata, video, poster = _paths(folder, episode)
-    try:
-        stored = json.loads(metadata.read_text())
-        screens = tuple(Screen(**screen) for screen in stored["screens"])
-        film = Film(**stored | {"screens": screens, "video": video.read_bytes(), "poster": poster.read_bytes()})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return film if [screen.method for screen in film.screens] == [*methods] else None

@@ -10,27 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from specact.errors import ConfigError, DataError
 from specact.files import file_stem
 from specact.lab.evaluation.metrics import Table
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import METHODS
+from specact.records import read_json, read_record
 
-_OF_MANIFEST = ("command", "specact", "evaluation", "timing", "machine", "order")
-_OF_EVALUATION = ("bundle", "env", "fingerprint", "episodes", "seed", "rate", "link", "methods")
-_OF_SUMMARY = (
-    "bundle",
-    "episodes",
-    "rate",
-    "link",
-    "realtime",
-    "score",
-    "methods",
-    "contrasts",
-    "gates",
-    "calibration",
-)
-_OF_METHOD = ("success", "score", "inferences", "transmission_rate", "latency")
+
+def _shape(**fields: Any) -> Any:
+    """What a report needs of an object in a run folder; it may have more."""
+    return msgspec.defstruct("Shape", fields.items())
+
+
+_SETTINGS = _shape(bundle=str, env=str, fingerprint=str, episodes=int, seed=int, rate=float)
+_MANIFEST = _shape(command=str, evaluation=_SETTINGS, timing=dict, machine=dict)
+_METRICS = _shape(success=dict, score=dict, inferences=int, transmission_rate=float, latency=dict)
+_SUMMARY = _shape(
+    bundle=str, episodes=int, rate=float, link=str, realtime=bool, score=str, gates=dict, calibration=dict,
+    contrasts=list[dict[str, Any]], methods=dict[str, _METRICS],  # type: ignore[valid-type]
+)  # fmt: skip
 # The settings in which the runs of a sweep may differ. The fingerprint identifies the bundle, whatever its path; errors
 # on demonstrations are independent of the episodes; a head is named only where it is a method's draft.
 _FREE_IN_SWEEP = {
@@ -61,10 +62,8 @@ class Run:
         """The metrics of each method, in the order of ``METHODS``; unknown ones come last."""
         known = list(METHODS)
         methods = self.summary["methods"]
-        return {
-            name: methods[name]
-            for name in sorted(methods, key=lambda name: known.index(name) if name in known else len(known))
-        }
+        order = sorted(methods, key=lambda name: known.index(name) if name in known else len(known))
+        return {name: methods[name] for name in order}
 
     @property
     def of_codes(self) -> bool:
@@ -77,19 +76,11 @@ class Run:
         return all(m["score"]["mean"] == m["success"]["rate"] for m in self.methods.values())
 
     def outcomes(self, method: str) -> Table:
-        """One row per episode.
-
-        Raises:
-            DataError: if the table is missing or damaged.
-        """
+        """One row per episode; raises :exc:`DataError` if the table is missing or damaged."""
         return self._table("episodes", method)
 
     def steps(self, method: str) -> Table:
-        """One row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
-
-        Raises:
-            DataError: if the table is missing or damaged.
-        """
+        """One row per inference, see :class:`~specact.lab.rollout.steps.Audit`; errors as of :meth:`outcomes`."""
         return self._table("steps", method)
 
     def _table(self, kind: str, method: str) -> Table:
@@ -112,11 +103,7 @@ class Skipped:
 
 
 def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[list[Run], list[Skipped]]:
-    """Every finished run at or below these folders, each once, in the order of their paths.
-
-    Args:
-        paths: the folders.
-        skipped: previously skipped ones.
+    """Every finished run at or below these folders, each once, in their order, and what was skipped here and before.
 
     Raises:
         ConfigError: if there is none; the message lists the skipped ones.
@@ -155,41 +142,25 @@ def _read(folder: Path) -> Run | Skipped | None:
     """The run; None for another kind of folder, such as a bundle."""
     then = "run it again into a new folder"
     try:
-        manifest = _object(folder / "manifest.json")
+        manifest = _json(folder / "manifest.json")
         if "evaluation" not in manifest:
             return None
-        _require(manifest, _OF_MANIFEST, "manifest.json")
-        _require(manifest["evaluation"], _OF_EVALUATION, "manifest.json")
+        read_record(manifest, _MANIFEST, "manifest.json", DataError)
         then = f"run again: {manifest['command']}"
-        summary = _object(folder / "summary.json")
-        _require(summary, _OF_SUMMARY, "summary.json")
-        _require(summary["methods"], (), "summary.json")
-        for metrics in summary["methods"].values():
-            _require(metrics, _OF_METHOD, "summary.json")
-        for row in summary["contrasts"]:
-            _require(row.get("success"), ("p_holm",), "summary.json")
+        summary = _json(folder / "summary.json")
+        read_record(summary, _SUMMARY, "summary.json", DataError)
     except DataError as error:
         return Skipped(folder, f"{error}; {then}")
     return Run(folder, manifest, summary)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        return read_json(path.read_bytes(), dict[str, Any], path.name, DataError)
     except FileNotFoundError:
         raise DataError(f"there is no {path.name}, the run is not finished") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path.name} is damaged ({error})") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path.name} is damaged: it holds no JSON object")
-    return value
-
-
-def _require(value: Any, names: Iterable[str], file: str) -> None:
-    if not isinstance(value, dict):
-        raise DataError(f"{file} is damaged: an object is missing in it")
-    if missing := [name for name in names if name not in value]:
-        raise DataError(f"{file} lacks {', '.join(missing)}: another version of specact wrote it")
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read ({error.strerror})") from None
 
 
 @dataclass(frozen=True)
@@ -218,16 +189,6 @@ class Study:
     def timed(self) -> Run:
         """The run whose times are reported: measured ones if available."""
         return self.realtime or self.table
-
-    def use(self, run: Run) -> str:
-        """The parts of the report that use a run."""
-        uses = {
-            "table": run is self.table,
-            "times": run is self.timed,
-            "rejections": run is self.rejections,
-            "rates": len(self.sweep) > 1 and any(run is other for other in self.sweep),
-        }
-        return ", ".join(use for use, true in uses.items() if true) or "not shown, another run has more"
 
 
 def group(runs: Iterable[Run]) -> list[Study]:

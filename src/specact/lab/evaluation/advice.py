@@ -1,0 +1,462 @@
+"""What a device should run: every way to act with its cost on the device, its transmission rate and its success.
+
+``specact advise`` recommends the simplest way within a budget of compute, from evaluations of a pair, and says which
+measurements are missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import BundleError, ConfigError, SpecactError
+from specact.families.codes.pair import CodeParts
+from specact.families.tokens.pair import TokenParts
+from specact.gates.learned import has_fitting_head
+from specact.gates.settings import LEARNED, gate_settings
+from specact.lab.evaluation.cost import decision, median_ms
+from specact.lab.evaluation.runs import Run, find_runs
+from specact.lab.rollout.families import decoded_by, family_of, rollout_of
+from specact.lab.rollout.methods import HYBRID, METHODS, load_method
+from specact.lab.rollout.statistics import Interval, seeds_interval, wilson
+from specact.links.link import load_link, round_trip
+from specact.pair import Pair
+from specact.rng import StepAddress
+from specact.systems.flow import ROUNDS, FlashParts
+from specact.systems.tokens import DECODINGS
+from specact.wire import messages
+from specact.wire.exchange import Request
+
+# Milliseconds of a pair's parts, by the name of the composition; "" is the pair as it was loaded.
+Parts = Mapping[str, Mapping[str, float]]
+# A way that loses more success than this on average is never accepted, however wide its interval is.
+MARGIN = 0.05
+# A way with a smaller share of the episodes of the one with most is not chosen, nor compared with: one that wins two of
+# two would be the best.
+ENOUGH = 0.5
+TARGET, HEAD_DRAFT, ON_DEVICE = "target", "head_draft", "target_on_device"
+# What was recommended for other policies: by task, from which share of the target's time on, and the sentence.
+TABLE = Path(__file__).with_name("advice.json")
+# Gates by complexity: random needs no score, deviation and uncertainty no head.
+_GATES = ("never", "random", "deviation", "uncertainty", "learned", "learned_action", "always")
+# Decodings without a drafter.
+_UNDRAFTED = {
+    name
+    for name, decoding in DECODINGS.items()
+    if (decoding.proposes, decoding.then, decoding.gate) == ("nothing", "none", "always")
+} | {name for name, rounds in ROUNDS.items() if rounds.proposes == "nothing" and not rounds.local}
+# Methods that have to be evaluated for a recommendation, if the pair can run them.
+_METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
+# Likewise, of a token policy or a flow policy with a draft, with its own drafters, and alone.
+_DECODED = ("ar", "full", "full_2", "full_1", "specvla", "last", "flash", "block")
+_GATES_OF_TOKENS = {"periodic", "verify_skip", "similarity"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to act.
+
+    Attributes:
+        draft: description of the draft; empty where none is evaluated.
+        method: see :data:`~specact.lab.rollout.methods.METHODS`.
+        asked, rate: requested and achieved transmission rate, in [0, 1].
+        cost: time of an inference on the device, decision of the gate included: [ms], or as a share of the target's.
+        successes: by training seed, the success of each episode by its name; names are common to all ways.
+        decoded_on_device: whether the target of :func:`runs_alone` runs on the device.
+    """
+
+    draft: str
+    method: str
+    asked: float
+    rate: float
+    cost: float
+    successes: Mapping[int, Mapping[str, bool]]
+    decoded_on_device: bool = False
+
+    @cached_property
+    def success(self) -> Interval:
+        """Mean over training seeds, with the union of two 95 % intervals.
+
+        These are :func:`~specact.lab.rollout.statistics.seeds_interval`, and Wilson's over all episodes, whose width is
+        not zero where all episodes have the same outcome.
+        """
+        groups = [_as_floats(one.values()) for one in self.successes.values()]
+        over_seeds, every = seeds_interval(groups), np.concatenate(groups)
+        pooled = wilson(int(every.sum()), len(every))
+        return Interval(over_seeds.mean, min(over_seeds.low, pooled.low), max(over_seeds.high, pooled.high))
+
+    @property
+    def episodes(self) -> int:
+        """Their number, over all training seeds."""
+        return sum(map(len, self.successes.values()))
+
+    @property
+    def needs_server(self) -> bool:
+        """Whether any request is sent."""
+        return self.asked > 0.0
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the target runs on the device, without a draft and a server."""
+        return self.decoded_on_device or load_method(self.method).on_device
+
+    @property
+    def simplicity(self) -> tuple[bool, bool, float, int, float]:
+        """The simpler, the smaller: the target on the device, no server, a low rate, a simple gate, a low cost."""
+        gate = load_method(self.method).gate
+        complexity = _GATES.index(gate) if gate in _GATES else len(_GATES)
+        return not self.on_device, self.needs_server, self.asked, complexity, self.cost
+
+    def __str__(self) -> str:
+        """A description."""
+        method = load_method(self.method)
+        decoded = f" ({self.method})" if method.decoding else ""
+        if self.on_device:
+            return f"the target on the device{decoded}"
+        if self.method == TARGET or runs_alone(self.method):
+            return f"the target on a server at every inference{decoded}, without a draft"
+        of = f"the {self.draft}" if self.draft else "the draft"
+        if method.gate == "never":
+            head = f"the learned gate's head on {of} as the draft" if method.proposes == "head" else of
+            return f"{head}{decoded}{',' * (method.proposes == 'head')} alone"
+        if method.gate == "always":
+            return f"{of}{decoded}, every inference verified"
+        how = "at random" if method.gate == "random" else f"by the gate {method.gate if decoded else self.method}"
+        return f"{of}{decoded}, {self.asked:.0%} verified {how}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recommendation for a budget.
+
+    Attributes:
+        way: the simplest acceptable one.
+        best: the one with the highest success; ``way`` is not significantly worse.
+        behind: success of ``best`` minus that of ``way``, on the same episodes.
+    """
+
+    way: Way
+    best: Way
+    behind: Interval
+
+    def __str__(self) -> str:
+        """A description, with its success and whether a gate is needed."""
+        gate, success = load_method(self.way.method).gate, self.way.success
+        said = ", and no gate is needed" if gate in ("never", "always") else ""
+        said = ", and no gate was shown to do better than chance" if gate == "random" else said
+        more = "" if self.best is self.way else f"; most has {self.best}, {self.best.success.mean:.2f}"
+        return f"{self.way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{said}{more}"
+
+
+def behind(way: Way, best: Way) -> Interval | None:
+    """Success of ``best`` minus that of ``way`` over their common episodes; None where there are none."""
+    differences = []
+    for seed in sorted(way.successes.keys() & best.successes.keys()):
+        one, other = way.successes[seed], best.successes[seed]
+        if shared := sorted(one.keys() & other.keys()):
+            differences.append(_as_floats(other[name] for name in shared) - _as_floats(one[name] for name in shared))
+    return seeds_interval(differences) if differences else None
+
+
+def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice | None:
+    """The simplest way within a budget that is not significantly worse than the best one; None if none fits.
+
+    A way is acceptable if the 95 % interval of its deficit :func:`behind` the best contains 0, and the mean is at most
+    :data:`MARGIN`. They are ordered by :attr:`Way.simplicity`. Those with few episodes are left out, see
+    :data:`ENOUGH`. ``budget`` is the maximum cost of an inference on the device, in the unit of the ways' costs.
+    """
+    ways = list(ways)
+    enough = ENOUGH * max((way.episodes for way in ways), default=0)
+    affordable = [way for way in ways if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough]
+    best = max(sorted(affordable, key=lambda way: way.simplicity), key=lambda way: way.success.mean, default=None)
+    for way in sorted(affordable, key=lambda way: way.simplicity):
+        assert best is not None
+        deficit = behind(way, best)
+        if deficit is not None and deficit.low <= 0.0 and deficit.mean <= MARGIN:
+            return Choice(way, best, deficit)
+    return None  # the best way is never behind itself, so that nothing fits
+
+
+def without_server(ways: Sequence[Way]) -> float | None:
+    """The least budget from which on :func:`choose` always finds a way without a server; None if there is none."""
+    least = None
+    for budget in sorted({way.cost for way in ways}, reverse=True):
+        choice = choose(ways, budget)
+        if choice is None or choice.way.needs_server:
+            break
+        least = budget
+    return least
+
+
+def runs_alone(method: str) -> bool:
+    """Whether a method decodes the target's chunks without a drafter, and so runs on a server or on the device alone.
+
+    These are a token policy's greedy decoding, and full rounds of a flow policy in any number of steps.
+    """
+    return load_method(method).decoding in _UNDRAFTED
+
+
+def device_cost(method: str, parts: Mapping[str, float], rate: float, *, on_device: bool = False) -> float:
+    """Time of a method's inference on the device, in the unit of ``parts``.
+
+    Args:
+        method: its name.
+        parts: see :func:`measure_parts`; without ``ask``, as in older results, asking takes no time.
+        rate: share of the inferences that are transmitted, in [0, 1].
+        on_device: whether a target that :func:`runs_alone` does so there.
+
+    Raises:
+        KeyError: for a part that was not measured.
+    """
+    method_ = load_method(method)
+    if on_device or method_.on_device:
+        return parts["target"]
+    asking = rate * parts.get("ask", 0.0)
+    if runs_alone(method) or not method_.waits_for_draft:
+        return asking
+    gate_ms = 0.0 if method_.gate in ("never", "always") else parts[f"gate {method_.gate}"]
+    return asking + gate_ms + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
+
+
+def measure_parts(
+    pairs: Mapping[str, Pair[Any]], rounds: int = 400, gates: Sequence[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Median milliseconds of the parts of pairs on one core of this machine, called alternately.
+
+    ONNX Runtime, one thread, batch 1, observations of zeros; each pair decoded as the method that is timed, and
+    ``gates`` are further ones to time.
+
+    Returns:
+        By pair ``draft``, ``target`` (where the pair has it), ``head_draft`` (draft and head, where it has one),
+        ``ask``: encoding a request and reading its reply, without a link, and for each gate that the pair can have
+        ``gate NAME``: a decision, of a learned gate with its head.
+    """
+    calls = {(name, part): call for name, pair in pairs.items() for part, call in _parts(pair, gates).items()}
+    times = median_ms(calls, rounds)
+    return {name: {part: ms for (of, part), ms in times.items() if of == name} for name in pairs}
+
+
+def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], object]]:
+    family, has_head, of_codes = rollout_of(pair, HYBRID), has_fitting_head(pair), isinstance(pair.parts, CodeParts)
+    draft = family.call("draft")
+    calls = {"draft": draft, "ask": _asking(pair)}
+    with suppress(BundleError):  # it is only on a server
+        calls["target"] = family.call("target")
+    if of_codes and has_head:
+        head = family.call("head")
+        calls[HEAD_DRAFT] = lambda: (draft(), head())
+    learned = (LEARNED if of_codes else LEARNED[:1]) if has_head else ()
+    for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
+        calls[f"gate {name}"] = decision(gate_settings(name, pair).build(pair), pair)
+    return calls
+
+
+def _asking(pair: Pair[Any]) -> Callable[[], object]:
+    """What asking the server takes on the device, besides the link."""
+    contract = pair.exchange.contract
+    kind = contract.kinds[contract.step_kind]
+    received = messages.encode(messages.Reply(1, 1.0, 1.0, 1.0, 1, kind.reply.pack(kind.reply.example())))
+    request = Request(contract.observation.zeros(), StepAddress(0, 0, 0, 0), kind.request.example())
+
+    def ask() -> object:
+        messages.encode(messages.ask(request, contract, contract.step_kind, 1, 1.0))
+        reply = messages.read_reply(received)
+        return kind.reply.unpack(reply.arrays) if isinstance(reply, messages.Reply) else None
+
+    return ask
+
+
+def _as_floats(values: Iterable[bool]) -> NDArray[np.float64]:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def advise(
+    pair: Pair[Any], runs: Sequence[Run], budget_ms: float, here_ms: Parts, *, kappa: float = 1.0,
+    link: str = "wifi-paper",
+) -> dict[str, Any]:  # fmt: skip
+    """The recommendation, and all that it is made of, as plain values.
+
+    Args:
+        pair: the policies.
+        runs: of this pair, see :func:`runs_of`.
+        budget_ms: time of one core that is available for an inference on the device [ms].
+        here_ms: times on this machine, see :func:`parts_of`.
+        kappa: how many times slower the device is.
+        link: to the server; see :func:`~specact.links.link.load_link`.
+    """
+    trip_ms = round_trip_ms(pair, link)
+    device_ms = {name: {part: kappa * ms for part, ms in parts.items()} for name, parts in here_ms.items()}
+    ways, target_ms = ways_of(runs, device_ms), device_ms[""].get("target")
+    fits = target_ms is not None and target_ms <= budget_ms
+    choice, free = choose(ways, budget_ms), without_server(ways)
+    if fits and choice is not None and not choice.way.on_device and any(way.on_device for way in ways):
+        advice = f"the target fits on the device, but more succeeds with {choice}"
+    elif fits:
+        advice = "the target fits on the device: run it there, without a draft, a gate or a server"
+    elif choice is not None:
+        advice = str(choice)
+    elif ways:
+        advice = "nothing that was evaluated fits; the target on a server takes the device only the time of asking"
+    else:
+        advice = "which draft or gate is enough cannot be said before they are evaluated"
+    verified_ms = {name: trip_ms + parts.get("target", 0.0) for name, parts in here_ms.items()}
+    missing = list(_missing(pair, ways, here_ms[""]))
+    if kappa != 1.0:
+        missing.append("times on the device: run this command there, without --kappa")
+    missing.append("the link, which is a model: specact doctor --server URL")
+    if verified_ms[""] > 1e3 / pair.rate_hz:
+        missing.append(
+            f"success where a verified inference takes {verified_ms['']:.0f} ms, longer than a control step: in these "
+            f"runs the world waited for the server; specact eval --realtime --link {link}"
+        )
+    return {
+        "bundle": pair.name, "budget_ms": budget_ms, "control_step_ms": 1e3 / pair.rate_hz,
+        "measured_here_ms": dict(here_ms[""]), "kappa": kappa, "link": link, "modelled_round_trip_ms": trip_ms,
+        "verified_ms": verified_ms[""], "runs": [str(run.folder) for run in runs],
+        "ways": [_row(way, ways, verified_ms) for way in ways],
+        "target_fits": fits if target_ms is not None else None, "advice": advice,
+        "no_server_from_ms": min((ms for ms in (target_ms, free) if ms is not None), default=None),
+        "missing": missing, "others": None if target_ms is None else _of_others(pair.env, budget_ms / target_ms),
+    }  # fmt: skip
+
+
+def parts_of(pair: Pair[Any], runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Times of the pair's parts here, as it was loaded and as the methods of the runs compose it [ms]."""
+    found = measure_parts({"": pair})
+    for name in sorted({name for run in runs for name in METHODS.keys() & run.methods.keys()}):
+        if (method := METHODS[name]).decoding:
+            found |= measure_parts({name: decoded_by(method, pair)}, 50, sorted({method.gate} & _GATES_OF_TOKENS))
+    return found
+
+
+def runs_of(pair: Pair[Any], folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """The runs of this pair that measure success, and the reasons why the others are left out."""
+    if not folders:
+        return [], {}
+    runs, skipped = find_runs(folders)
+    left_out = {each.folder: each.reason for each in skipped}
+    for run in runs:
+        evaluation = run.evaluation
+        if evaluation["fingerprint"] != pair.fingerprint:
+            left_out[run.folder] = f"it is of other weights ({evaluation['bundle']})"
+        elif run.summary["realtime"]:
+            left_out[run.folder] = "its success depends on a deadline"
+        elif pair.env and evaluation["env"] != pair.env:
+            left_out[run.folder] = f"it is of another environment ({evaluation['env']})"
+        elif evaluation.get("decoding"):
+            left_out[run.folder] = f"its draft and gates work with the decoding {evaluation['decoding']}"
+    return [run for run in runs if run.folder not in left_out], left_out
+
+
+def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
+    """The methods that were evaluated and can be timed, with the episodes of all their runs.
+
+    The accounted times of a run are not used, because they may have been set by options.
+
+    Raises:
+        ConfigError: if an episode ended otherwise in another run.
+    """
+    won: dict[tuple[float, str, bool], dict[str, bool]] = {}
+    rates: dict[tuple[float, str, bool], list[tuple[float, int]]] = {}
+    for run in runs:
+        for evaluated in METHODS.keys() & run.methods.keys():
+            outcomes, seed = run.outcomes(evaluated), run.evaluation["seed"]
+            episodes = zip(outcomes["episode"].tolist(), outcomes["success"].tolist(), strict=True)
+            successes = {f"{seed}/{number}": success for number, success in episodes}
+            # The target succeeds as often wherever it runs.
+            places = [(evaluated, False), *[(evaluated, True)] * runs_alone(evaluated)]
+            places = [(TARGET, False), (ON_DEVICE, True)] if evaluated in (TARGET, ON_DEVICE) else places
+            for method, on_device in places:
+                asked = 0.0 if on_device else {"never": 0.0, "always": 1.0}.get(METHODS[method].gate)
+                rate = run.methods[evaluated]["transmission_rate"] if asked is None else asked
+                key = run.summary["rate"] if asked is None else asked, method, on_device
+                known = won.setdefault(key, {})
+                if differing := [name for name, success in successes.items() if known.get(name, success) != success]:
+                    raise ConfigError(
+                        f"episode {differing[0]} (seed/number) of {evaluated} in {run.folder} ended otherwise in "
+                        "another of these runs; name only one of them with --runs"
+                    )
+                known.update(successes)
+                rates.setdefault(key, []).append((rate, len(successes)))
+    ways = []
+    for key, successes in sorted(won.items()):
+        asked, method, on_device = key
+        mean = sum(rate * count for rate, count in rates[key]) / sum(count for _, count in rates[key])
+        with suppress(KeyError):  # an oracle, or a method whose head, target or composition is missing
+            cost = device_cost(method, device_ms[METHODS[method].decoding], mean, on_device=on_device)
+            ways.append(Way("", method, asked, mean, cost, {0: successes}, on_device and method != ON_DEVICE))
+    return ways
+
+
+def round_trip_ms(pair: Pair[Any], name: str) -> float:
+    """Mean round trip of the link model with the arrays of a request and its reply [ms]."""
+    link, (up, down), rng = load_link(name), pair.exchange.contract.array_bytes, np.random.default_rng(0)
+    return float(1e3 * np.mean([round_trip(link, up, down, at, rng) for at in np.linspace(0.0, 60.0, 300).tolist()]))
+
+
+def _row(way: Way, ways: Sequence[Way], verified_ms: Mapping[str, float]) -> dict[str, Any]:
+    """A way as plain values, with its difference from the random gate with forced steps at the same rate."""
+    chance = {"adahi": "random"}.get(way.method, "random_learned" if METHODS[way.method].gate != "random" else "")
+    rival = next((each for each in ways if each.method == chance and each.asked == way.asked), None)
+    gained = None if rival is None else behind(rival, way)
+    return {
+        "method": way.method, "on_device": way.on_device, "asked": way.asked, "rate": way.rate, "device_ms": way.cost,
+        "mean_ms": way.cost + way.rate * verified_ms[METHODS[way.method].decoding],
+        "episodes": way.episodes, "success": vars(way.success), "over_chance": None if gained is None else vars(gained),
+    }  # fmt: skip
+
+
+def _of_others(env: str, share: float) -> str | None:
+    """What suffices for other policies of an environment, with the same share of their target's time."""
+    steps = json.loads(TABLE.read_text()).get(env, [])
+    fitting = [sentence for least, sentence in steps if least <= share]
+    return f"for other policies of {env}, with {share:.2g} of their target's time: {fitting[-1]}" if fitting else None
+
+
+def _missing(pair: Pair[Any], ways: Sequence[Way], here_ms: Mapping[str, float]) -> Iterator[str]:
+    """Missing measurements of the pair, each with the command that makes it."""
+    source = pair.source.cli_args
+    if pair.path is not None and not has_fitting_head(pair):
+        yield f"a learned gate: specact calibrate {source} --gate learned, then evaluate it"
+    if "target" not in here_ms:
+        yield "the time of the target, which this bundle was exported without: give the complete one"
+    known = {way.method for way in ways}
+    if wanted := [name for name in _possible(pair) if name not in known]:
+        yield (
+            f"success of {', '.join(wanted)}: specact eval {source} --methods {','.join(wanted)} "
+            f"--rate 0.4 --out runs/{pair.name}-advice, then --runs runs/{pair.name}-advice"
+        )
+    most = max((way.episodes for way in ways), default=0)
+    if few := sorted({way.method for way in ways if way.episodes < ENOUGH * most}):
+        yield f"enough episodes of {', '.join(few)}, which have less than half of the {most} of others and are left out"
+
+
+def _possible(pair: Pair[Any]) -> list[str]:
+    """The methods that a recommendation for this pair compares."""
+    of_codes, has_head = isinstance(pair.parts, CodeParts), has_fitting_head(pair)
+    possible = [
+        name
+        for name in _METHODS
+        if (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
+        and (METHODS[name].verifier == "speculative" or not family_of(pair).measured)
+        and (has_head or not METHODS[name].needs_head)
+    ]
+    if not isinstance(pair.parts, TokenParts | FlashParts):
+        return possible
+
+    def composes(name: str) -> bool:
+        try:
+            return decoded_by(METHODS[name], pair).drafter() is not None
+        except SpecactError:
+            return False
+
+    # Without a draft policy nothing acts where a gate does not ask.
+    return [*filter(composes, _DECODED), *(possible if pair.parts.draft is not None else [])]
