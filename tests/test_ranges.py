@@ -30,6 +30,9 @@ from specact.gates import (
 )
 from specact.gates.audit import RunningMean, expected_true_skip
 from specact.gates.gate import Gate, Periodic
+from specact.links.link import LINKS
+from specact.links.model import AddedDelay, LossyLink, SteadyLink
+from specact.links.recordings import MahimahiLink, TraceLink
 from specact.observation import Field, ObservationSpec
 from specact.records import Record
 
@@ -49,6 +52,11 @@ MADE: dict[Callable[..., Any], Mapping[str, Any]] = {
     Controller: {"inner": Never(), "budget": RateBudget(0.5)},
     Execution: {"kind": "naive", "execute": 4},
     Field: {"shape": (2,)},
+    SteadyLink: {"rtt_ms": 1.0, "jitter_ms": 0.0, "up_mbit_s": 1.0, "down_mbit_s": 1.0},
+    LossyLink: {"link": LINKS["lan"], "loss": 0.1},
+    AddedDelay: {"link": LINKS["lan"]},
+    TraceLink: {"rtt_ms": np.ones(1)},
+    MahimahiLink: {"up": np.ones(1), "down": np.ones(1)},
 }
 # Values of fields without a default that are no plain values.
 GIVEN: dict[Any, Any] = {ObservationSpec: ObservationSpec({"state": Field((2,))}), np.ndarray: np.zeros(2, np.float32)}

@@ -13,9 +13,8 @@ from specact.families.chunks.openpi import PREFIX, openpi_source
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, chunk_contract, spec_of
 from specact.observation import Observation, ObservationHistory, Window
-from specact.remote.client import Client
+from specact.remote.client import Client, NativeConversation
 from specact.remote.endpoint import Endpoint, tls_context
-from specact.remote.native import NativeConversation
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.types import ActionUnits, Miss

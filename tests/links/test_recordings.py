@@ -95,11 +95,8 @@ def test_a_replayed_link_cannot_be_changed() -> None:
         (lambda: TraceLink(np.array([])), "1-D array"),
         (lambda: TraceLink(np.array([[1.0]])), "1-D array"),
         (lambda: TraceLink(np.array([1.0, math.nan])), "line 2"),
-        (lambda: TraceLink(np.array([1.0]), period_ms=0.0), "period_ms"),
-        (lambda: TraceLink(np.array([1.0]), start_s=-1.0), "start_s"),
         (lambda: MahimahiLink(np.array([2, 1]), np.array([1])), "line 2"),
         (lambda: MahimahiLink(np.array([1]), np.array([0])), "line 1"),
-        (lambda: MahimahiLink(np.array([1]), np.array([1]), start_s=-1.0), "start_s"),
     ],
 )
 def test_a_recording_refuses_what_cannot_be(make: Any, says: str) -> None:

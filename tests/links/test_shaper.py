@@ -4,8 +4,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.children import wait_for
 from tests.example_count import example_count
+from tests.remote.conftest import listening
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.model import Link, OutageLink, SteadyLink
 from specact.links.recordings import MahimahiLink
 from specact.links.shaper import LinkEvent, Pacer, Shaper
-
-Serving = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PATIENCE = 20.0  # seconds before a test gives up
@@ -95,7 +94,7 @@ SLOW = SteadyLink(40.0, 0.0, 1e6, 1e6)
 
 @given(sizes=st.lists(st.integers(1, 60_000), min_size=1, max_size=12), seed=st.integers(0, 2**32))
 @example_count(10)
-def test_bytes_arrive_unchanged_and_in_order_both_ways(serving: Serving, sizes: list[int], seed: int) -> None:
+def test_bytes_arrive_unchanged_and_in_order_both_ways(sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     chunks = [rng.bytes(size) for size in sizes]
     link = SteadyLink(rtt_ms=1.0, jitter_ms=1.0, up_mbit_s=1000.0, down_mbit_s=500.0)
@@ -113,7 +112,7 @@ def test_bytes_arrive_unchanged_and_in_order_both_ways(serving: Serving, sizes: 
         heard.append(receive(side, 10**9))
         sender.join()
 
-    with serving(serve) as port, Shaper(link, "127.0.0.1", port, seed=seed) as shaper:
+    with listening(serve) as port, Shaper(link, "127.0.0.1", port, seed=seed) as shaper:
         with connected(shaper.port) as client:
             sender = threading.Thread(target=send, args=(client,))
             sender.start()
@@ -135,18 +134,18 @@ def test_messages_take_at_least_as_long_as_the_model_says(echo_port: int) -> Non
         assert min(ask(client) for _ in range(50)) < 0.04
 
 
-def test_a_client_that_ends_its_stream_still_gets_the_answer(serving: Serving) -> None:
+def test_a_client_that_ends_its_stream_still_gets_the_answer() -> None:
     def serve(side: socket.socket) -> None:
         side.sendall(receive(side, 10**9)[::-1])
 
-    with serving(serve) as port, Shaper(SLOW, "127.0.0.1", port) as shaper, connected(shaper.port) as client:
+    with listening(serve) as port, Shaper(SLOW, "127.0.0.1", port) as shaper, connected(shaper.port) as client:
         client.sendall(b"abc")
         client.shutdown(socket.SHUT_WR)
         assert receive(client, 10) == b"cba"
 
 
 @pytest.mark.parametrize("who", ["client", "server"])
-def test_a_reset_by_one_side_reaches_the_other(serving: Serving, who: str) -> None:
+def test_a_reset_by_one_side_reaches_the_other(who: str) -> None:
     ends: list[type[BaseException]] = []
 
     def serve(side: socket.socket) -> None:
@@ -159,7 +158,7 @@ def test_a_reset_by_one_side_reaches_the_other(serving: Serving, who: str) -> No
         ends.append(ConnectionResetError)
 
     events: list[LinkEvent] = []
-    with serving(serve) as port, Shaper(SLOW, "127.0.0.1", port, on_event=events.append) as shaper:
+    with listening(serve) as port, Shaper(SLOW, "127.0.0.1", port, on_event=events.append) as shaper:
         with connected(shaper.port) as client:
             ask(client)
             start = time.monotonic()
@@ -185,10 +184,10 @@ def test_a_target_that_is_not_there_is_a_reset_for_the_client() -> None:
     assert [event.kind for event in events] == ["opened", "refused"]
 
 
-def test_a_receiver_that_does_not_read_holds_the_sender_back(serving: Serving) -> None:
+def test_a_receiver_that_does_not_read_holds_the_sender_back() -> None:
     release = threading.Event()
     with (
-        serving(lambda side: (release.wait(PATIENCE), None)[1]) as port,
+        listening(lambda side: (release.wait(PATIENCE), None)[1]) as port,
         Shaper(LOOPBACK, "127.0.0.1", port) as shaper,
         connected(shaper.port) as client,
     ):
@@ -204,27 +203,6 @@ def test_a_receiver_that_does_not_read_holds_the_sender_back(serving: Serving) -
         # The rest is what four kernel buffers of a few MiB take.
         assert 4 << 20 < sent < 1 << 27
         release.set()
-
-
-def test_many_connections_at_once(echo_port: int) -> None:
-    events: list[LinkEvent] = []
-    with Shaper(LOOPBACK, "127.0.0.1", echo_port, on_event=events.append) as shaper:
-
-        def talk(number: int) -> None:
-            with connected(shaper.port) as client:
-                for i in range(5):
-                    ask(client, bytes([number, i]) * 50)
-
-        threads = [threading.Thread(target=talk, args=(number,)) for number in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        wait_for(lambda: len(events) == 24)
-    assert (shaper.connections, shaper.up_bytes, shaper.down_bytes) == (12, 6000, 6000)
-    closed = [event for event in events if event.kind != "opened"]
-    assert sorted(event.connection for event in closed) == list(range(12))
-    assert all(event == LinkEvent(event.connection, "closed", 500, 500) for event in closed)
 
 
 def test_it_ends_at_once_whatever_is_on_the_way(echo_port: int) -> None:

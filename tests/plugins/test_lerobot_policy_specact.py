@@ -252,18 +252,6 @@ def image_name(policy: Any) -> str:
     return str(name)
 
 
-def test_a_chunk_is_inferred_while_the_robot_acts(served: Callable[[str], str]) -> None:
-    config = SpecactConfig(server=served("act"), deadline_ms=LONG_MS, execution="aligned")
-    policy = SpecactPolicy(config)
-    policy.reset()
-    batch = {"observation.state": torch.zeros(1, 2), "observation.image": torch.zeros(1, 3, SIDE, SIDE)}
-    (robot,), until = policy._robots._robots, time.monotonic() + LONG_S
-    while robot.counts.get("chunks", 0) < 3 and time.monotonic() < until:
-        assert policy.select_action(batch).shape == (1, 2)
-        time.sleep(0.01)
-    assert robot.counts["chunks"] >= 3
-
-
 # ---- what becomes of misses ------------------------------------------------------------------------------------------
 
 
@@ -389,22 +377,6 @@ def test_the_simulated_robot_is_an_episode_of_its_environment() -> None:
         robot.send_action({"action_0.pos": 0.0, "action_1.pos": 0.0})
         assert robot._robot.steps == steps
     assert not robot.is_connected
-
-
-def test_a_simulated_robot_shows_what_is_wanted_of_it() -> None:
-    robot = make_robot_from_config(SpecactSimConfig(env="pusht-camera", sees=["agent", "image"]))
-    assert robot.observation_features == {"agent_0.pos": float, "agent_1.pos": float, "image": (96, 96, 3)}
-    with robot:
-        assert robot.get_observation()["image"].shape == (96, 96, 3)
-    arm = make_robot_from_config(SpecactSimConfig(env="metaworld/reach-v3", frames={"image.gripper": [16, 24]}))
-    assert arm.observation_features["gripper"] == (16, 24, 3)
-    for config, said in (
-        (SpecactSimConfig(env="pusth"), "unknown environment 'pusth'; did you mean 'pusht'"),
-        (SpecactSimConfig(env="pusht", frames={"image": [8, 8]}), "unknown camera of pusht 'image'"),
-        (SpecactSimConfig(env="pusht", sees=["goal"]), "unknown observation of pusht 'goal'. Known: state"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            _ = make_robot_from_config(config).observation_features
 
 
 # ---- LeRobot's commands ----------------------------------------------------------------------------------------------

@@ -408,10 +408,6 @@ def test_a_token_that_would_break_a_head_is_refused(token: str) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused(ball: Pair[Any]) -> None:
-    for name in ("connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"):
-        for value in (0.0, -1.0, float("inf"), float("nan")):
-            with pytest.raises(ConfigError, match=name):
-                ClientSettings(**{name: value})
     for quality in (0, 96):
         with pytest.raises(ConfigError, match=str(quality)):
             Client(at(1), ball.exchange.contract, jpeg_quality=quality)

@@ -89,20 +89,3 @@ def test_a_link_that_breaks_costs_few_deadlines(fault: str, ball: Pair[Any], ser
         assert robot.client.counts["connections"] >= (2 if fault in ("half open", "reset and refused") else 1)
         # Three in a row, and nothing more is sent before a sign of life; later ones are the machine's doing.
         assert robot.causes["deadline"] - earlier < robot.causes.total() - earlier
-
-
-def test_nothing_depends_on_the_wall_clock(
-    ball: Pair[Any], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> float:
-        raise AssertionError("somebody asks for the time of day")
-
-    with robots(ball, server.port, ClientSettings(silence_s=1.0)) as made:
-        monkeypatch.setattr("time.time", refuse)
-        monkeypatch.setattr("time.time_ns", refuse)
-        for robot in made:
-            robot.play(20)
-        monkeypatch.undo()
-    for robot in made:
-        robot.check(*LOST)
-        assert robot.client.counts["connections"] == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,13 +17,12 @@ from tests.served import certify
 import specact
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError, MissError, ObservationError, RemoteError
-from specact.execution.player import LateVerdicts
 from specact.execution.schedule import inpainting_of
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.openpi import target_endpoint
 from specact.families.chunks.pair import ChunkParts
 from specact.families.chunks.wire import spec_of
-from specact.gates import ActionDeviation, Always, Gate, Never
+from specact.gates import ActionDeviation, Always, Gate
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
 from specact.remote import Client, RemoteTarget, remote_verifier
@@ -131,38 +129,6 @@ def test_a_reconnection_in_between_changes_nothing_and_another_target_is_not_lis
         with serving("ball", "--max-batch", "1", "--port", str(first.port)):
             wait_for(lambda: client.counts["connections"] == 2)
             assert_same(walk(policy, ball, 100), local)
-
-
-def all_here(client: Client) -> bool:
-    client.poll()
-    return not client._outstanding
-
-
-def test_late_verdicts_replace_the_rest_of_their_chunks_and_wait_for_nobody(ball: Pair[Any]) -> None:
-    with serving("ball") as server, Client(at(server.port), ball.exchange.contract) as client:
-        client.connect(60.0)
-        verdicts = LateVerdicts(math.inf)
-        verifier = remote_verifier(client, ball, PATIENT_MS)
-        policy = SpeculativePolicy(ball, Always(), verifier=verifier, verdicts=verdicts, seed=3)
-        waiting = SpeculativePolicy(ball, Always(), seed=3)
-        seen, replaced = {"state": np.zeros(8), "goal": np.array([0.3, -0.2])}, 0
-        for _ in range(30):
-            before = policy.counts["in_time"]
-            policy.act(seen)
-            wait_for(lambda: all_here(client))
-            actions = [policy.act(seen) for _ in range(ball.parts.spec.execute - 1)]
-            verified = [waiting.act(seen) for _ in range(ball.parts.spec.execute)]
-            if policy.counts["in_time"] > before:
-                np.testing.assert_array_equal(actions, verified[1:])
-                replaced += 1
-        assert replaced == 30 and policy.counts["missed"] == 0
-    drafting = SpeculativePolicy(ball, Never(), seed=3)
-    with Client(at(1), ball.exchange.contract) as client:
-        verifier = remote_verifier(client, ball, PATIENT_MS)
-        policy = SpeculativePolicy(ball, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), seed=3)
-        for _ in range(4 * ball.parts.spec.execute):
-            np.testing.assert_array_equal(policy.act(seen), drafting.act(seen))
-        assert policy.counts["missed"] == 4
 
 
 def test_camera_frames_raw_or_as_jpeg() -> None:

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: every message, array, code, limit and example, and nothing else."""
+"""docs/protocol.md says what the code does: every message, array, code and example, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ import numpy as np
 import pytest
 from tests.wire.contracts import CODES, SPEC, of_chunks
 
-import specact.observation as observations
-from specact.families.chunks import wire as chunks
 from specact.families.chunks.flow import load_flow
 from specact.load import load_pair
 from specact.observation import Window, vectors
-from specact.remote import client, endpoint
-from specact.rng import Role, StepAddress, stream
-from specact.server import access, session
-from specact.server.serve import _PING_S
-from specact.server.settings import Address, Limits
+from specact.remote import endpoint
+from specact.rng import StepAddress
+from specact.server.settings import Address
 from specact.systems.flow import load_flow_pair
-from specact.systems.staged import PRECISIONS, SplitSpec, split_contract
-from specact.wire import images, messages
-from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request
+from specact.wire import messages
+from specact.wire.exchange import Contract, Request
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 Row = list[str]
@@ -109,15 +104,6 @@ def test_the_arrays_of_a_kind(head: str, contract: Contract, kind: str, side: in
     assert sizes == sorted(sizes)
 
 
-def test_the_specs_and_kinds_of_the_families() -> None:
-    assert names(TABLES["codes"][0][1]) == list(CODES.spec)
-    assert sorted(names(TABLES["chunks"][0][1])) == sorted(of_chunks(SPEC.target, 2, 3).spec)
-    split = split_contract(SplitSpec("pair", "0" * 16, SPEC.target, ((3,),), {"out": (4,)}), "1" * 16)
-    assert names(TABLES["split"][1][1]) == list(split.spec)
-    assert set(split.kinds) == {"infer", *(f"cut-1-{precision}" for precision in PRECISIONS)}
-    assert names(arrays("the reply to cut-K-PRECISION")) == ["activation", "range"]
-
-
 def test_the_exchange_that_it_shows() -> None:
     contract = of_chunks(vectors(1, state=2), 1, 2)
     window = Window({"state": np.array([[0.5, -1.0]], np.float32)})
@@ -129,48 +115,3 @@ def test_the_exchange_that_it_shows() -> None:
     read = messages.request_of(messages.read_ask(shown), contract)
     assert (read.address, read.window["state"].tolist()) == ((3, 0, 12, 40), [[0.5, -1.0]])
     assert messages.encode(messages.Reply(7, 0.25, 1.5, 2.0, 1, chunk)) == example("reply")
-
-
-def test_the_random_numbers_that_it_shows() -> None:
-    found = re.search(r"```json example=uniforms\n(.*?)```", DOCUMENT, re.DOTALL)
-    rng = stream(7, Role.VERIFY, robot=1, episode=2, step=3)
-    assert found and msgspec.json.decode(found[1]) == rng.random((2, 2)).tolist()
-
-
-def test_the_limits() -> None:
-    limits = Limits()
-    assert {row[0]: int(row[1]) for row in TABLES["Limits"][0][1]} == {
-        "longest `deadline_ms`": messages.MAX_DEADLINE_MS,
-        "largest `id`": 2**63 - 1,
-        "dimensions of an observation, without its history": observations.MAX_DIMENSIONS,
-        "arrays of an observation": observations.MAX_FIELDS,
-        "characters of an observation's name": 64,
-        "characters of `instruction`": messages.MAX_INSTRUCTION_CHARS,
-        "characters of `robot`": 64,
-        "scans of a JPEG": images.MAX_SCANS,
-        "bytes of a JPEG until its first scan has begun": images.MAX_HEADER_BYTES,
-        "longest history of a spec that a device takes over": chunks.MAX_HISTORY,
-        "bytes of observations and of a chunk of such a spec": chunks.MAX_BYTES,
-        "seconds of a control period of such a spec, at most": 1 / chunks.MIN_RATE_HZ,
-        "control rate of such a spec [Hz], at most": chunks.MAX_RATE_HZ,
-        "characters of a token, at least": access.MIN_TOKEN_CHARS,
-        "requests under way per robot; the server then stops reading it; unless set otherwise": limits.max_under_way,
-        "fragments of a WebSocket message": session._MAX_FRAGMENTS,
-        "messages of a connection that wait to be handled": session._MAX_WAITING,
-        "pings and pongs per second, without a message between them": session._MAX_CONTROLS_PER_S,
-        "seconds until the opening request, a TLS handshake, and the hello are there, each": session.HELLO_TIMEOUT_S,
-        "seconds between pings": _PING_S,
-        "robots with a stream, unless set otherwise": limits.max_robots,
-        "connections that have not said hello, unless set otherwise": limits.max_pending,
-        "connections per address, unless set otherwise": limits.max_per_address,
-        "requests in the queue, unless set otherwise": limits.max_queue,
-        "requests in a batch, unless set otherwise": limits.max_batch,
-        "seconds a shutdown waits for what is under way, unless set otherwise": limits.drain_s,
-    }
-    assert f"`max_message_bytes`: {HANDSHAKE_BYTES}," in DOCUMENT
-    assert f"({client._MAX_UNSOLICITED} on a connection here)" in DOCUMENT
-    contract = load_pair("ball").exchange.contract
-    longest = max(
-        max(contract.window.nbytes + kind.request.nbytes, kind.reply.nbytes) for kind in contract.kinds.values()
-    )
-    assert contract.max_message_bytes == HANDSHAKE_BYTES + 2 * longest

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec import structs
 from numpy.typing import NDArray
 from tests.example_count import example_count
-from tests.wire.contracts import CODES, SEEN, SPEC, of_codes, window_of
+from tests.wire.contracts import CODES, SEEN, window_of
 
 from specact.errors import MissingExtraError, WireError
-from specact.observation import Field, ObservationSpec, Window
+from specact.observation import Field, ObservationSpec
 from specact.rng import StepAddress
 from specact.wire.exchange import Request
 from specact.wire.images import MAX_HEADER_BYTES, MAX_SCANS, read_images, read_jpegs, to_jpeg
@@ -153,16 +152,6 @@ def test_a_damaged_jpeg_is_read_or_refused_and_nothing_else(file: bytes) -> None
         assert read_jpegs([file], "image", ONE).shape == ONE
     except WireError as error:
         assert error.code == "bad_message"
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 4), (96, 96), (240, 320)])
-def test_even_noise_at_a_high_quality_fits_into_a_message(size: tuple[int, int]) -> None:
-    seen = ObservationSpec({**SEEN.fields, "image": Field((*size, 3), "uint8", 2)}, instruction=True)
-    contract = of_codes(structs.replace(SPEC, target=seen))
-    window = window_of(seen)
-    noise = np.random.default_rng(0).integers(0, 256, (2, *size, 3)).astype(np.uint8)
-    request = Request(Window({**window.arrays, "image": noise}, "x" * 1000), HERE)
-    assert len(encode(ask(request, contract, "infer", 0, 1.0, None, 95))) < contract.max_message_bytes
 
 
 def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

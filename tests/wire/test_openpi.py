@@ -38,28 +38,6 @@ def test_openpis_bytes_are_read() -> None:
     assert found["b"] == np.float32(0.5) and isinstance(found["b"], np.float32)
 
 
-def test_the_real_client_packs_and_reads_the_same() -> None:
-    theirs = pytest.importorskip("openpi_client.msgpack_numpy", reason="needs openpi-client (see the Makefile)")
-    rng = np.random.default_rng(0)
-    sent = {
-        "observation/image": rng.integers(0, 256, (3, 4, 3)).astype(np.uint8),
-        "observation/state": rng.normal(size=7),
-        "nested": {"ids": np.arange(3), "none": None, "list": [1, 2.5, "x"]},
-        "gripper": np.float32(0.25),
-        "on": np.bool_(True),
-        "prompt": "pick it up",
-    }
-    assert openpi.encode(sent) == theirs.packb(sent)
-    ours, again = openpi.decode(theirs.packb(sent)), theirs.unpackb(openpi.encode(sent))
-    for found in (ours, again):
-        for name in ("observation/image", "observation/state"):
-            np.testing.assert_array_equal(found[name], sent[name])
-            assert found[name].dtype == sent[name].dtype  # type: ignore[attr-defined]
-        np.testing.assert_array_equal(found["nested"]["ids"], np.arange(3))
-        assert (found["gripper"], found["on"], found["prompt"]) == (0.25, True, "pick it up")
-        assert found["nested"]["list"] == [1, 2.5, "x"] and found["nested"]["none"] is None
-
-
 @pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "text"])
 @pytest.mark.parametrize(
     "form",

@@ -7,22 +7,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from specact.errors import ConfigError, RemoteError, WireError
 from specact.pair import Pending
 from specact.records import Positive, Record
-from specact.remote.endpoint import Endpoint
-from specact.remote.native import NativeConversation
+from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
 from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
-from specact.remote.stream import StreamClosedError
 from specact.types import Cause, Miss, OffloadTimes
+from specact.wire import messages
 from specact.wire.arrays import Arrays, Layout
-from specact.wire.exchange import Contract, Request
+from specact.wire.exchange import HANDSHAKE_BYTES, Contract, Request
 from specact.wire.images import to_jpeg
-from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, device_times, printable
+from specact.wire.messages import ErrorCode, Failure, Reply, Welcome, bad, check_terms, device_times, printable
 
 T = TypeVar("T")
 _MAX_MISSES = 3
@@ -50,6 +51,87 @@ class ClientSettings(Record, frozen=True):
     first_delay_s: Positive = 0.05
     longest_delay_s: Positive = 2.0
     silence_s: Positive = 3.0
+
+
+class NativeConversation:
+    """A connection after its handshake, used by one thread at a time; without a contract it asks for the server's.
+
+    Its methods raise StreamClosedError if it has ended, and :meth:`receive` WireError for an unreadable message.
+
+    Attributes:
+        single: whether an outstanding reply blocks further requests.
+        welcome: the server's.
+
+    Raises:
+        RemoteError: if the server cannot be reached in time, or refuses this device, or is not the one expected.
+    """
+
+    single = False
+
+    def __init__(
+        self, endpoint: Endpoint, timeout: float, robot: str, contract: Contract | None, jpeg_quality: int | None = None
+    ) -> None:
+        until, self._contract, self._jpeg_quality = time.monotonic() + timeout, contract, jpeg_quality
+        limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
+        terms = () if contract is None else (contract.family, dict(contract.spec))
+        self._stream = Stream(endpoint, messages.PATH, "Bearer", timeout, limit)
+        try:
+            # The server may have refused and closed already; then it has said why.
+            with suppress(StreamClosedError):
+                self._stream.send(
+                    messages.encode(messages.Hello(messages.PROTOCOL, robot, *terms)), until - time.monotonic()
+                )
+            self.welcome = self._read_welcome(until)
+        except (StreamClosedError, WireError) as error:
+            self.close()
+            raise RemoteError(f"{endpoint} refuses this device: {printable(str(error))}") from None
+
+    @property
+    def last_activity_s(self) -> float:
+        """When it was last known to be alive, in seconds of the monotonic clock."""
+        return self._stream.last_activity_s
+
+    def send(
+        self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
+    ) -> None:
+        """Sends a request within ``timeout`` seconds."""
+        assert self._contract is not None, "otherwise there are no requests"
+        message = messages.ask(request, self._contract, kind, identity, deadline_ms, report, self._jpeg_quality)
+        self._stream.send(messages.encode(message), timeout)
+
+    def receive(self, timeout: float) -> Reply | Failure | None:
+        """The next reply, or None if none arrives within ``timeout`` seconds; 0 does not block."""
+        message = self._stream.receive(timeout)
+        if message is None:
+            return None
+        if isinstance(message[0], str):
+            raise bad("text messages are not part of the protocol")
+        return messages.read_reply(message[0])
+
+    def ping(self) -> None:
+        """Asks for a sign of life."""
+        self._stream.ping()
+
+    def close(self) -> None:
+        """Closes it immediately; idempotent."""
+        self._stream.close()
+
+    def _read_welcome(self, until: float) -> Welcome:
+        message = self._stream.receive(max(0.0, until - time.monotonic()))
+        if message is None:
+            raise StreamClosedError("the server did not answer the hello in time")
+        welcome = messages.read_welcome(message[0] if isinstance(message[0], bytes) else b"")
+        if self._contract is not None:
+            check_terms(self._contract, welcome.family, welcome.spec)
+            # A server may offer more.
+            if any(welcome.kinds.get(name) != arrays for name, arrays in self._contract.describe().items()):
+                raise WireError(
+                    ErrorCode.MISMATCH,
+                    "device and server differ in the arrays of their messages; install the same version of specact, "
+                    "or of the family, on both",
+                )
+        texts = {name: printable(getattr(welcome, name), 64) for name in ("bundle", "target", "version", "family")}
+        return replace(welcome, **texts)
 
 
 Conversation = NativeConversation | OpenpiConversation

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specact.errors import RemoteError, WireError
-from specact.remote.endpoint import Endpoint
-from specact.remote.stream import Stream, StreamClosedError
+from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
 from specact.wire import openpi
 from specact.wire.exchange import Contract, Request
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Reply, Welcome, bad, check_terms, printable
@@ -51,7 +50,7 @@ class OpenpiEndpoint(Endpoint):
 
 
 class OpenpiConversation:
-    """As :class:`~specact.remote.native.NativeConversation`, with requests of the kind ``infer`` only, without ids.
+    """As :class:`~specact.remote.client.NativeConversation`, with requests of the kind ``infer`` only, without ids.
 
     So nothing is sent before the last reply has arrived. Each request is preceded by a ping with its id: a message
     before that pong is a duplicate, and ends the connection; so does a reply that equals the last one byte for byte,
