@@ -300,7 +300,8 @@ class _Watchdog:
     """
 
     def __init__(self, robot: Robot, safety: Safety, interrupts: Interrupts) -> None:
-        self.robot, self._still, self._interrupts = robot, safety.stop_action, interrupts
+        self.robot, self._interrupts = robot, interrupts
+        self._still = safety.stop_action if getattr(robot, "concurrent", False) else None
         self._stall_s = safety.fallback.max_stall_ms / 1e3
         self._call: tuple[str, float] | None = None
         self._error: StallError | None = None
@@ -338,7 +339,6 @@ class _Watchdog:
                     f"the robot's {call[0]}() has not returned within {self._stall_s:g} s, and the robot was stopped; "
                     "see whether its devices answer"
                 )
-                concurrent = getattr(self.robot, "concurrent", False)
-                stop_after(self._error, self.robot, self._still if concurrent else None)
+                stop_after(self._error, self.robot, self._still)
                 self._interrupts.throw(self._error)
                 return
