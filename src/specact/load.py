@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from inspect import getattr_static
 from pathlib import Path
@@ -19,8 +20,9 @@ from specact.families.chunks.sources import (
     LoadedPolicy,
     is_policy,
     kind_of_source,
+    load_own,
     load_regression,
-    load_source,
+    onnx_policy,
     try_out,
 )
 from specact.families.chunks.wire import ChunkExchange
@@ -112,16 +114,16 @@ def load_pair(
 
 
 def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
-    """Loads a chunk policy; a flow policy takes ``steps`` Euler steps.
+    """Loads a chunk policy, of so many Euler steps if it is a flow.
 
     The source is the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
-    ``BUNDLE#target``, one policy of a pair of action codes; or what
-    :func:`~specact.families.chunks.sources.load_source` reads.
+    ``BUNDLE#target`` of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
+    :func:`~specact.families.chunks.sources.onnx_policy`; ``lerobot:PATH@HZ``, what LeRobot saved, and its control rate;
+    ``openpi:ws://HOST:PORT#FILE.toml``, with the token in the variable SPECACT_TOKEN; or ``MODULE:NAME``.
 
     Raises:
         ConfigError: if the source does not exist, or is none of these.
-        BundleError: if the policy cannot be used.
-        RemoteError: if a server does not answer.
+        BundleError: if the policy cannot be used; RemoteError: if a server does not answer.
     """
     kind = kind_of_source(source)
     if kind == "part":
@@ -131,8 +133,25 @@ def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
         chunks = CodeChunks(network, codes.tokenizer, codes.spec, network.observation)
         units = ActionUnits(codes.tokenizer.centre, codes.tokenizer.scale)
         return LoadedPolicy(f"{codes.name}-{part}", chunks, units, codes.manifest.fingerprints[part], codes.env)
-    if kind != "folder":
-        return load_source(source, steps=steps, compute=compute)
+    if kind == "lerobot":
+        try:
+            from specact.families.chunks.lerobot import load_lerobot
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python "
+                "3.12 or newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
+            ) from None
+        return load_lerobot(source, steps=steps)
+    if kind == "openpi":
+        from specact.families.chunks.openpi import openpi_policy, openpi_source
+
+        server = openpi_source(source, os.environ.get("SPECACT_TOKEN") or None)
+        return LoadedPolicy(server.name, openpi_policy(server), server.units, server.fingerprint)
+    if kind == "description":
+        own = onnx_policy(Path(source), compute=compute)
+        return LoadedPolicy(Path(source).stem, own, own.units, own.fingerprint)
+    if kind == "code":
+        return load_own(source)
     path = find_bundle(source)
     held = read_manifest(path).kind
     if held == "pair":

@@ -16,6 +16,7 @@ from tests.served import served, verifying
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
+from specact.families.chunks.pair import accepted_length
 from specact.gates.gate import Always, Never, Random
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -34,7 +35,6 @@ from specact.systems.flash import (
     Round,
     RoundRequest,
     Rounds,
-    accepted_length,
     deviations,
     implied,
     judge,

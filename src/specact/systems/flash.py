@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from specact.bundle.network import CPU, Compute, Network
 from specact.errors import ConfigError, WireError
 from specact.families.chunks.flow import Array, FlowPolicy
+from specact.families.chunks.pair import accepted_length
 from specact.families.chunks.policy import resized
 from specact.families.chunks.wire import ChunkExchange
 from specact.observation import Window
@@ -89,14 +90,6 @@ def deviations(drafted: Array, estimates: Array, grippers: Sequence[int] = ()) -
     kept = [dimension for dimension in range(drafted.shape[-1]) if dimension not in grippers]
     missing = (estimates - drafted)[..., kept or slice(None)]
     return np.asarray(np.sqrt(np.square(missing).mean(axis=-1)))
-
-
-def accepted_length(deviation: Array, within: float) -> int:
-    """``L`` from ``d [K, H]``, of which NaN is too far, and delta, of which 0 accepts none."""
-    if within <= 0.0:
-        return 0
-    beyond = np.flatnonzero(~(deviation <= within).all(axis=0))
-    return int(beyond[0]) if beyond.size else deviation.shape[1]
 
 
 def first_switch(closed: Grippers, held: Grippers | None) -> int:

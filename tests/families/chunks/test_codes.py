@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specact import SpeculativePolicy, gates, load_pair
-from specact.errors import BundleError, ConfigError
+from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, Inpainting
 from specact.families.codes.policy import CodeChunks
 from specact.observation import ObservationHistory, vectors
@@ -34,15 +34,6 @@ def test_the_chunk_is_the_one_an_agent_executes(tiny_bundle: Path) -> None:
         np.testing.assert_array_equal(chunk[0], action)  # the tiny bundle executes one action of two
 
 
-def test_it_draws_and_is_a_function_of_the_generator(tiny_bundle: Path) -> None:
-    bundle = load_pair(tiny_bundle)
-    policy = CodeChunks(bundle.parts.target, bundle.parts.tokenizer, bundle.parts.spec, bundle.parts.spec.target)
-    window = ObservationHistory(policy.spec.observation).push(observation(0))
-    drawn = {policy.infer(window, np.random.default_rng(seed)).tobytes() for seed in range(20)}
-    assert len(drawn) > 1
-    assert policy.infer(window, np.random.default_rng(3)).tobytes() in drawn
-
-
 def test_it_says_that_it_cannot_inpaint(tiny_bundle: Path) -> None:
     bundle = load_pair(tiny_bundle)
     policy = CodeChunks(bundle.parts.target, bundle.parts.tokenizer, bundle.parts.spec, bundle.parts.spec.target)
@@ -50,19 +41,6 @@ def test_it_says_that_it_cannot_inpaint(tiny_bundle: Path) -> None:
     last = Inpainting(np.zeros((2, 2), np.float32), np.ones(2, np.float32))
     with pytest.raises(ConfigError, match="cannot inpaint"):
         policy.infer(window, np.random.default_rng(0), last)
-
-
-@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"actions": 0}, {"rate_hz": 0.0}])
-def test_sizes_that_no_policy_can_have(wrong: dict[str, int]) -> None:
-    sizes = {"chunk": 1, "actions": 1, "rate_hz": 1.0} | wrong
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        ChunkSpec(vectors(1, state=1), **sizes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [{"history": -1}, {"goal": -1}, {"state": 0}])
-def test_observations_that_no_policy_can_see(wrong: dict[str, int]) -> None:
-    with pytest.raises(BundleError, match="must be a whole number"):
-        vectors(**({"history": 1, "state": 1} | wrong))
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,9 @@ with warnings.catch_warnings():
 
 from tests.test_your_own import reading, sections
 
-import specact
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, integrate
-from specact.families.chunks.policy import ChunkPolicy, Inpainting
+from specact.families.chunks.policy import ChunkPolicy
 from specact.families.chunks.sources import LoadedPolicy, try_out
 from specact.gates.gate import Always
 from specact.lab.rollout.processes import ServerProcess
@@ -43,8 +42,6 @@ from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
-from specact.rng import Role, StepAddress, stream, streams
-from specact.systems.flash import Check, FlashSettings, FlashTarget, RoundRequest, deviations, implied, noised
 from specact.systems.flow import ROUNDS, FlashParts, load_flash
 
 # It warns of what it will change.
@@ -245,30 +242,6 @@ def test_the_pull_is_the_exact_gradient(name: str, made: Callable[[str], Made]) 
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_flash_checks_drafts_on_its_parts(name: str, made: Callable[[str], Made]) -> None:
-    policy, address = made(name).policy, StepAddress(0, 0, 0, 3)
-    assert isinstance(policy, FlowPolicy)
-    seen = [window_of(policy.spec.observation, seed) for seed in range(2)]
-    asked = FlashTarget(policy, FlashSettings(execute=2)).answer(seen[0], address)
-    full = asked.round(RoundRequest(True))
-    (rng,) = streams(Role.VERIFY, [address])
-    np.testing.assert_array_equal(full.chunk, policy.infer(seen[0], rng))
-    lax = asked.round(RoundRequest(False, full.chunk, Check((0.1, 0.05), 100.0)))
-    assert lax.accepted == 2 and lax.deviation.shape == (2, 2)
-    np.testing.assert_array_equal(lax.chunk, full.chunk)
-    failed = asked.round(RoundRequest(False, full.chunk + 0.1, Check(within=0.0)))
-    assert failed.full and failed.checked
-    np.testing.assert_array_equal(failed.chunk, full.chunk)
-    # At noise alone the check compares with what one step would give, so the draft counts in full.
-    far = [
-        asked.round(RoundRequest(False, full.chunk + by, Check((1.0,), 100.0))).deviation.mean() for by in (0.0, 5.0)
-    ]
-    assert far[1] > far[0]
-    tokens = policy.networks.tokens(seen)
-    assert tokens.ndim == 3 and len(tokens) == 2 and np.abs(tokens[0] - tokens[1]).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", FLOWS)
 def test_tokens_are_as_many_for_every_window_and_encoded_once(
     name: str, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,33 +298,6 @@ def shown_to(taught: Path, count: int) -> tuple[FlowPolicy, list[Window]]:
     frames = rng.integers(0, 256, (count, 1, tiny.SIDE, tiny.SIDE, 3), np.uint8)
     seen = [{"state": state[None], "image.front": frame} for state, frame in zip(states, frames, strict=True)]
     return policy, [Window(arrays, "lift") for arrays in seen]
-
-
-def test_flash_tells_the_policy_s_own_chunk_from_that_for_another_scene(taught: Path) -> None:
-    policy, seen = shown_to(taught, 12)
-    calm = FlowPolicy(policy.networks, policy.units, policy.spec, spread=0.0)
-    oracle = calm.infer_batch(seen, [np.random.default_rng(0)] * len(seen))
-    target, check = FlashTarget(policy, FlashSettings(execute=3)), Check((0.2, 0.5), 100.0)
-    distances = []
-    for number, window in enumerate(seen):
-        address = StepAddress(0, 0, 0, number)
-        asked, other = target.answer(window, address), oracle[number - 5]
-        own, wrong = (asked.round(RoundRequest(False, chunk, check)) for chunk in (oracle[number], other))
-        assert own.accepted == wrong.accepted == 3
-        distances.append([own.deviation.mean(), wrong.deviation.mean()])
-        # By hand, over the two real ones of the five dimensions that are padded to.
-        (rng,) = streams(Role.VERIFY, [address])
-        policy.noise(rng)  # of a full round
-        drafted = policy.to_flow(other)
-        assert drafted.shape == (tiny.CHUNK, tiny.WIDTH) and not drafted[:, tiny.ACTIONS :].any()
-        levels = np.array(check.levels, np.float32)
-        mixed = noised(drafted, policy.noise(rng), levels)
-        estimates = implied(mixed, policy.networks.velocity(mixed, 1 - levels, policy.networks.cache([window])), levels)
-        by_hand = deviations(drafted[:3, : tiny.ACTIONS], estimates[:, :3, : tiny.ACTIONS])
-        np.testing.assert_allclose(wrong.deviation, by_hand, rtol=1e-4, atol=1e-5)
-        assert asked.round(RoundRequest(False, oracle[number], replace(check, within=0.0))).full
-    found = np.array(distances)
-    assert found[:, 0].mean() < 0.5 * found[:, 1].mean()
 
 
 @pytest.fixture(scope="module")
@@ -430,28 +376,6 @@ def test_a_block_belongs_to_itsprefix_weights(block: Path, taught: Path, made: C
         load_pair(block, target=f"lerobot:{made('act').path}@20")
 
 
-def test_an_interrupted_training_of_a_block_goes_on(block: Path, taught: Path, tmp_path: Path) -> None:
-    for stage, after in (("target's answers", 64), ("block", 40)):
-
-        def stop(what: str, done: int, total: int, stage: str = stage, after: int = after) -> None:
-            if what == stage and done >= after:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            trained(taught, tmp_path / "run", stop)
-    assert (trained(taught, tmp_path / "run") / "block.onnx").read_bytes() == (block / "block.onnx").read_bytes()
-
-
-def test_a_flow_policy_inpaints(made: Callable[[str], Made]) -> None:
-    policy = made("smolvla").policy
-    window = window_of(policy.spec.observation, 0)
-    free = policy.infer(window, np.random.default_rng(0))
-    weights = np.array([1, 1, 0, 0, 0, 0], np.float32)
-    given = np.where(weights[:, None] > 0, free[::-1] + 0.3, np.float32(np.nan)).astype(np.float32)
-    kept = policy.infer(window, np.random.default_rng(0), Inpainting(given, weights))
-    assert np.abs(kept - given)[:2].max() < 0.5 * np.abs(free - given)[:2].max()
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_answer_depends_on_its_request_alone(name: str, made: Callable[[str], Made]) -> None:
     """Neither on what is beside it in a batch, nor on what was asked before, nor on PyTorch's generator."""
@@ -482,22 +406,6 @@ def test_actions_stay_within_the_demonstrated_range(name: str, made: Callable[[s
     found = policy.infer(window, np.random.default_rng(0))
     assert (wide < low - 0.01).any() or (wide > high + 0.01).any()
     np.testing.assert_allclose(found, np.clip(wide, low, high), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["act", "smolvla"])
-def test_a_server_gives_the_answers_of_the_policy_in_this_process(name: str, made: Callable[[str], Made]) -> None:
-    policy = made(name).policy
-    arguments = ["serve", "--policy", f"lerobot:{made(name).path}@20", "--port", "0"]
-    with (
-        ServerProcess(arguments, ready_within_s=600.0) as process,
-        specact.connect(f"ws://127.0.0.1:{process.port}", deadline_ms=60_000, seed=3) as remote,
-    ):
-        assert remote.spec == policy.spec and remote.inpaints == (name == "smolvla")
-        for step in range(2):
-            window = window_of(policy.spec.observation, step)
-            seen = {key: array[0] for key, array in window.arrays.items()}
-            found = remote(seen if window.instruction is None else {**seen, "instruction": window.instruction})
-            np.testing.assert_allclose(found, policy.infer(window, stream(3, Role.VERIFY, step=step)), atol=1e-5)
 
 
 def test_the_commands_of_the_page(
@@ -547,11 +455,3 @@ def test_other_weights_have_another_fingerprint(made: Callable[[str], Made], tmp
     config = json.loads((same / "config.json").read_text())
     (same / "config.json").write_text(json.dumps(config | {"n_action_steps": 1}))
     assert load_policy(f"lerobot:{same}@20").fingerprint != made("act").loaded.fingerprint
-
-
-def test_a_type_that_nobody_knows(made: Callable[[str], Made], tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(made("act").path, tmp_path / "act"))
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"type": "oracle"}))
-    with pytest.raises(BundleError, match=r"cannot be used as a LeRobot policy: ValueError: Policy type 'oracle'"):
-        load_policy(f"lerobot:{copy}@20")

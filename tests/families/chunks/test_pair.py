@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +17,12 @@ from tests.served import served
 
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.execution.player import LateVerdicts
-from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
-from specact.families.chunks.pair import ChunkAnswers, ChunkParts, ChunkVerifier, accepted_prefix, replaced_after_prefix
+from specact.families.chunks.pair import ChunkAnswers, ChunkParts, ChunkVerifier, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.sources import FunctionPolicy, Inputs, chunk_policy
 from specact.families.chunks.wire import ChunkExchange
-from specact.gates import ActionDeviation, Always, Gate, Never, Random
-from specact.gates.controller import Controller, RateBudget
-from specact.observation import Field, Observation, ObservationSpec, Window, vectors
+from specact.gates import Always, Gate, Never
+from specact.observation import Field, ObservationSpec, Window, vectors
 from specact.pair import Answer, LocalTarget, Pair, Pending, TargetPolicy
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
@@ -45,28 +42,22 @@ def rows(*numbers: Sequence[float] | float) -> Chunk:
     ("drafted", "wanted", "within", "accepted"),
     [
         (rows(0, 0, 0), rows(0, 0, 0), 0.0, 0),  # 0 takes the target's chunk whole
-        (rows(0, 0, 0), rows(0, 0, 0), 1e-9, 3),
         (rows(0, 0, 0), rows(0.5, 0.5, 0.5), 0.5, 3),  # the threshold itself is within
         (rows(0, 0, 0), rows(0.5, 0.5, 0.5), 0.499, 0),
         (rows(0, 0, 0), rows(0.25, 0.5, 0.25), 0.25, 1),  # what comes after the first is not looked at
-        (rows(0, 0, 0), rows(0.25, 0.25, 0.5), 0.25, 2),
-        (rows(0, 0, 0), rows(0.5, 0, 0), 0.25, 0),
         # The root of the mean over dimensions: (1, 1) is 1 away from (0, 0), and (1, 0) the root of a half.
-        (rows((0, 0), (0, 0)), rows((1, 1), (0, 0)), 1.0, 2),
         (rows((0, 0), (0, 0)), rows((1, 1), (0, 0)), 0.99, 0),
         (rows((0, 0), (0, 0)), rows((1, 0), (1, 1)), 0.71, 1),
-        (rows((0, 0), (0, 0)), rows((1, 0), (1, 1)), 0.70, 0),
         # What is no number is not within anything.
         (rows(0, 0), rows(0, math.nan), 1.0, 1),
         (rows(0, math.inf), rows(0, math.inf), 1e9, 1),
-        (rows(0, 0), rows(0, 0), math.inf, 2),
     ],
 )
 def test_the_prefix_ends_before_the_first_action_that_is_too_far(
     drafted: Chunk, wanted: Chunk, within: float, accepted: int
 ) -> None:
     with np.errstate(invalid="ignore"):
-        assert accepted_prefix(drafted, wanted, within) == accepted
+        assert replaced_after_prefix(drafted, wanted, within)[1] == accepted
 
 
 def chunks(most: int = 6) -> st.SearchStrategy[tuple[Chunk, Chunk]]:
@@ -111,15 +102,6 @@ def test_what_is_executed_is_a_prefix_of_the_draft_and_then_the_target(
     # No executed action is further from the target's than the threshold, as the module says.
     apart = np.sqrt(np.square(actions - wanted[:count]).mean(-1))
     assert (apart <= within).all() or (within <= 0.0 and not apart.any())
-
-
-@given(pair=chunks(), thresholds=st.tuples(st.floats(0, 4), st.floats(0, 4)))
-def test_a_wider_threshold_never_accepts_fewer(pair: tuple[Chunk, Chunk], thresholds: tuple[float, float]) -> None:
-    drafted, wanted = pair
-    count = min(map(len, pair))
-    narrow, wide = (accepted_prefix(drafted[:count], wanted[:count], within) for within in sorted(thresholds))
-    assert narrow <= wide
-    assert accepted_prefix(drafted[:count], drafted[:count], max(thresholds) + 1e-3) == count
 
 
 @given(pair=chunks(), within=st.floats(0, 4), execute=st.integers(1, 9))
@@ -253,10 +235,6 @@ def play(
     return np.stack(actions), records
 
 
-def restless(i: int) -> dict[str, Any]:
-    return at(17 * i % 11)
-
-
 def drafted_at(i: int) -> np.ndarray:
     return draft.infer(draft.spec.observation.select(windows(i + 1)[i]), np.random.default_rng(0))
 
@@ -285,17 +263,7 @@ def test_without_a_gates_transmission_it_executes_the_draft() -> None:
         assert record.origins.tolist() == [Origin.DRAFTED] * LONG
 
 
-def test_with_a_distance_of_0_every_verified_chunk_is_the_targets() -> None:
-    policy = SpeculativePolicy(made(accept_within=0.0), Always(), seed=7)
-    actions, records = play(policy)
-    for i, (action, record) in enumerate(zip(actions, records, strict=True)):
-        asked = i - i % EXECUTE
-        np.testing.assert_allclose(action, targeted_at(asked, seed=7)[i % EXECUTE], rtol=1e-5)
-        assert record.outcome is not None and record.origins.tolist() == [Origin.REPLACED] * SHORT
-    assert policy.counts["accepted"] == 0 < policy.counts["verified"] == 10 * SHORT
-
-
-@pytest.mark.parametrize("within", [0.03, 0.12, 0.17, 10.0])
+@pytest.mark.parametrize("within", [0.0, 0.03, 0.12, 0.17, 10.0])
 def test_drafted_actions_are_executed_up_to_the_first_one_too_far_from_the_targets(within: float) -> None:
     policy = SpeculativePolicy(made(accept_within=within), Always(), seed=7)
     _, records = play(policy)
@@ -304,6 +272,7 @@ def test_drafted_actions_are_executed_up_to_the_first_one_too_far_from_the_targe
         wanted = UNITS.from_environment(targeted_at(step * EXECUTE, seed=7))
         distance = np.sqrt(np.square(record.proposal.actions[:SHORT] - wanted).mean(axis=-1))
         kept = int(np.argmax(distance > within)) if (distance > within).any() else SHORT
+        kept = 0 if within == 0.0 else kept
         assert record.outcome is not None
         assert (record.outcome.verified, record.outcome.accepted) == (SHORT, kept)
         np.testing.assert_array_equal(record.actions[:kept], record.proposal.actions[:kept])
@@ -312,7 +281,7 @@ def test_drafted_actions_are_executed_up_to_the_first_one_too_far_from_the_targe
         accepted += kept
     assert policy.counts["accepted"] == accepted
     # Actions i = 0, 1, 2, ... are 0.04 i to 0.06 i apart.
-    assert accepted / len(records[::EXECUTE]) == {0.03: 1, 0.12: 3, 10.0: SHORT}.get(
+    assert accepted / len(records[::EXECUTE]) == {0.0: 0, 0.03: 1, 0.12: 3, 10.0: SHORT}.get(
         within, pytest.approx(3.5, abs=0.5)
     )
 
@@ -324,66 +293,6 @@ def test_a_longer_chunk_of_the_target_is_used_as_far_as_the_draft_reaches() -> N
     np.testing.assert_allclose(UNITS.to_environment(records[0].actions), drafted_at(0)[:SHORT], rtol=1e-5)
     _, records = play(SpeculativePolicy(swapped(), Never()), 6)
     assert {len(record.actions) for record in records} == {SHORT}
-
-
-def gates() -> dict[str, Gate]:
-    return {
-        "never": Never(),
-        "always": Always(),
-        "random": Random(0.5),
-        "deviation": ActionDeviation(0.16, max_skips=4),
-        "controller": Controller(ActionDeviation(math.inf), RateBudget(0.4)),
-        "audited": audited(ActionDeviation(math.inf)),
-    }
-
-
-def audited(gate: Gate) -> Gate:
-    gate.audit_rate = 0.4
-    return gate
-
-
-@pytest.mark.parametrize("overlap", ["drop", "average"])
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("name", gates())
-def test_every_gate_that_looks_at_actions_alone_serves_a_pair_of_chunk_policies(
-    name: str, turned: bool, overlap: Literal["drop", "average"]
-) -> None:
-    pair = (swapped if turned else made)(overlap=overlap)
-    gate = gates()[name]
-    if name == "deviation" and turned:
-        gate.threshold = 0.22  # scores of other policies
-    policy = SpeculativePolicy(pair, gate, seed=5)
-    actions, records = play(policy, 90, restless)
-    steps = records[::EXECUTE]
-    assert np.isfinite(actions).all() and (np.abs(actions - UNITS.centre) <= UNITS.scale * 1.00001).all()
-    for record in steps:
-        assert (record.outcome is not None) == record.decision.transmit and record.miss is None
-        expected = {Origin.ACCEPTED, Origin.REPLACED} if record.decision.transmit else {Origin.DRAFTED}
-        assert set(record.origins.tolist()) <= expected
-        assert len(record.origins) == len(record.actions)
-    sent = sum(record.decision.transmit for record in steps)
-    counts = policy.counts
-    assert (counts["steps"], counts["transmitted"], counts["missed"]) == (30, sent, 0)
-    assert counts["verified"] == SHORT * sent
-    assert counts["accepted"] == sum(record.outcome.accepted for record in steps if record.outcome)
-    wanted = {"never": (0, 0), "always": (30, 30)}
-    low, high = wanted.get(name, (4, 26))
-    assert low <= sent <= high
-    if name == "audited":
-        assert {record.decision.reason for record in steps if record.decision.transmit} == {"first", "audit"}
-    # An episode is reproduced by its number, whatever was drawn in between.
-    policy.reset(0)
-    if name != "controller":  # it learns for life
-        np.testing.assert_array_equal(play(policy, 90, restless)[0], actions)
-
-
-def test_the_target_draws_from_the_steps_own_stream_whoever_else_was_asked() -> None:
-    _, always = play(SpeculativePolicy(made(accept_within=0.0), Always(), seed=2))
-    _, some = play(SpeculativePolicy(made(accept_within=0.0), Random(0.5), seed=2))
-    both = [(one, two) for one, two in zip(always, some, strict=True) if two.outcome is not None]
-    assert 0 < len(both) < len(always)
-    for one, two in both:
-        np.testing.assert_array_equal(one.actions, two.actions)
 
 
 # ---- draft and target see different things --------------------------------------------------------------------------
@@ -506,7 +415,7 @@ def test_a_miss_executes_the_drafts_chunk_and_says_why(turned: bool) -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("tick", [0.005, 0.007, 0.015, 0.1])
+@pytest.mark.parametrize("tick", [0.007, 0.1])
 def test_a_late_verdict_corrects_what_is_left_of_its_chunk(turned: bool, tick: float) -> None:
     pair, clock = (swapped if turned else made)(accept_within=0.0), VirtualClock()
     verifier = pair.verifier(Far(pair.target(), clock))
@@ -550,10 +459,7 @@ def broken(policy: FunctionPolicy, value: float, action: int) -> FunctionPolicy:
     return FunctionPolicy(policy.spec, function, seeded=policy is target)
 
 
-NOT_FINITE = [math.nan, math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("value", [*NOT_FINITE, 3.3e38])
+@pytest.mark.parametrize("value", [math.nan, 3.3e38])
 @pytest.mark.parametrize("gate", [Never(), Always()])
 @pytest.mark.parametrize("action", [0, LONG - 1])
 def test_a_draft_that_is_not_finite_gives_no_action_and_changes_nothing(gate: Gate, value: float, action: int) -> None:
@@ -569,7 +475,7 @@ def test_a_draft_that_is_not_finite_gives_no_action_and_changes_nothing(gate: Ga
     assert policy.counts["steps"] == 5
 
 
-@pytest.mark.parametrize("value", [*NOT_FINITE, 3.3e38])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 3.3e38])
 @pytest.mark.parametrize("within", [0.0, 10.0])
 def test_a_target_that_is_not_finite_is_a_miss(value: float, within: float) -> None:
     bad = broken(target, value, 2)
@@ -580,45 +486,6 @@ def test_a_target_that_is_not_finite_is_a_miss(value: float, within: float) -> N
     for record in records[3:6]:
         np.testing.assert_array_equal(record.actions, record.proposal.actions)
         assert set(record.origins.tolist()) == {Origin.FALLBACK}
-
-
-class Overflowing:
-    """A flow's networks; where the first number of the state is above 1, velocities overflow."""
-
-    def __init__(self, networks: FlowNetworks) -> None:
-        self._networks, self._far = networks, False
-
-    def cache(self, windows: Sequence[Window]) -> Chunk:
-        self._far = bool(windows[0]["state"][-1, 0] > 1.0)
-        return self._networks.cache(windows)
-
-    def velocity(self, chunks: Chunk, times: Chunk, cache: Chunk) -> Chunk:
-        found = self._networks.velocity(chunks, times, cache)
-        return np.full_like(found, np.inf) if self._far else found
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_flow_that_overflows_is_refused_as_a_draft_and_missed_as_a_target(tiny_flow: Path, role: str) -> None:
-    bundle = load_flow(tiny_flow)
-    flow = FlowPolicy(cast(Any, Overflowing(bundle.networks)), bundle.units, bundle.spec, steps=2)
-    units = ActionUnits.of_range(bundle.units.low, bundle.units.high)
-
-    @chunk_policy(observation={"state": (8,)}, chunk=6, actions=2, rate_hz=bundle.spec.rate_hz)
-    def still(inputs: Inputs) -> Chunk:
-        return np.tile(units.centre, (len(inputs["state"]), 6, 1))
-
-    small, large = (flow, still) if role == "draft" else (still, flow)
-    pair = ChunkParts("flow", small, units, large.spec, lambda: large, execute=2).pair()
-    policy = SpeculativePolicy(pair, Always())
-    near: Observation = {"state": np.zeros(8), "goal": np.zeros(2)}
-    far: Observation = {"state": np.full(8, 2.0), "goal": np.zeros(2)}
-    assert np.isfinite(policy.act(near)).all() and np.isfinite(policy.act(near)).all()
-    if role == "draft":
-        with pytest.raises(ObservationError, match="not finite"):
-            policy.act(far)
-        return
-    np.testing.assert_allclose(policy.act(far), units.centre, atol=1e-6)
-    assert policy.record is not None and policy.record.miss == "invalid"
 
 
 # ---- pairs that do not fit together ---------------------------------------------------------------------------------
@@ -640,27 +507,22 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], message:
         made(**changes)
 
 
-def test_a_target_that_is_only_on_a_server_is_not_asked_for_here() -> None:
-    device = made(load_target=None)
-    with pytest.raises(BundleError, match="the target of test is only on its server; connect to it"):
-        SpeculativePolicy(device, Always())
-    clock = VirtualClock()
-    verifier = device.verifier(Far(made().target(), clock))
-    actions, _ = play(SpeculativePolicy(device, Always(), verifier=verifier, clock=clock), 6)
-    np.testing.assert_array_equal(actions, play(SpeculativePolicy(made(), Always()), 6)[0])
-
-
-def test_the_target_is_loaded_when_it_is_first_asked_for_and_once() -> None:
+def test_the_target_is_loaded_once_when_it_is_first_asked_for_and_refused_where_it_is_only_on_a_server() -> None:
     loads: list[int] = []
 
     def load() -> FunctionPolicy:
         loads.append(1)
         return target
 
-    pair = made(load_target=load)
-    assert pair.observation.images and pair.exchange.contract.family == "chunks" and not loads
+    here, device = made(load_target=load), made(load_target=None)
+    assert here.observation.images and here.exchange.contract.family == "chunks" and not loads
+    with pytest.raises(BundleError, match="the target of test is only on its server; connect to it"):
+        SpeculativePolicy(device, Always())
+    clock = VirtualClock()
+    verifier = device.verifier(Far(made().target(), clock))
+    actions, _ = play(SpeculativePolicy(device, Always(), verifier=verifier, clock=clock), 6)
     for _ in range(2):
-        play(SpeculativePolicy(pair, Always()), 3)
+        np.testing.assert_array_equal(actions, play(SpeculativePolicy(here, Always()), 6)[0])
     assert len(loads) == 1
 
 

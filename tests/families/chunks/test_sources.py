@@ -91,29 +91,17 @@ def test_an_onnx_file_sees_frames_as_it_wants_them(graph: bytes, tmp_path: Path)
     ("old", "new"),
     [
         ('onnx = "policy.onnx"', ""),
-        ('"policy.onnx"', "5"),
         ('"policy.onnx"', '"none.onnx"'),
-        ('"policy.onnx"', '"."'),
         ('"policy.onnx"', '"a\\u0000b"'),
-        ("chunk = 3", "chunk = 0"),
-        ("chunk = 3", 'chunk = "3"'),
-        ("actions = 2", "actions = 10000000000"),
         ("rate_hz = 10.0", "rate_hz = nan"),
         ('output = "chunk"', 'output = "action"'),
-        ('output = "chunk"', "output = []"),
         ("low = [-1.0, -1.0]", "low = [-1.0]"),
         ("low = [-1.0, -1.0]", "low = [2.0, 2.0]"),
-        ("low = [-1.0, -1.0]", 'low = ["a", "b"]'),
         ("low = [-1.0, -1.0]", ""),
-        ("shape = [2]", "shape = 2"),
-        ("shape = [2]", 'shape = ["2"]'),
-        ("shape = [2]", "shape = [9000000000]"),
-        ("history = 0", "history = -1"),
         ("[observation.state]", "[observation.State-2]"),
         ('input = "camera"', 'input = "kamera"'),
         ('dtype = "uint8"', 'dtype = "int4"'),
         ('dtype = "uint8"', ""),
-        ("channels_first = true", 'channels_first = "yes"'),
         ("chunk = 3", "chunk = 3\nchnuk = 3"),
         ("shape = [2]", "shape = [2]\nhistroy = 2"),
     ],
@@ -124,25 +112,12 @@ def test_a_description_that_does_not_describe_it_is_refused(old: str, new: str, 
         onnx_policy(described(tmp_path, graph, DESCRIPTION.replace(old, new, 1)))
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"= = =", b"onnx = 1\n" * 2, None])
-def test_a_description_that_cannot_be_read_is_refused(text: bytes | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "policy.toml").write_bytes(text)
-    with pytest.raises(ConfigError, match=r"policy\.toml"):
-        onnx_policy(tmp_path / "policy.toml")
-
-
 @pytest.mark.parametrize("change", ["cut", "other size"])
 def test_a_graph_that_does_not_do_what_is_said_is_refused(change: str, graph: bytes, tmp_path: Path) -> None:
     text = DESCRIPTION.replace("chunk = 3", "chunk = 4") if change == "other size" else DESCRIPTION
     described(tmp_path, graph[:40] if change == "cut" else graph, text)
     with pytest.raises((BundleError, ConfigError), match=r"policy"):
         try_out(load_policy(str(tmp_path / "policy.toml")))
-
-
-def test_a_number_is_no_shape() -> None:
-    with pytest.raises(ConfigError, match=r"the observation 'state' must be a shape such as \(8,\) or a Field, got 8"):
-        chunk_policy(observation={"state": 8}, chunk=3, actions=2, rate_hz=10.0)  # type: ignore[dict-item]
 
 
 def test_a_function_that_fails_is_said_to(tmp_path: Path) -> None:

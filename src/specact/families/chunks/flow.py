@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specact.bundle.bundle import Bundle, check_scale, open_bundle
 from specact.bundle.manifest import Words
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
-from specact.errors import BundleError, ConfigError, ObservationError, unknown_name
+from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.observation import Window
 
@@ -29,13 +29,7 @@ _BETA = 5.0  # the paper's limit of the guidance's weight
 
 
 def integrate(velocity: Velocity, noise: Array, steps: int) -> Array:
-    """``x <- x + v(x, t) / n`` at ``t = 0, 1 / n, ..., (n - 1) / n``.
-
-    Args:
-        velocity: from chunks ``[..., H, A]`` and t to the velocity there, of the same shape.
-        noise: standard normal, ``[..., H, A]``.
-        steps: n, at least 1.
-    """
+    """``x <- x + v(x, t) / n`` at ``t = 0, 1 / n, ..., (n - 1) / n``, from noise ``[..., H, A]``."""
     x = noise
     for step in range(steps):
         x = x + velocity(x, step / steps) / np.float32(steps)
@@ -46,12 +40,8 @@ def integrate_guided(guide: Guide, noise: Array, steps: int, beta: float) -> Arr
     """As :func:`integrate` with ``v + w(t) g`` for v, where the guidance g pulls the estimate towards Y.
 
     ``g = (Y - x^_1)^T diag(W) dx^_1/dx_t`` with ``x^_1 = x_t + (1 - t) v(x_t, t)`` (Black et al. 2025,
-    "Real-time execution of action chunking flow policies", equations 2 to 4; after Pokle et al. 2024).
-
-    Args:
-        guide: from a chunk ``[H, A]`` and t to v and g there, both ``[H, A]``.
-        noise, steps: as for :func:`integrate`.
-        beta: the largest w.
+    "Real-time execution of action chunking flow policies", equations 2 to 4; after Pokle et al. 2024). The ``guide``
+    gives v and g at a chunk ``[H, A]`` and t; ``beta`` is the largest w.
     """
 
     def velocity(x: Array, time: float) -> Array:
@@ -75,10 +65,8 @@ def guidance_weight(time: float, beta: float) -> float:
 class FlowUnits:
     """The flow's units, in which demonstrated actions have mean 0 and variance 1, like the initial noise.
 
-    Attributes:
-        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more if actions are padded; both
-            conversions take W or A dimensions.
-        low, high: float32 ``[W]``: the demonstrated range, in the environment's units.
+    ``action = centre + scale * x``, and the demonstrated range is from low to high, in the environment's units, all
+    ``[W]``. W is A, or more if actions are padded; both conversions take W or A dimensions.
     """
 
     centre: Array
@@ -98,7 +86,7 @@ class FlowUnits:
 
 
 class FlowParts(Protocol):
-    """The networks of one flow policy: encoder, prefix cache and expert.
+    """The networks of one flow policy: encoder, prefix cache and expert; chunks are in the flow's units.
 
     The interface for :class:`FlowPolicy` and for speculative methods inside the flow.
     """
@@ -108,45 +96,22 @@ class FlowParts(Protocol):
         ...
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Any:
-        """The prefix cache of B windows, an opaque value.
-
-        Args:
-            windows: B of them.
-            tokens: of :meth:`tokens` for them, if already computed.
-        """
+        """The prefix cache of B windows, an opaque value; ``tokens`` if they are computed already."""
         ...
 
     def velocity(self, chunks: Array, times: Array, cache: Any) -> Array:
-        """The expert's velocities ``[B, H, W]``.
-
-        Args:
-            chunks: ``[B, H, W]``, in the flow's units.
-            times: ``[B]`` in [0, 1].
-            cache: of one window for all of them, or of B windows.
-        """
+        """The expert's velocities at chunks ``[B, H, W]`` and times ``[B]``; the cache is of B windows, or of one."""
         ...
 
     def guide(self, chunk: Array, time: Array, cache: Any, wanted: Array, weights: Array) -> tuple[Array, Array]:
-        """Velocity and guidance towards Y, both ``[1, H, W]``, see :func:`integrate_guided`.
-
-        Args:
-            chunk, time, cache: as for :meth:`velocity`, with B = 1.
-            wanted: Y ``[1, H, W]``, in the flow's units.
-            weights: W ``[1, H]`` in [0, 1].
-        """
+        """Velocity and guidance towards Y ``[1, H, W]`` with weights ``[1, H]``, see :func:`integrate_guided`."""
         ...
 
 
 class FlowNetworks:
-    """Encoder, prefix, expert and guide of one flow policy, see :class:`FlowParts`; without padding of actions.
+    """The four :data:`NETWORKS` of one flow policy, see :class:`FlowParts`; without padding of actions.
 
     A cache holds keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``.
-
-    Args:
-        files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
-        spec: of the bundle they belong to.
-        words: vocabulary of its instructions.
-        compute: where they run.
 
     Raises:
         BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
@@ -186,12 +151,8 @@ class FlowPolicy:
 
     The prefix is computed once per inference, the expert once per Euler step. With inpainting the steps are guided
     towards the last chunk (real-time chunking, Black et al. 2025). An observation that overflows gives NaN in a batch,
-    and an ObservationError alone.
-
-    Args:
-        networks, units, spec: the parts of one policy.
-        steps: Euler steps; fewer are faster, and a single one gives the mean of the demonstrations.
-        spread: standard deviation of the initial noise; 0 makes the policy deterministic.
+    and an ObservationError alone. Fewer ``steps`` are faster, and a single one gives the mean of the demonstrations;
+    ``spread`` is the standard deviation of the initial noise, and 0 makes the policy deterministic.
 
     Raises:
         ConfigError: for a number out of range.
@@ -289,23 +250,17 @@ class FlowBundle(Bundle[ChunkSpec]):
 def load_flow(
     name_or_path: str | Path, *, variants: Mapping[str, Path] | None = None, compute: Compute = CPU
 ) -> FlowBundle:
-    """Loads a flow bundle and refuses parts that do not fit together.
+    """Loads a flow bundle, a folder or a name such as ``pusht-flow``, and refuses parts that do not fit together.
 
-    Args:
-        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``pusht-flow``.
-        variants: networks used instead of the bundle's own, such as a quantised ``expert``; their shapes are checked,
-            their fingerprints are not.
-        compute: where its networks run.
+    The ``variants`` are networks used instead of the bundle's own, such as a quantised ``expert``; their shapes are
+    checked, their fingerprints are not.
 
     Raises:
         BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
             flow policy's bundle.
-        ConfigError: if there is no bundle of that name, or no such network.
+        ConfigError: if there is no bundle of that name.
     """
     bundle = open_bundle(name_or_path, "flow", ChunkSpec, FLOW_PARTS)
-    for part in variants or ():
-        if part not in NETWORKS:
-            raise unknown_name("network of a flow policy", part, NETWORKS)
     files = {**bundle.files, **(variants or {})}
     networks = FlowNetworks(files, bundle.spec, bundle.manifest.words, compute=compute)
     return FlowBundle(bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle))

@@ -62,10 +62,10 @@ class ServerDescription(Description, frozen=True):
 def openpi_source(
     source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_TIMEOUT_S
 ) -> OpenpiSource:
-    """Requests a server's metadata, and reads the description of its policy.
+    """Requests a server's metadata, and reads the description of its policy, which one of this package does not need.
 
-    The description is a TOML file as for :func:`~specact.families.chunks.sources.onnx_policy`, without ``onnx`` and
-    ``output``. A server of this package has the same in its metadata and needs no description. ::
+    The address is ``openpi:ws://HOST:PORT/PATH#FILE.toml`` (``wss`` likewise; port 8000 and path ``/`` if not given).
+    The file is as for :func:`~specact.families.chunks.sources.onnx_policy`, without ``onnx`` and ``output``::
 
         chunk = 10
         actions = 7
@@ -79,15 +79,9 @@ def openpi_source(
         input = "observation/image"           # the key at the server; observation/NAME, if left out
         channels_first = false                # true sends [3, 224, 224]
 
-    Args:
-        source: ``openpi:ws://HOST:PORT`` (``wss`` likewise; port 8000 if not given), a path where the server has
-            another than ``/``, and ``#FILE.toml``, the description.
-        token, tls: openpi's API key, and the context for ``wss``; None for none, and for the system's certificates.
-        timeout: for the connection and the metadata [s].
-
     Raises:
-        ConfigError: if it is no such name, or the description cannot be used.
-        RemoteError: if the server does not answer.
+        ConfigError: if it is no such address, or the description cannot be used.
+        RemoteError: if the server does not answer within ``timeout`` [s].
         BundleError: if there is no description, and the metadata does not say enough.
     """
     endpoint, spec, units = _parse(source, token, tls)
@@ -115,7 +109,7 @@ def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, 
     """Address of a pair's target, see :func:`openpi_source`; a description, if there is one, must be of the contract.
 
     Raises:
-        ConfigError: if it is no such name, the description cannot be used, or the pair is not one of chunk policies.
+        ConfigError: if it is no such address, the description cannot be used, or the pair is not of chunk policies.
     """
     if contract.family != FAMILY:
         raise ConfigError(
@@ -133,10 +127,6 @@ def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, 
 
 def openpi_policy(server: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
     """The policy, queried for one window at a time, as the protocol has no batches; for use without step deadlines.
-
-    Args:
-        server: the policy's source.
-        deadline_s: timeout of a reply [s]; the first one of a policy that is compiled takes long.
 
     Raises:
         RemoteError: if there is no connection.

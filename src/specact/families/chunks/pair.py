@@ -17,25 +17,27 @@ from typing import Literal
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, check_scale, copy_bundle, find_bundle, open_bundle
-from specact.bundle.manifest import FORMAT, MANIFEST, Manifest
+from specact.bundle.manifest import FORMAT, MANIFEST
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, try_out
 from specact.families.chunks.wire import ChunkExchange
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
 from specact.pair import Answer, Pair, PairIdentity, PairSource, Target, TargetVerifier
-from specact.records import NotNegative, Positive, Record, Size, check_fields, read_record
+from specact.records import NotNegative, Record, Size, read_record
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import ActionUnits, Origin, Outcome, Proposal
 
 # Folder of a pair's draft, within the pair's.
 DRAFT = "draft"
 Load = Callable[..., LoadedPolicy]
+Infer = Callable[[Window, np.random.Generator], Chunk]
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,7 @@ class ChunkParts(PairIdentity):
 
     @cached_property
     def target(self) -> ChunkPolicy:
-        """The target as a chunk policy.
-
-        Raises:
-            BundleError: where it is only on a server.
-        """
+        """The target as a chunk policy; raises BundleError where it is only on a server."""
         if self.load_target is None:
             raise BundleError(
                 f"the target of {self.name} is only on its server; connect to it, as with specact run --server URL"
@@ -94,7 +92,7 @@ class ChunkParts(PairIdentity):
         return Pair(
             **self.identity, observation=joint_observation(self.draft, self.target_spec), units=self.units,
             execute=self.execute, rate_hz=self.draft.spec.rate_hz, overlap=self.overlap, parts=self,
-            drafter=lambda: ChunkDrafter(self.draft, seen, self.units),
+            drafter=lambda: ChunkDrafter(self.draft.infer, seen, self.units),
             target=lambda: ChunkAnswers(self.target),
             verifier=lambda target: ChunkVerifier(target, self.units, self.execute, self.accept_within),
             exchange=ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target, self.units),
@@ -120,13 +118,13 @@ def joint_observation(draft: ChunkPolicy | None, target: ChunkSpec) -> Observati
 
 
 class ChunkDrafter:
-    """Proposes the chunk of a policy that sees ``observation``, in ``units``; there is no other evidence."""
+    """Proposes what a policy's ``infer`` gives for its ``observation``, in ``units``; there is no other evidence."""
 
-    def __init__(self, policy: InfersChunks, observation: ObservationSpec, units: ActionUnits) -> None:
-        self._policy, self._observation, self._units = policy, observation, units
+    def __init__(self, infer: Infer, observation: ObservationSpec, units: ActionUnits) -> None:
+        self._infer, self._observation, self._units = infer, observation, units
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        chunk = self._policy.infer(self._observation.select(window), rng)
+        chunk = self._infer(self._observation.select(window), rng)
         return Proposal(window, self._units.from_environment(chunk))
 
 
@@ -168,34 +166,29 @@ class ChunkVerifier(TargetVerifier[Chunk]):
 
 
 def replaced_after_prefix(drafted: Chunk, wanted: Chunk, within: float) -> tuple[Chunk, int]:
-    """The accepted prefix of the drafted actions and then the wanted ones, as many as both have, and its length.
+    """The accepted prefix of the drafted actions, then the wanted ones, as many as both have; the prefix's length.
 
     Args:
         drafted, wanted: ``[n, A]`` and ``[m, A]``, normalised.
-        within: see :func:`accepted_prefix`.
+        within: largest distance of an accepted action, root mean square over its dimensions; 0 accepts none.
     """
     count = min(len(wanted), len(drafted))
-    accepted = accepted_prefix(drafted[:count], wanted[:count], within)
+    distance = np.sqrt(np.square(drafted[:count] - wanted[:count]).mean(axis=-1))
+    accepted = accepted_length(distance[None], within)
     return np.concatenate([drafted[:accepted], wanted[accepted:count]]), accepted
+
+
+def accepted_length(distance: NDArray[np.float32], within: float) -> int:
+    """Steps before the first at which one of K distances ``[K, n]`` is beyond ``within``, or NaN; none if that is 0."""
+    if within <= 0.0:
+        return 0
+    beyond = np.flatnonzero(~(distance <= within).all(axis=0))
+    return int(beyond[0]) if beyond.size else distance.shape[1]
 
 
 def chunk_distance(drafted: Chunk, wanted: Chunk) -> float:
     """Root mean square over the action's dimensions, mean over the actions, of two chunks ``[n, A]``."""
     return float(np.sqrt(np.square(drafted - wanted).mean(axis=-1)).mean())
-
-
-def accepted_prefix(drafted: Chunk, wanted: Chunk, within: float) -> int:
-    """Number of drafted actions before the first that is further than ``within`` from the target's.
-
-    Args:
-        drafted, wanted: ``[n, A]``, normalised.
-        within: root mean square over the action's dimensions; 0 accepts none, equal actions included.
-    """
-    if within <= 0.0:
-        return 0
-    distance = np.sqrt(np.square(drafted - wanted).mean(axis=-1))
-    beyond = np.flatnonzero(~(distance <= within))
-    return int(beyond[0]) if beyond.size else len(drafted)
 
 
 class PairSpec(Record, frozen=True):
@@ -209,12 +202,7 @@ class PairSpec(Record, frozen=True):
 
 class _Units(Record, frozen=True):
     centre: tuple[float, ...]
-    scale: tuple[Positive, ...]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not len(self.centre) == len(self.scale) > 0:
-            raise ConfigError(f"centre and scale must be of as many actions, got {self.centre} and {self.scale}")
+    scale: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -320,32 +308,31 @@ def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute 
         ConfigError: if the draft has to be named.
     """
     bundle, units = _read(path)
-    manifest, spec, copied = bundle.manifest, bundle.spec, path / DRAFT
-    source = named.draft or (str(copied) if copied.is_dir() else manifest.sources["draft"])
-    if source is None:
-        raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
-    small = _load_source(source, load, manifest, "draft", compute)
-    target_source = named.target or manifest.sources["target"]
-    load_target = None if target_source is None else lambda: _load_target(target_source, load, manifest, compute)
+    spec, copied = bundle.spec, path / DRAFT
+    source = _named(bundle, "draft", named.draft or (str(copied) if copied.is_dir() else None))
+    draft = _load(bundle, "draft", source, load, compute)
+    target = named.target or bundle.manifest.sources["target"]
+    load_target = None if target is None else lambda: _load(bundle, "target", target, load, compute)
     return ChunkParts(
-        manifest.name, small.policy, units, spec.target, load_target, spec.execute, spec.accept_within, spec.overlap,
-        env=manifest.env, fingerprint=bundle.fingerprint, path=path, source=named,
+        bundle.name, draft, units, spec.target, load_target, spec.execute, spec.accept_within, spec.overlap,
+        env=bundle.env, fingerprint=bundle.fingerprint, path=path, source=named,
     ).pair()  # fmt: skip
 
 
 def load_chunk_target(path: Path, load: Load, target: str | None = None, compute: Compute = CPU) -> ChunkExchange:
-    """Loads the target of a pair's folder, for a server, which needs no draft; arguments as above.
-
-    Raises:
-        BundleError: as above.
-        ConfigError: if the target has to be named.
-    """
+    """Loads the target of a pair's folder, for a server, which needs no draft; see :func:`load_chunk_pair`."""
     bundle, units = _read(path)
-    source = target or bundle.manifest.sources["target"]
-    if source is None:
-        raise ConfigError(f"the target of {path} is no bundle; name it again with --target MODULE:NAME or FILE.toml")
-    policy = _load_target(source, load, bundle.manifest, compute)
+    policy = _load(bundle, "target", _named(bundle, "target", target), load, compute)
     return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy, units)
+
+
+def _named(bundle: Bundle[PairSpec], part: str, named: str | None) -> str:
+    source = named or bundle.manifest.sources[part]
+    if source is None:
+        raise ConfigError(
+            f"the {part} of {bundle.path} is no bundle; name it again with --{part} MODULE:NAME or FILE.toml"
+        )
+    return source
 
 
 def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
@@ -353,6 +340,8 @@ def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
     bundle = open_bundle(path, "chunks", PairSpec, {})
     manifest, file = bundle.manifest, path / MANIFEST
     stored = read_record(manifest.units, _Units, f"{file}: units", BundleError)
+    if len(stored.centre) != len(stored.scale):
+        raise BundleError(f"{file}: units must have as many scales as centres; make the pair again")
     with np.errstate(over="ignore"):
         units = ActionUnits(np.array(stored.centre, np.float32), np.array(stored.scale, np.float32))
     check_scale(file, units.centre, units.scale)
@@ -369,26 +358,19 @@ def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
     return bundle, units
 
 
-def _load_source(source: str, load: Load, manifest: Manifest, part: str, compute: Compute) -> LoadedPolicy:
+def _load(bundle: Bundle[PairSpec], part: str, source: str, load: Load, compute: Compute) -> ChunkPolicy:
+    manifest = bundle.manifest
     loaded, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
     if loaded.fingerprint != wanted:
         raise BundleError(
             f"{source} has fingerprint {loaded.fingerprint!r}, but the pair was made with {wanted!r}; make it again "
             "with specact pair"
         )
-    return loaded
-
-
-def _load_target(source: str, load: Load, manifest: Manifest, compute: Compute) -> ChunkPolicy:
-    return _load_source(source, load, manifest, "target", compute).policy
+    return loaded.policy
 
 
 def _stored_source(source: str) -> str | None:
-    """The source as a manifest stores it: the path of a bundle, None for any other kind."""
+    """The source as a manifest stores it: the path of a bundle, with ``#PART``, or None for any other kind."""
     kind = kind_of_source(source)
-    if kind == "folder":
-        return str(find_bundle(source).resolve())
-    if kind == "part":
-        name, _, part = source.rpartition("#")
-        return f"{find_bundle(name).resolve()}#{part}"
-    return None
+    name, mark, part = source.rpartition("#") if kind == "part" else (source, "", "")
+    return f"{find_bundle(name).resolve()}{mark}{part}" if kind in ("folder", "part") else None

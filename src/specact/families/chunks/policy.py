@@ -81,14 +81,6 @@ def refuse_inpainting(inpainting: Inpainting | None) -> None:
         raise ConfigError("this policy cannot inpaint; choose another execution for it, or a flow policy")
 
 
-class InfersChunks(Protocol):
-    """Maps an observation window to a chunk of actions."""
-
-    def infer(self, window: Window, rng: np.random.Generator) -> Chunk:
-        """A chunk ``[H, A]``, in the environment's units, sampled with ``rng``."""
-        ...
-
-
 class ChunkPolicy(Protocol):
     """A policy that samples a chunk of actions for an observation window.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,14 +38,13 @@ REGRESSION_PARTS = {"policy": "policy.onnx", "normalisation": "normalisation.saf
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A loaded chunk policy with its name and fingerprint.
+    """A loaded chunk policy.
 
     Attributes:
         name: for messages.
         policy: the policy.
         units: of its actions, or None if their range is unknown.
-        fingerprint: of its weights, or empty if it has none.
-        env: name of the environment it was made for, or empty.
+        fingerprint, env: of its weights, and of the environment it was made for; empty if it has none.
     """
 
     name: str
@@ -70,43 +68,12 @@ def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "
     return "code" if is_plugin(source) and not Path(source).exists() else "folder"
 
 
-def load_source(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
-    """Loads a chunk policy that is no bundle.
-
-    Args:
-        source: a ``.toml`` file that describes an ONNX file, see :func:`onnx_policy`; ``lerobot:PATH@HZ``, a folder of
-            LeRobot's ``save_pretrained`` and the policy's control rate; ``openpi:ws://HOST:PORT#FILE.toml``, see
-            :func:`~specact.families.chunks.openpi.openpi_source`, with the token in the variable SPECACT_TOKEN; or
-            ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy` or a class of one without arguments.
-        steps, compute: Euler steps of a flow policy, and where its network runs.
+def load_own(source: str) -> LoadedPolicy:
+    """The policy ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy` or a class of one.
 
     Raises:
-        ConfigError: if the source does not exist, or is none of these.
-        BundleError: if the policy cannot be used.
-        RemoteError: if a server does not answer.
+        ConfigError: if there is none of that name, or it is none.
     """
-    kind = kind_of_source(source)
-    if kind == "lerobot":
-        try:
-            from specact.families.chunks.lerobot import load_lerobot
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python "
-                "3.12 or newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
-            ) from None
-        return load_lerobot(source, steps=steps)
-    if kind == "openpi":
-        from specact.families.chunks.openpi import openpi_policy, openpi_source
-
-        server = openpi_source(source, os.environ.get("SPECACT_TOKEN") or None)
-        return LoadedPolicy(server.name, openpi_policy(server), server.units, server.fingerprint)
-    if kind == "description":
-        policy = onnx_policy(Path(source), compute=compute)
-        return LoadedPolicy(Path(source).stem, policy, policy.units, policy.fingerprint)
-    return _load_plugin(source)
-
-
-def _load_plugin(source: str) -> LoadedPolicy:
     kind = "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one"
     value = load_object(source, kind, is_policy)
     policy: ChunkPolicy = make_object(source, "policy", ("infer", "infer_batch")) if isinstance(value, type) else value
@@ -162,16 +129,13 @@ def third_party(failure: str) -> Iterator[None]:
 class FunctionPolicy:
     """A function on batches as a :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
-    A function that raises MissError says that its server did not answer; anything else is a BundleError.
-
     Args:
         spec: of its observations and chunks.
         function: from named arrays ``[B, ...]`` of the spec's fields to chunks ``[B, H, A]`` in the environment's
-            units. With an instruction in the spec it is also called with ``instruction``, a list of B texts; with
-            ``seeded`` with ``rngs``, one generator for each row.
-        units: the range of its actions, if known; actions are clipped to it.
-        fingerprint: of its weights.
-        seeded: whether it samples, and so needs random generators.
+            units. With an instruction in the spec it is also called with ``instruction``, a list of B texts; if it is
+            ``seeded``, since it samples, with ``rngs``, one generator for each row. A MissError says that its server
+            did not answer; anything else that it raises is a BundleError.
+        units, fingerprint: the range of its actions, if known, to which they are clipped; and of its weights.
     """
 
     inpaints = False
@@ -222,7 +186,7 @@ def chunk_policy(
     fingerprint: str = "",
     seeded: bool = False,
 ) -> Callable[[Function], FunctionPolicy]:
-    """A decorator that makes a policy from a function, see :class:`FunctionPolicy`.
+    """A decorator that makes a policy of H = ``chunk`` actions from a function, see :class:`FunctionPolicy`.
 
     ::
 
@@ -230,16 +194,10 @@ def chunk_policy(
         def policy(inputs):
             return model(inputs["state"][:, -1])      # [B, 1, 8] in, [B, 16, 2] out
 
-    Args:
-        observation: by name, the shape of a single float32 array, or a :class:`~specact.observation.Field`.
-        chunk, actions: H and A.
-        rate_hz: control rate [Hz].
-        instruction: whether it needs an instruction.
-        low, high: range of the actions, if known; actions are clipped to it.
-        fingerprint, seeded: see :class:`FunctionPolicy`.
+    An ``observation`` is the shape of a single float32 array, or a :class:`~specact.observation.Field`.
 
     Raises:
-        ConfigError: for a field that is neither, or a range that is none.
+        ConfigError: for a field that is neither, or a range from ``low`` to ``high`` that is none.
     """
     for name, field in observation.items():
         if not isinstance(field, Field | Sequence):
@@ -273,11 +231,8 @@ def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
 def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits | None = None) -> FunctionPolicy:
     """A PyTorch module as a policy; it is put into evaluation mode and called without gradients.
 
-    Args:
-        spec: of its observations and chunks.
-        module: from a dict of tensors ``[B, ...]`` to a tensor ``[B, H, A]``, on the device of its parameters. With an
-            instruction in the spec it is also called with ``instruction``, a list of B texts.
-        units: the range of its actions, if known.
+    It maps a dict of tensors ``[B, ...]``, on the device of its parameters, to a tensor ``[B, H, A]``. With an
+    instruction in the spec it is also called with ``instruction``, a list of B texts.
     """
     import torch
 
@@ -396,12 +351,7 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
 
 @dataclass(frozen=True)
 class RegressionBundle(Bundle[ChunkSpec]):
-    """A loaded bundle of a policy by regression.
-
-    Attributes:
-        policy: its actions are clipped to the demonstrated range.
-        units: of its training data.
-    """
+    """A loaded bundle of a policy by regression, whose actions are clipped to the range of its training data."""
 
     policy: FunctionPolicy
     units: FlowUnits

@@ -241,7 +241,7 @@ class ChunksRollout(FamilyRollout):
     def drafter(self, prepared: Prepared[Any] | None = None) -> Drafter:
         if prepared is None:
             return self.pair.drafter()
-        return ChunkDrafter(prepared, self._parts.draft.spec.observation, self.pair.units)
+        return ChunkDrafter(prepared.infer, self._parts.draft.spec.observation, self.pair.units)
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return ChunkVerifier(target, self.pair.units, self.pair.execute, self._tolerance)
