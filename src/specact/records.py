@@ -7,9 +7,11 @@ import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from msgspec import Meta, inspect
 from specact.errors import ConfigError, SpecactError, unknown_name
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Of msgspec's types, for messages.
 _NAMES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
@@ -60,15 +63,25 @@ def check_fields(record: object, error: type[SpecactError] = ConfigError) -> Non
         _convert(getattr(record, name), hint, name, error)
 
 
-def check_arguments(make: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Refuses arguments of a function or constructor that its annotations do not allow.
+def validated(function: F) -> F:
+    """A function or constructor that refuses arguments outside the ranges and choices of its annotations.
 
-    Raises:
-        ConfigError: names the argument, what is allowed, and the value.
+    Its ConfigError names the argument, what is allowed, and the value.
     """
-    for name, hint in get_type_hints(make, include_extras=True).items():
-        if name in values:
-            _convert(values[name], hint, name, ConfigError)
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        hints = get_type_hints(function, include_extras=True)
+        for name, value in signature(function).bind(*arguments, **options).arguments.items():
+            if _is_limited(hints.get(name)):
+                _convert(value, hints[name], name, ConfigError)
+        return function(*arguments, **options)
+
+    return cast(F, call)
+
+
+def _is_limited(hint: Any) -> bool:
+    return get_origin(hint) in (Annotated, Literal) or any(map(_is_limited, get_args(hint)))
 
 
 def read_toml(path: Path, kind: type[T], what: str) -> T:

@@ -84,9 +84,9 @@ class Play(Options):
 
     def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
         """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""
+        from specact.families.chunks.remote import connect
         from specact.families.chunks.sources import try_out
         from specact.load import load_policy
-        from specact.remote_policy import connect
         from specact.robot.inference import LocalSource
 
         if "://" not in self.policy:

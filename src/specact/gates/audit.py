@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specact.records import AtLeastOne, BelowOne, InsideUnit, Share, check_arguments
+from specact.records import AtLeastOne, BelowOne, InsideUnit, Share, validated
 from specact.types import StepRecord
 
 # Stakes as shares of the maximal one: small stakes detect small changes, large ones detect large changes sooner.
@@ -33,8 +33,8 @@ class DriftAlarm:
     2203.03532, section 2; Doob's inequality). A confidence interval for a fixed n, tested repeatedly, has neither.
     """
 
+    @validated
     def __init__(self, level: Share, *, tolerance: InsideUnit = 0.05, run_length: AtLeastOne = 20_000.0) -> None:
-        check_arguments(DriftAlarm.__init__, {"level": level, "tolerance": tolerance, "run_length": run_length})
         self.level, self.tolerance, self.run_length = level, tolerance, run_length
         self.raised = False
         high, low = level + tolerance, level - tolerance
@@ -78,8 +78,8 @@ class RunningMean:
     where the guess is the mean of the values before. Each of twelve lambdas gets a twelfth of the error.
     """
 
+    @validated
     def __init__(self, error_rate: InsideUnit = 0.05) -> None:
-        check_arguments(RunningMean.__init__, {"error_rate": error_rate})
         self._log = math.log(2.0 * len(_LAMBDAS) / error_rate)
         self._count, self._sum, self._variance = 0, 0.0, 0.0
 
@@ -130,12 +130,12 @@ class AuditEstimator:
         return self._mean.estimate()
 
 
+@validated
 def expected_true_skip(rejections: Sequence[float], rate: BelowOne) -> float:
     """True skip ratio at a transmission rate in [0, 1) according to the calibration: the level of an alarm.
 
     The mean R(z) is in bins of equal count, lowest scores first: ``rejections`` of a calibration's model.
     """
-    check_arguments(expected_true_skip, {"rate": rate})
     skipped = (1.0 - rate) * len(rejections)
     weights = [min(1.0, max(0.0, skipped - index)) for index in range(len(rejections))]
     return sum(weight * (1.0 - r) for weight, r in zip(weights, rejections, strict=True)) / skipped

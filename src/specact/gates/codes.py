@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specact.families.codes.policy import ActionTokenizer, InfersCodes
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, residual, sample, softmax
 from specact.gates.gate import Gate
-from specact.records import Count, Positive, check_arguments
+from specact.records import Count, Positive, validated
 from specact.types import Floats, Proposal
 
 Kind = Literal["disagreement", "temperature", "entropy", "one_minus_q"]
@@ -34,6 +34,7 @@ class Uncertainty(Gate):
 
     family = "codes"
 
+    @validated
     def __init__(
         self,
         threshold: float,
@@ -45,8 +46,6 @@ class Uncertainty(Gate):
     ) -> None:
         super().__init__(threshold, **limits)
         self.kind, self.perturbations, self.max_temperature = kind, perturbations, max_temperature
-        given = {"kind": kind, "perturbations": perturbations, "max_temperature": max_temperature}
-        check_arguments(Uncertainty.__init__, given)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         codes, books = proposal.evidence.codes, np.arange(len(proposal.evidence.codes))
@@ -80,13 +79,12 @@ class RejectionGate(Gate):
 
     family = "codes"
 
+    @validated
     def __init__(
         self, threshold: float, *, tokenizer: ActionTokenizer, on: Quantity = "rejection", **limits: Any
     ) -> None:
         super().__init__(threshold, **limits)
-        self.on = on
-        check_arguments(RejectionGate.__init__, {"on": on})
-        self._tokenizer = tokenizer
+        self.on, self._tokenizer = on, tokenizer
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:

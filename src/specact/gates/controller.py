@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.gates.gate import Gate
-from specact.records import AtLeastOne, Count, Positive, Share, check_arguments
+from specact.records import AtLeastOne, Count, Positive, Share, validated
 from specact.types import Proposal, StepRecord
 
 
@@ -40,8 +40,8 @@ class Budget(Protocol):
 class RateBudget:
     """A transmission rate in [0, 1], forced transmissions and audits included; it may be changed at any time."""
 
+    @validated
     def __init__(self, rate: Share) -> None:
-        check_arguments(RateBudget.__init__, {"rate": rate})
         self.rate = rate
 
     def overspent(self, record: StepRecord) -> float:
@@ -55,9 +55,8 @@ class LinkBudget:
     ``inferences_hz`` inferences per second [1/s].
     """
 
+    @validated
     def __init__(self, bytes_per_s: Positive, request_bytes: Positive, inferences_hz: Positive) -> None:
-        given = {"bytes_per_s": bytes_per_s, "request_bytes": request_bytes, "inferences_hz": inferences_hz}
-        check_arguments(LinkBudget.__init__, given)
         self.rate = min(1.0, bytes_per_s / (request_bytes * inferences_hz))
 
     def overspent(self, record: StepRecord) -> float:
@@ -71,8 +70,8 @@ class LatencyBudget:
     transmitted ones.
     """
 
+    @validated
     def __init__(self, seconds: Positive, memory: Count = 50) -> None:
-        check_arguments(LatencyBudget.__init__, {"seconds": seconds, "memory": memory})
         self.seconds, self.memory = seconds, memory
         # Mean latencies and counts of skipped and of transmitted inferences.
         self._mean_s, self._count = [0.0, 0.0], [0, 0]
@@ -108,11 +107,11 @@ class Controller(Gate):
     inner gate's choice less. An episode's end resets the inner gate alone; scores and integral persist.
     """
 
+    @validated
     def __init__(self, inner: Gate, budget: Budget, *, window: Count = 200, horizon: AtLeastOne = 100.0) -> None:
         super().__init__(
             -math.inf, max_skips=inner.max_skips, force_first=inner.force_first, audit_rate=inner.audit_rate
         )
-        check_arguments(Controller.__init__, {"window": window, "horizon": horizon})
         self.window, self.horizon = window, horizon
         self._inner, self._budget, self._debt = inner, budget, 0.0
         self._recent: deque[float] = deque()

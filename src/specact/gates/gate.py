@@ -10,7 +10,7 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.pair import Follower
-from specact.records import BelowOne, Count, Share, WholeNumber, check_arguments
+from specact.records import BelowOne, Count, Share, WholeNumber, validated
 from specact.types import Decision, Proposal
 
 
@@ -32,6 +32,7 @@ class Gate(Follower, ABC):
     family: ClassVar[str | None] = None
     """The family of the pairs it is for, as on the wire; None for every pair, or if :meth:`for_pair` decides."""
 
+    @validated
     def __init__(
         self,
         threshold: float,
@@ -45,7 +46,6 @@ class Gate(Follower, ABC):
             raise ConfigError("a gate's threshold must be a number, got NaN; calibrate the gate")
         self.threshold, self.tie_probability = threshold, tie_probability
         self.max_skips, self.force_first, self.audit_rate = max_skips, force_first, audit_rate
-        check_arguments(Gate.__init__, {"tie_probability": tie_probability, "max_skips": max_skips})
         self._skips, self._first = 0, True
 
     @classmethod
@@ -69,9 +69,9 @@ class Gate(Follower, ABC):
         return self._audit_rate
 
     @audit_rate.setter
-    def audit_rate(self, rate: float) -> None:
-        check_arguments(Gate.__init__, {"audit_rate": rate})
-        self._audit_rate = rate
+    @validated
+    def audit_rate(self, audit_rate: BelowOne) -> None:
+        self._audit_rate = audit_rate
 
     @property
     def forced(self) -> str | None:
@@ -138,8 +138,8 @@ class Always(_Blind):
 class Periodic(_Blind):
     """Transmits the first step, and then every ``period``-th (>= 1): the pattern of HeiSD's released code."""
 
+    @validated
     def __init__(self, period: Count = 3) -> None:
-        check_arguments(Periodic.__init__, {"period": period})
         super().__init__(math.inf, max_skips=period - 1)
 
 
@@ -151,8 +151,8 @@ class Random(Gate):
 
     calibrated = False
 
+    @validated
     def __init__(self, rate: Share, *, max_skips: int | None = None, force_first: bool = False) -> None:
-        check_arguments(Random.__init__, {"rate": rate})
         super().__init__(1.0 - rate, max_skips=max_skips, force_first=force_first)
         self.rate = rate
 

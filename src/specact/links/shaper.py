@@ -19,7 +19,7 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.links.model import Link
-from specact.records import Seed, check_arguments
+from specact.records import Seed, validated
 from specact.rng import Role, stream
 from specact.types import Floats
 
@@ -82,11 +82,11 @@ class Shaper:
         ConfigError: if an address cannot be resolved or listened on, or for a seed outside [0, 2^64).
     """
 
+    @validated
     def __init__(
         self, link: Link, host: str, port: int, *, seed: Seed = 0, listen_host: str = "127.0.0.1", listen_port: int = 0,
         on_event: Callable[[LinkEvent], None] = lambda event: None,
     ) -> None:  # fmt: skip
-        check_arguments(type(self).__init__, {"seed": seed})
         self._link, self._seed, self._on_event = link, seed, on_event
         self._target, self._listen_at = resolve(host, port), resolve(listen_host, listen_port)
         self._late: deque[float] = deque(maxlen=_MAX_SAMPLES)

@@ -14,7 +14,7 @@ from specact.execution.history import RollForward, SampledHistory
 from specact.execution.schedule import Execution, Schedule
 from specact.observation import Observation
 from specact.pair import Pending
-from specact.records import check_arguments
+from specact.records import validated
 from specact.rng import StepAddress
 from specact.robot.inference import Finished, Inference
 from specact.robot.loop import quantiles_ms, recent_times
@@ -40,6 +40,7 @@ class ChunkRunner:
 
     record: StepRecord | None = None
 
+    @validated
     def __init__(
         self,
         inference: Inference,
@@ -57,7 +58,6 @@ class ChunkRunner:
     ) -> None:
         spec = inference.source.spec
         execution.check(spec, inpaints=inference.source.inpaints, rolls_forward=roll_forward is not None)
-        check_arguments(ChunkRunner.__init__, {"idle": idle})
         if idle == "stop_action" and fallback.stop_action is None:
             raise ConfigError("to idle with the stop action, the fallback needs a stop_action [A]")
         if not deadline_s > 0.0:

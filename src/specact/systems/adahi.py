@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.gates.gate import Gate
-from specact.records import Count, PositiveShare, check_arguments
+from specact.records import Count, PositiveShare, validated
 from specact.types import Proposal
 
 Reading = Literal["euclidean", "path_ratio", "disparity", "zscore", "jump"]
@@ -56,6 +56,7 @@ class ActionDeviation(Gate):
         ConfigError: for an unknown reading or source, or a value outside its range.
     """
 
+    @validated
     def __init__(
         self,
         threshold: float,
@@ -68,8 +69,6 @@ class ActionDeviation(Gate):
     ) -> None:
         super().__init__(threshold, **limits)
         self.reading, self.alpha, self.source, self.path = reading, alpha, source, path
-        given = {"reading": reading, "alpha": alpha, "source": source, "path": path}
-        check_arguments(ActionDeviation.__init__, given)
         self._clear()
 
     def reset(self) -> None:

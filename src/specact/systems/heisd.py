@@ -33,7 +33,7 @@ from specact.families.tokens.speculative import Acceptance, grouped
 from specact.families.tokens.verify import DecodingRequest
 from specact.gates.gate import Gate
 from specact.observation import Window
-from specact.records import Share, WholeNumber, check_arguments, check_fields
+from specact.records import Share, WholeNumber, check_fields, validated
 from specact.types import Floats, Proposal, StepRecord
 
 # Candidates retrieved from the memory (K in the released code), and the tolerance in bins where the head drafts.
@@ -309,9 +309,9 @@ class VerifySkip(Gate):
 
     calibrated = False
 
+    @validated
     def __init__(self, threshold: float, *, reach: WholeNumber | None, **limits: Any) -> None:
         super().__init__(threshold, **limits)
-        check_arguments(VerifySkip.__init__, {"reach": reach})
         self.reach = reach
         self._verified: Array | None = None
         self._since = 0

@@ -13,6 +13,7 @@ from tests.families.tokens.dots import SIDE, TOLD, rngs, window, windows
 
 from specact.errors import BundleError, ObservationError, WireError
 from specact.families.chunks.pair import PairSettings
+from specact.families.chunks.remote import connect
 from specact.families.tokens.policy import (
     BINS,
     CENTRES,
@@ -30,7 +31,6 @@ from specact.lab.rollout.processes import serving
 from specact.lab.train.chunks import nearest_bins
 from specact.load import load_exchange, load_pair, load_policy, make_pair
 from specact.observation import Window
-from specact.remote_policy import connect
 from specact.rng import StepAddress
 from specact.wire.exchange import Request
 

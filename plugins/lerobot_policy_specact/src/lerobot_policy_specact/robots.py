@@ -22,6 +22,7 @@ from specact.execution.player import WAIT, LateVerdicts
 from specact.execution.schedule import Execution
 from specact.families.chunks.openpi import PREFIX, openpi_endpoint
 from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.remote import RemotePolicy, connect
 from specact.families.chunks.sources import try_out
 from specact.gates.calibration import deciding_gate
 from specact.gates.controller import RateBudget
@@ -34,7 +35,6 @@ from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint, tls_context
 from specact.remote.target import remote_verifier
-from specact.remote_policy import RemotePolicy, connect
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Inference, InferenceThread, InlineInference
 from specact.robot.loop import Acting

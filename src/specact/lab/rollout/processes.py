@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from specact.errors import ConfigError, RemoteError
-from specact.records import PositiveShare, check_arguments
+from specact.records import PositiveShare, validated
 
 # Output of the commands when they listen.
 _LISTENING = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:;| for)")
@@ -119,6 +119,7 @@ def linked(port: int, link: str, seed: int = 0) -> ServerProcess:
 
 
 @contextmanager
+@validated
 def device_share(share: PositiveShare | None) -> Iterator[None]:
     """Emulates a slower device: limits this process and its future children together to a share of one core.
 
@@ -131,7 +132,6 @@ def device_share(share: PositiveShare | None) -> Iterator[None]:
     if share is None:
         yield
         return
-    check_arguments(device_share, {"share": share})
     group = _group(share)
     try:
         yield
