@@ -162,17 +162,12 @@ def test_runs_hold_their_folder(
     holder.communicate("end\n")
 
 
-@pytest.mark.parametrize("name", ["ball", "ball-sampled", "a", "A.b_c+d-1", "x" * 64])
-def test_names(name: str) -> None:
-    assert is_name(name)
-    check_name("a bundle", name)
-
-
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "../x", "/etc", "a/b", "a\\b", "a b", "a\n", "-x", ".x", "é", "x" * 65, "a\0b", 5, None],
 )
 def test_what_is_no_name(name: object) -> None:
+    check_name("a bundle", "A.b_c+d-1" + 55 * "x")
     assert not is_name(name)
     with pytest.raises(ConfigError, match=r"a bundle cannot be named .* begins with a letter or digit"):
         check_name("a bundle", name)

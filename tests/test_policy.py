@@ -120,16 +120,10 @@ def test_remote_target_executes_what_the_target_draws() -> None:
 
 def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
     # The streams of different methods stay aligned: a comparison pairs step with step.
+    remote = CodeVerifier(LocalTarget(pair().target()), pair().parts.tokenizer, take_target)
     methods = [
-        SpeculativePolicy(pair(), Never(), seed=1),
-        SpeculativePolicy(pair(), Always(), seed=1),
-        SpeculativePolicy(pair(), Random(0.5), seed=1),
-        SpeculativePolicy(
-            pair(),
-            Always(),
-            seed=1,
-            verifier=CodeVerifier(LocalTarget(pair().target()), pair().parts.tokenizer, take_target),
-        ),
+        *(SpeculativePolicy(pair(), gate, seed=1) for gate in (Never(), Always(), Random(0.5))),
+        SpeculativePolicy(pair(), Always(), seed=1, verifier=remote),
     ]
     drafted = [[record.proposal.evidence.codes.tolist() for record in play(method, 0)[1]] for method in methods]
     assert all(codes == drafted[0] for codes in drafted)
@@ -453,13 +447,11 @@ def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
 
 
 def test_a_rule_that_can_stop_needs_to_know_how() -> None:
-    for rule in ("hold_last", "stop"):
+    for options in ({"on_miss": "hold_last"}, {"on_miss": "stop"}, {"max_consecutive_misses": 3}):
         with pytest.raises(ConfigError, match="stop_action"):
-            Fallback(cast(Any, rule))
-        with pytest.raises(ConfigError, match=r"\[2\]"):
-            SpeculativePolicy(pair(), Always(), fallback=Fallback(cast(Any, rule), stop_action=(0.0,) * 3))
-    with pytest.raises(ConfigError, match="stop_action"):
-        Fallback(max_consecutive_misses=3)
+            Fallback(**cast(Any, options))
+    with pytest.raises(ConfigError, match=r"\[2\]"):
+        SpeculativePolicy(pair(), Always(), fallback=Fallback("stop", stop_action=(0.0,) * 3))
     with pytest.raises(ConfigError, match="did you mean 'stop'"):
         Fallback(cast(Any, "stopp"))
 

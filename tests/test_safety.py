@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError, ObservationError
+from specact.robot.chunks import ActionRange
 from specact.safety import Fallback, Safety
-from specact.types import ActionRange, ActionUnits, VirtualClock
+from specact.types import ActionUnits, VirtualClock
 
 STILL = (0.5, -0.5)
 BLIND = ObservationError("the camera is black", "not_finite")

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar, cast, dataclass_transform, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from specact.errors import ConfigError, MissError
 from specact.observation import Window
@@ -71,14 +71,10 @@ class Proposal:
 
 @value
 class Decision:
-    """A gate's decision and its reason.
+    """A gate's decision to transmit a step or not, by a score above or below the threshold, and its reason.
 
-    Attributes:
-        transmit: whether the step is sent to the target.
-        score: the gate's score of this step.
-        threshold: the score above which a step is transmitted.
-        reason: ``score``, ``tie``, ``first`` (of an episode), ``max_skips``, or ``audit`` (a step that would be
-            skipped, transmitted at random to measure the cost of skipping).
+    The reason is ``score``, ``tie``, ``first`` (of an episode), ``max_skips``, or ``audit`` (a step that would be
+    skipped, transmitted at random to measure the cost of skipping).
     """
 
     transmit: bool
@@ -94,13 +90,10 @@ class Decision:
 
 @value
 class OffloadTimes:
-    """Time that a device waited for the target, by stage, in seconds; stages that did not happen are 0.
+    """Time that a device waited for the target, in seconds; stages that did not happen are 0.
 
-    Attributes:
-        encode: serialisation and parsing, at both ends.
-        network: on the link, both ways.
-        queue: at the server, until the target was free.
-        target: the target's inference, including sampling where the server samples.
+    That is to serialise and parse at both ends, on the link both ways, in the server's queue until the target was free,
+    and for the target's inference, with sampling where the server samples.
     """
 
     encode: float = 0.0
@@ -215,8 +208,6 @@ class StepRecord:
 
 # Arrays, because NumPy takes twice as long with Python numbers.
 _LOWEST, _HIGHEST = np.array(-1.0, np.float32), np.array(1.0, np.float32)
-# No robot has larger actions; their squares and differences are finite in float32.
-_LARGEST = np.array(1e15, np.float32)
 
 
 class Units(Protocol):
@@ -237,11 +228,7 @@ class Units(Protocol):
 
 @dataclass(frozen=True)
 class ActionUnits:
-    """``action = centre + scale * normalised``; demonstrated actions lie in [-1, 1].
-
-    Attributes:
-        centre, scale: float32 ``[A]``, in the environment's units; every scale is positive.
-    """
+    """``action = centre + scale * normalised``, float32 ``[A]``, scale > 0; demonstrated actions lie in [-1, 1]."""
 
     centre: NDArray[np.float32]
     scale: NDArray[np.float32]
@@ -261,64 +248,17 @@ class ActionUnits:
 
     def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         slack = 1e-5 * self.scale
-        _check_action(action, self.centre - self.scale, self.centre + self.scale, slack)
+        check_action(action, self.centre - self.scale, self.centre + self.scale, slack)
         return np.asarray((action - self.centre) / self.scale, dtype=np.float32)
 
 
-class ActionRange:
-    """A robot's range of actions, in the environment's units, for a policy whose actions have these units as well.
-
-    Args:
-        low, high: float32 ``[A]``; infinite where a range is unknown.
-
-    Raises:
-        ConfigError: if they are no two vectors of one size, or ``low`` is not below ``high``.
-    """
-
-    def __init__(self, low: ArrayLike, high: ArrayLike) -> None:
-        self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-        if self.low.ndim != 1 or self.low.shape != self.high.shape or not (self.low < self.high).all():
-            raise ConfigError(
-                f"a range of actions is two vectors, the lower one below the other, got {self.low} and {self.high}"
-            )
-        with np.errstate(over="ignore"):
-            width = self.high - self.low
-            self._least = np.maximum(self.low - width, -_LARGEST)
-            self._most = np.minimum(self.high + width, _LARGEST)
-
-    @classmethod
-    def unknown(cls, actions: int) -> ActionRange:
-        """The range that allows every action ``[A]``."""
-        return cls(np.full(actions, -np.inf), np.full(actions, np.inf))
-
-    def narrowed(self, other: ActionRange) -> ActionRange:
-        """What both ranges allow.
-
-        Raises:
-            ConfigError: if they have another size or nothing in common.
-        """
-        if self.low.shape != other.low.shape:
-            raise ConfigError(f"the policy has actions of {len(self.low)} numbers, the robot of {len(other.low)}")
-        return ActionRange(np.maximum(self.low, other.low), np.minimum(self.high, other.high))
-
-    def is_near(self, actions: NDArray[np.float32]) -> bool:
-        """Whether actions ``[..., A]`` exceed the range by no more than its own width; others are no answer."""
-        return bool(((actions >= self._least) & (actions <= self._most)).all())
-
-    def to_environment(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.minimum(np.maximum(actions, self.low), self.high)
-
-    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
-        _check_action(action, self.low, self.high)
-        return np.array(action, np.float32)
-
-
-def _check_action(
+def check_action(
     action: NDArray[np.float32],
     low: NDArray[np.float32],
     high: NDArray[np.float32],
     slack: NDArray[np.float32] | float = 0.0,
 ) -> None:
+    """Refuses a user-given action ``[A]`` that has another size, is not finite, or lies outside the range."""
     inside = np.shape(action) == low.shape and np.isfinite(action).all()
     if not inside or not ((action >= low - slack) & (action <= high + slack)).all():
         raise ConfigError(

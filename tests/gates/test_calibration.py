@@ -239,13 +239,9 @@ def test_a_file_that_is_no_calibration_is_refused(tiny_bundle: Path, tmp_path: P
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rate": None},
         {"rate": "0.60"},
-        {"rate": 10**400},
         {"model": None},
-        {"settings": None},
         {"settings": {"name": 5}},
-        {"settings": {"threshold": "x"}},
         {"settings": {"threshold": 10**400}},
         {"settings": {"options": [["colour", 1]]}},
         {"settings": {"options": [["a"]]}},

@@ -19,11 +19,11 @@ from specact.lab.rollout.episode import run_episode
 from specact.observation import Window
 from specact.pair import Pending
 from specact.rng import StepAddress
-from specact.robot.chunks import ChunkRunner
+from specact.robot.chunks import ActionRange, ChunkRunner
 from specact.robot.inference import ChunkSource, Finished, InferenceThread, InlineInference, LocalSource
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.safety import Fallback
-from specact.types import ActionRange, Clock, Miss, OffloadTimes, VirtualClock
+from specact.types import Clock, Miss, OffloadTimes, VirtualClock
 
 STILL = (IDLE,)
 

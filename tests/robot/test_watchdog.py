@@ -16,9 +16,10 @@ import pytest
 from tests.children import wait_for
 
 from specact.errors import StallError
+from specact.robot.chunks import ActionRange
 from specact.robot.loop import Journal, run_loop
 from specact.safety import Fallback, Safety
-from specact.types import ActionRange, Clock, Origin, StepRecord
+from specact.types import Clock, Origin, StepRecord
 
 PATIENCE_S = 60.0
 STILL = (0.0,)

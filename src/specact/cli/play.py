@@ -15,7 +15,7 @@ from specact.cli.output import remark
 from specact.execution.schedule import Execution, Kind
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
-from specact.types import ActionRange
+from specact.robot.chunks import ActionRange
 
 if TYPE_CHECKING:
     from specact.remote.client import Client

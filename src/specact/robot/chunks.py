@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import ConfigError
 from specact.execution.history import RollForward, SampledHistory
@@ -19,10 +19,61 @@ from specact.rng import StepAddress
 from specact.robot.inference import Finished, Inference
 from specact.robot.loop import quantiles_ms, recent_times
 from specact.safety import EXECUTE_DRAFT, Fallback, Safety
-from specact.types import CLOCK, NO_OFFLOAD, ActionRange, Clock, Miss, Origin, StepRecord
+from specact.types import CLOCK, NO_OFFLOAD, Clock, Miss, Origin, StepRecord, check_action
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
 _SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
+
+
+# No robot has larger actions; their squares and differences are finite in float32.
+_LARGEST = np.array(1e15, np.float32)
+
+
+class ActionRange:
+    """A robot's range of actions ``[A]`` in the environment's units, for a policy whose actions have these as well.
+
+    It is infinite where it is unknown.
+
+    Raises:
+        ConfigError: if it is not two vectors of one size, the lower one below the other.
+    """
+
+    def __init__(self, low: ArrayLike, high: ArrayLike) -> None:
+        self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        if self.low.ndim != 1 or self.low.shape != self.high.shape or not (self.low < self.high).all():
+            raise ConfigError(
+                f"a range of actions is two vectors, the lower one below the other, got {self.low} and {self.high}"
+            )
+        with np.errstate(over="ignore"):
+            width = self.high - self.low
+            self._least = np.maximum(self.low - width, -_LARGEST)
+            self._most = np.minimum(self.high + width, _LARGEST)
+
+    @classmethod
+    def unknown(cls, actions: int) -> ActionRange:
+        """The range that allows every action ``[A]``."""
+        return cls(np.full(actions, -np.inf), np.full(actions, np.inf))
+
+    def narrowed(self, other: ActionRange) -> ActionRange:
+        """What both ranges allow.
+
+        Raises:
+            ConfigError: if they have another size or nothing in common.
+        """
+        if self.low.shape != other.low.shape:
+            raise ConfigError(f"the policy has actions of {len(self.low)} numbers, the robot of {len(other.low)}")
+        return ActionRange(np.maximum(self.low, other.low), np.minimum(self.high, other.high))
+
+    def is_near(self, actions: NDArray[np.float32]) -> bool:
+        """Whether actions ``[..., A]`` exceed the range by no more than its own width; others are no answer."""
+        return bool(((actions >= self._least) & (actions <= self._most)).all())
+
+    def to_environment(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.minimum(np.maximum(actions, self.low), self.high)
+
+    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        check_action(action, self.low, self.high)
+        return np.array(action, np.float32)
 
 
 class ChunkRunner:
