@@ -10,7 +10,6 @@ import pytest
 import torch
 from msgspec import structs
 from tests.lab.train.dots import demonstrations, dots
-from tests.tiny import quiet
 from torch import nn
 
 from specact.errors import ConfigError
@@ -121,7 +120,7 @@ def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
     assert asked == [300]
 
 
-def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_path: Path) -> None:
+def test_encoder_and_policies_reach_the_bundle(tmp_path: Path) -> None:
     made = demonstrations()
     np.savez(
         tmp_path / "dots.npz", image=np.asarray(made.frames("image")), place=made.numbers("place"), action=made.action,
@@ -158,10 +157,6 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     torch.testing.assert_close(encoder(torch.from_numpy(frames)).detach(), features)
     answer = bundle.parts.target.infer(Window({"image": frames}))
     np.testing.assert_allclose(answer.probs, logits[0].softmax(-1).numpy(), atol=1e-4)
-    files = {path: path.read_bytes() for path in sorted(trained.bundles[0].glob("*.onnx"))}
-    again = train(recipe, tmp_path, tmp_path / "run", quiet)
-    assert again.metrics == trained.metrics
-    assert {path: path.read_bytes() for path in files} == files
 
 
 # --- what cannot be ---

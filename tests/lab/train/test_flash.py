@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.tiny import quiet
+from tests.tiny import quiet, write_npz
 
-from specact.errors import ConfigError
+from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, FlowUnits, load_flow
 from specact.families.chunks.policy import ChunkSpec
+from specact.gates.gate import Always
+from specact.lab.data.generate import generate
+from specact.lab.envs.ball import TASK
+from specact.lab.rollout.processes import serving
 from specact.lab.train.flash import KINDS, LEVELS, fit_check, measure_check, prefix_weights
-from specact.lab.train.recipe import FlashRecipe
+from specact.lab.train.recipe import FlashRecipe, load_recipe
 from specact.lab.train.train import train
-from specact.load import load_policy
+from specact.load import load_exchange, load_pair, load_policy
 from specact.observation import Window, vectors
-from specact.systems.flash import FlashSettings
-from specact.systems.flow import load_flash
+from specact.pair import Pair
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
+from specact.remote.target import remote_verifier
+from specact.rng import StepAddress
+from specact.systems.flash import Block, Check, FlashSettings, FlashTarget, RoundRequest
+from specact.systems.flow import FLASH_PARTS, ROUNDS, FlashParts, load_flash
 
 RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="", execute=3, heads=2, steps=150, batch=32, learning_rate=5e-3, warmup=5,
@@ -133,3 +144,185 @@ def test_nine_of_ten_of_the_target_s_own_samples_pass_a_fitted_check() -> None:
     level, within = fit_check(found)
     own = found.most[:, KINDS.index("own"), LEVELS.index(level)]
     assert (own <= within).mean() == pytest.approx(0.9, abs=0.03)
+
+
+# --- a target that is no bundle: the recipe names it and its demonstrations, its users name it ---
+
+
+NAMED = FlashRecipe(
+    kind="flash", bundle="small", target="my_flow:padded", execute=3, data=("made.npz",), heads=2, steps=20, batch=8,
+    learning_rate=5e-3, warmup=5, average=0.9, seed=3,
+)  # fmt: skip
+# Somebody's module: the tiny flow, with as many dimensions of padding as it has actions, and a policy without parts.
+MODULE = """
+import numpy as np
+import specact
+from specact.families.chunks.flow import load_flow
+from tests.lab.train.test_flash import padded_flow
+
+bundle = load_flow({path!r})
+plain, padded, unnamed = bundle.policy(), padded_flow(bundle.path), bundle.policy()
+plain.fingerprint, padded.fingerprint = "plain", "padded"
+
+
+@specact.chunk_policy(observation={{"state": (8,)}}, chunk=6, actions=2, rate_hz=20.0, fingerprint="whole")
+def whole(inputs):
+    return np.zeros((len(inputs["state"]), 6, 2), np.float32)
+"""
+
+
+class Padded:
+    """Parts whose expert leads what pads an action somewhere."""
+
+    def __init__(self, own: Any, somewhere: float) -> None:
+        self._own, self._somewhere = own, somewhere
+        self.tokens, self.cache = own.tokens, own.cache
+
+    def velocity(self, chunks: np.ndarray, times: np.ndarray, cache: np.ndarray) -> np.ndarray:
+        found = self._own.velocity(np.ascontiguousarray(chunks[..., :2]), times, cache)
+        return np.concatenate([found, np.full_like(found, self._somewhere)], axis=-1)
+
+
+def padded_flow(path: Path, somewhere: float = 7.0) -> FlowPolicy:
+    bundle = load_flow(path)
+    units = (bundle.units.centre, bundle.units.scale, bundle.units.low, bundle.units.high)
+    wide = (np.pad(own, (0, 2), constant_values=rest) for own, rest in zip(units, (0, 1, -np.inf, np.inf), strict=True))
+    return FlowPolicy(Padded(bundle.networks, somewhere), FlowUnits(*wide), bundle.spec)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module, and the demonstrations that the tiny flow was trained on."""
+    made = tmp_path_factory.mktemp("named")
+    (made / "my_flow.py").write_text(MODULE.format(path=str(tiny_flow)))
+    write_npz(made / "made.npz", generate(TASK, 20, seed=3, noise=0.5))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.fixture(scope="module")
+def block(folder: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return train(NAMED, folder, folder / "run", quiet).bundles[0]
+
+
+def windows(pair_or_policy: Any, count: int) -> list[Window]:
+    rng, fields = np.random.default_rng(0), pair_or_policy.observation.fields
+    return [
+        Window({name: rng.uniform(-0.5, 0.5, field.window_shape).astype(np.float32) for name, field in fields.items()})
+        for _ in range(count)
+    ]
+
+
+def test_where_the_target_comes_from_makes_no_difference(
+    block: Path, tiny_flow: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Neither does what pads its actions: the block learns the real ones, from the same split of the same data."""
+    bundled = structs.replace(NAMED, target=str(tiny_flow), data=())
+    for number, recipe in enumerate((bundled, structs.replace(NAMED, target="my_flow:plain"))):
+        found = train(recipe, folder, tmp_path / str(number), quiet).bundles[0]
+        assert (found / "block.onnx").read_bytes() == (block / "block.onnx").read_bytes()
+    told, other = (json.loads((made / "manifest.json").read_text()) for made in (block, found))
+    assert told["check"]["error"]["block"] == other["check"]["error"]["block"]
+    assert (told["spec"]["target"], other["spec"]["target"]) == ("padded", "plain")
+    assert sorted(path.name for path in block.iterdir()) == ["block.onnx", "manifest.json"]
+
+
+def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Path) -> None:
+    rounds, measured = [], []
+    for somewhere in (7.0, -90.0):
+        policy = padded_flow(tiny_flow, somewhere)
+        own = Block(block / FLASH_PARTS["block"], (6, 2))
+        seen = windows(policy.spec, 8)
+        target = FlashTarget(policy, FlashSettings(3), own)
+        asked = target.answer(seen[0], StepAddress(0, 0, 0, 0))
+        rounds.append(asked.round(RoundRequest(False, check=Check((0.4, 0.8), 100.0))))
+        measured.append(measure_check(policy, own, FlashSettings(3), seen, 0, lambda done: None))
+    assert rounds[0].accepted == 3 and rounds[0].chunk.shape == (6, 2)
+    np.testing.assert_array_equal(rounds[0].deviation, rounds[1].deviation)
+    np.testing.assert_array_equal(measured[0].deviation, measured[1].deviation)
+    np.testing.assert_array_equal(measured[0].error, measured[1].error)
+
+
+def loaded(block: Path, target: str | None, rounds: str) -> Pair[Any]:
+    pair = load_pair(block, target=target, decoding=rounds)
+    assert isinstance(pair.parts, FlashParts)
+    return pair
+
+
+def played(pair: Pair[Any], **parts: Any) -> list[tuple[np.ndarray, int]]:
+    policy, found = SpeculativePolicy(pair, Always(), **parts), []
+    for window in windows(pair, 12):
+        done = [policy.act_on(window)]
+        while not policy.wants_inference:
+            done.append(policy.act_on(window))
+        assert policy.record is not None and policy.record.outcome is not None
+        found.append((np.stack(done), policy.record.outcome.evidence.accepted))
+    return found
+
+
+@pytest.mark.parametrize("target", [None, "my_flow:padded"])
+def test_a_device_needs_the_target_only_where_its_encoder_runs(
+    block: Path, folder: Path, target: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server has block and target; the device's answers are those of one process, bit for bit."""
+    rounds = "flash" if target is None else "flash_device"
+    here = played(loaded(block, "my_flow:padded", rounds))
+    assert any(accepted for _, accepted in here)
+    paths = f"{folder}:{Path(__file__).parents[3]}:{Path(load_pair.__code__.co_filename).parents[2]}"
+    with serving(block, "--target", "my_flow:padded", environment={"PYTHONPATH": paths}) as process:
+        monkeypatch.delitem(sys.modules, "my_flow")
+        pair = loaded(block, target, rounds)
+        with Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client:
+            client.connect(30.0)
+            there = played(pair, verifier=remote_verifier(client, pair, 30_000.0))
+    assert ("my_flow" in sys.modules) == (target is not None)
+    for (found, accepted), (wanted, count) in zip(there, here, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        assert accepted == count
+
+
+def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
+    pair = loaded(block, None, "flash")
+    assert pair.fingerprint == load_pair(block, target="my_flow:padded").fingerprint
+    for rounds in ("flash_device", "block"):
+        with pytest.raises(BundleError, match=r"small drafts for is not here; name it with --target"):
+            pair.composed(rounds=ROUNDS[rounds]).drafter()
+    with pytest.raises(BundleError, match=r"small drafts for is not here"):
+        pair.target()
+    with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
+        load_exchange(str(block))
+    with pytest.raises(ConfigError, match="--target"):
+        load_exchange("ball", target="my_flow:padded")
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("my_flow:plain", r"made for the target padded, but plain is plain; .* kind = \"flash\""),
+    ("my_flow:whole", r"whole answers with whole chunks and has no parts .* SmolVLA, pi0 or pi05"),
+    ("my_flow:unnamed", r"unnamed must say the range of its actions, and have a fingerprint"),
+])  # fmt: skip
+def test_another_target_is_refused(block: Path, folder: Path, tmp_path: Path, target: str, said: str) -> None:
+    with pytest.raises((BundleError, ConfigError), match=said):
+        load_pair(block, target=target)
+    if target != "my_flow:plain":
+        with pytest.raises(ConfigError, match=said):
+            train(structs.replace(NAMED, target=target), folder, tmp_path / "run", quiet)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    ('target = "lerobot:a@20"', r"knows what lerobot:a@20 was trained on; .* data = "),
+    ('target = "pusht-flow"\ndata = ["made.npz"]', r"those of the recipe of pusht-flow; leave out data"),
+    ('target = "pusht-flow"\nheld_out = 0.1', r"those of the recipe of pusht-flow; leave out"),
+    ('target = "pusht-flow"\n[observations]\nstate = "state"', r"those of the recipe of pusht-flow; leave out"),
+    ('target = "lerobot:a@20"\ndata = ["made.npz"]\nheld_out = 1.0', "held_out"),
+])  # fmt: skip
+def test_a_recipe_names_demonstrations_where_nobody_else_does(tmp_path: Path, lines: str, said: str) -> None:
+    (tmp_path / "r.toml").write_text(f'kind = "flash"\nbundle = "b"\nexecute = 2\n{lines}\n')
+    with pytest.raises(ConfigError, match=said):
+        load_recipe(tmp_path / "r.toml")

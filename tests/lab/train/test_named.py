@@ -15,7 +15,6 @@ from tests.tiny import KilledError, quiet
 
 from specact import SpeculativePolicy, load_pair
 from specact.errors import ConfigError, DataError
-from specact.families.chunks.flow import load_flow
 from specact.gates import Always
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.codes import example_inputs, rebuild, specs_of
@@ -68,30 +67,13 @@ state_noise = 0.1
 mine = ["target", "draft"]
 """
 
-FLOW = """
-kind = "flow"
-bundle = "mine-flow"
-rate_hz = 10
-data = ["lerobot-v3.0"]
-sees = ["image.wrist", "state", "gripper"]
-history = { gripper = 0 }
-chunk = 4
-layers = 2
-heads = 2
-width = 16
-steps = 2
-batch = 4
-bfloat16 = false
-"""
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset and both recipes."""
+    """A folder with a dataset and the recipe."""
     folder = tmp_path_factory.mktemp("named")
     cameras.write_lerobot(folder)
     (folder / "pair.toml").write_text(PAIR)
-    (folder / "flow.toml").write_text(FLOW)
     return folder
 
 
@@ -128,10 +110,6 @@ def test_the_exported_target_answers_for_every_input(made: Path) -> None:
         assert not np.array_equal(bundle.parts.target.infer(replace(window, arrays=changed)).offsets, before), name
 
 
-def test_no_decoded_frames_are_left_when_a_run_is_finished(made: Path) -> None:
-    assert sorted(path.name for path in made.iterdir() if path.is_dir()) == ["bundles"]
-
-
 def test_a_stopped_run_finds_its_decoded_frames_and_ends_like_another(made: Path, data: Path, tmp_path: Path) -> None:
     recipe, told = load_recipe(data / "pair.toml"), list[str]()
 
@@ -144,6 +122,8 @@ def test_a_stopped_run_finds_its_decoded_frames_and_ends_like_another(made: Path
     assert [path.name for path in (tmp_path / "run" / "frames").iterdir()] == ["image.front.npy"]
     train(recipe, data, tmp_path / "run", lambda stage, done, total: told.append(stage))
     assert not any(stage.startswith("frames") for stage in told)
+    for run in (tmp_path / "run", made):
+        assert [path.name for path in run.iterdir() if path.is_dir()] == ["bundles"], "no decoded frames are left"
     for part in ("target.onnx", "draft.onnx"):
         ours, theirs = (run / "bundles" / "mine" / part for run in (tmp_path / "run", made))
         assert ours.read_bytes() == theirs.read_bytes()
@@ -159,27 +139,6 @@ def test_a_camera_that_cannot_be_read_is_told_before_the_folder_is_made(data: Pa
     kept = only_draft[: only_draft.index("[policies.target]")] + only_draft[only_draft.index("[policies.draft]") :]
     (tmp_path / "draft.toml").write_text(kept.replace('like = "target"', "layers = 1\nwidth = 8\nheads = 1\nsteps = 2"))
     train(load_recipe(tmp_path / "draft.toml"), tmp_path, tmp_path / "run", quiet)  # nobody needs the camera
-
-
-def test_a_flow_policy_sees_cameras_too(data: Path) -> None:
-    train(load_recipe(data / "flow.toml"), data, data / "flow", quiet)
-    bundle = load_flow(data / "flow" / "bundles" / "mine-flow")
-    seen = {"image.wrist": Field((16, 24, 3), "uint8", 2), "state": Field((3,), "float32", 2)}
-    assert bundle.spec.observation == ObservationSpec(seen | {"gripper": Field((1,), "float32", 0)})
-    window = bundle.spec.observation.zeros()
-    tokens = bundle.networks.tokens([window])
-    assert tokens.shape == (1, 5, 16)  # two frames, two states, one gripper
-    for name, values in window.arrays.items():
-        changed = replace(window, arrays=dict(window.arrays) | {name: values + values.dtype.type(3)})
-        moved = np.abs(bundle.networks.tokens([changed]) - tokens).max((0, 2)) > 0
-        assert (
-            moved.tolist()
-            == {
-                "gripper": [True, False, False, False, False],
-                "image.wrist": [False, True, True, False, False],
-                "state": [False, False, False, True, True],
-            }[name]
-        )
 
 
 def episodes() -> Episodes:

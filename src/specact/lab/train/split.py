@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import onnx
 from onnx import TensorProto, compose, helper, shape_inference
+from onnx.utils import Extractor
 
 from specact.bundle.bundle import find_bundle, open_bundle
 from specact.bundle.manifest import Manifest, read_manifest, write_manifest
@@ -54,7 +55,7 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
         raise BundleError(f"the target of {path} gives outputs whose sizes are not fixed; export the bundle again")
     stages = stages_of(model, cuts)
     spec = SplitSpec(
-        cast(Any, manifest.kind), split_fingerprint(manifest), observation, tuple(cut.shape for cut in cuts),
+        cast(Any, manifest.kind), split_fingerprint(manifest), observation, tuple(cuts.values()),
         {name: shape for name, shape in outputs.items() if shape is not None},
     )  # fmt: skip
     out.mkdir(parents=True)
@@ -71,7 +72,7 @@ def count_stages(name_or_path: str | Path) -> int:
     return len(_read_network(path)[2]) + 1
 
 
-def _read_network(path: Path) -> tuple[Manifest, onnx.ModelProto, list[CutPoint]]:
+def _read_network(path: Path) -> tuple[Manifest, onnx.ModelProto, dict[str, tuple[int, ...]]]:
     """A bundle's manifest, the network that is cut, and its cut points, at least one."""
     kind = read_manifest(path).kind
     if kind not in SPLIT_NETWORKS:
@@ -102,17 +103,8 @@ def _joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
     return model
 
 
-@dataclass(frozen=True)
-class CutPoint:
-    """A tensor that determines all later ones, its shape in one row, and the number of operators before it."""
-
-    name: str
-    shape: tuple[int, ...]
-    after: int
-
-
-def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
-    """The cut points of a network, from its inputs to its outputs.
+def cut_points(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """The tensors that determine all later ones, from a network's inputs to its outputs, with the shape of one row.
 
     A tensor qualifies if it is float32, has the batch as its first axis and fixed sizes otherwise, and no later
     operator reads an input or another earlier tensor. Of several without a weight product in between, the smallest is
@@ -121,7 +113,7 @@ def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     entries = {entry.name: entry for entry in (*graph.value_info, *graph.input, *graph.output)}
     nodes, last = _live(model)
-    cuts: list[CutPoint] = []
+    cuts: list[tuple[str, tuple[int, ...]]] = []
     alive: set[str] = {entry.name for entry in model.graph.input}
     products = 0
     since = -1  # products before the newest cut
@@ -134,52 +126,28 @@ def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
         shape = _row(_axes(entries[name])) if name in entries else None
         if shape is None or entries[name].type.tensor_type.elem_type != TensorProto.FLOAT:
             continue
-        cut = CutPoint(name, shape, place)
         if products > since:
-            cuts.append(cut)
-        elif math.prod(shape) <= math.prod(cuts[-1].shape):
-            cuts[-1] = cut
+            cuts.append((name, shape))
+        elif math.prod(shape) <= math.prod(cuts[-1][1]):
+            cuts[-1] = (name, shape)
         since = products
-    left = sum(node.op_type in _PRODUCTS for node in nodes[cuts[-1].after :]) if cuts else 0
     # The part after the last cut must contain a product as well.
-    return cuts if left else cuts[:-1]
+    return dict(cuts if products > since else cuts[:-1])
 
 
-def stages_of(model: onnx.ModelProto, cuts: Iterable[CutPoint]) -> list[onnx.ModelProto]:
+def stages_of(model: onnx.ModelProto, cuts: Mapping[str, tuple[int, ...]]) -> list[onnx.ModelProto]:
     """The network's stages; each outputs the tensor at its cut, the last one the network's outputs."""
-    nodes, _ = _live(model)
-    dynamic = {output for node in nodes for output in node.output}
-    constants = [node for node in model.graph.node if not dynamic & set(node.output)]
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
     batch = _axes(model.graph.input[0])[0]
-    stages, start, given = [], 0, list(model.graph.input)
-    for cut in cuts:
-        boundary = helper.make_tensor_value_info(cut.name, TensorProto.FLOAT, [batch, *cut.shape])
-        stages.append(_stage(model, nodes[start : cut.after], constants, given, [boundary]))
-        start, given = cut.after, [boundary]
-    stages.append(_stage(model, nodes[start:], constants, given, list(model.graph.output)))
+    boundaries = [helper.make_tensor_value_info(cut, TensorProto.FLOAT, [batch, *row]) for cut, row in cuts.items()]
+    whole.graph.value_info.extend(boundaries)
+    inputs, outputs = ([entry.name for entry in ends] for ends in (model.graph.input, model.graph.output))
+    extractor, ends = Extractor(whole), [inputs, *([cut] for cut in cuts), outputs]
+    stages = [extractor.extract_model(given, wanted) for given, wanted in itertools.pairwise(ends)]
+    for stage in stages:
+        onnx.checker.check_model(stage)
     return stages
-
-
-def _stage(
-    model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.NodeProto],
-    given: list[onnx.ValueInfoProto], wanted: list[onnx.ValueInfoProto],
-) -> onnx.ModelProto:  # fmt: skip
-    """A subgraph with its constants and weights."""
-    read = {name for node in nodes for name in node.input}
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(constants):
-        if read & set(node.output):
-            kept.insert(0, node)
-            read.update(node.input)
-    weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
-    made = {name for node in kept + nodes for name in node.output} - {entry.name for entry in wanted}
-    # Declared shapes affect how ONNX Runtime fuses operators, and so the last bits of the results.
-    told = [entry for entry in model.graph.value_info if entry.name in made]
-    seen = [entry for entry in given if entry.name in read]
-    graph = helper.make_graph(kept + nodes, model.graph.name, seen, wanted, weights, value_info=told)
-    stage = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    onnx.checker.check_model(stage)
-    return stage
 
 
 def _live(model: onnx.ModelProto) -> tuple[list[onnx.NodeProto], dict[str, int]]:
