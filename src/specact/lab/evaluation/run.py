@@ -32,8 +32,7 @@ from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficienc
 from specact.lab.evaluation.offline import OpenLoop, demonstration_files, demonstration_split
 from specact.lab.rollout.families import family_of, rollout_of
 from specact.lab.rollout.methods import Method
-from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.realtime import RealTime
+from specact.lab.rollout.pool import Pool, RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
 from specact.load import load_pair
 from specact.pair import Pair

@@ -1,4 +1,4 @@
-"""A worker pool of processes, on this machine or on a Ray cluster."""
+"""Where shards run: in a pool of processes, on this machine or a Ray cluster; or in real time against a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from multiprocessing import active_children, get_context, parent_process
@@ -22,7 +23,17 @@ import numpy as np
 
 from specact import __version__
 from specact.errors import ConfigError, SpecactError
-from specact.lab.rollout.rollout import Outcome, Shard, run_shard
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.families import FamilyRollout, rollout_of
+from specact.lab.rollout.processes import linked, serving
+from specact.lab.rollout.rollout import Outcome, Shard, begin, run_shard, run_together, time_by_episode
+from specact.lab.rollout.steps import Audit
+from specact.pair import LocalTarget, Pair, Verifier
+from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
+from specact.remote.target import RemoteTarget, RemoteVerifier, check_requests
+from specact.wire.exchange import VerifyingExchange
 
 HERE = "here"
 _LOOK_EVERY_S = 0.5
@@ -118,6 +129,68 @@ class Pool:
             raise RuntimeError("the pool is not running; use it as `with Pool(...) as pool:`")
         else:
             yield from ((item, work(item)) for item in items)
+
+
+class RealTime:
+    """Runs shards over sockets, one after the other, against a server process of its own with the pair's target.
+
+    The simulated world waits during inference, as in virtual time, but every time is measured. ``link``, see
+    :func:`~specact.links.link.load_link`, with its ``seed`` shapes a relay on loopback.
+    """
+
+    def __init__(self, pair: Pair[Any], link: str, deadline_ms: float, seed: int) -> None:
+        self._pair, self._link, self._deadline_ms = pair, link, deadline_ms
+        self._seed = seed
+        self._open = ExitStack()
+
+    def __enter__(self) -> RealTime:
+        with self._open:
+            target = self._pair.source.target
+            named = () if target is None else ("--target", target)
+            server = self._open.enter_context(serving(self._pair.source.name_or_path, *named))
+            # A separate process, because threads of this one would be delayed by its own work.
+            relay = self._open.enter_context(linked(server.port, self._link, self._seed))
+            endpoint = Endpoint("ws", "127.0.0.1", relay.port)
+            self._client = self._open.enter_context(Client(endpoint, self._pair.exchange.contract, "evaluation"))
+            self._client.connect(30.0)
+            self._open = self._open.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
+        """Yields every shard with its result."""
+        for shard in shards:
+            yield shard, self._run(shard)
+
+    def _run(self, shard: Shard) -> Result:
+        family = rollout_of(self._pair, shard.method)
+        world, audit = SimulatedRobot(load_task(shard.env, family.pair.observation)), Audit(family)
+        verifier, outcomes = self._verifier(family), list[Outcome]()
+        try:
+            for episode in shard.episodes:
+                run_together([begin(shard, family, world, episode, verifier)], family, audit)
+                outcomes.append(Outcome.of(episode, world, 0.0))
+        finally:
+            world.close()
+        table = audit.table()
+        if not shard.method.waits_for_draft:
+            # The ungated target needs no draft, so its time excludes the draft's.
+            table["draft_s"][:] = 0.0
+        latencies_s = time_by_episode(table)
+        return [replace(outcome, latency_s=latencies_s[outcome.episode]) for outcome in outcomes], table
+
+    def _verifier(self, family: FamilyRollout) -> Verifier:
+        pair, exchange = family.pair, family.pair.exchange
+        if family.method.on_device:
+            return family.verifier(LocalTarget(pair.target()))
+        if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
+            check_requests(pair, exchange)
+            return RemoteVerifier(self._client, exchange, self._deadline_ms)
+        return family.verifier(RemoteTarget(self._client, exchange, self._deadline_ms))
 
 
 def _prepare_worker() -> None:
