@@ -1,11 +1,10 @@
-"""The only file of the pins that names the package's parts: who moves one changes a line here, and no stored value."""
+"""What the cases play and pin: observations, packaged pairs, targets behind links of a virtual clock, the wire."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,60 +13,33 @@ from typing import Any
 import numpy as np
 from experiments.flash.methods import METHODS as FLASH
 from experiments.freqcache import METHODS as FREQCACHE
-from experiments.split.simulated import LatencyApart
+from numpy.typing import NDArray
 from tests.decodings import DECODINGS
 from tests.tiny import needs_bundle
 
-from specact.errors import ObservationError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.execution.schedule import Execution
 from specact.families.chunks.pair import PairSettings
 from specact.families.chunks.policy import Inpainting
-from specact.families.codes.sampling import CodeDistribution, sample_codes, verify
-from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
-from specact.gates.calibration import calibrated_gate, threshold_for_rate
-from specact.gates.controller import Controller, RateBudget
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
-from specact.lab.envs import load_task
-from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.calibrate import find_threshold
-from specact.lab.rollout.steps import REASONS
 from specact.lab.rollout.timed import TimedDrafter
-from specact.lab.tised.equations import chunk_s, exact_task_s, optimum, stall_s, task_s
-from specact.lab.train.split import split_bundle
 from specact.load import load_pair, load_policy, make_pair
 from specact.observation import ObservationHistory
 from specact.pair import Answer, LocalTarget, Pending, checked
 from specact.policy import SpeculativePolicy
-from specact.rng import Role, StepAddress, stream
+from specact.rng import Role, stream
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished, LocalSource
 from specact.safety import Fallback
-from specact.systems import freqcache as frequency
-from specact.systems.heisd import VerifySkip
-from specact.systems.roboecc import (
-    MAX_EXCHANGES,
-    RoboeccRule,
-    SmallestTotal,
-    StageCosts,
-    adjusted_cut,
-    best_cut,
-    total_s,
-)
-from specact.systems.staged import SplitExchange, kind_at, unpack
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord, VirtualClock
 from specact.wire.exchange import Request, VerifyingExchange
 from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, request_of
 
-# Used by the cases as they are.
-__all__ = [
-    "CodeDistribution", "Role", "StageCosts", "adjusted_cut", "best_cut",
-    "calibrated_gate", "chunk_s", "exact_task_s", "expected_true_skip", "optimum",
-    "sample_codes", "stall_s", "stream", "task_s", "threshold_for_rate", "total_s", "verify",
-]  # fmt: skip
-
-
+OBSERVATIONS = Path(__file__).parent / "observations"
+Found = dict[str, Any]
+# Relative noise on the observations, and its seed; only while recording.
+observation_noise: tuple[float, int] = (0.0, 0)
 _METHODS = {**FLASH, **FREQCACHE}
 # By name: draft, target, executed actions, tolerance, overlap.
 CHUNK_PAIRS = {
@@ -79,7 +51,66 @@ CHUNK_PAIRS = {
 
 
 @cache
-def pair(source: str) -> Any:
+def _arrays(name: str) -> dict[str, NDArray[Any]]:
+    with np.load(OBSERVATIONS / f"{name}.npz", allow_pickle=False) as stored:
+        return {key: stored[key] for key in stored.files}
+
+
+def observations(name: str, count: int, skip: int = 0, episode: int = 0) -> list[dict[str, Any]]:
+    """Consecutive observations of a recorded episode."""
+    scale, seed = observation_noise
+    rng, found = np.random.default_rng(seed), []
+    for step in range(skip, skip + count):
+        row: dict[str, Any] = {key: array[episode, step] for key, array in _arrays(name).items()}
+        for key, value in row.items():
+            if value.dtype == np.float32 and scale:
+                row[key] = (value * (1.0 + scale * rng.standard_normal(value.shape))).astype(np.float32)
+            elif value.dtype.kind == "U":
+                row[key] = str(value)
+        found.append(row)
+    assert len(found) == count
+    return found
+
+
+def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lambda step: None) -> Found:
+    """One observation per control step; the pinned values by control step, and by inference."""
+    actions, origins, records = [], [], {}
+    for step, observation in enumerate(seen):
+        before(step)
+        actions.append(policy.act(observation))
+        origins.append(None if policy.origin is None else policy.origin.name)
+        if policy.record is not None:
+            # A late verdict replaces the record of its inference.
+            records[policy.record.address.step] = policy.record
+    inferences = [_inference(records[step]) for step in sorted(records)]
+    # Which tokens were reused was pinned for the last inference only, and so stands at each.
+    if reused := inferences[-1].get("reused"):
+        inferences = [found | {"reused": reused} for found in inferences]
+    return {
+        "actions": actions,
+        "origins": origins,
+        "counts": dict(sorted(policy.counts.items())),
+        "inferences": inferences,
+    }
+
+
+def _inference(record: Any) -> Found:
+    decision, outcome = record.decision, record.outcome
+    return {
+        "transmit": decision.transmit,
+        "reason": decision.reason,
+        "score": decision.score,
+        "drafted": record.proposal.actions[0],
+        "origins": sorted(set(record.origins.tolist())),
+        "length": len(record.actions),
+        "miss": record.miss,
+        "verified": None if outcome is None else [outcome.verified, outcome.accepted, outcome.kept],
+        **evidence(record),
+    }
+
+
+@cache
+def pair_of(source: str) -> Any:
     """A packaged pair, ``NAME``; of tokens or a flow with a system, ``NAME/SYSTEM``; or one of :data:`CHUNK_PAIRS`."""
     name, _, system = source.partition("/")
     if name in CHUNK_PAIRS:
@@ -101,20 +132,9 @@ def _loaded(name: str, draft: str | None) -> Any:
     return load_pair(name, draft=draft)
 
 
-def gate(pair: Any, name: str, threshold: float = 0.0, max_skips: int | None = None, **options: Any) -> Gate:
+def gate_of(pair: Any, name: str, threshold: float = 0.0, max_skips: int | None = None, **options: Any) -> Gate:
     """A gate for a pair with a threshold of our own (for ``random`` its rate)."""
     return GateSettings(name, threshold, max_skips=max_skips, options=tuple(options.items())).build(pair)
-
-
-def policy(pair: Any, decides: Gate, *, seed: int) -> Any:
-    """A robot's policy with the pair's target in this process."""
-    return SpeculativePolicy(pair, decides, seed=seed)
-
-
-def own_gate(pair: Any) -> Gate:
-    """The gate that a decoding names."""
-    composition = getattr(pair.parts, "decoding", None) or pair.parts.rounds
-    return gate(pair, composition.gate, 0.5)
 
 
 def evidence(record: StepRecord) -> dict[str, Any]:
@@ -138,44 +158,6 @@ def evidence(record: StepRecord) -> dict[str, Any]:
     return known | ({} if found is None else {key: getattr(found, name) for key, name in names.items()})
 
 
-def simulate(env: str, pair: Any, observation: Any, seed: int, steps: int) -> Iterator[dict[str, Any]]:
-    """Observations of one episode in which a pair acts, hybrid, in its simulator."""
-    robot = SimulatedRobot(load_task(env, observation))
-    policy = SpeculativePolicy(pair, gate(pair, "always"), seed=seed)
-    robot.start(seed)
-    for _ in range(steps):
-        observed = robot.observe()
-        yield {name: np.copy(observed[name]) for name in observation.fields} | (
-            {"instruction": observed["instruction"]} if observation.instruction else {}
-        )
-        robot.act(policy.act(observed))
-    robot.close()
-
-
-def with_grippers(flow: Any, *dimensions: int) -> Any:
-    """A flow policy's pair, with dimensions of its actions taken as grippers by FLASH's guards."""
-    return flow.composed(settings=replace(flow.parts.settings, grippers=dimensions))
-
-
-def frequencies(before: Any, now: Any, grid: tuple[int, int]) -> dict[str, Any]:
-    """FreqCache's choice of tokens between two frames, step by step."""
-    planes = [frequency.luma(frame) for frame in (before, now)]
-    spectra, shape = [frequency.spectrum(plane) for plane in planes], planes[0].shape
-    motion = frequency.phase_correlation(spectra[0], spectra[1], shape)
-    earlier = frequency.source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
-    edges, entropy = (
-        frequency.edge_energy(frequency.patches_of(planes[1], grid)),
-        frequency.spectral_entropy(spectra[1]),
-    )
-    budget = frequency.reuse_budget(entropy, 0.2, 0.9)
-    moved = [motion.rows, motion.columns, min(motion.confidence, 1e3)]
-    mask = frequency.reused(earlier, edges, budget, 0.3)
-    return {"motion": moved, "earlier": earlier, "edges": edges, "entropy": entropy, "budget": budget, "reused": mask}
-
-
-# ---- inpainting ------------------------------------------------------------------------------------------------------
-
-
 @cache
 def chunk_policy(source: str, steps: int) -> Any:
     """A chunk policy by itself; ``steps`` of a flow."""
@@ -184,15 +166,14 @@ def chunk_policy(source: str, steps: int) -> Any:
 
 def infer(policy: Any, seen: Any, step: int, old: Any = None, weights: Any = None) -> Any:
     """The chunk of a policy for the window that ends with the last observation, inpainted where there is an old one."""
-    window = windows_of(policy.spec.observation, seen)[-1]
     given = None if old is None else Inpainting(np.asarray(old, np.float32), np.asarray(weights, np.float32))
-    return policy.infer(window, stream(0, Role.VERIFY, step=step), given)
+    return policy.infer(window_of(policy.spec.observation, seen), stream(0, Role.VERIFY, step=step), given)
 
 
-def windows_of(spec: Any, seen: Any) -> list[Any]:
-    """The windows that end with each observation."""
+def window_of(spec: Any, seen: Any) -> Any:
+    """The window that ends with the last observation."""
     history = ObservationHistory(spec)
-    return [history.push(observation) for observation in seen]
+    return [history.push(observation) for observation in seen][-1]
 
 
 # ---- time: a link, late verdicts, real-time chunking, misses ---------------------------------------------------------
@@ -221,30 +202,20 @@ class Behind:
 
 
 def remote(
-    pair: Any, gate_of: Gate, took_s: Callable[[int], float], *, deadline_s: float = math.inf, draft_s: float = 0.0,
+    pair: Any, gate: Gate, took_s: Callable[[int], float], *, deadline_s: float = math.inf, draft_s: float = 0.0,
     late_for_s: float | None = None, on_miss: Any = "execute_draft", stops_after: int | None = None,
-    max_chunk_age_ms: float | None = None, seed: int = 0, **options: Any,
+    max_chunk_age_ms: float | None = None, seed: int = 0,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """A pair whose target is behind a link, its clock, and the rule for misses; the robot stands still with zeros."""
+    """A pair whose target is behind a link, and its clock; the robot stands still with zeros."""
     clock = VirtualClock()
     still = np.zeros(len(pair.units.centre), np.float32)
     policy = SpeculativePolicy(
-        pair,
-        gate_of,
-        drafter=TimedDrafter(pair.drafter(), clock, draft_s),
+        pair, gate, drafter=TimedDrafter(pair.drafter(), clock, draft_s),
         verifier=pair.verifier(Behind(pair.target(), clock, took_s, deadline_s)),
         verdicts=WAIT if late_for_s is None else LateVerdicts(late_for_s),
-        fallback=Fallback(on_miss, stops_after, tuple(still), max_chunk_age_ms),
-        seed=seed,
-        clock=clock,
-        **options,
-    )
+        fallback=Fallback(on_miss, stops_after, tuple(still), max_chunk_age_ms), seed=seed, clock=clock,
+    )  # fmt: skip
     return policy, clock
-
-
-def act_blind(policy: Any) -> Any:
-    """A control step whose observation cannot be used."""
-    return policy.safety.hold(ObservationError("not finite", "not_finite"))
 
 
 @dataclass
@@ -267,7 +238,7 @@ class _Chunks:
         return False
 
 
-def runner(
+def runner_of(
     policy: Any, kind: Any, execute: int, overlap: int, took_s: Callable[[int], float],
     *, stops_after: int | None = None, max_chunk_age_ms: float | None = None, **options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -276,107 +247,15 @@ def runner(
     model = None
     if kind == "roll_forward":
         model = lambda seen, actions: {**seen, "state": seen["state"] + np.float32(0.01) * actions.sum()}  # noqa: E731
-    inference = _Chunks(LocalSource(policy), clock, took_s)
     fallback = Fallback("execute_draft", stops_after, (0.0,) * policy.spec.actions, max_chunk_age_ms)
-    execution = Execution(kind, execute, overlap)
+    inference, execution = _Chunks(LocalSource(policy), clock, took_s), Execution(kind, execute, overlap)
     return ChunkRunner(inference, execution, roll_forward=model, fallback=fallback, clock=clock, **options), clock
-
-
-# ---- budgets, drift, calibration -------------------------------------------------------------------------------------
-
-
-def controlled(pair: Any, name: str, rate: float, **options: Any) -> Gate:
-    """A gate under the controller of a transmission rate."""
-    return Controller(gate(pair, name, **options), RateBudget(rate), window=8, horizon=4.0)
-
-
-def audited(of: Gate, rate: float) -> Gate:
-    """A gate that audits a share of the steps it would skip."""
-    of.audit_rate = rate
-    return of
-
-
-def verify_skip(threshold: float, reach: int | None) -> Gate:
-    """HeiSD's gate with bounds of our own."""
-    return VerifySkip(threshold, reach=reach)
-
-
-def alarm(values: Any, level: float, **options: Any) -> int | None:
-    """After how many values the drift alarm is raised."""
-    found = DriftAlarm(level, **options)
-    return next((index for index, value in enumerate(values) if found.take(value)), None)
-
-
-def running_mean(values: Any) -> list[float | None]:
-    """Mean and confidence interval of values in [0, 1]."""
-    mean = RunningMean()
-    for value in values:
-        mean.take(value)
-    found = mean.estimate()
-    return [found.mean, found.low, found.high]
-
-
-def find_gate(
-    pair: Any, name: str, rate: float, rounds: int, scores: Callable[[Gate], list[Any]], **options: Any
-) -> Any:
-    """A calibration on decisions that a function of the tried gate gives; thresholds, ties and rates of its rounds."""
-
-    def roll(settings: GateSettings, number: int) -> dict[str, Any]:
-        made = scores(settings.build(pair))
-        return {
-            "score": np.array([one.score for one in made]),
-            "reason": np.array([REASONS.index(one.reason) for one in made]),
-            "transmitted": np.array([one.transmit for one in made]),
-        }
-
-    found = find_threshold(GateSettings(name, options=tuple(options.items())), rate, rounds, roll)
-    tried = [*((one.settings, one.rate) for one in found.rounds), (found.settings, found.checked["transmitted"].mean())]
-    return [[settings.threshold, settings.tie_probability, rate] for settings, rate in tried]
-
-
-# ---- stages, planner -------------------------------------------------------------------------------------------------
-
-
-@cache
-def staged(bundle: str) -> Any:
-    """A packaged target in stages, as ``specact split`` makes them."""
-    with TemporaryDirectory() as folder:
-        return split_bundle(bundle, Path(folder) / "stages")
-
-
-def at_cut(stages: Any, window: Any, cut: int, precision: Any) -> list[Any]:
-    """The network's outputs where a server has run ``cut`` stages and sent what it has at a precision."""
-    if cut == 0:
-        return list(stages.run([window]))
-    arrays = _exchange(
-        SplitExchange(stages), kind_at(stages.spec, cut, precision), Request(window, StepAddress(0, 0, 0, 0))
-    )
-    if cut == stages.spec.stages:
-        return [arrays[name].reshape(1, *shape) for name, shape in stages.spec.outputs.items()]
-    return list(stages.finish(unpack(arrays, stages.spec.activations[cut - 1]), cut))
-
-
-def chosen_cuts(costs: dict[str, Any], chooser: str, bandwidths: Any, latency_s: float, **options: Any) -> list[int]:
-    """The cuts of successive inferences on a link of given bandwidths."""
-    known = StageCosts(**costs)
-    pool = range(known.stages + 1)
-    kind = (
-        RoboeccRule if chooser == "roboecc" else LatencyApart if options.pop("latency_apart", False) else SmallestTotal
-    )
-    choose, past, cut, cuts = kind(known, pool, **options), deque[tuple[float, float]](maxlen=MAX_EXCHANGES), 0, []
-    for bytes_s in bandwidths:
-        cut = choose(cut, past)
-        cuts.append(cut)
-        crossing = known.crossing()[cut]
-        if cut:
-            past.append((crossing, latency_s + crossing / bytes_s))
-    return cuts
 
 
 # ---- the wire --------------------------------------------------------------------------------------------------------
 
 
-def _exchange(exchange: Any, kind: str, request: Request) -> Any:
+def exchanged(exchange: Any, kind: str, request: Request) -> Any:
     """A request as bytes to an exchange's server side, and the arrays of its reply as bytes back."""
     contract = exchange.contract
     (arrays,) = exchange.answer(kind, [request_of(read_ask(encode(ask(request, contract, kind, 1, 100.0))), contract)])
@@ -390,20 +269,19 @@ def _exchange(exchange: Any, kind: str, request: Request) -> Any:
 
 @dataclass
 class _Served:
-    pair: Any
+    exchange: Any
 
     def answer(self, window: Any, address: Any) -> Any:
-        exchange = self.pair.exchange
-        return exchange.read(_exchange(exchange, "infer", Request(window, address)))
+        return self.exchange.read(exchanged(self.exchange, "infer", Request(window, address)))
 
 
 def over_the_wire(pair: Any, record: StepRecord) -> dict[str, Outcome]:
     """The outcome of a step's proposal by a server in this process, by the place where it is sampled."""
     exchange, proposal, address = pair.exchange, record.proposal, record.address
-    found = {}
+    found: dict[str, Any] = {}
     if exchange.contract.step_kind == "infer":
-        found["device"] = pair.verifier(LocalTarget(_Served(pair))).submit(proposal, address).result()
+        found["device"] = pair.verifier(LocalTarget(_Served(exchange))).submit(proposal, address).result()
     if isinstance(exchange, VerifyingExchange):
-        arrays = _exchange(exchange, "verify", Request(proposal.window, address, exchange.request(proposal)))
+        arrays = exchanged(exchange, "verify", Request(proposal.window, address, exchange.request(proposal)))
         found["server"] = checked(exchange.outcome(arrays, OffloadTimes()), proposal)
     return found

@@ -1,84 +1,53 @@
-"""The cases: what is played through the real policies, and what of it is pinned. Nothing here names a module."""
+"""The cases: what is played through the real policies, and what of it is pinned."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from tests.pins import adapter
+from experiments.split.simulated import LatencyApart
+from tests.pins.adapter import (
+    Found,
+    chunk_policy,
+    exchanged,
+    gate_of,
+    infer,
+    observations,
+    over_the_wire,
+    pair_of,
+    play,
+    remote,
+    runner_of,
+    window_of,
+)
 
-HERE = Path(__file__).parent
-OBSERVATIONS, STORED = HERE / "observations", HERE / "stored"
-Found = dict[str, Any]
+from specact.errors import ObservationError
+from specact.families.codes.sampling import CodeDistribution, sample_codes, verify
+from specact.gates.audit import DriftAlarm, RunningMean, expected_true_skip
+from specact.gates.calibration import calibrated_gate, threshold_for_rate
+from specact.gates.controller import Controller, RateBudget
+from specact.gates.settings import GateSettings
+from specact.lab.evaluation.calibrate import find_threshold
+from specact.lab.rollout.steps import REASONS
+from specact.lab.tised.equations import chunk_s, exact_task_s, optimum, stall_s, task_s
+from specact.lab.train.split import split_bundle
+from specact.policy import SpeculativePolicy
+from specact.rng import Role, StepAddress, stream
+from specact.systems import freqcache as frequency
+from specact.systems import roboecc, staged
+from specact.systems.heisd import VerifySkip
+from specact.wire.exchange import Request
+
+STORED = Path(__file__).parent / "stored"
 # A case is a function of its variant: the seed of the random streams, and how many observations are left out before.
 Case = Callable[[int], Found]
 CASES: dict[str, Case] = {}
-# Relative noise on the observations, and its seed; only while recording.
-observation_noise: tuple[float, int] = (0.0, 0)
-
-
-@cache
-def _arrays(name: str) -> dict[str, NDArray[Any]]:
-    with np.load(OBSERVATIONS / f"{name}.npz", allow_pickle=False) as stored:
-        return {key: stored[key] for key in stored.files}
-
-
-def observations(name: str, count: int, skip: int = 0, episode: int = 0) -> list[dict[str, Any]]:
-    """Consecutive observations of a recorded episode."""
-    scale, seed = observation_noise
-    rng, found = np.random.default_rng(seed), []
-    for step in range(skip, skip + count):
-        row: dict[str, Any] = {key: array[episode, step] for key, array in _arrays(name).items()}
-        for key, value in row.items():
-            if value.dtype == np.float32 and scale:
-                row[key] = (value * (1.0 + scale * rng.standard_normal(value.shape))).astype(np.float32)
-            elif value.dtype.kind == "U":
-                row[key] = str(value)
-        found.append(row)
-    assert len(found) == count
-    return found
-
-
-def play(policy: Any, seen: Sequence[Any], before: Callable[[int], object] = lambda step: None) -> Found:
-    """One observation per control step; the pinned values by control step, and by inference."""
-    actions, origins, records = [], [], {}
-    for step, observation in enumerate(seen):
-        before(step)
-        actions.append(policy.act(observation))
-        origins.append(None if policy.origin is None else policy.origin.name)
-        if policy.record is not None:
-            # A late verdict replaces the record of its inference.
-            records[policy.record.address.step] = policy.record
-    inferences = [_inference(records[step]) for step in sorted(records)]
-    # Which tokens were reused was pinned for the last inference only, and so stands at each.
-    if reused := inferences[-1].get("reused"):
-        inferences = [found | {"reused": reused} for found in inferences]
-    return {
-        "actions": actions,
-        "origins": origins,
-        "counts": dict(sorted(policy.counts.items())),
-        "inferences": inferences,
-    }
-
-
-def _inference(record: Any) -> Found:
-    decision, outcome = record.decision, record.outcome
-    return {
-        "transmit": decision.transmit,
-        "reason": decision.reason,
-        "score": decision.score,
-        "drafted": record.proposal.actions[0],
-        "origins": sorted(set(record.origins.tolist())),
-        "length": len(record.actions),
-        "miss": record.miss,
-        "verified": None if outcome is None else [outcome.verified, outcome.accepted, outcome.kept],
-        **adapter.evidence(record),
-    }
-
 
 # ---- rollouts: action codes, tokens, flows, pairs of chunk policies --------------------------------------------------
 
@@ -124,16 +93,27 @@ def seen_by(source: str, variant: int, count: int | None = None) -> list[Any]:
 
 def rollout(source: str, decides: Decides, variant: int) -> Found:
     """A pair as ``NAME`` or ``NAME/SYSTEM`` with a gate and its target in this process."""
-    pair = adapter.pair(source)
-    return play(adapter.policy(pair, decides(pair), seed=variant), seen_by(source, variant))
+    pair = pair_of(source)
+    return play(SpeculativePolicy(pair, decides(pair), seed=variant), seen_by(source, variant))
+
+
+def own_gate(pair: Any) -> Any:
+    """The gate that a decoding names."""
+    return gate_of(pair, (getattr(pair.parts, "decoding", None) or pair.parts.rounds).gate, 0.5)
 
 
 def calibrated(name: str, rate: float) -> Decides:
-    return lambda pair: adapter.calibrated_gate(pair, name, rate)
+    return lambda pair: calibrated_gate(pair, name, rate)
 
 
 def with_gate(name: str, threshold: float = 0.0, **options: Any) -> Decides:
-    return lambda pair: adapter.gate(pair, name, threshold, **options)
+    return lambda pair: gate_of(pair, name, threshold, **options)
+
+
+def audited(pair: Any) -> Any:
+    gate = gate_of(pair, "never")
+    gate.audit_rate = 0.3
+    return gate
 
 
 def deviation(
@@ -163,32 +143,44 @@ for _reading, _level in {"euclidean": 0.35, "path_ratio": 0.31, "disparity": 0.8
         CASES[f"gate-deviation-{_reading}-{_of}"] = partial(rollout, "ball", deviation(_level, _reading, 0.3, _of))
 for _pair, _systems in SYSTEMS.items():
     for _system in _systems:
-        CASES[f"{_pair}-{_system}"] = partial(rollout, f"{_pair}/{_system}", adapter.own_gate)
+        CASES[f"{_pair}-{_system}"] = partial(rollout, f"{_pair}/{_system}", own_gate)
 CASES |= {
     "chunks-whole": partial(rollout, "chunks-whole", with_gate("random", 0.5)),
     "chunks-within": partial(rollout, "chunks-regression", always),
     "chunks-average": partial(rollout, "chunks-average", with_gate("periodic")),
     "chunks-codes-within": partial(rollout, "chunks-codes", always),
     "chunks-codes-deviation": partial(rollout, "chunks-codes", deviation(0.2)),
-    "gate-verify-skip": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.2, 2)),
-    "gate-similarity": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: adapter.verify_skip(0.05, None)),
-    "audit": partial(rollout, "ball", lambda pair: adapter.audited(adapter.gate(pair, "never"), 0.3)),
+    "gate-verify-skip": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: VerifySkip(0.2, reach=2)),
+    "gate-similarity": partial(rollout, "relocate-tokens/heisd_no_switch", lambda _: VerifySkip(0.05, reach=None)),
+    "audit": partial(rollout, "ball", audited),
 }  # fmt: skip
 
 
 def guarded(variant: int) -> Found:
     """FLASH with a gripper: in variant 1 its change ends an accepted prefix, and the next round is a full one."""
-    pair = adapter.with_grippers(adapter.pair("pusht-flow/flash_last"), 0)
-    return play(adapter.policy(pair, adapter.gate(pair, "always"), seed=variant + 3), observations("pusht", 60))
+    flow = pair_of("pusht-flow/flash_last")
+    pair = flow.composed(settings=replace(flow.parts.settings, grippers=(0,)))
+    return play(SpeculativePolicy(pair, gate_of(pair, "always"), seed=variant + 3), observations("pusht", 60))
 
 
 def frequencies(variant: int) -> Found:
     """Between recorded frames, which hardly move, and a frame and itself, moved by patches and a few pixels."""
     frames = [seen["image.corner2"] for seen in observations("metaworld", 8, episode=variant % 2)]
-    shifts = [(16, 0), (0, -32), (-13, 21)]
-    moved = [(frames[0], np.roll(frames[0], shift, axis=(0, 1))) for shift in shifts]
-    pairs = [*zip(frames[::3], frames[1::3], strict=False), *moved]
-    return {"pairs": [adapter.frequencies(before, now, (4, 4)) for before, now in pairs]}
+    moved = [(frames[0], np.roll(frames[0], shift, axis=(0, 1))) for shift in [(16, 0), (0, -32), (-13, 21)]]
+    found, grid = [], (4, 4)
+    for before, now in [*zip(frames[::3], frames[1::3], strict=False), *moved]:
+        planes = [frequency.luma(frame) for frame in (before, now)]
+        spectra, shape = [frequency.spectrum(plane) for plane in planes], planes[0].shape
+        motion = frequency.phase_correlation(spectra[0], spectra[1], shape)
+        earlier = frequency.source_patches(motion, (shape[0] // grid[0], shape[1] // grid[1]), grid)
+        edges = frequency.edge_energy(frequency.patches_of(planes[1], grid))
+        entropy = frequency.spectral_entropy(spectra[1])
+        budget = frequency.reuse_budget(entropy, 0.2, 0.9)
+        found.append({
+            "motion": [motion.rows, motion.columns, min(motion.confidence, 1e3)], "earlier": earlier, "edges": edges,
+            "entropy": entropy, "budget": budget, "reused": frequency.reused(earlier, edges, budget, 0.3),
+        })  # fmt: skip
+    return {"pairs": found}
 
 
 CASES |= {"flash-guarded": guarded, "freqcache-frequencies": frequencies}
@@ -201,12 +193,12 @@ def sequential(variant: int) -> Found:
 
     def distribution() -> Any:
         rows = rng.dirichlet(np.full(6, 0.5), (8,))
-        return adapter.CodeDistribution(rows[:2], np.zeros((2, 6, 1, 1), np.float32), rows[2:])
+        return CodeDistribution(rows[:2], np.zeros((2, 6, 1, 1), np.float32), rows[2:])
 
     for step in range(20):
         target, draft = distribution(), distribution()
-        codes = adapter.sample_codes(draft, adapter.stream(variant, adapter.Role.DRAFT, step=step))
-        verdict = adapter.verify(target, draft, codes, adapter.stream(variant, adapter.Role.VERIFY, step=step))
+        codes = sample_codes(draft, stream(variant, Role.DRAFT, step=step))
+        verdict = verify(target, draft, codes, stream(variant, Role.VERIFY, step=step))
         found.append({"drafted": codes, "codes": verdict.codes, "accepted": verdict.accepted, "r": verdict.rejection})
     return {"steps": found}
 
@@ -217,11 +209,11 @@ CASES["codes-sequential"] = sequential
 
 
 def inpainted(source: str, variant: int) -> Found:
-    policy, seen = adapter.chunk_policy(source, 6), seen_by(source, variant, 12)
-    first = adapter.infer(policy, seen[:8], variant)
+    policy, seen = chunk_policy(source, 6), seen_by(source, variant, 12)
+    first = infer(policy, seen[:8], variant)
     weights = np.linspace(1.5, -0.5, len(first)).clip(0.0, 1.0)
-    guided = [adapter.infer(policy, seen, variant + step, np.roll(first, -4, axis=0), weights) for step in (1, 2)]
-    return {"first": first, "free": adapter.infer(policy, seen, variant + 1), "guided": guided}
+    guided = [infer(policy, seen, variant + step, np.roll(first, -4, axis=0), weights) for step in (1, 2)]
+    return {"first": first, "free": infer(policy, seen, variant + 1), "guided": guided}
 
 
 for _pair in ("pusht-flow", "metaworld-flow", "ball-chase-flow"):
@@ -237,8 +229,8 @@ def slow(step: int) -> float:
 
 def timed(source: str, variant: int, decides: Decides = always, **options: Any) -> Found:
     """A control loop on a virtual clock: step k begins at k periods, or when the step before has ended."""
-    pair = adapter.pair(source)
-    policy, clock = adapter.remote(pair, decides(pair), slow, seed=variant, **options)
+    pair = pair_of(source)
+    policy, clock = remote(pair, decides(pair), slow, seed=variant, **options)
     wait = lambda step: clock.sleep(max(0.0, step / pair.rate_hz - clock.now()))  # noqa: E731
     return play(policy, seen_by(source, variant), wait) | {"stopped": policy.safety.stopped, "seconds": clock.now()}
 
@@ -261,11 +253,12 @@ CASES |= {
 
 def blind(variant: int) -> Found:
     """Observations that cannot be used, in between and at the end, until the robot stops."""
-    pair, found = adapter.pair("ball"), []
-    policy, _ = adapter.remote(pair, adapter.gate(pair, "always"), lambda step: 0.0, stops_after=3, seed=variant)
+    pair, found = pair_of("ball"), []
+    policy, _ = remote(pair, gate_of(pair, "always"), lambda step: 0.0, stops_after=3, seed=variant)
     for step, observation in enumerate(observations("ball", 24)):
         unusable = step in (7, 8, 13) or step > 15
-        action = adapter.act_blind(policy) if unusable else policy.act(observation)
+        error = ObservationError("not finite", "not_finite")
+        action = policy.safety.hold(error) if unusable else policy.act(observation)
         found.append([action, policy.origin.name, policy.safety.stopped])
     return {"steps": found}
 
@@ -274,12 +267,12 @@ CASES["miss-blind"] = blind
 
 
 def run_chunks(kind: str, execute: int, overlap: int, variant: int, **options: Any) -> Found:
-    policy, found = adapter.chunk_policy("pusht-flow", 3), []
+    policy, found = chunk_policy("pusht-flow", 3), []
 
     def took(step: int) -> float:
         return 0.95 if step % 4 == 3 else 0.15 + 0.1 * (step % 3)
 
-    runner, clock = adapter.runner(policy, kind, execute, overlap, took, seed=variant, **options)
+    runner, clock = runner_of(policy, kind, execute, overlap, took, seed=variant, **options)
     for step, observation in enumerate(seen_by("pusht-flow", variant)):
         clock.sleep(max(0.0, step / policy.spec.rate_hz - clock.now()))
         action = runner.act(observation)
@@ -299,12 +292,26 @@ CASES |= {
 
 
 def controlled(variant: int) -> Found:
-    pair = adapter.pair("kitchen")
-    gate = adapter.controlled(pair, "deviation", 0.4, reading="zscore", alpha=0.5, source="executed")
-    policy = adapter.policy(pair, gate, seed=variant)
-    thresholds: list[float] = []
+    pair, thresholds = pair_of("kitchen"), list[float]()
+    gate = Controller(deviation(0.0, "zscore")(pair), RateBudget(0.4), window=8, horizon=4.0)
+    policy = SpeculativePolicy(pair, gate, seed=variant)
     found = play(policy, observations("kitchen", 30), lambda step: thresholds.append(gate.threshold))
     return found | {"thresholds": thresholds}
+
+
+def alarm(values: Sequence[float], level: float, **options: Any) -> int | None:
+    """After how many values the drift alarm is raised."""
+    found = DriftAlarm(level, **options)
+    return next((index for index, value in enumerate(values) if found.take(value)), None)
+
+
+def running_mean(values: Sequence[float]) -> list[float | None]:
+    """Mean and confidence interval of values in [0, 1]."""
+    mean = RunningMean()
+    for value in values:
+        mean.take(value)
+    found = mean.estimate()
+    return [found.mean, found.low, found.high]
 
 
 def drift(variant: int) -> Found:
@@ -312,30 +319,40 @@ def drift(variant: int) -> Found:
     before, after = rng.beta(8, 2, 400), rng.beta(5, 5, 400)
     values = np.concatenate([before, after]).tolist()
     return {
-        "steady": adapter.alarm(before.tolist(), 0.8, tolerance=0.05, run_length=1000.0),
-        "drifting": adapter.alarm(values, 0.8, tolerance=0.05, run_length=1000.0),
-        "falling short": adapter.alarm(values, 0.9, tolerance=0.02),
-        "means": [adapter.running_mean(values[:count]) for count in (1, 20, 400, 800)],
-        "expected": [adapter.expected_true_skip(np.linspace(0.0, 0.9, 10).tolist(), rate) for rate in (0.0, 0.33, 0.6)],
+        "steady": alarm(before.tolist(), 0.8, tolerance=0.05, run_length=1000.0),
+        "drifting": alarm(values, 0.8, tolerance=0.05, run_length=1000.0),
+        "falling short": alarm(values, 0.9, tolerance=0.02),
+        "means": [running_mean(values[:count]) for count in (1, 20, 400, 800)],
+        "expected": [expected_true_skip(np.linspace(0.0, 0.9, 10).tolist(), rate) for rate in (0.0, 0.33, 0.6)],
     }
 
 
 def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Found:
-    """Thresholds found on a stored rollout: the gate sees the recorded observations again in every round."""
-    pair = adapter.pair(pair_name)
+    """Thresholds, ties and rates of three rounds on a stored rollout, which the gate sees again in every round."""
+    pair = pair_of(pair_name)
 
-    def decisions(gate: Any) -> list[Any]:
-        policy = adapter.policy(pair, gate, seed=variant)
-        made: list[Any] = []
+    def roll(settings: GateSettings, number: int) -> dict[str, Any]:
+        policy, made = SpeculativePolicy(pair, settings.build(pair), seed=variant), list[Any]()
         for observation in observations(pair_name, 60 if pair_name == "pusht" else 30):
             policy.act(observation)
+            assert policy.record is not None
             if not made or made[-1] is not policy.record.decision:
                 made.append(policy.record.decision)
-        return made
+        return {
+            "score": np.array([decision.score for decision in made]),
+            "reason": np.array([REASONS.index(decision.reason) for decision in made]),
+            "transmitted": np.array([decision.transmit for decision in made]),
+        }
+
+    def found_at(rate: float) -> list[Any]:
+        found = find_threshold(GateSettings(name, options=tuple(options.items())), rate, 3, roll)
+        tried = [(each.settings, each.rate) for each in found.rounds]
+        tried.append((found.settings, found.checked["transmitted"].mean()))
+        return [[settings.threshold, settings.tie_probability, rate] for settings, rate in tried]
 
     scores = np.array([0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.5])
-    found: Found = {"ties": [adapter.threshold_for_rate(scores, rate) for rate in (0.2, 0.5, 0.9)]}
-    return found | {str(rate): adapter.find_gate(pair, name, rate, 3, decisions, **options) for rate in (0.3, 0.6)}
+    ties = [threshold_for_rate(scores, rate) for rate in (0.2, 0.5, 0.9)]
+    return {"ties": ties} | {str(rate): found_at(rate) for rate in (0.3, 0.6)}
 
 
 CASES |= {
@@ -350,35 +367,61 @@ CASES |= {
 
 
 def stages(bundle: str, variant: int) -> Found:
-    made = adapter.staged(bundle)
-    window = adapter.windows_of(made.spec.observation, seen_by(bundle, variant, 6))[-1]
-    found: Found = {"stages": made.spec.stages, "activations": made.spec.activations, "outputs": made.spec.outputs}
+    """A network's outputs where a server has run so many of its stages and sent what it has at a precision."""
+    with TemporaryDirectory() as folder:
+        made = split_bundle(bundle, Path(folder) / "stages")
+    spec, last, exchange = made.spec, made.spec.stages, staged.SplitExchange(made)
+    request = Request(window_of(spec.observation, seen_by(bundle, variant, 6)), StepAddress(0, 0, 0, 0))
+
+    def at(cut: int, precision: Any) -> list[Any]:
+        if cut == 0:
+            return list(made.run([request.window]))
+        arrays = exchanged(exchange, staged.kind_at(spec, cut, precision), request)
+        if cut == last:
+            return [arrays[name].reshape(1, *shape) for name, shape in spec.outputs.items()]
+        return list(made.finish(staged.unpack(arrays, spec.activations[cut - 1]), cut))
+
+    found: Found = {"stages": last, "activations": spec.activations, "outputs": spec.outputs}
     for precision in ("float32", "float16", "uint8"):
-        outputs = [adapter.at_cut(made, window, cut, precision) for cut in range(made.spec.stages + 1)]
+        outputs = [at(cut, precision) for cut in range(last + 1)]
         found[precision] = [[[float(array.mean()), float(array.std())] for array in arrays] for arrays in outputs]
     return found
 
 
 def placement(variant: int) -> Found:
     rng = np.random.default_rng(variant)
-    costs = {
+    costs: dict[str, Any] = {
         "server_s": [0.002, 0.003, 0.004, 0.003], "device_s": [0.02, 0.03, 0.05, 0.02],
         "cut_bytes": [0.0, 40e3, 9e3, 25e3, 2e3], "observation_bytes": 30e3, "load": [0.1, 0.3, 0.4, 0.2],
     }  # fmt: skip
-    known = adapter.StageCosts(**costs)  # type: ignore[arg-type]
-    links = np.exp(np.cumsum(rng.normal(0.0, 0.7, 40)) + np.log(2e6)).tolist()
-    rates = (1e5, 1e6, 1e7)
-    totals = {kind: [adapter.total_s(known, rate, 0.01, kind) for rate in rates] for kind in ("faithful", "printed")}
-    best = partial(adapter.best_cut, loads=known.loads, allowed=range(5))
-    adjusted = partial(adapter.adjusted_cut, 2, low=-1e5, high=1e5, pool=range(1, 5), cut_bytes=known.cut_bytes)
+    known = roboecc.StageCosts(**costs)
+    links, pool = np.exp(np.cumsum(rng.normal(0.0, 0.7, 40)) + np.log(2e6)).tolist(), range(known.stages + 1)
+
+    def cuts(rule: Any, latency_s: float, **options: Any) -> list[int]:
+        """Of successive inferences on a link of given bandwidths."""
+        choose, past = rule(known, pool, **options), deque[tuple[float, float]](maxlen=roboecc.MAX_EXCHANGES)
+        cut, cuts = 0, []
+        for bytes_s in links:
+            cut = choose(cut, past)
+            cuts.append(cut)
+            if cut:
+                past.append((known.crossing()[cut], latency_s + known.crossing()[cut] / bytes_s))
+        return cuts
+
+    totals = {
+        kind: [roboecc.total_s(known, rate, 0.01, kind) for rate in (1e5, 1e6, 1e7)] for kind in ("faithful", "printed")
+    }
+    best = partial(roboecc.best_cut, loads=known.loads, allowed=range(5))
+    adjusted = partial(roboecc.adjusted_cut, 2, low=-1e5, high=1e5, pool=range(1, 5), cut_bytes=known.cut_bytes)
+    smallest = partial(cuts, roboecc.SmallestTotal)
     return {
         "totals": totals,
         "best": [[best(row, budget=budget) for row in totals["faithful"]] for budget in (0.5, 9.0)],
         "adjusted": [adjusted(change=change) for change in (-2e5, 0.0, 2e5)],
-        "roboecc": adapter.chosen_cuts(costs, "roboecc", links, 0.01),
-        "smallest": adapter.chosen_cuts(costs, "smallest", links, 0.01, look_every=3),
-        "smallest, latency apart": adapter.chosen_cuts(costs, "smallest", links, 0.03, latency_apart=True),
-        "smallest, budget": adapter.chosen_cuts(costs, "smallest", links, 0.01, budget=0.5),
+        "roboecc": cuts(roboecc.RoboeccRule, 0.01),
+        "smallest": smallest(0.01, look_every=3),
+        "smallest, latency apart": cuts(LatencyApart, 0.03),
+        "smallest, budget": smallest(0.01, budget=0.5),
     }
 
 
@@ -387,19 +430,16 @@ CASES |= {f"stages-{bundle}": partial(stages, bundle) for bundle in ("ball", "pu
 # ---- TISED's equations -----------------------------------------------------------------------------------------------
 
 
-def _optimum(found: Any) -> list[Any]:
-    return [found.where, found.value, found.interior, found.conditions]
-
-
 def tised(variant: int) -> Found:
     depths = np.arange(7)
-    chunks = 20.0 + 0.15 * depths**2
-    times_s = adapter.task_s(chunks, adapter.chunk_s(0.3, 0.05, 8, overlap=depths))
+    times_s = task_s(20.0 + 0.15 * depths**2, chunk_s(0.3, 0.05, 8, overlap=depths))
+    found = optimum(depths, times_s, "least"), optimum([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")
+    best = [[each.where, each.value, each.interior, each.conditions] for each in found]
     return {
-        "overlap": _optimum(adapter.optimum(depths, times_s, "least")),
-        "scan": _optimum(adapter.optimum([1.0, 0.7, 0.5, 0.2], [3.0, 2.5, 2.6, 2.4], "least")),
-        "times": [adapter.chunk_s(0.3, 0.05, 8, 0.7, depths), adapter.exact_task_s(20.0, 0.3, 0.05, 8, 0.7, depths)],
-        "stall": adapter.stall_s(0.3, 0.05, 0.7, depths),
+        "overlap": best[0],
+        "scan": best[1],
+        "times": [chunk_s(0.3, 0.05, 8, 0.7, depths), exact_task_s(20.0, 0.3, 0.05, 8, 0.7, depths)],
+        "stall": stall_s(0.3, 0.05, 0.7, depths),
     }
 
 
@@ -416,10 +456,10 @@ WIRED = (
 
 def wired(source: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The local outcome of some inferences, and those that crossed the wire, by the place where they were sampled."""
-    pair = adapter.pair(source)
-    policy = adapter.policy(pair, adapter.gate(pair, "always"), seed=1)
+    pair = pair_of(source)
+    policy: Any = SpeculativePolicy(pair, gate_of(pair, "always"), seed=1)
     for observation in seen_by(source, 1):
         inferring = policy.wants_inference
         policy.act(observation)
         if inferring and policy.record.address.step < 4:
-            yield policy.record.outcome, adapter.over_the_wire(pair, policy.record)
+            yield policy.record.outcome, over_the_wire(pair, policy.record)

@@ -37,19 +37,3 @@ def differences(stored: Any, found: Any, numbers: float = TOLERANCE, path: str =
     else:
         same = type(stored) is type(found) and stored == found
     return [] if same else [f"{path}: {stored!r:.60} was pinned, {found!r:.60} was found"]
-
-
-def without(stored: Any, found: Any, numbers: float) -> Any:
-    """The stored values, but for those that differ from the found ones."""
-    if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
-        return {key: without(stored[key], found[key], numbers) for key in stored}
-    if isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
-        return [without(*both, numbers) for both in zip(stored, found, strict=True)]
-    return LEFT_OUT if differences(stored, found, numbers) else stored
-
-
-def count(stored: Any, only: str | None = None) -> int:
-    """How many single values there are, or only those that are equal to a text."""
-    if isinstance(stored, dict | list):
-        return sum(count(entry, only) for entry in (stored.values() if isinstance(stored, dict) else stored))
-    return int(only is None or stored == only)

@@ -1,4 +1,4 @@
-"""Records the pins anew: ``python tests/pins/record.py [CASE ...]``, with ``--observations`` in the simulators first.
+"""Records the pins anew: ``python tests/pins/record.py [CASE ...]``; the observations were recorded in simulators.
 
 A value is left out if it hangs on the last bits of a processor: decisions, codes, tokens and counts that differ when
 every network's outputs are disturbed, each number by up to about a thousandth of the largest; numbers that move by more
@@ -23,34 +23,28 @@ import onnxruntime
 os.environ.setdefault("MUJOCO_GL", "egl")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.pins import adapter, cases
-from tests.pins.compare import LEFT_OUT, TOLERANCE, count, plain, without
+from tests.pins.compare import LEFT_OUT, TOLERANCE, differences, plain
 
-# By file: environment, acting pair, pair that observes the most, control steps, of which every n-th is kept, episodes.
-SEQUENCES = {
-    "ball": ("ball", "ball", "ball", 80, 1, 1),
-    "ball-chase": ("ball-chase", "ball-chase-flow", "ball-chase-flow", 60, 1, 1),
-    "kitchen": ("kitchen", "kitchen", "kitchen", 60, 2, 1),
-    "relocate": ("relocate", "relocate", "relocate", 64, 1, 1),
-    "pusht": ("pusht", "pusht", "pusht", 64, 1, 1),
-    "pusht-camera": ("pusht-camera", "pusht-camera-state", "pusht-camera-state", 48, 1, 1),
-    "swarm": ("swarm", "swarm", "swarm", 48, 1, 1),
-    "metaworld": ("metaworld", "metaworld-flow", "metaworld-flow", 60, 3, 2),
-}
 # Relative disturbance, draws, and the change of a number for which it is left out.
 SMALL, LARGE = (1e-6, 4, TOLERANCE / 5), (1e-4, 6, 0.02)
 # How many variants are tried, until less than this share is left out.
 VARIANTS, ENOUGH = range(1, 7), 0.03
 
 
-def record_observations() -> None:
-    """Plays the simulators and stores what is observed."""
-    for name, (env, acts, sees, steps, every, episodes) in SEQUENCES.items():
-        kept = []
-        for seed in range(episodes):
-            found = list(adapter.simulate(env, adapter.pair(acts), adapter.pair(sees).observation, seed, steps))
-            kept.append(found[::every])
-        arrays = {key: np.stack([[one[key] for one in found] for found in kept]) for key in kept[0][0]}
-        np.savez_compressed(cases.OBSERVATIONS / f"{name}.npz", allow_pickle=False, **arrays)
+def without(stored: Any, found: Any, numbers: float) -> Any:
+    """The stored values, but for those that differ from the found ones."""
+    if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
+        return {key: without(stored[key], found[key], numbers) for key in stored}
+    if isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
+        return [without(*both, numbers) for both in zip(stored, found, strict=True)]
+    return LEFT_OUT if differences(stored, found, numbers) else stored
+
+
+def count(stored: Any, only: str | None = None) -> int:
+    """How many single values there are, or only those that are equal to a text."""
+    if isinstance(stored, dict | list):
+        return sum(count(entry, only) for entry in (stored.values() if isinstance(stored, dict) else stored))
+    return int(only is None or stored == only)
 
 
 @contextmanager
@@ -66,13 +60,13 @@ def disturbed(scale: float, seed: int) -> Iterator[None]:
             for out in original(self, *given, **named)
         ]
 
-    cases.observation_noise = (min(scale, SMALL[0]), seed)
+    adapter.observation_noise = (min(scale, SMALL[0]), seed)
     onnxruntime.InferenceSession.run = run
     try:
         yield
     finally:
         onnxruntime.InferenceSession.run = original
-        cases.observation_noise = (0.0, 0)
+        adapter.observation_noise = (0.0, 0)
 
 
 def record(name: str) -> tuple[int, Any]:
@@ -97,10 +91,7 @@ def main() -> None:
     """Records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="cases; all if none is given")
-    parser.add_argument("--observations", action="store_true", help="simulate again first")
     chosen = parser.parse_args()
-    if chosen.observations:
-        record_observations()
     for name in chosen.names or cases.CASES:
         variant, values = record(name)
         text = json.dumps({"variant": variant, "values": values}, separators=(",", ":")).replace("],", "],\n")
