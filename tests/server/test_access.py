@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from specact.errors import ConfigError, WireError
 from specact.observation import Window
 from specact.server import Address, Limits, Service
 from specact.server.access import Access, read_tokens
+from specact.server.serve import bind
 from specact.server.telemetry import AccessLog
 
 LEFT, RIGHT, COMMON, NEW = ("left robot's token", "right robot's token", "a token for everybody", "a new robot's token")
@@ -257,7 +259,11 @@ def test_a_certificate_is_used_and_read_again(tmp_path: Path, ball: Pair[Any]) -
 
 
 def test_a_port_that_is_taken_is_said(doubling: Here) -> None:
-    from specact.server.serve import bind
-
     with pytest.raises(ConfigError, match=str(doubling.port)):
         bind(Service(Doubling(), address=Address(port=doubling.port)))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_every_address_of_ipv6_is_every_address_of_ipv4_too() -> None:
+    with bind(Service(Doubling(), address=Address(host="::", port=0), token=key(COMMON))) as listener:
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])).close()

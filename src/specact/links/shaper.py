@@ -228,7 +228,8 @@ def resolve(host: str, port: int) -> Address:
 def _listener(at: Address) -> socket.socket:
     family, address = at
     try:
-        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         where = f"{address[0]}:{address[1]}"
         raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port") from error

@@ -75,7 +75,9 @@ def bind(service: Service) -> socket.socket:
     _raise_limit_of_files(service)
     try:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        at = (address.host, address.port)
+        return socket.create_server(at, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         why = f"{error.strerror}; choose another port or host"
         raise ConfigError(f"cannot listen on {address.host}:{address.port}: {why}") from None
