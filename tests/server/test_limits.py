@@ -7,16 +7,18 @@ import random
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.server.conftest import HERE, Doubling, Here, Robot, state
+from tests.server.conftest import HERE, Doubling, Here, Process, Robot, state
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 
+from specact import Pair
 from specact.errors import WireError
 from specact.load import load_exchange
 from specact.server import Limits
@@ -277,3 +279,24 @@ def test_whatever_is_sent_has_a_typed_answer_or_ends_its_connection(path: str) -
                     assert closing.rcvd is not None and closing.rcvd.code in (1002, 1007, 1008, 1009)
             if number % 50 == 0:
                 assert witness.ask(number, window)["chunk"].shape == (16, 2)
+
+
+def memory_kb(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+def test_connections_and_bad_messages_that_come_and_go_cost_no_memory(ball: Pair[Any]) -> None:
+    with Process(ball.exchange.contract, "ball") as server:
+
+        def visit(count: int) -> None:
+            for number in range(count):
+                with server.robot() as robot:
+                    robot.connection.send(b"\xc1" * (number % 1000 + 1))
+                    robot.failure()
+
+        visit(50)
+        before = memory_kb(server.pid)
+        visit(200)
+        assert memory_kb(server.pid) - before < 4_000
+        assert "Traceback" not in server.output
