@@ -42,16 +42,10 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
     Every episode has its own policy, so that episodes and sessions share no state. Besides ``actions`` ``[A]`` an
     answer has ``inferred`` and ``transmitted``, each 0 or 1.
 
-    Args:
-        bundle: a pair, see :func:`~specact.load.load_pair`.
-        method: see :func:`~specact.lab.rollout.methods.load_method`.
-        rate: transmission rate of the method's gate; a gate with a threshold needs the bundle's calibration for it.
-        seed: of the random streams, where the benchmark's tasks do not say one.
-        draft, target, decoding: see :func:`~specact.load.load_pair`.
-
-    Raises:
-        BundleError: if the pair cannot be used.
-        ConfigError: if there is no such pair, method or calibration, or they do not go together.
+    ``bundle``, ``draft``, ``target`` and ``decoding`` are as of :func:`~specact.load.load_pair`; ``method`` as of
+    :func:`~specact.lab.rollout.methods.load_method`, with a gate for the transmission ``rate``, of which the bundle
+    needs a calibration where it has a threshold; ``seed`` counts where the benchmark's tasks do not say one. What is
+    wrong with them is a :exc:`ConfigError` or :exc:`BundleError`.
     """
 
     def __init__(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specact import load_pair
 from specact.lab.evaluation.advice import (
-    Choice,
     Way,
     behind,
     choose,
@@ -21,10 +19,8 @@ from specact.lab.evaluation.advice import (
     without_server,
 )
 from specact.lab.rollout.methods import METHODS
-from specact.lab.rollout.statistics import seeds_interval
 
 N = 60
-Chooser = Callable[[Sequence[Way], float], Choice | None]
 
 
 def way(method: str, asked: float, cost: float, *lost: Iterable[int]) -> Way:
@@ -47,15 +43,14 @@ TARGET = replace(way("target_on_device", 0.0, 1.0, *same(range(1))), draft="")
 WAYS = (TARGET, REMOTE, HYBRID, LEARNED, CHANCE, HEAD, DRAFT)
 
 
-def check(chosen: Chooser) -> None:
-    """What any rule of choice has to find."""
+def method(ways: Sequence[Way], budget: float) -> str:
+    found = choose(ways, budget)
+    assert found is not None
+    return found.way.method
 
-    def method(ways: Sequence[Way], budget: float) -> str:
-        found = chosen(ways, budget)
-        assert found is not None
-        return found.way.method
 
-    assert chosen((TARGET, DRAFT), 0.1) is None, "nothing fits"
+def test_the_simplest_that_is_not_shown_to_be_worse_is_chosen() -> None:
+    assert choose((TARGET, DRAFT), 0.1) is None, "nothing fits"
     assert method(WAYS, 0.1) == "target", "nothing but asking fits"
     # The draft alone is shown to be worse. What is verified at random loses .083, more than the margin.
     assert method(WAYS, 0.3) == "target"
@@ -72,26 +67,6 @@ def check(chosen: Chooser) -> None:
     paired = way("draft", 0.0, 0.2, range(5), range(5), range(5))
     assert behind(paired, HYBRID) is not None
     assert method((paired, HYBRID), 1.0) == "hybrid"
-
-
-def test_the_simplest_that_is_not_shown_to_be_worse_is_chosen() -> None:
-    check(choose)
-
-
-def most_success(ways: Sequence[Way], budget: float) -> Choice | None:
-    best = max((one for one in ways if one.cost <= budget), key=lambda one: one.success.mean, default=None)
-    return None if best is None else Choice(best, best, seeds_interval([np.zeros(2)]))
-
-
-def the_cheapest(ways: Sequence[Way], budget: float) -> Choice | None:
-    able = sorted((one for one in ways if one.cost <= budget), key=lambda one: one.cost)
-    return Choice(able[0], able[0], seeds_interval([np.zeros(2)])) if able else None
-
-
-@pytest.mark.parametrize("wrong", [lambda ways, budget: choose(ways, np.inf), most_success, the_cheapest])
-def test_a_wrong_rule_of_choice_is_found(wrong: Chooser) -> None:
-    with pytest.raises(AssertionError):
-        check(wrong)
 
 
 def test_at_most_so_much_is_asked_for() -> None:

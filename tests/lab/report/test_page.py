@@ -37,14 +37,6 @@ def test_it_holds_together_on_a_screen_in_the_dark_and_on_paper(browser: Browser
     assert browser.requests == [written.page.as_uri()]
 
 
-def test_it_fits_a_phone(phone: Browser, written: Report) -> None:
-    phone.open(written.page)
-    for spacing in ("", "0.15em"):  # wherever letters are wider
-        phone.page.evaluate(f"document.body.style.letterSpacing = '{spacing}'")
-        assert phone.page.evaluate("document.documentElement.scrollWidth") == 390
-    assert phone.complaints == []
-
-
 def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Browser, filmed: Report) -> None:
     browser.open(filmed.page)
     film = browser.page.locator(".film video")

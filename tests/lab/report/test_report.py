@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.errors import ConfigError
 from specact.files import write_json
 from specact.lab.evaluation.runs import Run, find_runs, group
 from specact.lab.report.report import Report, write_report
@@ -160,15 +159,6 @@ def test_a_damaged_table_costs_its_figures_only(table: Path, tmp_path: Path) -> 
     assert {"ball-methods.csv", "ball-latency.svg"} <= names and "ball-rejection.svg" not in names
 
 
-def test_a_run_of_few_and_unknown_methods_is_reported(table: Path, tmp_path: Path) -> None:
-    draft = json.loads((table / "summary.json").read_text())["methods"]["draft"] | {"gate_efficiency": None}
-    edit(table / "summary.json", methods={"a new one": draft, "draft": draft}, contrasts=[])
-    for kind in ("steps", "episodes"):
-        shutil.copytree(table / kind / "draft", table / kind / "a new one")
-    assert any("no method adahi" in str(gap) for gap in report(tmp_path, table).missing["ball"])
-    assert [row["method"] for row in rows(tmp_path / "files/ball-methods.csv")] == ["draft", "a new one"]
-
-
 def test_a_run_of_another_family_is_reported(table: Path, tmp_path: Path) -> None:
     methods = json.loads((table / "summary.json").read_text())["methods"]
     names = ("success", "score", "inferences", "transmission_rate", "latency", "action_change_loss")
@@ -183,12 +173,6 @@ def test_a_run_of_another_family_is_reported(table: Path, tmp_path: Path) -> Non
     assert "Measured in one process" in page and "share of rounds that denoised" in page and "true skip" not in page
     assert not any("--rate" in str(gap) for gap in written.missing["ball"])
     assert "ball-latency-split.svg" in {path.name for path in written.files}
-
-
-def test_it_says_that_nothing_can_be_drawn(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "nothing")
-    written = write_report([runs / "table"], tmp_path / "r.html", tmp_path / "files", lambda *_: None)
-    assert any("cannot draw the environment (nothing: " in gap for gap in written.missing["ball"])
 
 
 def test_runs_are_grouped_by_what_they_are(runs: Path, tmp_path: Path) -> None:
@@ -213,12 +197,6 @@ def test_a_long_run_of_one_method_joins_the_sweep(runs: Path, tmp_path: Path) ->
     over = [row for row in rows(tmp_path / "files/ball-success-over-rate.csv") if row["method"] == "adahi"]
     assert [row["episodes"] for row in over] == ["4", "100"]
     assert f"freely decided steps of {folder}" in written.page.read_text(encoding="utf-8")
-
-
-def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="specact eval"):
-        report(tmp_path, tmp_path)
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_the_command_says_what_it_wrote(specact_run: SpecactRun, runs: Path, tmp_path: Path) -> None:

@@ -202,14 +202,3 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
     with pytest.raises(ConfigError, match="'ball' cannot act in task 'pusht'"):
         run_sweep(small(task="pusht", paces=(0.0,)), tmp_path / "out", quiet, Pool(1))
     assert not (tmp_path / "out").exists()
-
-
-def test_any_number_of_processes_gives_the_same_rows(tmp_path: Path) -> None:
-    what = small(paces=(0.05,), hardware=("agx-50w",))
-    run_sweep(what, tmp_path / "one", quiet, Pool(1))
-    (tmp_path / "two").mkdir()
-    (tmp_path / "two" / "manifest.json").write_text((tmp_path / "one" / "manifest.json").read_text())
-    with Pool(2) as pool:
-        run_sweep(what, tmp_path / "two", quiet, pool)
-    one, two = (sorted((tmp_path / name / EPISODES).read_text().splitlines()) for name in ("one", "two"))
-    assert one == two
