@@ -14,11 +14,8 @@ from tests.tiny import write_npz
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.recipe import (
-    ChunkRecipe,
-    CodesRecipe,
-    load_recipe,
-)
+from specact.lab.train.dataset import prepare
+from specact.lab.train.recipe import ChunkRecipe, CodesRecipe, Recipe, load_recipe
 from specact.lab.train.train import train
 
 TOP = 'env = "ball"\ndata = ["made.npz"]\nwindow = 1\nchunk = 2\n'
@@ -155,7 +152,8 @@ def test_a_chunk_longer_than_every_demonstration_is_refused(tmp_path: Path, reci
     with pytest.raises(DataError, match=f"{longest} actions.*chunk"):
         attempt(tmp_path, recipe.replace("chunk = 2", f"chunk = {longest + 1}"))
     assert not (tmp_path / "out").exists()
-    assert (attempt(tmp_path, recipe.replace("chunk = 2", f"chunk = {longest}")) / "bundles").is_dir()
+    settings = structs.replace(load_recipe(tmp_path / "recipe.toml", Recipe), chunk=longest)
+    assert prepare(demonstrations(), settings).train.chunks.shape[1] == longest
 
 
 def test_a_file_in_the_place_of_the_folder_stays(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class CodesDistillation(Rounds):
         super().__init__(pair, "distilled", recipe, collect, encoders=encoders)
 
     def stage_on(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
-        statistics = observation_statistics(self._shapes.observation, train)
+        statistics = lesson_statistics(self._shapes.observation, train)
         network, recipe = VQBeT(self._shapes, self._policy, statistics), self.recipe
         for camera, encoder in self._encoders.items():
             network.freeze(camera, encoder)
@@ -231,7 +231,7 @@ class ChunkDistillation(Rounds):
 
         labels, rows_held_out = self._labels(train), np.arange(min(len(held_out), _HELD_OUT))
         return chunk_stage(
-            name, self._draft, spec, observation_statistics(spec.observation, train), None,
+            name, self._draft, spec, lesson_statistics(spec.observation, train), None,
             lambda step: batch(train, *labels, self._rows(step, train, self._draft.batch)),
             partial(batch, held_out, *self._labels(held_out), rows_held_out),
         )  # fmt: skip
@@ -286,7 +286,7 @@ def observation_at(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor
     return {name: torch.from_numpy(np.asarray(column[rows])) for name, column in data.observation.items()}
 
 
-def observation_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
+def lesson_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
     """Mean and standard deviation of the observations in all windows, by name."""
     fields = {} if spec.vectors is None else spec.vectors.fields
     values_of_field = {name: np.asarray(data.observation[name]) for name in fields}

@@ -157,10 +157,9 @@ def fit(
     process of its own, so that the calling program must be importable. A kill loses at most ``every`` steps.
 
     Raises:
-        ConfigError: if there is no such accelerator, ``out`` holds a run of another recipe, is locked by another
-            process, or a file cannot be written.
+        ConfigError: if there is no such accelerator, or ``out`` is locked, holds another recipe's run, or cannot be
+            written.
         DataError: if the demonstrations cannot be used; ``out`` is then not created.
-        SpecactError: the error of a stage, with a note that names it.
     """
     torch.set_num_threads(threads)
     loop.accelerator(on)  # fails early if it is missing

@@ -37,8 +37,8 @@ from specact.lab.train.distil import (
     Rounds,
     RoundsRecipe,
     draft_encoders,
+    lesson_statistics,
     observation_at,
-    observation_statistics,
 )
 from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations
 from specact.lab.train.fit import fit
@@ -93,7 +93,7 @@ class HeadNetwork(nn.Module, ABC):
         self.words, self.drafted, hidden = words, drafted, recipe.hidden
         self.fields = {} if observation is None else dict(observation.fields)
         if observation is not None:
-            hold_statistics(self, observation, observation_statistics(observation, data))
+            hold_statistics(self, observation, lesson_statistics(observation, data))
         widths = [math.prod(field.window_shape) for field in self.fields.values() if not field.is_image]
         for name, encoder in encoders.items():
             self.add_module(f"look_{plain(name)}", encoder.requires_grad_(False))
