@@ -14,8 +14,15 @@ from msgspec import structs
 from specact.bundle.manifest import Manifest
 from specact.errors import ConfigError, ObservationError
 from specact.execution.player import WAIT, LateVerdicts
-from specact.families.codes.pair import CodeDrafter, CodeParts, CodeVerifier, executed_codes, take_target
-from specact.families.codes.policy import ActionTokenizer, PolicySpec
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import (
+    ActionTokenizer,
+    CodeDrafter,
+    CodeVerifier,
+    PolicySpec,
+    executed_codes,
+    take_target,
+)
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, sample_codes
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget

@@ -13,8 +13,7 @@ from tests.tiny import quiet
 
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.errors import BundleError, ConfigError, RemoteError
-from specact.families.codes.pair import executed_codes
-from specact.families.codes.policy import OnnxPolicy
+from specact.families.codes.policy import OnnxPolicy, executed_codes
 from specact.gates import Always
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe

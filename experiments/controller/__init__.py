@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
 from experiments.tables import interval_text, markdown
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
-from specact.families.codes.pair import CodeDrafter, CodeVerifier
-from specact.families.codes.policy import CodePolicy
+from specact.families.codes.policy import CodeDrafter, CodePolicy, CodeVerifier
 from specact.families.codes.sampling import CodeDistribution, rejection_probability
 from specact.gates import Random
 from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip

@@ -18,8 +18,7 @@ from experiments.measure import slowed
 from experiments.split.forecast import load_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_of, chooser_of, oracle_of
 from specact.execution.player import WAIT, LateVerdicts
-from specact.families.codes.pair import CodeDrafter
-from specact.families.codes.policy import CodePolicy
+from specact.families.codes.policy import CodeDrafter, CodePolicy
 from specact.gates import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of

@@ -9,8 +9,7 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.execution.player import SKIPPED, WAIT, ChunkPlayer, LateVerdict, LateVerdicts
-from specact.families.codes.pair import CodeVerifier
-from specact.families.codes.policy import ActionTokenizer
+from specact.families.codes.policy import ActionTokenizer, CodeVerifier
 from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.observation import Window
 from specact.pair import LocalTarget, Pending

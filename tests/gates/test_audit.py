@@ -12,7 +12,7 @@ from scipy import stats
 from tests.gates.steps import ERROR_RATE, RNG, STEP, binomial_bounds, record
 
 from specact import load_pair
-from specact.families.codes.pair import executed_codes
+from specact.families.codes.policy import executed_codes
 from specact.gates import Always, Gate, Never, Random
 from specact.gates.audit import AuditEstimator, DriftAlarm, RunningMean, expected_true_skip
 from specact.policy import SpeculativePolicy

@@ -24,7 +24,7 @@ from websockets.server import ServerProtocol
 
 from specact import Pair, SpeculativePolicy, load_pair
 from specact.errors import RemoteError
-from specact.families.codes.pair import executed_codes
+from specact.families.codes.policy import executed_codes
 from specact.families.codes.sampling import verify
 from specact.gates import Always
 from specact.remote import Client, ClientSettings, Endpoint, remote_verifier

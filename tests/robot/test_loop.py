@@ -15,8 +15,8 @@ import pytest
 
 from specact.bundle.manifest import Manifest
 from specact.errors import ConfigError, ObservationError
-from specact.families.codes.pair import CodeDrafter, CodeParts
-from specact.families.codes.policy import ActionTokenizer, PolicySpec
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import ActionTokenizer, CodeDrafter, PolicySpec
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.interrupts import Interrupted

@@ -15,7 +15,7 @@ from tests.children import wait_for
 from tests.server.conftest import Process
 
 from specact import Pair, SpeculativePolicy, load_pair
-from specact.families.codes.pair import CodeVerifier
+from specact.families.codes.policy import CodeVerifier
 from specact.gates.gate import Always
 from specact.remote import Client, Endpoint, RemoteTarget
 from specact.server import telemetry as server_telemetry

@@ -17,7 +17,7 @@ from tests.served import served
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, RemoteError, WireError
-from specact.families.codes.pair import CodeVerifier, executed_codes, take_target
+from specact.families.codes.policy import CodeVerifier, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Always
 from specact.lab.rollout.processes import ServerProcess, serving

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specact import load_pair
-from specact.families.codes.pair import CodeDrafter
+from specact.families.codes.policy import CodeDrafter
 from specact.gates import ActionDeviation
 from specact.lab.rollout.timed import TimedGate
 from specact.policy import SpeculativePolicy

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.families.codes.pair import CodeVerifier
+from specact.families.codes.policy import CodeVerifier
 
 pytest.importorskip("mujoco")
 

@@ -1,11 +1,11 @@
 from specact.families.codes import sampling as sampling
-from specact.families.codes.pair import CodeDrafter as CodeDrafter
 from specact.families.codes.pair import CodeParts as CodeParts
-from specact.families.codes.pair import CodeVerifier as CodeVerifier
 from specact.families.codes.pair import load_codes as load_codes
-from specact.families.codes.pair import take_target as take_target
 from specact.families.codes.policy import ActionTokenizer as ActionTokenizer
+from specact.families.codes.policy import CodeDrafter as CodeDrafter
 from specact.families.codes.policy import CodePolicy as CodePolicy
+from specact.families.codes.policy import CodeVerifier as CodeVerifier
 from specact.families.codes.policy import PolicySpec as PolicySpec
+from specact.families.codes.policy import take_target as take_target
 from specact.families.codes.sampling import CodeDistribution as CodeDistribution
 from specact.families.codes.sampling import Verdict as Verdict

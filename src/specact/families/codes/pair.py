@@ -1,4 +1,4 @@
-"""A pair of policies of action codes: the draft's codes are accepted or replaced exactly, or are the target's own.
+"""A pair of policies of action codes, and its bundle.
 
 What crosses the wire is the target's distribution, or the server's verdict on the drafted codes.
 """
@@ -17,79 +17,29 @@ from numpy.typing import NDArray
 from specact.bundle.bundle import Bundle, check_scale, open_bundle
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError, WireError
-from specact.families.codes.policy import ActionTokenizer, CodePolicy, InfersCodes, OnnxPolicy, PolicySpec
+from specact.families.codes.policy import (
+    ActionTokenizer,
+    CodeDrafter,
+    CodePolicy,
+    CodeVerifier,
+    OnnxPolicy,
+    PolicySpec,
+)
 from specact.families.codes.sampling import (
     CodeDistribution,
     Drafted,
     Verdict,
     code_outcome,
-    sample_codes,
     verify,
 )
-from specact.observation import ObservationSpec, Window
-from specact.pair import Answer, Pair, PairSource, Target, TargetVerifier
-from specact.rng import Role, StepAddress, StepStreams
-from specact.types import Codes, OffloadTimes, Outcome, Proposal, StepRecord
+from specact.observation import ObservationSpec
+from specact.pair import Pair, PairSource
+from specact.rng import Role, StepStreams
+from specact.types import OffloadTimes, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Contract, Kind, Request
 
 PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": "target.onnx"}
-# Final codes from the target's distribution, the draft's, the drafted codes and a random stream.
-Rule = Callable[[CodeDistribution, CodeDistribution, Codes, np.random.Generator], Verdict]
-
-
-class CodeDrafter:
-    """Proposes codes ``z ~ q``; the evidence is a :class:`~specact.families.codes.sampling.Drafted`.
-
-    Args:
-        policy: computes q.
-        tokenizer: decodes codes into actions.
-    """
-
-    def __init__(self, policy: InfersCodes, tokenizer: ActionTokenizer) -> None:
-        self._policy, self._tokenizer = policy, tokenizer
-
-    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        draft = self._policy.infer(window)
-        codes = sample_codes(draft, rng)
-        return Proposal(window, self._tokenizer.decode(codes, draft.offsets), Drafted(draft, codes))
-
-
-def take_target(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
-    """The target's own codes, whatever was drafted: *remote target*, or *gated target* with a gate.
-
-    A code counts as accepted if the target's sample equals the drafted one; codes are ``[G]``.
-    """
-    sampled = sample_codes(target, rng)
-    kept = sampled == codes
-    return Verdict(sampled, kept, 1.0 - kept)
-
-
-class CodeVerifier(TargetVerifier[CodeDistribution]):
-    """Requests the target's distribution and samples the final codes on the device.
-
-    Args:
-        target, tokenizer: local or remote; decodes codes into actions.
-        rule: :func:`~specact.families.codes.sampling.verify`, which is exact, or :func:`take_target`.
-    """
-
-    def __init__(self, target: Target[CodeDistribution], tokenizer: ActionTokenizer, rule: Rule = verify) -> None:
-        super().__init__(target)
-        self._tokenizer, self._rule, self._streams = tokenizer, rule, StepStreams()
-
-    def judge(self, answer: Answer[CodeDistribution], proposal: Proposal, address: StepAddress) -> Outcome:
-        drafted: Drafted = proposal.evidence
-        target = answer.value
-        verdict = self._rule(target, drafted.draft, drafted.codes, self._streams(Role.VERIFY, address))
-        # With the target's offsets the action follows the target's distribution.
-        actions = self._tokenizer.decode(verdict.codes, target.offsets)
-        return code_outcome(verdict, actions, answer.times, target)
-
-
-def executed_codes(record: StepRecord) -> Codes:
-    """The codes of an executed chunk, ``[G]``; the drafted ones if a fallback replaced the actions."""
-    codes: Codes = record.proposal.evidence.codes if record.outcome is None else record.outcome.evidence.verdict.codes
-    return codes
 
 
 class CodeExchange:

@@ -1,8 +1,11 @@
-"""Policies of action codes: their spec, the frozen tokenizer that decodes codes, and networks on ONNX Runtime."""
+"""Policies of action codes: spec, the frozen tokenizer that decodes codes, networks; how they draft and verify.
+
+Drafted codes are accepted or replaced exactly, or are the target's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -15,11 +18,20 @@ from specact.bundle.manifest import Words
 from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import ConfigError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
-from specact.families.codes.sampling import CodeDistribution, sample_codes, softmax
+from specact.families.codes.sampling import (
+    CodeDistribution,
+    Drafted,
+    Verdict,
+    code_outcome,
+    sample_codes,
+    softmax,
+    verify,
+)
 from specact.observation import ObservationSpec, Window
+from specact.pair import Answer, Target, TargetVerifier
 from specact.records import Positive, RateHz, Record, Size, check_fields
-from specact.rng import StepAddress
-from specact.types import ActionUnits, Codes
+from specact.rng import Role, StepAddress, StepStreams
+from specact.types import ActionUnits, Codes, Outcome, Proposal, StepRecord
 
 
 class PolicySpec(Record, frozen=True):
@@ -174,6 +186,57 @@ class ActionTokenizer(ActionUnits):
         for book, code in enumerate(chosen):
             chunk += offsets[book, code]
         return chunk
+
+
+# Final codes from the target's distribution, the draft's, the drafted codes and a random stream.
+Rule = Callable[[CodeDistribution, CodeDistribution, Codes, np.random.Generator], Verdict]
+
+
+class CodeDrafter:
+    """Proposes codes ``z ~ q`` of a policy; the evidence is a :class:`~specact.families.codes.sampling.Drafted`."""
+
+    def __init__(self, policy: InfersCodes, tokenizer: ActionTokenizer) -> None:
+        self._policy, self._tokenizer = policy, tokenizer
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        draft = self._policy.infer(window)
+        codes = sample_codes(draft, rng)
+        return Proposal(window, self._tokenizer.decode(codes, draft.offsets), Drafted(draft, codes))
+
+
+def take_target(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
+    """The target's own codes, whatever was drafted: *remote target*, or *gated target* with a gate.
+
+    A code counts as accepted if the target's sample equals the drafted one; codes are ``[G]``.
+    """
+    sampled = sample_codes(target, rng)
+    kept = sampled == codes
+    return Verdict(sampled, kept, 1.0 - kept)
+
+
+class CodeVerifier(TargetVerifier[CodeDistribution]):
+    """Requests the target's distribution and samples the final codes on the device.
+
+    The rule is :func:`~specact.families.codes.sampling.verify`, which is exact, or :func:`take_target`.
+    """
+
+    def __init__(self, target: Target[CodeDistribution], tokenizer: ActionTokenizer, rule: Rule = verify) -> None:
+        super().__init__(target)
+        self._tokenizer, self._rule, self._streams = tokenizer, rule, StepStreams()
+
+    def judge(self, answer: Answer[CodeDistribution], proposal: Proposal, address: StepAddress) -> Outcome:
+        drafted: Drafted = proposal.evidence
+        target = answer.value
+        verdict = self._rule(target, drafted.draft, drafted.codes, self._streams(Role.VERIFY, address))
+        # With the target's offsets the action follows the target's distribution.
+        actions = self._tokenizer.decode(verdict.codes, target.offsets)
+        return code_outcome(verdict, actions, answer.times, target)
+
+
+def executed_codes(record: StepRecord) -> Codes:
+    """The codes of an executed chunk, ``[G]``; the drafted ones if a fallback replaced the actions."""
+    codes: Codes = record.proposal.evidence.codes if record.outcome is None else record.outcome.evidence.verdict.codes
+    return codes
 
 
 class CodeChunks:

@@ -13,14 +13,8 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkParts, ChunkVerifier, chunk_distance, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
-from specact.families.codes.pair import (
-    CodeDrafter,
-    CodeParts,
-    CodeVerifier,
-    Rule,
-    executed_codes,
-    take_target,
-)
+from specact.families.codes.pair import CodeParts
+from specact.families.codes.policy import CodeDrafter, CodeVerifier, Rule, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, total_variation, verify
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import Tokens, to_actions
