@@ -17,7 +17,7 @@ from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, WireError
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy, load_flow
 from specact.families.chunks.pair import accepted_length
-from specact.gates.gate import Always, Never, Random
+from specact.gates.gate import Always, Never
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.processes import serving
@@ -275,15 +275,6 @@ def test_rounds_are_those_of_the_paper(pair: Pair[Any], levels: tuple[float, ...
     assert 0.05 < np.mean([full for full, _ in wanted]) < 1.0
 
 
-def test_full_rounds_come_after_so_many_checked_ones(pair: Pair[Any]) -> None:
-    accepting = replace(ROUNDS["flash"], within=100.0)
-    for period, wanted in ((1, [True, False] * 6), (3, [True, False, False, False] * 3), (0, [True] + [False] * 11)):
-        _, records = played(composed(pair, accepting, period=period), 12)
-        assert [round_of(record).full for record in records] == wanted
-    _, records = played(composed(pair, replace(accepting, periodic=False), period=1), 12)
-    assert sum(round_of(record).full for record in records) == 1
-
-
 def test_a_gripper_that_moves_is_only_moved_in_a_full_round(pair: Pair[Any]) -> None:
     """The second dimension of this robot's actions plays the gripper."""
     accepting = composed(pair, replace(ROUNDS["flash"], within=100.0), grippers=(1,), period=0)
@@ -328,34 +319,6 @@ def test_a_failed_round_costs_its_check_and_a_full_one(pair: Pair[Any]) -> None:
     assert any(found.checked and found.full for found in rounds) and checks < len(rounds)
 
 
-def test_what_is_left_of_a_chunk_is_drafted(pair: Pair[Any]) -> None:
-    accepting = composed(pair, replace(ROUNDS["flash_last"], within=100.0), period=2)
-    found, records = played(accepting, 3)
-    chunk = accepting.units.to_environment(records[0].actions)
-    count = pair.execute
-    np.testing.assert_allclose(found[0], chunk[:count], atol=1e-3)
-    np.testing.assert_allclose(found[1], chunk[count : 2 * count], atol=1e-3)
-    # It was used up.
-    np.testing.assert_allclose(found[2], np.repeat(chunk[-1:], count, 0), atol=1e-3)
-
-
-def test_skipped_steps_execute_the_draft(pair: Pair[Any]) -> None:
-    assert pair.parts.block is not None
-    found, records = played(composed(pair, "block"), gate=Never())
-    drafted = [pair.parts.policy.to_environment(chunk) for chunk in _block(pair)]
-    np.testing.assert_allclose(np.concatenate(found), np.concatenate([c[: pair.execute] for c in drafted]), atol=1e-3)
-    assert all(record.outcome is None for record in records)
-    _, records = played(composed(pair, "unchecked"), gate=Random(0.5), seed=1)
-    asked = [record for record in records if record.outcome is not None]
-    assert 8 <= len(asked) <= 32 and all(round_of(record).full for record in asked)
-
-
-def _block(pair: Pair[Any]) -> list[np.ndarray]:
-    networks = pair.parts.policy.networks
-    assert pair.parts.block is not None
-    return [pair.parts.block.chunks(networks.tokens([window]))[0] for window in SEEN]
-
-
 @pytest.fixture(scope="module")
 def server() -> Any:
     dialect = load_flow_pair(load_flow(BUNDLE)).exchange.contract
@@ -364,7 +327,7 @@ def server() -> Any:
         yield client
 
 
-@pytest.mark.parametrize("rounds", ["full_2", "flash", "flash_fitted", "flash_device", "flash_last"])
+@pytest.mark.parametrize("rounds", ["full_2", "flash", "flash_device", "flash_last"])
 def test_over_a_server_it_is_the_same(pair: Pair[Any], server: Client, rounds: str) -> None:
     """Bit for bit: the question holds all that the server needs."""
     chosen = composed(pair, rounds)

@@ -210,19 +210,15 @@ def test_cameras_tokens_are_where_the_bundle_says() -> None:
         assert np.flatnonzero(changed).tolist() == [patches.first + place for place in (9, 10, 13, 14)]
 
 
-def test_all_tokens_computed_again_are_the_full_prefix() -> None:
+def test_all_tokens_computed_again_are_the_full_prefix_and_none_the_old_cache() -> None:
     found = MADE.refreshed(tokens_of(window(1)), np.full(COUNT, -1), whole(window(0)))
     np.testing.assert_allclose(found, whole(window(1)), atol=1e-4)
-
-
-def test_no_token_computed_again_is_the_old_cache() -> None:
-    old = whole(window(0))
-    np.testing.assert_array_equal(MADE.refreshed(tokens_of(window(1)), np.arange(COUNT), old), old)
     backwards = np.arange(COUNT)[::-1]
+    old = whole(window(0))
     np.testing.assert_array_equal(MADE.refreshed(tokens_of(window(1)), backwards, old), old[..., backwards, :])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_same_tokens_computed_again_change_nothing(seed: int) -> None:
     """Attending to all of the cache, they find what they found before; attending to themselves alone they would not."""
     old, some = whole(window(seed)), np.random.default_rng(seed).random(COUNT) < 0.4

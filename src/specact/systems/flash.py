@@ -130,13 +130,10 @@ class FlashSettings:
     """Settings of a target's rounds.
 
     Attributes:
-        execute: maximum number of executed actions of a chunk before the next round.
+        execute, period: most actions of a chunk before the next round, and most checked rounds between two full ones; 0
+            for no limit of the latter.
         grippers: dimensions of an action that are grippers: excluded from distances, and guarded.
-        period: maximum number of checked rounds between two full ones; 0 for no limit.
         levels, within: of a :class:`Check` fitted to held-out observations, see docs/flash.md.
-
-    Raises:
-        ConfigError: for a number out of range.
     """
 
     execute: Count
@@ -154,17 +151,12 @@ class Rounds:
     """One composition of drafter and check; other systems and controls extend it.
 
     Attributes:
-        about: one line for a table.
-        proposes: the drafter: none, so that every round is full; FLASH's block; the remainder of the last chunk, padded
-            with its last action; or a draft policy.
-        on_device: whether the block drafts on the device, which then needs the target's encoder; otherwise the target's
-            own block drafts, on the same tokens that the check uses.
-        levels, within: of the :class:`Check`; None for those of :class:`FlashSettings`.
-        guarded, periodic: whether grippers are guarded, and whether full rounds are forced with the settings' period.
-        full: whether only full rounds are requested; steps that are not transmitted execute the draft.
+        proposes, on_device: what drafts: nothing, so that every round is full; FLASH's block, the target's own or on
+            the device, which then needs its encoder; what is left of the last chunk; or a draft policy.
+        levels, within, guarded: of the :class:`Check`; None for those of :class:`FlashSettings`.
+        periodic, full: whether full rounds are forced with the settings' period, and whether no others are requested.
         steps: Euler steps of a full round.
-        gate, rate_of: which steps are transmitted; for random controls the composition whose share of full rounds is
-            used.
+        gate, rate_of: which steps are transmitted; of random controls the composition that has their rate.
     """
 
     about: str
@@ -193,8 +185,7 @@ class RoundRequest:
     Attributes:
         full: whether a full round is requested, without a check.
         drafted: the chunk to check ``[H, A]``, in the environment's units; None lets the target's own block draft.
-        check: its settings.
-        steps: Euler steps of a full round, at least 1.
+        check, steps: its settings; and Euler steps of a full round, at least 1.
         held: whether each gripper is closed, ``[G]``; None before the first action.
     """
 
@@ -210,9 +201,8 @@ class Round:
     """The result of a round.
 
     Attributes:
-        chunk: ``[H, A]``, in the environment's units: the drafted one if part of it was accepted, otherwise the
-            target's own.
-        accepted: number of drafted actions that may be executed; 0 in a full round.
+        chunk: ``[H, A]``, in the environment's units: the drafted one, of which ``accepted`` actions may be executed,
+            or if that is 0 the target's own.
         checked: whether a chunk was checked; if none of it was accepted, a full round followed.
         switches: whether a gripper's change ended the accepted prefix, so that the next round must be a full one.
         deviation: of the check, ``[K, n]``; empty without one, and from a server.
@@ -248,9 +238,7 @@ class Round:
 class RoundAnswer:
     """A target's answer to a window: its round is computed when the request is known.
 
-    Attributes:
-        target, window, address: what computes it, and of what.
-        cache: the window's prefix cache, where it is known already.
+    ``cache`` is the window's prefix cache, where it is known already.
     """
 
     target: FlashTarget
@@ -287,11 +275,7 @@ class RoundAnswer:
 
 
 class Block:
-    """The drafting network: from the target encoder's ``tokens``, of N and W, to a chunk, of H and A.
-
-    Raises:
-        BundleError: if the file is no ONNX model, or has other inputs or outputs.
-    """
+    """The drafting network: from the target encoder's ``tokens``, of N and W, to a chunk, of H and A."""
 
     def __init__(self, path: Path, chunk: tuple[int, int], *, compute: Compute = CPU) -> None:
         inputs, outputs = {"tokens": ("batch", "N", "W")}, {"chunks": ("batch", *chunk)}

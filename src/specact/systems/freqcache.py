@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +53,10 @@ _EPSILON = 1e-12
 
 @dataclass(frozen=True)
 class Motion:
-    """Motion of the image from one frame to the next.
+    """The image's shift downwards and to the right from one frame to the next [pixels].
 
-    Attributes:
-        rows, columns: shift downwards and to the right [pixels].
-        confidence: ratio of the highest to the second highest peak of the phase correlation, at least 1; direct
-            neighbours of the peak are excluded, because subpixel motion spreads it over them.
+    The confidence is the ratio of the highest to the second highest peak of the phase correlation, at least 1; direct
+    neighbours of the peak are excluded, because subpixel motion spreads it over them.
     """
 
     rows: int
@@ -81,12 +79,8 @@ def spectrum(frame: Plane) -> Spectrum:
 def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -> Motion:
     """``C = F_t conj(F_t-1) / |F_t conj(F_t-1)|``; the motion is the position of the maximum of C's inverse transform.
 
-    A circular shift by whole pixels is found exactly, up to half of the image's size. Between uniform frames there is
-    no motion, with confidence 1.
-
-    Args:
-        before, now: spectra of two frames, see :func:`spectrum`.
-        shape: of the frames [pixels], at least 4 x 4.
+    A circular shift by whole pixels is found exactly, up to half of the image's ``shape``, which is at least 4 x 4.
+    Between uniform frames there is no motion, with confidence 1.
     """
     cross = now * before.conj()
     size = np.abs(cross)
@@ -107,12 +101,9 @@ def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -
 
 
 def source_patches(motion: Motion, patch: tuple[int, int], grid: tuple[int, int]) -> NDArray[np.int64]:
-    """For each patch the patch of the previous frame that shows the same, ``[R C]``; -1 if it was outside the frame.
+    """For each of R x C patches the previous frame's that shows the same, ``[R C]``; -1 if it was outside the frame.
 
-    Args:
-        motion: is rounded to whole patches.
-        patch: height and width of a patch [pixels].
-        grid: rows R and columns C of patches.
+    The motion is rounded to whole patches, of this height and width [pixels].
     """
     down, right = round(motion.rows / patch[0]), round(motion.columns / patch[1])
     row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
@@ -164,30 +155,19 @@ def reuse_budget(entropy: float, least: float, most: float) -> float:
 def reused(earlier: NDArray[np.int64], rank: Plane, budget: float, refreshed: float) -> NDArray[np.bool_]:
     """Which of P patches reuse a token, bool ``[P]``: the lowest-ranked ones in the overlap, within the budget.
 
-    Args:
-        earlier: see :func:`source_patches`.
-        rank: ``[P]``, such as :func:`edge_energy`; the highest are recomputed first.
-        budget, refreshed: shares of all patches in [0, 1]: those that may be reused; and q, the highest-ranked ones,
-            which are always recomputed.
+    The overlap is where ``earlier``, see :func:`source_patches`, is not -1. Of all patches the share ``budget`` may be
+    reused, and the share ``refreshed``, q, with the highest rank never is.
     """
     count = len(rank)
-    order = np.argsort(rank, kind="stable")
-    allowed = np.zeros(count, np.bool_)
-    allowed[order[: count - round(refreshed * count)]] = True
-    allowed &= earlier >= 0
+    order = np.argsort(rank, kind="stable")[: count - round(refreshed * count)]
     mask = np.zeros(count, np.bool_)
-    mask[order[allowed[order]][: round(budget * count)]] = True
+    mask[order[earlier[order] >= 0][: round(budget * count)]] = True
     return mask
 
 
 @dataclass(frozen=True)
 class Patches:
-    """The tokens of one camera's frame: one for each patch, row by row.
-
-    Attributes:
-        first: index of the frame's first token in the prefix.
-        rows, columns: number of rows and columns of patches.
-    """
+    """The tokens of one camera's frame, one for each patch, row by row; ``first`` is their index in the prefix."""
 
     first: int
     rows: int
@@ -214,15 +194,10 @@ class RefreshBundle(Bundle[RefreshSpec]):
     network: Network
 
     def refreshed(self, tokens: Array, sources: NDArray[np.int64], held: Array) -> Array:
-        """The new cache ``[1, L, 2, heads, N, W / heads]``.
+        """The new cache ``[1, L, 2, heads, N, W / heads]`` from all tokens of the window ``[1, N, W]`` and the old one.
 
-        In every layer the recomputed tokens attend to the whole new cache.
-
-        Args:
-            tokens: all tokens of the window, ``[1, N, W]``.
-            sources: for each position, the position of the old cache whose keys and values it reuses; -1 to recompute
-                them, int64 ``[N]``.
-            held: the old cache.
+        ``sources`` are, for each position, the position of the old cache whose keys and values it reuses, or -1 to
+        recompute them, int64 ``[N]``. In every layer the recomputed tokens attend to the whole new cache.
         """
         (recomputed,) = np.nonzero(sources < 0)
         if not len(recomputed):
@@ -230,12 +205,7 @@ class RefreshBundle(Bundle[RefreshSpec]):
         # For the network, source N + k is the k-th of the recomputed tokens.
         rows = sources.copy()
         rows[recomputed] = len(sources) + np.arange(len(recomputed))
-        given: dict[str, NDArray[Any]] = {
-            "tokens": np.ascontiguousarray(tokens[:, recomputed]),
-            "sources": rows,
-            "held": held,
-        }
-        return self.network.run(given)[0]
+        return self.network.run({"tokens": tokens[:, recomputed], "sources": rows, "held": held})[0]
 
 
 def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> RefreshBundle:
@@ -291,7 +261,7 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Frame:
-    """What is known of a camera's frame: its :func:`luma` and :func:`spectrum`."""
+    """A camera's frame: its :func:`luma` and :func:`spectrum`."""
 
     luma: Plane
     spectrum: Spectrum
@@ -299,11 +269,6 @@ class Frame:
 
 class FreqCached:
     """The prefix cache of one robot, in its own process: a server answers many robots and keeps no state.
-
-    Args:
-        networks: of the policy.
-        refresh: of the same policy.
-        reuse: which tokens are reused.
 
     Attributes:
         motions, masks: of the last cache, by camera: the motion estimate, and which of its P tokens were reused,
@@ -365,11 +330,7 @@ def _frame(seen: NDArray[np.uint8]) -> Frame:
 
 @dataclass(frozen=True)
 class ReusingRounds(Rounds):
-    """Full rounds on a :class:`FreqCached` prefix.
-
-    Attributes:
-        reuse: which tokens are reused.
-    """
+    """Full rounds on a :class:`FreqCached` prefix."""
 
     reuse: Reuse = Reuse()
     local: ClassVar[bool] = True

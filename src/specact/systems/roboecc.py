@@ -53,16 +53,13 @@ _MIN_S, _TIMEOUT_S = 1e-6, 10.0
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of a chain of N stages.
+    """Costs of a chain of N stages, finite and not negative.
 
     Attributes:
         server_s, device_s: time of each stage on either side [s], ``[N]``.
         cut_bytes: bytes sent down at cuts 0 to N, ``[N + 1]``: none at 0, the answer at N.
         observation_bytes: bytes sent up at cuts 1 to N.
         load: share of the server's capacity that each stage needs, ``[N]``.
-
-    Raises:
-        ConfigError: for other lengths, or a number that is negative or not finite.
     """
 
     server_s: Floats
@@ -103,14 +100,10 @@ class StageCosts:
 
 
 def total_s(costs: StageCosts, bytes_s: float, latency_s: float = 0.0, accounting: Accounting = "faithful") -> Floats:
-    """``T(k)`` for k = 0 to N [s], float64 ``[N + 1]``.
+    """``T(k)`` for k = 0 to N [s], ``[N + 1]``, over a link of bandwidth B > 0 [bytes/s] and latency L0 [s].
 
-    Args:
-        costs: of the stages.
-        bytes_s: B, bandwidth of the link [bytes/s], > 0, infinity allowed.
-        latency_s: L0, latency of a round trip [s], >= 0.
-        accounting: ``printed`` is the published equation: cuts 0 and N do not use the link, and only the activation is
-            sent; ``faithful`` adds what an answer requires.
+    As ``printed`` cuts 0 and N do not use the link, and only the activation is sent; ``faithful`` adds what an answer
+    requires.
 
     Raises:
         ConfigError: for a bandwidth or latency out of range.
@@ -246,21 +239,12 @@ class SmallestTotal:
 class SplitTarget(Generic[A]):
     """See :class:`~specact.pair.Target`: the answer does not depend on where the stages ran.
 
-    Args:
-        folder: of the stages, the same as the server's.
-        read: see :func:`reader_of`.
-        client: of a server with these stages, see :func:`split_contract`.
-        chooser: chooses the cuts.
-        deadline_ms: of a reply [ms].
-        precision: of activations on the wire.
+    The server of the ``client`` has the same ``folder``; for ``read`` see :func:`~specact.systems.staged.reader_of`.
 
     Attributes:
         cut, past: the current cut, and the last exchanges.
         device_s: time of the device's stages in the last inference [s], 0 if it was missed; None before the first.
         counts: inferences by cut, ``cut 0`` to ``cut N``, and ``switches``.
-
-    Raises:
-        ConfigError: for a deadline that is not positive, or an unknown precision.
     """
 
     def __init__(
@@ -321,10 +305,7 @@ def placed_target(
 ) -> SplitTarget[Any]:  # fmt: skip
     """A pair's target on device and server, at a fixed cut or at the one with the smallest predicted total.
 
-    Args:
-        pair: of action codes, or a flow policy.
-        folder, client, deadline_ms, precision: as for :class:`SplitTarget`.
-        cut: 0 to N; None measures the stages' times and then adapts to the last measured bandwidth.
+    Without a cut the stages' times are measured first, and the cut follows the last measured bandwidth.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.

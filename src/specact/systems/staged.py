@@ -43,16 +43,13 @@ Row = Annotated[tuple[Size, ...], Meta(max_length=8)]
 
 
 class SplitSpec(Record, frozen=True):
-    """The spec shared by the stages of a network.
+    """The spec shared by the N stages of a network.
 
     Attributes:
         made_of, network: kind of the bundle that the network is part of, and its :func:`split_fingerprint`.
         observation: its observation spec.
         activations: shape of one row of the float32 tensor at each cut, 1 to N - 1.
         outputs: shape of one row of each output of the last stage, by name, in the network's order.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     made_of: Literal["pair", "regression", "flow"]

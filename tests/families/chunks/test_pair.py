@@ -235,10 +235,6 @@ def play(
     return np.stack(actions), records
 
 
-def drafted_at(i: int) -> np.ndarray:
-    return draft.infer(draft.spec.observation.select(windows(i + 1)[i]), np.random.default_rng(0))
-
-
 def targeted_at(i: int, seed: int = 0) -> np.ndarray:
     step = stream(seed, Role.VERIFY, step=i // EXECUTE)
     return target.infer(windows(i + 1)[i], step)
@@ -252,15 +248,6 @@ def windows(count: int) -> list[Window]:
 
 
 # ---- which actions are executed -------------------------------------------------------------------------------------
-
-
-def test_without_a_gates_transmission_it_executes_the_draft() -> None:
-    actions, records = play(SpeculativePolicy(made(load_target=lambda: target), Never()))
-    for i, (action, record) in enumerate(zip(actions, records, strict=True)):
-        asked = i - i % EXECUTE
-        np.testing.assert_allclose(action, drafted_at(asked)[i % EXECUTE], rtol=1e-5)
-        assert record.outcome is None and record.miss is None and len(record.actions) == LONG
-        assert record.origins.tolist() == [Origin.DRAFTED] * LONG
 
 
 @pytest.mark.parametrize("within", [0.0, 0.03, 0.12, 0.17, 10.0])
@@ -284,15 +271,6 @@ def test_drafted_actions_are_executed_up_to_the_first_one_too_far_from_the_targe
     assert accepted / len(records[::EXECUTE]) == {0.0: 0, 0.03: 1, 0.12: 3, 10.0: SHORT}.get(
         within, pytest.approx(3.5, abs=0.5)
     )
-
-
-def test_a_longer_chunk_of_the_target_is_used_as_far_as_the_draft_reaches() -> None:
-    policy = SpeculativePolicy(swapped(accept_within=0.0), Always())
-    _, records = play(policy, 6)
-    assert {len(record.actions) for record in records} == {SHORT}
-    np.testing.assert_allclose(UNITS.to_environment(records[0].actions), drafted_at(0)[:SHORT], rtol=1e-5)
-    _, records = play(SpeculativePolicy(swapped(), Never()), 6)
-    assert {len(record.actions) for record in records} == {SHORT}
 
 
 # ---- draft and target see different things --------------------------------------------------------------------------

@@ -40,8 +40,8 @@ _OBSERVED = (FeatureType.STATE, FeatureType.ENV, FeatureType.VISUAL)
 class LeRobotModel:
     """A LeRobot policy with its saved processors, in a folder of ``save_pretrained``, as a function of a batch.
 
-    The policy is reset before each inference. Inferences run one at a time, under ``lock``: the policy's queues, the
-    state of its processors and PyTorch's generator are shared by the whole process.
+    Inferences run one at a time, under ``lock``, each after a reset: the policy's queues, the state of its processors
+    and PyTorch's generator are shared by the whole process.
 
     Raises:
         BundleError: if the weights are not those of the policy, or it stores its observation history in an unsupported
@@ -88,10 +88,7 @@ class LeRobotModel:
     def answer(
         self, inputs: Inputs, rngs: Sequence[np.random.Generator], instruction: Sequence[str] | None = None
     ) -> Array:
-        """Chunks ``[B, H, A]`` in the environment's units, each sampled with its own generator.
-
-        Inputs are arrays ``[B, T, ...]`` by name, camera frames uint8 ``[B, T, H, W, 3]``, and B texts if needed.
-        """
+        """Chunks ``[B, H, A]`` in the environment's units, each sampled with its own generator."""
         with self.lock, torch.no_grad():
             if self.config.type in _FLOWS:
                 shape = (self.config.chunk_size, self.config.max_action_dim)
@@ -100,10 +97,13 @@ class LeRobotModel:
             if self.config.type in _DETERMINISTIC:
                 return self.actions(self.predict(inputs, instruction))
             # All others draw from PyTorch's generator: one by one, so that a chunk does not depend on its batch.
-            chunks = []
+            chunks, place = [], torch.device(self.config.device)
             for row, rng in enumerate(rngs):
                 alone = {name: array[row : row + 1] for name, array in inputs.items()}
-                chunks.append(self._sampled(alone, None if instruction is None else instruction[row : row + 1], rng))
+                with torch.random.fork_rng([place] if place.type == "cuda" else []):
+                    torch.manual_seed(int(rng.integers(1 << 63)))
+                    text = None if instruction is None else instruction[row : row + 1]
+                    chunks.append(self.actions(self.predict(alone, text)))
             return np.concatenate(chunks)
 
     def predict(self, inputs: Inputs, instruction: Sequence[str] | None, **noise: torch.Tensor) -> torch.Tensor:
@@ -139,12 +139,6 @@ class LeRobotModel:
                 return low, high
         return None
 
-    def _sampled(self, inputs: Inputs, instruction: Sequence[str] | None, rng: np.random.Generator) -> Array:
-        place = torch.device(self.config.device)
-        with torch.random.fork_rng([place] if place.type == "cuda" else []):
-            torch.manual_seed(int(rng.integers(1 << 63)))
-            return self.actions(self.predict(inputs, instruction))
-
     def _field(self, feature: Any) -> Field:
         if feature.type is not FeatureType.VISUAL:
             return Field(tuple(feature.shape), "float32", self._history)
@@ -167,9 +161,8 @@ class LeRobotParts:
     def tokens(self, windows: Sequence[Window]) -> Array:
         """The embeddings of images, instruction and state, ``[B, N, W]``; N does not depend on the instruction.
 
-        Masked tokens, such as the padding of a short instruction, are moved to the end as zeros. In pi0 only the expert
-        reads the state; its embedding is the last token. Pi0.5 reads its state as words. Positions, which the policy's
-        own layers receive separately, are added to the tokens.
+        Masked tokens are moved to the end as zeros. In pi0 only the expert reads the state; its embedding is the last
+        token. Positions, which the policy's own layers receive separately, are added to the tokens.
         """
         kind, network, embedded = self._model.config.type, self._model.policy.model, list[Any]()
 

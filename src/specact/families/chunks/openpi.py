@@ -36,13 +36,9 @@ _NAMES = ("bundle", "fingerprint")
 
 @dataclass(frozen=True)
 class OpenpiSource:
-    """A policy on a server of openpi's protocol.
+    """A policy on a server of openpi's protocol; the units of its actions are None if their range is unknown.
 
-    Attributes:
-        endpoint: where it is.
-        spec: of its observations and chunks.
-        units: of its actions, or None if their range is unknown.
-        name, fingerprint: from the server's metadata; its host name and empty if the metadata has none.
+    Name and fingerprint are from the server's metadata; its host name and empty if the metadata has none.
     """
 
     endpoint: OpenpiEndpoint
@@ -65,19 +61,7 @@ def openpi_source(
     """Requests a server's metadata, and reads the description of its policy, which one of this package does not need.
 
     The address is ``openpi:ws://HOST:PORT/PATH#FILE.toml`` (``wss`` likewise; port 8000 and path ``/`` if not given).
-    The file is as for :func:`~specact.families.chunks.sources.onnx_policy`, without ``onnx`` and ``output``::
-
-        chunk = 10
-        actions = 7
-        rate_hz = 20.0
-        instruction = true                    # sent as "prompt"
-        endpoint = false                      # true sends "endpoint", which RoboArena's servers need
-        [observation."image.front"]
-        shape = [224, 224, 3]
-        dtype = "uint8"
-        history = 1                           # without a time axis on the wire; longer ones go as [T, 224, 224, 3]
-        input = "observation/image"           # the key at the server; observation/NAME, if left out
-        channels_first = false                # true sends [3, 224, 224]
+    The file is as for :func:`~specact.families.chunks.sources.onnx_policy`, without a graph, see docs/openpi.md.
 
     Raises:
         ConfigError: if it is no such address, or the description cannot be used.

@@ -45,17 +45,11 @@ class ChunkParts(PairIdentity):
     """A chunk policy as the draft, and any other as the target.
 
     Attributes:
-        draft: the small policy.
         units: of the actions, also for distances between actions.
-        target_spec: of the local or remote target.
-        load_target: loads the target into this process on first use; None if it is only on a server.
-        execute: how many actions of a chunk are executed before the next inference.
+        target_spec, load_target: of the target; loads it into this process on first use, or None if it is on a server.
+        execute, overlap: see :class:`~specact.pair.Pair`.
         accept_within: the drafted actions are executed up to the first one that is further from the target's
             [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
-        overlap: see :class:`~specact.pair.Pair`.
-
-    Raises:
-        ConfigError: for incompatible policies, or a number out of range.
     """
 
     draft: ChunkPolicy
@@ -143,13 +137,7 @@ class ChunkAnswers:
 
 
 class ChunkVerifier(TargetVerifier[Chunk]):
-    """Accepts drafted actions up to the first that is too far from the target's; the rest are the target's.
-
-    Args:
-        target: local or remote.
-        units: of the proposed actions.
-        execute, accept_within: see :class:`ChunkParts`.
-    """
+    """Accepts drafted actions up to the first that is too far from the target's; see :class:`ChunkParts`."""
 
     def __init__(self, target: Target[Chunk], units: ActionUnits, execute: int, accept_within: float = 0.0) -> None:
         super().__init__(target)
@@ -210,8 +198,7 @@ class PairSettings:
     """How two chunk policies work as a pair.
 
     Attributes:
-        execute: actions of a chunk that are executed before the next inference; the whole of the shorter chunk if not
-            given.
+        execute: actions of a chunk that are executed before the next inference; by default all of the shorter chunk.
         accept_within: drafted actions are executed up to the first that is further than this from the target's (root
             mean square, in units in which the range of the actions is [-1, 1]); 0 takes the target's chunk whole.
         overlap: average takes the mean of all chunks that predict a control step.
@@ -232,12 +219,6 @@ DEFAULTS = PairSettings()
 
 def write_pair(out: Path, draft: str, target: str, settings: PairSettings, load: Load) -> Pair[Chunk]:
     """Writes a pair's folder. A draft that is a bundle is copied into it; the target stays where it is.
-
-    Args:
-        out: the folder; must not exist.
-        draft, target: as ``load`` takes them.
-        settings: how they work together.
-        load: see :func:`specact.load.load_policy`.
 
     Raises:
         ConfigError: if the folder exists, the policies do not fit together, or neither says the range of its actions.
@@ -295,13 +276,9 @@ def _joint_units(draft: ActionUnits | None, target: ActionUnits | None) -> Actio
 
 
 def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute = CPU) -> Pair[Chunk]:
-    """Loads a pair's folder; its target is loaded on first use.
+    """Loads a pair's folder; its target is loaded on first use, by ``load``, see :func:`specact.load.load_policy`.
 
-    Args:
-        path: the folder.
-        load: see :func:`specact.load.load_policy`.
-        named: draft and target that replace those of the manifest, or are missing there.
-        compute: where their networks run.
+    The ``named`` draft and target replace those of the manifest, or are missing there.
 
     Raises:
         BundleError: if it cannot be read, or a policy does not have the fingerprint that the pair was made with.

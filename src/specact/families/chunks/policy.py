@@ -22,12 +22,8 @@ class ChunkSpec(Record, frozen=True):
 
     Attributes:
         observation: its observation spec.
-        chunk: H, number of actions of a chunk.
-        actions: A.
+        chunk, actions: H, number of actions of a chunk, and A.
         rate_hz: control rate of the demonstrations [Hz].
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     observation: ObservationSpec
@@ -50,10 +46,8 @@ def resized(chunk: Chunk, length: int) -> Chunk:
 class Inpainting:
     """Real-time chunking: the last chunk's actions as a constraint on the new chunk.
 
-    Attributes:
-        actions: float32 ``[H, A]``, environment units; row i is for the new chunk's step i, and ignored at weight 0.
-        weights: float32 ``[H]`` in [0, 1]: 1 for actions executed before the new chunk arrives, then falling to 0 (soft
-            mask).
+    Row i of the actions ``[H, A]``, in the environment's units, is for the new chunk's step i, and ignored at weight 0.
+    The weights ``[H]`` are 1 for actions executed before the new chunk arrives, then fall to 0 (soft mask).
 
     Raises:
         ConfigError: if the shapes do not fit together or a weight is out of range.
@@ -72,11 +66,7 @@ class Inpainting:
 
 
 def refuse_inpainting(inpainting: Inpainting | None) -> None:
-    """For policies that do not support it.
-
-    Raises:
-        ConfigError: for an inpainting.
-    """
+    """ConfigError for an inpainting, of policies that do not support it."""
     if inpainting is not None:
         raise ConfigError("this policy cannot inpaint; choose another execution for it, or a flow policy")
 
@@ -100,11 +90,6 @@ class ChunkPolicy(Protocol):
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
         """A chunk of actions, float32 ``[H, A]``, in the environment's units.
-
-        Args:
-            window: its input.
-            rng: random generator.
-            inpainting: constraint on the first actions, or None.
 
         Raises:
             ConfigError: if ``inpainting`` is given but not supported, or has the wrong shape.

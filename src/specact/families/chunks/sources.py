@@ -98,11 +98,7 @@ def is_policy(value: object) -> bool:
 
 
 def try_out(loaded: LoadedPolicy) -> None:
-    """Tests a policy with observations of zeros, at batch sizes 1 and 2.
-
-    Raises:
-        BundleError: if an inference fails, or its chunks do not match the spec.
-    """
+    """Tests a policy with observations of zeros; BundleError if it fails, or its chunks do not match the spec."""
     spec, name = loaded.policy.spec, loaded.name
     for count in (1, 2):
         rngs = [np.random.default_rng(row) for row in range(count)]
@@ -113,11 +109,7 @@ def try_out(loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def third_party(failure: str) -> Iterator[None]:
-    """Third-party code, which can raise anything.
-
-    Raises:
-        BundleError: in place of any exception that is not of this package, with what failed.
-    """
+    """Third-party code, which can raise anything: a BundleError in place of an exception that is not this package's."""
     try:
         yield
     except SpecactError:
@@ -188,16 +180,12 @@ def chunk_policy(
 ) -> Callable[[Function], FunctionPolicy]:
     """A decorator that makes a policy of H = ``chunk`` actions from a function, see :class:`FunctionPolicy`.
 
-    ::
-
-        @specact.chunk_policy(observation={"state": (8,)}, chunk=16, actions=2, rate_hz=20.0)
-        def policy(inputs):
-            return model(inputs["state"][:, -1])      # [B, 1, 8] in, [B, 16, 2] out
-
-    An ``observation`` is the shape of a single float32 array, or a :class:`~specact.observation.Field`.
+    ``@specact.chunk_policy(observation={"state": (8,)}, chunk=16, actions=2, rate_hz=20.0)`` stands above a function
+    from ``{"state": [B, 1, 8]}`` to ``[B, 16, 2]``. An observation is the shape of a single float32 array, or a
+    :class:`~specact.observation.Field`.
 
     Raises:
-        ConfigError: for a field that is neither, or a range from ``low`` to ``high`` that is none.
+        ConfigError: for an observation that is neither, or a range from ``low`` to ``high`` that is none.
     """
     for name, field in observation.items():
         if not isinstance(field, Field | Sequence):
@@ -209,11 +197,7 @@ def chunk_policy(
 
 
 def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
-    """Units of a range of actions, or None without one.
-
-    Raises:
-        ConfigError: if it is not a range of ``actions`` finite numbers.
-    """
+    """Units of a range of actions, or None without one; ConfigError if it is none of so many finite numbers."""
     if low is None and high is None:
         return None
     try:
@@ -248,12 +232,9 @@ def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits
 
 
 class Entry(Record, frozen=True):
-    """An observation in a description.
+    """An observation in a description, see :class:`~specact.observation.Field`; ``input`` is the policy's name for it.
 
-    Attributes:
-        shape, dtype, history: see :class:`~specact.observation.Field`.
-        input: the policy's name for it; the observation's name if empty.
-        channels_first: whether the policy takes camera frames as ``[3, H, W]``.
+    With ``channels_first`` the policy takes camera frames as ``[3, H, W]``.
     """
 
     shape: tuple[int, ...]
@@ -298,25 +279,11 @@ class OnnxDescription(Description, frozen=True, kw_only=True):
 
 
 def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
-    """An ONNX file as a policy, with a TOML file that describes its inputs and outputs.
+    """An ONNX file as a policy, with a TOML file that describes its inputs and outputs, see docs/your-own.md.
 
-    ::
-
-        onnx = "policy.onnx"
-        chunk = 16
-        actions = 2
-        rate_hz = 20.0
-        output = "actions"                    # the only one, if left out
-        low = [-1.0, -1.0]                    # range of the actions, where known
-        high = [1.0, 1.0]
-        [observation.image]
-        shape = [96, 96, 3]
-        dtype = "uint8"
-        history = 1                           # 0 for an input without a time axis
-        input = "observation.image"           # name in the graph; the observation's, if left out
-        channels_first = true                 # the graph takes float32 [.., 3, H, W] in [0, 1]
-
-    The file is named by the user and trusted: unlike a bundle's graphs it is not checked.
+    The description has ``onnx``, ``chunk``, ``actions``, ``rate_hz``, ``output``, ``low`` and ``high``, and a table of
+    each ``observation`` with its ``shape``, ``dtype``, ``history``, ``input`` and ``channels_first``. The file is named
+    by the user and trusted: unlike a bundle's graphs it is not checked.
 
     Raises:
         ConfigError: if the description cannot be read or is incomplete.

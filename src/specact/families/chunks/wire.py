@@ -28,12 +28,9 @@ _Float32 = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 
 def chunk_contract(spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None) -> Contract:
-    """What device and server of a chunk policy agree on.
+    """What device and server of a chunk policy agree on; a server states the range of the ``units``, if known.
 
-    Args:
-        spec: of the policy.
-        units: of its actions, whose range a server states; None if it is unknown.
-        verify: a family's own request of each step, where its server verifies.
+    Where a family's server verifies, ``verify`` is its request of each step.
     """
     chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
     old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
@@ -54,7 +51,7 @@ class ChunkExchange:
     do not know them can use it all the same.
 
     Args:
-        spec, units: see :func:`chunk_contract`, as ``verifies``.
+        spec, units, verifies: see :func:`chunk_contract`.
         name, fingerprint: of the target.
         target: makes the target; called on a server only.
     """
@@ -68,11 +65,7 @@ class ChunkExchange:
 
     @cached_property
     def policy(self) -> ChunkPolicy:
-        """The target.
-
-        Raises:
-            BundleError: where it is only on a server.
-        """
+        """The target; raises BundleError where it is only on a server."""
         return self._target()
 
     @property
@@ -108,11 +101,7 @@ class ChunkExchange:
 
 
 def spec_of(welcomed: Mapping[str, Any]) -> tuple[ChunkSpec, ActionUnits | None]:
-    """The target's spec from a server's welcome, and the units of its actions' range, where the server states it.
-
-    Raises:
-        BundleError: if it is none, or beyond the limits of :func:`check_served`.
-    """
+    """The target's spec from a server's welcome, see :func:`check_served`, and the units of its actions, if stated."""
     agreed = dict(welcomed)
     limits = [agreed.pop(name, None) for name in ("low", "high")]
     try:
@@ -131,8 +120,7 @@ def check_served(spec: ChunkSpec) -> ChunkSpec:
     """A spec from a server, checked: a mistaken or hostile one could exhaust the device's memory, or stop its robot.
 
     Raises:
-        BundleError: for a history above 1024, more than 256 MiB of observations and actions, or a control rate
-            outside .1 to 1000 Hz.
+        BundleError: for a history, bytes of observations and actions, or a control rate beyond the limits above.
     """
     fields, history = spec.observation.fields.values(), spec.observation.history
     # Python integers, which cannot overflow. The control loop keeps every array as long as the longest history.
