@@ -31,22 +31,16 @@ _END = -1  # returned by _episode in place of a seed
 class Frame:
     """The message of the world after a control period, or at an episode's start.
 
-    Attributes:
-        observation: the environment's.
-        done, success, score, of_suite: of the episode so far, see :class:`~specact.lab.envs.robot.SimulatedRobot`.
-        steps: control periods so far.
-        held: number of them without a new action.
-        late_s: maximum lateness of a control period [s], where this machine is too slow.
+    ``outcome`` is of the episode so far, ``steps`` its control periods, ``held`` their number without a new action, and
+    ``late_s`` the maximum lateness of one [s], where this machine is too slow.
     """
 
     observation: Any
     done: bool
-    success: bool
-    score: float
-    of_suite: str
+    outcome: dict[str, Any]
     steps: int
-    held: int
-    late_s: float
+    held: int = 0
+    late_s: float = 0.0
 
 
 class LiveRobot:
@@ -109,10 +103,7 @@ class LiveRobot:
     def outcome(self) -> dict[str, Any]:
         """The episode's result so far, as plain values."""
         last = self.last
-        return {
-            "success": last.success, "score": last.score, "task": last.of_suite, "steps": last.steps,
-            "held": last.held, "world_late_ms": 1e3 * last.late_s,
-        }  # fmt: skip
+        return last.outcome | {"steps": last.steps, "held": last.held, "world_late_ms": 1e3 * last.late_s}
 
     def stop(self) -> None:
         """Does nothing: without actions the robot holds."""
@@ -150,7 +141,7 @@ def _world(env: str, sees: dict[str, Any], period_s: float, pipe: Connection) ->
     except SpecactError as error:
         pipe.send(error)
         return
-    pipe.send(Frame(None, True, False, 0.0, "", -1, 0, 0.0))
+    pipe.send(Frame(None, True, robot.outcome | {"task": ""}, -1))
     seed: int | None = None
     # EOFError, BrokenPipeError: the parent is gone.
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
@@ -173,11 +164,8 @@ def _episode(robot: SimulatedRobot, seed: int, period_s: float, pipe: Connection
     held, late_s, due = 0, 0.0, time.monotonic()
 
     def send_frame() -> None:
-        pipe.send(
-            Frame(
-                robot.observe(), robot.done, robot.success, robot.score, robot.of_suite, robot.steps, held, late_s
-            )
-        )  # fmt: skip
+        outcome = robot.outcome | {"task": robot.of_suite}
+        pipe.send(Frame(robot.observe(), robot.done, outcome, robot.steps, held, late_s))
 
     send_frame()
     while not robot.done:

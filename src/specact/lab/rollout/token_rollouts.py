@@ -5,7 +5,7 @@ Not its outputs on the demonstrations, where a policy is more certain than anywh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save
 from specact.errors import ConfigError
 from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.files import write_whole
+from specact.lab.data.generate import Each
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.rollout.rollout import EpisodeRange, episode_seed
@@ -25,9 +26,6 @@ from specact.observation import ObservationHistory, Window
 
 # Episodes of a file, which are run together. For a suite of ten tasks, every file has each of them.
 SHARD = 10
-# Greedy decoding uses no randomness.
-# Runs a function on the numbers of files, in several processes.
-Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
 
 @dataclass(frozen=True)
