@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from experiments.grid import Experiment, Run
@@ -13,12 +12,6 @@ from specact.errors import SpecactError
 from specact.lab.rollout.pool import Pool
 
 NAMES = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
-
-
-def load(name: str) -> Experiment:
-    """The experiment of this name."""
-    experiment: Experiment = import_module(f"experiments.{name}").EXPERIMENT
-    return experiment
 
 
 def main() -> None:
@@ -40,9 +33,9 @@ def main() -> None:
     verbs.add_parser("page", help="write the page from the stored results")
     options = parser.parse_args()
     if options.name is None or options.verb is None:
-        print("\n".join(f"{name:12} {load(name).about}" for name in NAMES))
+        print("\n".join(f"{name:12} {Experiment.load(name).about}" for name in NAMES))
         return
-    experiment = load(options.name)
+    experiment = Experiment.load(options.name)
     try:
         if options.verb == "run":
             with Pool(options.workers, options.on) as pool, progress_bars() as update:

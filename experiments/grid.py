@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,8 @@ KEPT = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
 # In the folder of a cell, written when it is finished; and in that of the run.
 CELL, RUN = "cell.json", "run.json"
 
-# Stored results of an experiment, by file in its folder ``results``; and those of cells, by name.
+# Results of an experiment's cells: that of ``a/b/c`` is ``["a"]["b"]["c"]``, stored in the file ``results/a.json``.
 Results = dict[str, Any]
-Finished = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
 
 
@@ -119,21 +118,26 @@ class Picture:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A study.
+    """A study: what the module of its folder defines.
 
     Attributes:
         about: one line.
         plan: its cells, the most informative ones first.
-        merge: stored results with those of finished cells, see :func:`placed`.
         pages: what is written from stored results.
         results: folder of the stored results.
     """
 
     about: str
     plan: Callable[[Run], Iterable[Cell]]
-    merge: Callable[[Results, Finished], Results]
     pages: Callable[[Results], Iterable[Part | Picture]]
     results: Path
+
+    @classmethod
+    def load(cls, name: str) -> Experiment:
+        """The experiment of this name."""
+        module: Any = import_module(f"experiments.{name}")
+        about = module.__doc__.partition("\n")[0]
+        return cls(about, module.plan, module.pages, Path(module.__file__).parent / "results")
 
     def run(self, run: Run, only: str = "*") -> list[str]:
         """Runs the cells that are not finished, in order; returns the names of all that match ``only``.
@@ -160,14 +164,19 @@ class Experiment:
 
     def store(self, folders: Iterable[Path]) -> Results:
         """Merges the finished cells of folders into the stored results."""
-        before = self.stored()
-        after = before
+        results = self.stored()
         for folder in folders:
-            after = self.merge(after, dict(_finished(folder)))
-        for name, values in after.items():
-            if before.get(name) != values:
-                write_whole(self.results / f"{name}.json", (json.dumps(values, indent=1) + "\n").encode())
-        return after
+            for file in sorted(folder.rglob(CELL)):
+                *groups, cell = file.parent.relative_to(folder).parts
+                place = results
+                for group in groups:
+                    place = place.setdefault(group, {})
+                place[cell] = json.loads(file.read_text())
+        for name, values in results.items():
+            file, text = self.results / f"{name}.json", json.dumps(values, indent=1) + "\n"
+            if not file.exists() or file.read_text() != text:
+                write_whole(file, text.encode())
+        return results
 
     def write(self, results: Results) -> list[Path]:
         """Writes its parts of pages, and its pictures; returns their files."""
@@ -183,22 +192,6 @@ class Experiment:
         return list(dict.fromkeys(written))
 
 
-def placed(file: str) -> Callable[[Results, Finished], Results]:
-    """Merges by the cells' names: that of ``a/b/c`` becomes the value ``["a"]["b"]["c"]`` of a file of results."""
-
-    def merge(results: Results, finished: Finished) -> Results:
-        kept = deepcopy(results.get(file, {}))
-        for name, values in finished.items():
-            *groups, last = name.split("/")
-            place = kept
-            for group in groups:
-                place = place.setdefault(group, {})
-            place[last] = values
-        return results | {file: kept}
-
-    return merge
-
-
 def _claim(run: Run) -> None:
     """Writes the settings of a run into its folder, or refuses a folder with others."""
     settings = {"seed": run.seed, "quick": run.quick}
@@ -207,12 +200,6 @@ def _claim(run: Run) -> None:
         write_json(file, settings)
     elif (stored := json.loads(file.read_text())) != settings:
         raise ConfigError(f"{run.out} holds a run with {stored}, not {settings}; choose another --out")
-
-
-def _finished(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The results of the finished cells of a run, by name."""
-    for file in sorted(folder.rglob(CELL)):
-        yield file.parent.relative_to(folder).as_posix(), json.loads(file.read_text())
 
 
 def fill(part: Part) -> None:

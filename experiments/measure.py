@@ -73,7 +73,7 @@ def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[fl
     return costs
 
 
-def paired(values: Mapping[str, np.ndarray], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def paired(values: Mapping[Any, np.ndarray], pairs: Sequence[tuple[Any, Any]]) -> list[dict[str, Any]]:
     """Paired contrasts ``first``, ``second``, ``difference``, ``p``, ``test``, and ``p_holm`` over all of them.
 
     Args:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments.adahi.goals import evidence, goals_of, goals_table
 from experiments.adahi.methods import METHODS
 from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
-from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.runs import find_runs
 from specact.lab.report.drawing import legend_below, style_of
@@ -126,19 +126,11 @@ def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
 
     def cell(name: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Any:
         kept = tuple(METHODS[method] for method in methods if method not in size.left_out)
-        # Small shards keep all workers busy.
-        shard = max(1, min(20, episodes // 8))
-        return name, Evaluation(
-            name.partition("/")[0],
-            None,
-            kept,
-            episodes,
-            run.seed,
-            rate,
-            shard=shard,
-            calibration_episodes=size.calibration,
-            **settings,
+        bundle = name.partition("/")[0]
+        what = Evaluation(
+            bundle, None, kept, episodes, run.seed, rate, calibration_episodes=size.calibration, **settings
         )
+        return name, replace(what, shard=max(1, min(20, episodes // 8)))  # small shards keep all workers busy
 
     yield cell(f"{pair}/table", tuple(METHODS), size.table, **_imitation(pair, run))
 
@@ -170,20 +162,16 @@ def _imitation(pair: str, run: Run) -> dict[str, Any]:
     return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """``BUNDLE-RUN.json``: the summary of every cell and its evidence."""
-    return results | {name.replace("/", "-"): summary for name, summary in found.items()}
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The marked tables of four pages of docs, study.md, and the picture of the pairs."""
-    made = tables_of(results)
-    if all("evidence" in summary for summary in results.values()):
-        made |= {"goals": goals_table(goals_of(results)), "rejection": rejection(results)}
+    study = dict(sorted((f"{bundle}-{name}", one) for bundle, runs in results.items() for name, one in runs.items()))
+    made = tables_of(study)
+    if all("evidence" in summary for summary in study.values()):
+        made |= {"goals": goals_table(goals_of(study)), "rejection": rejection(study)}
     for page, names in PAGES.items():
         yield from (Part(DOCS / page, name, made[name]) for name in names if name in made)
-    yield Part(HERE / "study.md", "", "\n\n".join(whole(name, one) for name, one in results.items()) + "\n")
-    yield Picture(DOCS / "pairs.png", partial(draw_pairs, results), dpi=150)
+    yield Part(HERE / "study.md", "", "\n\n".join(whole(name, one) for name, one in study.items()) + "\n")
+    yield Picture(DOCS / "pairs.png", partial(draw_pairs, study), dpi=150)
 
 
 def draw_pairs(study: Study) -> Figure:
@@ -212,8 +200,3 @@ def draw_pairs(study: Study) -> Figure:
     axes.set(ylabel="success, 95 % interval", xlabel="pair, paired episodes")
     legend_below(figure, columns=len(names))
     return figure
-
-
-EXPERIMENT = Experiment(
-    "ADAHI: tables, rates, rejection, real time (docs/reproduce.md)", plan, merge, pages, HERE / "results"
-)

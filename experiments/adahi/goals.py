@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.adahi.methods import METHODS
-from experiments.tables import markdown
+from experiments.tables import table
 from specact.lab.evaluation.metrics import Table, add_gate_efficiency
 from specact.lab.evaluation.runs import Run
 from specact.lab.rollout.statistics import Interval, success_margin
@@ -243,13 +243,17 @@ def goals_table(goals: Iterable[Goal]) -> str:
     """The goals as Markdown, and how many of them are met."""
     goals = list(goals)
     rows = [
-        [
-            goal.what, goal.bundle, f"{goal.rate:g}", str(goal.episodes), "; ".join(map(str, goal.parts)),
-            f"**{goal.result}**" if goal.result == "not met" else goal.result, goal.beside,
-        ]
+        {
+            **vars(goal), "reached": "; ".join(map(str, goal.parts)),
+            "result": f"**{goal.result}**" if goal.result == "not met" else goal.result,
+        }
         for goal in goals
     ]  # fmt: skip
+    whole = table(
+        "goal | bundle | rate | episodes | reached [95 %] | result | beside it",
+        "{what} | {bundle} | {rate:g} | {episodes} | {reached} | {result} | {beside}",
+        rows,
+    )
     counts = Counter(goal.result for goal in goals)
-    heads = ("goal", "bundle", "rate", "episodes", "reached [95 %]", "result", "beside it")
     told = ", ".join(f"{counts[result]} {result}" for result in RESULTS)
-    return f"{markdown(heads, rows)}\n\nOf {len(goals)} goals: {told}."
+    return f"{whole}\n\nOf {len(goals)} goals: {told}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.tables import interval_text, markdown, optional_text
+from experiments.tables import interval_text, markdown, named, optional_text, table
 from specact.lab.report.tables import networks_of
 from specact.lab.rollout.statistics import holm
 
@@ -153,12 +153,13 @@ def rejection(study: Study) -> str:
         found = [one for one in study.values() if one["bundle"] == pair and one.get("evidence", {}).get("rejection")]
         if found:
             longest = max(found, key=lambda one: one["methods"]["adahi"]["inferences"])
-            for code, model in longest["evidence"]["rejection"].items():
-                fits = [f"{fit['r2']:.2f} ({fit['slope']:+.2g})" for fit in (model["linear"], model["logarithmic"])]
-                ranks = f"{model['spearman']:+.2f}", f"{model['auroc']:.2f}"
-                rows.append([f"{pair}, {model['steps']:,}", code, *fits, *ranks])
-    heads = ("pair, steps", "rejection of", "R², linear (slope)", "R², logarithmic (slope)", "Spearman", "AUROC")
-    return markdown(heads, rows)
+            rows += [{"pair": pair, **row} for row in named(longest["evidence"]["rejection"])]
+    return table(
+        "pair, steps | rejection of | R², linear (slope) | R², logarithmic (slope) | Spearman | AUROC",
+        "{pair}, {steps:,} | {name} | {linear[r2]:.2f} ({linear[slope]:+.2g}) "
+        "| {logarithmic[r2]:.2f} ({logarithmic[slope]:+.2g}) | {spearman:+.2f} | {auroc:.2f}",
+        rows,
+    )
 
 
 def whole(name: str, summary: Summary) -> str:
@@ -172,28 +173,33 @@ def whole(name: str, summary: Summary) -> str:
     )
     if networks := networks_of(methods.values()):
         about += f" Parameters and time at batch 1: {'; '.join(map(' '.join, networks.items()))}."
-    heads = ["method", "success [95 %]", *(f"above {least} [95 %]" for least in thresholds)]
-    heads += [] if binary else ["score [95 %]"]
-    heads += ["sent", "true skip", "accepted", "gated loss", "action change", "gate efficiency", "choice"]
-    heads += ["MSE [95 %]", "gate, ms", "ms per action"]
+    above = "".join(f" | above {least} [95 %]" for least in thresholds)
+    score = "" if binary else " | score [95 %]"
     rows = [
-        [
-            method, interval_text(m["success"], 3), *(interval_text(m["success_at"][least], 3) for least in thresholds),
-            *([] if binary else [interval_text(m["score"], 3)]), f"{m['transmission_rate']:.3f}",
-            optional_text(m["true_skip_ratio"]), optional_text(m["acceptance"]["all"]), optional_text(m["gated_loss"]),
-            optional_text(m["action_change_loss"]), optional_text(m["gate_efficiency"], 2),
-            optional_text(m["choice_efficiency"], 2), interval_text(m["mse"], 4) if m.get("mse") else "-",
-            optional_text(m.get("cost", {}).get("gate_ms")), _ms(m),
-        ]
-        for method, m in methods.items()
+        {
+            "mse": None, **row, "accepted": row["acceptance"]["all"], "gate_ms": row.get("cost", {}).get("gate_ms"),
+            "ms": row["latency"]["per_action_ms"],
+        }
+        for row in named(methods)
     ]  # fmt: skip
-    parts = [f"### {name}", about, markdown(heads, rows)]
+    whole_table = table(
+        f"method | success [95 %]{above}{score} | sent | true skip | accepted | gated loss | action change "
+        "| gate efficiency | choice | MSE [95 %] | gate, ms | ms per action",
+        "{name} | {success:ci3}"
+        + "".join(f" | {{success_at[{least}]:ci3}}" for least in thresholds)
+        + (" | {score:ci3}" if score else "")
+        + " | {transmission_rate:.3f} | {true_skip_ratio:.3f} | {accepted:.3f} | {gated_loss:.3f} "
+        "| {action_change_loss:.3f} | {gate_efficiency:.2f} | {choice_efficiency:.2f} | {mse:ci4} | {gate_ms:.3f} "
+        "| {ms:.2f}",
+        rows,
+    )  # fmt: skip
+    parts = [f"### {name}", about, whole_table]
     if summary["contrasts"]:
         pairs: list[Pair] = [(row["first"], (row["second"],)) for row in summary["contrasts"]]
         ends = [_tested([summary], pairs, end_point)[0][0] for end_point in ("success", "score")]
-        named = [f"{first} - {second}" for first, (second,) in pairs]
+        labels = [f"{first} - {second}" for first, (second,) in pairs]
         tests = [f"{end}: difference [95 %], Holm's p over these" for end in ("success", "score")]
-        parts.append(markdown(["contrast", *tests], zip(named, *ends, strict=True)))
+        parts.append(markdown(["contrast", *tests], zip(labels, *ends, strict=True)))
     if summary["calibration"]:
         held = ", ".join(f"{gate} {entry['held_out_rate']:.3f}" for gate, entry in summary["calibration"].items())
         parts.append(f"Held-out transmission rates of the calibrated gates, wanted {summary['rate']}: {held}.")

@@ -21,7 +21,7 @@ from typing import Any
 from msgspec import structs
 
 from experiments.budget import tables
-from experiments.grid import DOCS, ROOT, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
+from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated
 from experiments.tables import markdown
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
@@ -47,13 +47,9 @@ LESSONS, HEAD_STEPS = 15_000, 4000
 
 @dataclass(frozen=True)
 class Drafts:
-    """A task's drafts with about a quarter, one, four and sixteen times the parameters of the recipe's.
+    """A task's drafts with about a quarter, one, four and sixteen times the parameters of the recipe's draft ``of``.
 
-    Attributes:
-        widths: of their transformers.
-        encoders: settings of their image encoders, besides the recipe's; empty without a camera.
-        of: the recipe's draft.
-        seeds: of the training.
+    Widths of their transformers, settings of their image encoders besides the recipe's, and seeds of the training.
     """
 
     widths: tuple[int, ...]
@@ -258,11 +254,8 @@ def with_head(bundle: CodeParts, seed: int, run: Run, lessons: int = LESSONS, st
 def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     """Milliseconds of all parts of every size of a task, of networks that are hardly trained, and their machine.
 
-    The sizes alternate: costs of two drafts can only be compared if they were measured in one run.
-
-    Returns:
-        ``machine``, ``rounds``, and ``parts``: by size, see :func:`~specact.lab.evaluation.advice.measure_parts`; the
-        target's time is the median over the sizes, as its network is the same for all of them.
+    The sizes alternate: costs of two drafts can only be compared if they were measured in one run. The target's time is
+    the median over the sizes, as its network is the same for all of them.
     """
     sizes, rounds = range(len(DRAFTS[task].widths)), 4 if run.quick else 400
     recipe = with_drafts(load_recipe(ROOT / "recipes" / f"{task}.toml", CodesRecipe), task, sizes, 0)
@@ -297,43 +290,29 @@ def machine() -> dict[str, Any]:
     return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """``budget.json``: ``machine``, ``parameters``, ``rows``, ``times``, and ``published`` alike; ``targets.json``."""
-    kept = dict(results.get("budget", {"times": {}, "published": {}}))
-    for name, values in found.items():
-        group, _, task = name.partition("/")
-        if group == "targets":
-            results = results | {"targets": values}
-        elif group == "times":
-            kept["times"] = kept["times"] | {task: values}
-        elif group == "published":
-            kept["published"] = with_rows(kept["published"], values)
-        else:
-            kept |= with_rows(kept, values)
-    return results | {"budget": kept}
-
-
-def with_rows(results: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with those of one more draft; what both have is taken from the latter."""
-
-    def key(row: dict[str, Any]) -> tuple[str, str, str, float]:
-        return row["task"], row["draft"], row["method"], row["asked"]
-
-    rows = {key(row): row for row in results.get("rows", [])}
-    for row in more["rows"]:
-        seeds = rows[key(row)]["seeds"] if key(row) in rows else {}
-        rows[key(row)] = row | {"seeds": dict(sorted((seeds | row["seeds"]).items()))}
-    parameters = dict(results.get("parameters", {}))
-    for task, counts in more["parameters"].items():
-        parameters[task] = parameters.get(task, {}) | counts
-    return {"machine": more["machine"], "parameters": parameters, "rows": [rows[which] for which in sorted(rows)]}
+def gathered(drafts: Iterable[Mapping[str, Any]], times: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tables need of finished drafts: ``rows`` with all training seeds, ``parameters`` by task, ``times``."""
+    rows, parameters = dict[tuple[Any, ...], dict[str, Any]](), dict[str, dict[str, Any]]()
+    for draft in drafts:
+        for row in draft["rows"]:
+            key = (row["task"], row["draft"], row["method"], row["asked"])
+            seeds = rows.get(key, {"seeds": {}})["seeds"] | row["seeds"]
+            rows[key] = row | {"seeds": dict(sorted(seeds.items()))}
+        for task, counts in draft["parameters"].items():
+            parameters.setdefault(task, {}).update(counts)
+    order = [Draft("", 0, size, late).about for late in (False, True) for size in FIRST]
+    ordered = {task: {about: of[about] for about in order if about in of} for task, of in parameters.items()}
+    return {"rows": [rows[key] for key in sorted(rows)], "parameters": ordered, "times": times}
 
 
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables and pictures of docs/budget.md, and what ``specact advise`` knows of other policies."""
-    kept = results["budget"]
-    published = kept["published"] | {"times": kept["times"]}
-    for name, text in tables.tables_of(published).items():
+    cells = {
+        task: [cell for of in results[task].values() for cell in of.values()] for task in results if task in DRAFTS
+    }
+    kept = gathered([cell for of in cells.values() for cell in of], results["times"])
+    published = [cell for of in results["published"].values() for cell in of.values()]
+    for name, text in tables.tables_of(gathered(published, results["times"])).items():
         if name != "gates":
             yield Part(PAGE, {"advice": "published"}.get(name, f"published {name}"), text)
     for name, text in tables.tables_of(kept).items():
@@ -365,8 +344,3 @@ def missing(results: Mapping[str, Any]) -> str:
             rows.append([task, str(seed), *(", ".join(sizes) or "none" for sizes in columns)])
     text = markdown(["task", "training seed", "plain", "distilled"], rows)
     return f"{text}\n\n{len(drafts) - len(found)} of {len(drafts)} cells are missing."
-
-
-EXPERIMENT = Experiment(
-    "drafts of several sizes under every gate (docs/budget.md)", plan, merge, pages, Path(__file__).parent / "results"
-)

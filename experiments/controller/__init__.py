@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
-from experiments.tables import interval_text, markdown
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run
+from experiments.tables import named, table
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.families.codes.policy import CodeDrafter, CodePolicy, CodeVerifier
 from specact.families.codes.sampling import CodeDistribution, rejection_probability
@@ -43,10 +43,6 @@ RATE, NEW_RATE, AUDIT_RATE = 0.6, 0.4, 0.1
 NOISE = {"ball": 0.1, "swarm": 0.1}  # standard deviation, in the observation's own units
 BUDGET_S, DRAFT_S, TARGET_S = 0.010, 0.001, 0.003
 DRIFTS = ("noise", "draft", "set point", "link")
-SETTINGS = {
-    "change_after": CHANGE, "inferences": END, "window": WINDOW, "rate": RATE, "new_rate": NEW_RATE,
-    "audit_rate": AUDIT_RATE, "noise": NOISE, "budget_s": BUDGET_S, "draft_s": DRAFT_S, "target_s": TARGET_S,
-}  # fmt: skip
 Rows = dict[str, np.ndarray]
 
 
@@ -297,66 +293,45 @@ def decision_us(folder: Path, run: Run) -> dict[str, float]:
     return found
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """``controller.json``: settings, ``lives`` in the order of the plan, ``alarms`` by bundle, ``decision_us``."""
-    kept = dict(results.get("controller", {})) or {**SETTINGS, "lives": [], "alarms": {}, "decision_us": {}}
-    cells = {life.cell: number for number, life in enumerate(LIVES)}
-    lives = {cell_of(row): row for row in kept["lives"]} | {name: row for name, row in found.items() if name in cells}
-    kept["lives"] = [lives[name] for name in sorted(lives, key=cells.__getitem__)]
-    for name, values in found.items():
-        if name.startswith("alarms/"):
-            kept["alarms"] = kept["alarms"] | {name.partition("/")[2]: values}
-    return results | {"controller": kept | {"decision_us": found.get("decision", kept["decision_us"])}}
-
-
-def cell_of(row: Mapping[str, Any]) -> str:
-    """The cell of a row of the results."""
-    return Life(row["env"], row["drift"], row["held"], row["robot"]).cell
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """controller.md, which docs/gates.md quotes, and the picture there."""
-    kept = results["controller"]
-    yield Part(HERE / "controller.md", "", page(kept))
-    if all("curves" in row for row in kept["lives"]):
-        yield Picture(DOCS / "controller.png", partial(draw, kept["lives"]))
+    runs = [run for env in NOISE for by_drift in results[env].values() for run in by_drift.values()]
+    yield Part(HERE / "controller.md", "", page(runs, results["alarms"], results["decision"]))
+    if all("curves" in run for run in runs):
+        yield Picture(DOCS / "controller.png", partial(draw, runs))
 
 
-def page(kept: Mapping[str, Any]) -> str:
+def page(runs: Sequence[Mapping[str, Any]], alarms: Mapping[str, Any], decision_us: Mapping[str, float]) -> str:
     """Every robot, and the alarms, as Markdown."""
 
     def pair(values: Sequence[float], digits: int) -> str:
         return ", ".join(f"{value:.{digits}f}" for value in values)
 
-    rows = []
-    for row in kept["lives"]:
-        shadow = ["-"] * 3
-        if row["held"]:
-            estimate = interval_text(dict(zip(("mean", "low", "high"), row["estimate"], strict=True)), 3)
-            shadow = [pair(row["true_skip"], 3), f"{row['true_skip_of_life']:.3f}", estimate]
-        reached, alarm = (str("-" if row[name] is None else row[name]) for name in ("reached_after", "alarm_after"))
-        rows.append([
-            row["env"], row["drift"], "held" if row["held"] else "fixed", row["robot"], pair(row["rates"], 3),
-            pair(row["mean_ms"], 2), reached, f"{row['farthest']:.3f}", *shadow, alarm,
-        ])  # fmt: skip
-    heads = (
-        "pair", "what changes", "gate", "robot", "sent, before and after", "ms", "set point reached after", "farthest",
-        "true skip ratio", "of all", "estimated from audits", "alarm at",
-    )  # fmt: skip
-    alarm_heads = (
-        "pair", "level", "true skip ratio", "false alarms in 100 lives without drift", "audits of a life",
-        "promised at most", "audits until an alarm, median and 90 %: noise", "a worse draft",
-    )  # fmt: skip
-    found = [
-        [
-            env, f"{one['level']:.3f}", f"{one['true_skip']:.3f}", one["false_alarms"], f"{one['audits']:.0f}",
-            f"{one['promised_at_most']:.3f}", pair(one["noise_delay"], 0), pair(one["draft_delay"], 0),
-        ]
-        for env, one in kept["alarms"].items()
+    rows = [
+        {
+            **row, "gate": "held" if row["held"] else "fixed", "sent": pair(row["rates"], 3),
+            "ms": pair(row["mean_ms"], 2), "skip": pair(row["true_skip"], 3) if row["held"] else None,
+            "whole": row["true_skip_of_life"] if row["held"] else None,
+            "audits": dict(zip(("mean", "low", "high"), row["estimate"], strict=True)) if row["held"] else None,
+        }
+        for row in runs
     ]  # fmt: skip
-    took = ", ".join(f"{name} {us:.1f} us" for name, us in kept["decision_us"].items())
-    tables = f"{markdown(heads, rows)}\n\n{markdown(alarm_heads, found)}"
-    return f"# Controllers and alarms under drift\n\n{tables}\n\nA decision: {took}.\n"
+    lives = table(
+        "pair | what changes | gate | robot | sent, before and after | ms | set point reached after | farthest "
+        "| true skip ratio | of all | estimated from audits | alarm at",
+        "{env} | {drift} | {gate} | {robot} | {sent} | {ms} | {reached_after} | {farthest:.3f} | {skip} "
+        "| {whole:.3f} | {audits:ci3} | {alarm_after}",
+        rows,
+    )
+    raised = table(
+        "pair | level | true skip ratio | false alarms in 100 lives without drift | audits of a life "
+        "| promised at most | audits until an alarm, median and 90 %: noise | a worse draft",
+        "{name} | {level:.3f} | {true_skip:.3f} | {false_alarms} | {audits:.0f} | {promised_at_most:.3f} "
+        "| {noise} | {draft}",
+        ({**row, **{kind: pair(row[f"{kind}_delay"], 0) for kind in ("noise", "draft")}} for row in named(alarms)),
+    )
+    took = ", ".join(f"{name} {us:.1f} us" for name, us in decision_us.items())
+    return f"# Controllers and alarms under drift\n\n{lives}\n\n{raised}\n\nA decision: {took}.\n"
 
 
 def draw(lives: Sequence[Mapping[str, Any]]) -> Figure:
@@ -399,6 +374,3 @@ def _draw_shadow(axis: Axes, env: str, curves: Mapping[str, Any]) -> None:
     axis.axvline(CHANGE, color="k", ls=":", lw=0.8)
     axis.set_ylim(0.0, 1.0)
     axis.set_title(f"{env}: true skip ratio, noise changes", fontsize=9)
-
-
-EXPERIMENT = Experiment("controllers and alarms under drift (docs/gates.md)", plan, merge, pages, HERE / "results")

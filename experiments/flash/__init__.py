@@ -12,30 +12,9 @@ from typing import Any
 import numpy as np
 
 from experiments.flash.methods import METHODS, StaleVerifier
-from experiments.grid import (
-    DOCS,
-    ROOT,
-    Cell,
-    Experiment,
-    Part,
-    Picture,
-    Results,
-    Run,
-    evaluated,
-    evaluation_cell,
-    placed,
-    specact,
-)  # fmt: skip
+from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated, evaluation_cell, specact
 from experiments.measure import draw_success, interleaved, relative_costs
-from experiments.tables import (
-    about_table,
-    contrast_table,
-    interval_text,
-    markdown,
-    optional_text,
-    relative_text,
-    success_text,
-)
+from experiments.tables import about_table, contrast_table, interval_text, markdown, named, table
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.load import load_pair, load_policy
@@ -108,10 +87,9 @@ def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[s
 def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
     """The :func:`~experiments.measure.relative_costs` of each kind of round, in random order at each observation.
 
-    Returns:
-        For ``full_N``, a full round of N steps, ``check``, a block's draft that is accepted, ``failed``, one that is
-        not, with the full round behind it, ``given``, the check of a chunk that is there, ``given_failed``, and
-        ``stale``, the check on another window's cache, and ``block``, the draft alone; relative to ``full_10``.
+    ``full_N``: a full round of N steps; ``check``: a block's draft that is accepted; ``failed``: one that is not, with
+    the full round behind it; ``given`` and ``given_failed``: the check of a chunk that is there; ``stale``: the check
+    on another window's cache; ``block``: the draft alone. Relative to ``full_10``.
     """
     target, order = pair.target(), stream(seed, Role.GATE)
     never, always = Check(within=0.0, guarded=False), Check(within=1e9, guarded=False)
@@ -141,13 +119,9 @@ def measure_costs(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str
 
 
 def acceptance(pair: Pair[Any], windows: list[Window], seed: int) -> dict[str, dict[str, float]]:
-    """The mean accepted share of the executed actions of the block's drafts, with images and with blank ones.
+    """The mean accepted share of the executed actions of the block's drafts: ``seen``, and with cameras ``blank``.
 
-    Drafts from blank images are blind, so a check that uses the images would accept fewer of their actions.
-
-    Returns:
-        For ``flash`` and ``flash_fitted``: ``seen``; for targets with cameras also ``blank``, and ``blind``, where
-        the draft alone sees blank images.
+    Where the draft alone sees blank images, ``blind``, a check that uses the images would accept fewer of its actions.
     """
     drafter, target, shares = pair.composed(rounds=METHODS["block"].composition).drafter(), pair.target(), {}
 
@@ -179,13 +153,7 @@ def blank(window: Window, pair: Pair[Any]) -> Window:
 
 
 def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> float:
-    """Milliseconds per executed action: every round at the measured cost of its kind, failed ones at full cost.
-
-    Args:
-        rounds: the composition.
-        metrics: of its rollouts, see :func:`~specact.lab.evaluation.metrics.method_metrics`.
-        costs: see :func:`measure_costs`.
-    """
+    """Milliseconds per executed action of a composition's rollouts: every round at the cost of its kind."""
     ms = {name: cost["ms"] for name, cost in costs.items()}
     full, failed, sent = metrics["full"], metrics["failed"], metrics["transmission_rate"]
     drafts_block = rounds.proposes == "block" and not rounds.on_device
@@ -199,26 +167,21 @@ def cost_of(rounds: Rounds, metrics: Mapping[str, Any], costs: Mapping[str, Mapp
 
 def costs_per_action(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> dict[str, float]:
     """:func:`cost_of` every method of a run."""
-    compositions = {name: METHODS[name].composition for name in summary["methods"]}
-    return {
-        name: cost_of(composition, summary["methods"][name], rounds["costs"])
-        for name, composition in compositions.items()
-        if isinstance(composition, Rounds)
-    }
+    compositions: Any = {name: METHODS[name].composition for name in summary["methods"]}
+    return {name: cost_of(compositions[name], m, rounds["costs"]) for name, m in summary["methods"].items()}
 
 
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables and pictures of docs/flash.md."""
-    kept = results["flow"]
-    yield Part(PAGE, "rounds", about_table({name: method.about for name, method in METHODS.items()}))
-    yield Part(PAGE, "shuffled", shuffled_table(kept["shuffled"]))
-    runs = {"0": kept["pusht-flow"]["summary"], **kept["seeds"]}
+    yield Part(PAGE, "rounds", about_table(METHODS))
+    yield Part(PAGE, "shuffled", shuffled_table(results["shuffled"]))
+    runs = {"0": results["pusht-flow"]["summary"], **results["seeds"]}
     rows = [
-        [f"`{name}`", *(success_text(run["methods"][name]) for run in runs.values())] for name in OF_SEEDS
-    ]  # fmt: skip
+        [f"`{name}`", *(interval_text(run["methods"][name]["success"]) for run in runs.values())] for name in OF_SEEDS
+    ]
     yield Part(PAGE, "seeds", markdown(["method", *(f"seed {seed}" for seed in runs)], rows))
-    for name in (name for name in kept if name in POLICIES):
-        summary, rounds = kept[name]["summary"], kept[name]["rounds"]
+    for name in POLICIES:
+        summary, rounds = results[name]["summary"], results[name]["rounds"]
         yield Part(PAGE, name, "\n".join(section(summary, rounds)))
         costs = costs_per_action(summary, rounds)
         label = "ms per executed action (one core, one machine)"
@@ -235,10 +198,9 @@ def section(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[s
         f"another scene {errors['wrong']:.2f}. Fitted: {rounds['levels'][0]:g} of noise, within "
         f"{rounds['within']:.2f}.\n"
     )
-    heads = ("noise", "slope", "correlation", "AUROC", "passes .15: the target's own", "the block's", "another scene's")
+    heads = "noise | slope | correlation | AUROC | passes .15: the target's own | the block's | another scene's"
     names = ("slope", "correlation", "auroc", "accepted_own", "accepted_block", "accepted_wrong")
-    levels = check["levels"].items()
-    yield markdown(heads, [[level, *(f"{row[name]:.2f}" for name in names)] for level, row in levels]) + "\n"
+    yield table(heads, " | ".join(["{name}", *(f"{{{name}:.2f}}" for name in names)]), named(check["levels"])) + "\n"
     yield (
         f"Accepted share of the executed actions, and the cost of rounds, on the target's own path "
         f"({rounds['inferences']} inferences in {rounds['episodes']} episodes, seed {summary['seed']}):\n"
@@ -246,60 +208,46 @@ def section(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[s
     kinds = {
         "seen": "draft and flow see", "blank": "both see blank cameras", "blind": "the draft alone sees blank cameras",
     }  # fmt: skip
-    shares = rounds["acceptance"].items()
-    seen = [kind for kind in kinds if kind in rounds["acceptance"]["flash"]]
-    rows = [[f"`{name}`", *(f"{share[kind]:.2f}" for kind in seen)] for name, share in shares]
-    yield markdown(["check", *(kinds[kind] for kind in seen)], rows) + "\n"
+    seen = {kind: head for kind, head in kinds.items() if kind in rounds["acceptance"]["flash"]}
+    cells = "".join(f" | {{{kind}:.2f}}" for kind in seen)
+    yield table(f"check | {' | '.join(seen.values())}", f"`{{name}}`{cells}", named(rounds["acceptance"])) + "\n"
     labels = {
         "full_10": "full, 10 steps", "full_5": "full, 5 steps", "full_3": "full, 3 steps", "full_2": "full, 2 steps",
         "full_1": "full, 1 step", "check": "draft and check, accepted", "failed": "draft and check, then full",
         "given": "check of a chunk that is there", "stale": "draft and check on an old cache",
         "block": "encoder and draft alone",
     }  # fmt: skip
-    costs = [(label, rounds["costs"][name]) for name, label in labels.items()]
-    rows = [[label, f"{cost['ms']:.2f}", relative_text(cost)] for label, cost in costs]
-    yield markdown(["round", "ms (median)", "of a full one"], rows) + "\n"
+    costs = [{"label": label, **rounds["costs"][name]} for name, label in labels.items()]
+    yield table("round | ms (median) | of a full one", "{label} | {ms:.2f} | {0:ci2}", costs) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    per_action = costs_per_action(summary, rounds)
-    rows = [
-        [
-            f"`{name}`", success_text(m), f"{m['full']:.2f}", f"{m['failed']:.2f}", optional_text(m["accepted"], 1),
-            f"{m['actions_per_round']:.1f}", f"{per_action[name]:.3f}", f"{per_action[name] / per_action['full']:.2f}",
-        ]
-        for name, m in summary["methods"].items()
-    ]  # fmt: skip
-    columns = (
-        "method", "success", "full rounds", "failed checks", "accepted per check", "actions per round", "ms per action",
-        "of `full`",
-    )  # fmt: skip
-    yield markdown(columns, rows) + "\n"
+    ms = costs_per_action(summary, rounds)
+    rows = [{**row, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]} for row in named(summary["methods"])]
+    yield table(
+        "method | success | full rounds | failed checks | accepted per check | actions per round | ms per action "
+        "| of `full`",
+        "`{name}` | {success:ci2} | {full:.2f} | {failed:.2f} | {accepted:.1f} | {actions_per_round:.1f} | {ms:.3f} "
+        "| {share:.2f}",
+        rows,
+    ) + "\n"  # fmt: skip
     yield contrast_table(summary) + "\n"
 
 
 def shuffled_table(found: Mapping[str, Any]) -> str:
     """FLASH beside its control with shuffled accepted lengths."""
-    methods = [(bundle, *item) for bundle, run in found.items() for item in run["methods"].items()]
-    rows = [
-        [
-            bundle, f"`{name}`", interval_text(m["success"], 3), f"{m['full']:.2f}",
-            optional_text(m.get("accepted"), 2, ""),
-        ]
-        for bundle, name, m in methods
-    ]  # fmt: skip
-    contrasts = [(bundle, row) for bundle, run in found.items() for row in run["contrasts"]]
-    compared = [
-        [
-            bundle, f"`{row['first']}` - `{row['second']}`", interval_text(row["success"], 3, "+"),
-            f"{row['success']['p_holm']:.2g}",
-        ]
-        for bundle, row in contrasts
+    heads = "policy | method | success | full rounds | actions accepted in a check"
+    methods = [
+        {"accepted": None, **row, "bundle": bundle} for bundle, run in found.items() for row in named(run["methods"])
+    ]
+    contrasts = [
+        {**row, "bundle": bundle}
+        for bundle, run in found.items()
+        for row in run["contrasts"]
         if row["second"].endswith("shuffled")
-    ]  # fmt: skip
-    heads = ("policy", "method", "success", "full rounds", "actions accepted in a check")
-    return markdown(heads, rows) + "\n\n" + markdown(["policy", "", "difference of success", "p (Holm)"], compared)
-
-
-EXPERIMENT = Experiment(
-    "FLASH and its controls on our flow policies (docs/flash.md)", plan, placed("flow"), pages,
-    Path(__file__).parent / "results",
-)  # fmt: skip
+    ]
+    return "\n\n".join([
+        table(heads, "{bundle} | `{name}` | {success:ci3} | {full:.2f} | {accepted:.2f?}", methods),
+        table(
+            "policy | | difference of success | p (Holm)",
+            "{bundle} | `{first}` - `{second}` | {success:+ci3} | {success[p_holm]:.2g}", contrasts,
+        ),
+    ])  # fmt: skip

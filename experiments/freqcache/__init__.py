@@ -13,31 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.flash.methods import METHODS as FULL
-from experiments.grid import (
-    DOCS,
-    ROOT,
-    Cell,
-    Experiment,
-    Part,
-    Picture,
-    Results,
-    Run,
-    by_name,
-    evaluated,
-    evaluation_cell,
-    placed,
-    specact,
-)  # fmt: skip
+from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import draw_success, interleaved, paired, relative_costs, seconds_of
-from experiments.tables import (
-    about_table,
-    contrast_table,
-    difference_table,
-    interval_text,
-    markdown,
-    relative_text,
-    success_text,
-)  # fmt: skip
+from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table
 from specact.families.chunks.flow import FlowParts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import read_table
@@ -183,14 +161,11 @@ def windows_of(pair: Pair[Any], execute: int, episodes: int, seed: int) -> list[
 def compare_variants(pair: Pair[Any], paths: list[list[Window]], seed: int) -> dict[str, Any]:
     """Reuse, error and time of each variant on the same observations, timed in random order.
 
-    Returns:
-        ``inferences``, without the first of each episode, where the cache is empty; of each of ``cameras``, the share
-        of inferences whose motion estimate is ``confident``, and also half a patch or more, ``moved``;
-        of each of ``variants``: ``reused``, the share of the cameras' tokens; ``cosine`` of the cache to the full one
-        over these tokens; ``distance`` of the chunk to that of a full round from the same noise (root mean square,
-        flow's units); of each of ``costs``: ``ms``, the median, each the fastest of five passes, and ``relative``, the
-        geometric mean of the ratio to ``full_10``, with its interval: of a variant's whole inference, of its ``prefix``
-        (frequencies and refresh), of full rounds of fewer steps, of ``encoder``, ``prefix`` and one step of ``expert``.
+    The first of each episode, where the cache is empty, is left out. Of each of ``cameras``: the share of inferences
+    whose motion estimate is ``confident``, and also half a patch or more, ``moved``. Of each of ``variants``: the share
+    ``reused`` of the cameras' tokens, the ``cosine`` of the cache to the full one over these, the ``distance`` of the
+    chunk to that of a full round from the same noise (root mean square, flow's units). ``costs``: of a variant's whole
+    inference, of its ``prefix``, of full rounds of fewer steps, of ``encoder``, ``prefix`` and a step of ``expert``.
     """
     policy, refresh, order = pair.parts.policy, pair.parts.refresh, stream(seed, Role.GATE)
     cached = {name: rounds.cached(policy.networks, refresh) for name, rounds in REUSE.items()}
@@ -296,10 +271,9 @@ def costs_of_policies(pairs: Mapping[str, Pair[Any]], seed: int) -> dict[str, di
 
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables and the picture of docs/freqcache.md."""
-    kept = results["cache"]
-    summary, reuse = kept[WHOLE]["summary"], kept[WHOLE]["reuse"]
-    yield Part(PAGE, "methods", about_table({name: method.about for name, method in METHODS.items()}))
-    yield Part(PAGE, "smaller", smaller_table(kept["smaller"]))
+    summary, reuse = results[WHOLE]["summary"], results[WHOLE]["reuse"]
+    yield Part(PAGE, "methods", about_table(METHODS))
+    yield Part(PAGE, "smaller", smaller_table(results["smaller"]))
     yield Part(PAGE, WHOLE, "\n".join(section(summary, reuse)))
     costs = {
         "full" if name == "full_10" else name: cost["relative"] for name, cost in reuse["inference"]["costs"].items()
@@ -314,11 +288,13 @@ def smaller_table(found: Mapping[str, Any]) -> str:
     for label, success in found["success"].items():
         name, method = label.split(" ")
         cost = found["costs"][name]
-        times = [f"{cost['ms']:.2f}", relative_text(cost)] if method == "full" else ["", ""]
-        rows.append([name, cost["tokens"], f"`{method}`", interval_text(success, 3), *times])
-    heads = ("policy", "tokens", "method", "success", "inference, ms", "of `full` at 64 pixels")
-    names = "{first} - {second}"
-    return markdown(heads, rows) + "\n\n" + difference_table(found["contrasts"], names)
+        times = (
+            {"ms": f"{cost['ms']:.2f}", "ratio": interval_text(cost)} if method == "full" else {"ms": "", "ratio": ""}
+        )
+        rows.append({"name": name, "method": method, "tokens": cost["tokens"], "success": success, **times})
+    heads = "policy | tokens | method | success | inference, ms | of `full` at 64 pixels"
+    whole = table(heads, "{name} | {tokens} | `{method}` | {success:ci3} | {ms} | {ratio}", rows)
+    return whole + "\n\n" + difference_table(found["contrasts"], "{first} - {second}")
 
 
 def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[str]:
@@ -332,12 +308,15 @@ def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[st
             f"seed {reuse['seed']}, without the first of each):\n"
         )
         if name == "inference":
-            labels = {"encoder": "encoder", "prefix": "prefix", "expert": "one step of the expert"}
-            costs = [
-                (label, measured["costs"][part]) for part, label in (labels | {"full_10": "all, 10 steps"}).items()
-            ]
-            rows = [[label, f"{cost['ms']:.2f}", relative_text(cost)] for label, cost in costs]
-            yield markdown(["part", "ms (median)", "of an inference in 10 steps"], rows) + "\n"
+            labels = {
+                "encoder": "encoder",
+                "prefix": "prefix",
+                "expert": "one step of the expert",
+                "full_10": "all, 10 steps",
+            }
+            costs = [{"label": label, **measured["costs"][part]} for part, label in labels.items()]
+            heads = "part | ms (median) | of an inference in 10 steps"
+            yield table(heads, "{label} | {ms:.2f} | {0:ci2}", costs) + "\n"
         texts = [
             f"`{camera}` moves with confidence in {shares['confident']:.0%} of them, by half a patch or more in "
             f"{shares['moved']:.0%}"
@@ -346,40 +325,29 @@ def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[st
         yield f"{'; '.join(texts)}.\n"
         yield reuse_table(measured) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    rows = [
-        [f"`{name}`", success_text(m), f"{m['reused']:.2f}", f"{m['distance']:.3f}", f"{m['actions_per_round']:.1f}"]
-        for name, m in summary["methods"].items()
-    ]
-    yield markdown(["method", "success", "tokens reused", "distance to `full`", "actions per inference"], rows) + "\n"
+    yield table(
+        "method | success | tokens reused | distance to `full` | actions per inference",
+        "`{name}` | {success:ci2} | {reused:.2f} | {distance:.3f} | {actions_per_round:.1f}",
+        named(summary["methods"]),
+    ) + "\n"  # fmt: skip
     yield contrast_table(summary) + "\n"
 
 
 def reuse_table(measured: Mapping[str, Any]) -> str:
     """Reuse, error and time of each variant on the same observations."""
-    costs = measured["costs"]
-
-    def times(name: str, prefix: str) -> list[str]:
-        return [f"{costs[prefix]['ms']:.2f}", f"{costs[name]['ms']:.2f}", relative_text(costs[name])]
-
+    costs, full = measured["costs"], {"reused": "0", "cosine": "1", "distance": "-"}
+    variants = {f"full_{steps}": full for steps in (10, 5, 3, 2)} | {
+        name: {
+            "reused": f"{of['reused']:.2f}", "cosine": f"{of['cosine']:.3f}", "distance": f"{of['distance']:.3f}",
+        }
+        for name, of in measured["variants"].items()
+    }  # fmt: skip
     rows = [
-        [f"`{name.removesuffix('_10')}`", "0", "1", "-", *times(name, "prefix")]
-        for name in ("full_10", "full_5", "full_3", "full_2")
+        {**row, **costs[row["name"]], "prefix": costs.get(f"{row['name']}:prefix", costs["prefix"])}
+        for row in named(variants)
     ]
-    for name, variant in ((name, measured["variants"][name]) for name in REUSE):
-        errors = [f"{variant['reused']:.2f}", f"{variant['cosine']:.3f}", f"{variant['distance']:.3f}"]
-        rows.append([f"`{name}`", *errors, *times(name, f"{name}:prefix")])
-    heads = (
-        "tokens reused",
-        "cosine of the cache",
-        "distance of the chunk",
-        "prefix, ms",
-        "inference, ms",
-        "of `full`",
+    return table(
+        " | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | inference, ms | of `full`",
+        "`{name}` | {reused} | {cosine} | {distance} | {prefix[ms]:.2f} | {ms:.2f} | {0:ci2}",
+        [{**row, "name": row["name"].removesuffix("_10")} for row in rows],
     )
-    return markdown(["", *heads], rows)
-
-
-EXPERIMENT = Experiment(
-    "FreqCache and its controls on our flow policy with cameras (docs/freqcache.md)", plan, placed("cache"), pages,
-    Path(__file__).parent / "results",
-)  # fmt: skip

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.grid import ROOT, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated
-from experiments.tables import interval_text, markdown, optional_text
+from experiments.grid import ROOT, Cell, Part, Picture, Results, Run, evaluated
+from experiments.tables import interval_text, named, table
 from specact.bundle.bundle import HEAD
-from specact.cli.offline import Demonstrations
+from specact.cli.calibrate import Demonstrations
 from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
 from specact.gates.codes import Kind
@@ -167,77 +167,44 @@ def chunks(folder: Path, run: Run) -> Any:
     }  # fmt: skip
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """``gates.json`` and ``readings.json``, rows by bundle; ``chunk_gate.json``."""
-    kept = dict(results)
-    for name, values in found.items():
-        group, _, which = name.partition("/")
-        if group == "chunks":
-            kept["chunk_gate"] = values
-        else:
-            bundle = which.partition("/")[0]
-            of_group = kept.get(group, {})
-            kept[group] = of_group | {bundle: of_group.get(bundle, {}) | values}
-    return kept
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
-    """gates.md and readings.md; docs/gates.md quotes them, and chunk_gate.json."""
+    """gates.md and readings.md; docs/gates.md quotes them, and chunks.json."""
     yield Part(HERE / "gates.md", "", gates_page(results["gates"]))
     yield Part(HERE / "readings.md", "", readings_page(results["readings"]))
 
 
 def gates_page(results: Mapping[str, Any]) -> str:
     """One table per pair, the family of its tests."""
-    parts = []
-    for pair, rows in sorted(results.items()):
-        first = next(iter(rows.values()))
-        tested = {name: row["against_random"] for name, row in rows.items() if row["against_random"] is not None}
-        corrected = dict(zip(tested, holm([against["p"] for against in tested.values()]), strict=True))
-        heads = (
-            "gate", "sent", "gate efficiency", "true skip", "action change", "score [95 %]",
-            "against random [95 %], p",
-        )  # fmt: skip
-        table = [
-            [
-                name, f"{row['transmission_rate']:.3f}", optional_text(row["gate_efficiency"], 2),
-                optional_text(row["true_skip_ratio"]), optional_text(row["action_change_loss"]),
-                interval_text(row["score"], 3),
-                f"{interval_text(tested[name], 3, '+')}, p = {corrected[name]:.2g}" if name in tested else "-",
-            ]
-            for name, row in rows.items()
-        ]  # fmt: skip
-        parts += [
-            f"### {pair}, {first['episodes']} paired episodes, seed {first['seed']}, calibrated for a rate of {RATE}\n",
-            f"{markdown(heads, table)}\n",
-            f"p after Holm's correction over the {len(tested)} gates of this table.\n",
-        ]
-    return "\n".join(parts)
+    return _page(
+        results, "against_random", "gates",
+        "gate | sent | gate efficiency | true skip | action change | score [95 %] | against random [95 %], p",
+        "{name} | {transmission_rate:.3f} | {gate_efficiency:.2f} | {true_skip_ratio:.3f} | {action_change_loss:.3f} "
+        "| {score:ci3} | {test}",
+        f", calibrated for a rate of {RATE}",
+    )  # fmt: skip
 
 
 def readings_page(results: Mapping[str, Any]) -> str:
     """One table per environment, the family of its tests."""
+    return _page(
+        results, "difference", "readings",
+        "reading | ADAHI | random | difference [95 %], p | sent | true skip | action change",
+        "{name} | {adahi[mean]:.3f} | {random[mean]:.3f} | {test} | {transmission_rate:.3f} "
+        "| {true_skip_ratio[0]:.3f} / {true_skip_ratio[1]:.3f} "
+        "| {action_change_loss[0]:.3f} / {action_change_loss[1]:.3f}",
+    )  # fmt: skip
+
+
+def _page(results: Mapping[str, Any], test: str, what: str, heads: str, cells: str, calibrated: str = "") -> str:
     parts = []
-    heads = ("reading", "ADAHI", "random", "difference [95 %], p", "sent", "true skip", "action change")
-    for bundle, rows in sorted(results.items()):
-        first = next(iter(rows.values()))
-        corrected = holm([row["difference"]["p"] for row in rows.values()])
-        table = [
-            [
-                name, f"{row['adahi']['mean']:.3f}", f"{row['random']['mean']:.3f}",
-                f"{interval_text(row['difference'], 3, '+')}, p = {p:.2g}", f"{row['transmission_rate']:.3f}",
-                *(f"{ours:.3f} / {chance:.3f}" for ours, chance in (row["true_skip_ratio"], row["action_change_loss"])),
-            ]
-            for (name, row), p in zip(rows.items(), corrected, strict=True)
-        ]  # fmt: skip
+    for bundle, cells_of in sorted(results.items()):
+        rows = [row for cell in cells_of.values() for row in named(cell)]
+        tested = [row for row in rows if row[test] is not None]
+        for row, p in zip(tested, holm([row[test]["p"] for row in tested]), strict=True):
+            row["test"] = f"{interval_text(row[test], 3, '+')}, p = {p:.2g}"
         parts += [
-            f"### {bundle}, {first['episodes']} paired episodes, seed {first['seed']}\n",
-            f"{markdown(heads, table)}\n",
-            f"p after Holm's correction over the {len(rows)} readings of this table.\n",
+            f"### {bundle}, {rows[0]['episodes']} paired episodes, seed {rows[0]['seed']}{calibrated}\n",
+            table(heads, cells, ({"test": None, **row} for row in rows)) + "\n",
+            f"p after Holm's correction over the {len(tested)} {what} of this table.\n",
         ]
     return "\n".join(parts)
-
-
-EXPERIMENT = Experiment(
-    "gates at equal rate, and readings of the deviation (docs/gates.md)", plan, merge, pages, HERE / "results"
-)

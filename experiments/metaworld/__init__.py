@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, evaluated, specact
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated, specact
 from experiments.measure import paired
 from experiments.metaworld import device, tables
 from specact.families.chunks.flow import load_flow
@@ -56,7 +57,6 @@ CAMERA_CONTRASTS = (
     ("pusht-camera target", "pusht target"), ("pusht-camera-state hybrid", "pusht target"),
     ("pusht-camera draft", "pusht draft"),
 )  # fmt: skip
-CELLS = ("rendering", "experts", "seeds", "cameras")
 
 
 class Blank(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
@@ -259,40 +259,20 @@ def cameras(folder: Path, run: Run) -> dict[str, Any]:
     return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """``metaworld.json`` by part of the page, ``cameras.json``, ``device.json`` by target."""
-    kept = dict(results.get("metaworld", {}))
-    for name, values in found.items():
-        part, _, which = name.partition("/")
-        if name == "cameras":
-            results = results | {"cameras": values}
-        elif part == "device":
-            results = results | {"device": device.with_cells(results.get("device", {}), which, values)}
-        elif name in CELLS:
-            kept[name] = values
-        elif part in ("policies", "gates"):
-            kept[part] = kept.get(part, {}) | {which: values}
-        else:
-            key, order = ("bundle", CURVE) if part == "curve" else ("policy", REPLANNING)
-            rows = {row[key]: row for row in kept.get(part, [])} | {which: values}
-            kept[part] = [rows[one] for one in order if one in rows]
-    won: list[Any] = [row.get("won") for row in kept.get("curve", [])]
-    for row, before, after in zip(kept.get("curve", [])[1:], won, won[1:], strict=False):
-        if before and after:
-            row["gained"] = asdict(contrast(np.array(after), np.array(before)).difference)
-    return results | {"metaworld": kept}
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables of docs/metaworld.md, and that of PushT's cameras in docs/choices.md."""
-    kept, page = results["metaworld"], DOCS / "metaworld.md"
+    page = DOCS / "metaworld.md"
+    ordered = {
+        part: [results[part][name] for name in names] for part, names in (("curve", CURVE), ("replanning", REPLANNING))
+    }
+    for before, after in pairwise(ordered["curve"]):
+        if "won" in before and "won" in after:
+            after["gained"] = asdict(contrast(np.array(after["won"]), np.array(before["won"])).difference)
     for name, table in tables.OF_PARTS.items():
-        yield Part(page, name, table(kept[name]))
-    for name, found in results["device"].items():
-        yield Part(page, f"device {name}", device.table(found["cells"]))
+        yield Part(page, name, table(ordered.get(name, results[name])))
+    for name in device.TARGETS:
+        cells = [cell for cells in results["device"][name].values() for cell in cells]
+        yield Part(page, f"device {name}", device.table(cells))
+        if all("won" in cell for cell in cells):
+            yield Part(Path(__file__).with_name(f"{name}.md"), "", device.contrasts(cells))
     yield Part(DOCS / "choices.md", "cameras", tables.cameras(results["cameras"]))
-
-
-EXPERIMENT = Experiment(
-    "policies that see cameras (docs/metaworld.md)", plan, merge, pages, Path(__file__).parent / "results"
-)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import Cell, Run
-from experiments.tables import interval_text, markdown
+from experiments.measure import paired
+from experiments.tables import difference_table, interval_text, markdown
 from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
 from specact.lab.rollout.processes import linked, serving
-from specact.lab.rollout.statistics import contrast, holm, wilson
+from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, make_pair
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
@@ -74,7 +75,6 @@ METHODS = (
     Method("late ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--execution", "late")),
     Method("remote target, asynchronous", True, ("play", "SERVER", *ASYNCHRONOUS, "--deadline-ms", REMOTE_MS)),
 )
-# Paired contrasts of methods, at the same share, on the same episodes.
 COMPARED = (
     ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
     ("target, asynchronous", "draft"), ("target, waited for", "remote target, asynchronous"),
@@ -142,39 +142,23 @@ def one(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     }
 
 
-def with_cells(results: Mapping[str, Any], which: str, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Results with the cells of one method of a target; contrasts where the outcomes of all are known."""
-    target = which.partition("/")[0]
-    known = {key_of(cell): cell for cell in results.get(target, {}).get("cells", [])}
-    known |= {key_of(cell): cell for cell in cells}
-    kept = {"cells": list(known.values()), "contrasts": results.get(target, {}).get("contrasts", [])}
-    if all("won" in cell for cell in known.values()):
-        kept["contrasts"] = contrasts(kept["cells"])
-    return {**results, target: kept}
-
-
 def key_of(cell: Mapping[str, Any]) -> tuple[str, str, float]:
     """What identifies a cell of a target."""
     return cell["method"], cell["link"], cell["share"]
 
 
-def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Paired, exact McNemar, with Holm's correction over all of them."""
-    won = {key_of(cell): np.array([letter == "1" for letter in cell["won"]], np.float64) for cell in cells}
-    tests = []
-    for (method, link, share), first in won.items():
-        for name, other in COMPARED:
-            # Over every link against one that needs none, and the other way round.
-            for over in sorted({where for which, where, _ in won if which == other and "" in (where, link)} | {link}):
-                second = won.get((other, over, share))
-                if name == method and second is not None:
-                    names = {"first": name, "second": other, "link": link or over, "share": share}
-                    tests.append((names, contrast(first, second)))
-    corrected = holm([test.p for _, test in tests])
-    return [
-        {**names, "difference": asdict(test.difference), "p": p}
-        for (names, test), p in zip(tests, corrected, strict=True)
+def contrasts(cells: Iterable[Mapping[str, Any]]) -> str:
+    """Of :data:`COMPARED` at the same share on the same episodes: exact McNemar, Holm's correction over all of them."""
+    won = {key_of(cell): np.array([letter == "1" for letter in cell["won"]]) for cell in cells}
+    # Over every link against one that needs none, and the other way round.
+    pairs = [
+        ((first, link, share), (second, over, share))
+        for first, link, share in won
+        for name, second in COMPARED
+        for over in sorted({where for which, where, _ in won if which == second and "" in (where, link)} | {link})
+        if name == first and (second, over, share) in won
     ]
+    return difference_table(paired(won, pairs), "{first} - {second}") + "\n"
 
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:

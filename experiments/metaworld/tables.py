@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tables import difference_table, interval_text, markdown, optional_text
+from experiments.tables import difference_table, interval_text, markdown, named, optional_text, table
 from specact.lab.rollout.statistics import holm
 
 # Hybrid is the target, asked at every inference.
@@ -22,18 +22,12 @@ SEES = {
 
 def rendering(kept: Mapping[str, Any]) -> str:
     """Time of a control step by cameras and pixels."""
-    heads = ("environment", "cameras", "pixels", "ms of a core for a control step", "steps per second and core")
-    rows = [
-        [
-            row["env"],
-            ", ".join(row["cameras"]) or "none",
-            row["pixels"] or "",
-            f"{row['ms']:.1f}",
-            f"{1e3 / row['ms']:.0f}",
-        ]
-        for row in kept["rows"]
-    ]
-    return markdown(heads, rows)
+    rows = [{**row, "seen": ", ".join(row["cameras"]) or "none", "per_s": 1e3 / row["ms"]} for row in kept["rows"]]
+    return table(
+        "environment | cameras | pixels | ms of a core for a control step | steps per second and core",
+        "{env} | {seen} | {size} | {ms:.1f} | {per_s:.0f}",
+        ({**row, "size": row["pixels"] or ""} for row in rows),
+    )
 
 
 def experts(kept: Sequence[Mapping[str, Any]]) -> str:
@@ -73,15 +67,15 @@ def gates(kept: Mapping[str, Any]) -> str:
     parts = []
     for name, pair in kept.items():
         rows = [
-            [
-                method, _bold(row["success"]), optional_text(row["transmission_rate"], 2, ""),
-                optional_text(row.get("true_skip_ratio"), 2, ""), f"{row['latency']['per_action_ms']:.1f}",
-            ]
-            for method, row in pair["methods"].items()
-        ]  # fmt: skip
-        heads = ("method", "success", "transmission rate", "true skip ratio", "ms an action")
+            {"true_skip_ratio": None, **row, "bold": _bold(row["success"]), "ms": row["latency"]["per_action_ms"]}
+            for row in named(pair["methods"])
+        ]
         parts += [
-            f"`{name}`, {pair['episodes']} paired episodes:", markdown(heads, rows),
+            f"`{name}`, {pair['episodes']} paired episodes:",
+            table(
+                "method | success | transmission rate | true skip ratio | ms an action",
+                "{name} | {bold} | {transmission_rate:.2f?} | {true_skip_ratio:.2f?} | {ms:.1f}", rows,
+            ),
             difference_table(({"p_holm": row["p"], **row} for row in pair["contrasts"]), "{first} - {second}"),
         ]  # fmt: skip
     return "\n\n".join(parts)
@@ -111,14 +105,12 @@ def seeds(found: Mapping[str, Any]) -> str:
 
 def curve(found: Sequence[Mapping[str, Any]]) -> str:
     """Success over the training time."""
-    rows = [
-        [
-            f"`{row['bundle']}`", f"{row['steps']:,}", f"{row['samples']:,}", _bold(row["success"]),
-            interval_text(row["gained"], 3, "+") if "gained" in row else "", _weak(row["tasks"]),
-        ]
-        for row in found
-    ]  # fmt: skip
-    return markdown(["bundle", "steps", "samples", "success", "more than the one before", "tasks below .8"], rows)
+    rows = [{"gained": None, **row, "bold": _bold(row["success"]), "weak": _weak(row["tasks"])} for row in found]
+    return table(
+        "bundle | steps | samples | success | more than the one before | tasks below .8",
+        "`{bundle}` | {steps:,} | {samples:,} | {bold} | {gained:+ci3?} | {weak}",
+        rows,
+    )
 
 
 def replanning(found: Sequence[Mapping[str, Any]]) -> str:
@@ -139,20 +131,21 @@ def replanning(found: Sequence[Mapping[str, Any]]) -> str:
 def cameras(summary: Mapping[str, Any]) -> str:
     """The table of PushT's methods, and the contrasts as text."""
     rows = [
-        [
-            name, method, *SEES[name], interval_text(m["score"], 3), interval_text(m["success"]),
-            interval_text(m["success_at"]["0.95"]),
-        ]
+        {**row, "pair": name, "draft": SEES[name][0], "target": SEES[name][1], "above": row["success_at"]["0.95"]}
         for name, methods in summary["methods"].items()
-        for method, m in methods.items()
-    ]  # fmt: skip
-    heads = ("pair", "method", "draft sees", "target sees", "largest coverage", "success, above .85", "above .95")
+        for row in named(methods)
+    ]
+    whole = table(
+        "pair | method | draft sees | target sees | largest coverage | success, above .85 | above .95",
+        "{pair} | {name} | {draft} | {target} | {score:ci3} | {success:ci2} | {above:ci2}",
+        rows,
+    )
     texts = [
         f"{row['first']} - {row['second']}: {interval_text(row['difference'], 3, '+')}, p = {row['p_holm']:.2g}"
         for row in summary["contrasts"]
     ]
     remark = f"Coverage, p after Holm's correction over these {len(texts)}: {'; '.join(texts)}."
-    return f"{markdown(heads, rows)}\n\n{remark}"
+    return f"{whole}\n\n{remark}"
 
 
 def _weak(tasks: Mapping[str, float]) -> str:

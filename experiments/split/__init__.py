@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
 from experiments.split.sockets import GATED, Device, staged_client, target_windows
-from experiments.tables import markdown
+from experiments.tables import markdown, named, table
 from specact.lab.evaluation.calibrate import calibrate_along
 from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.processes import serving
@@ -143,24 +143,19 @@ def cell_summary(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Mean, p95 and switches of a method's inferences."""
     latency, cuts = np.array(cell["latency_ms"]), cell["cuts"]
     changes = int(np.count_nonzero(np.diff(cuts))) if len(cuts) else None
+    counts = zip(*np.unique(cuts, return_counts=True), strict=True)
     return {
-        "mean_ms": float(latency.mean()),
-        "median_ms": float(np.median(latency)),
-        "p95_ms": float(np.quantile(latency, 0.95)),
-        "inferences": len(latency),
-        "missed": cell.get("missed", 0),
-        "switches": cell.get("switches", changes),
-        "cuts": {str(cut): int(count) for cut, count in zip(*np.unique(cuts, return_counts=True), strict=True)},
+        "mean_ms": float(latency.mean()), "median_ms": float(np.median(latency)),
+        "p95_ms": float(np.quantile(latency, 0.95)), "inferences": len(latency), "missed": cell.get("missed", 0),
+        "switches": cell.get("switches", changes), "cuts": {str(cut): int(count) for cut, count in counts},
         "counts": cell.get("counts"),
-    }
+    }  # fmt: skip
 
 
 def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[dict[str, Any]]:
-    """The change of the target's answers at lower precision of each cut's activations, on its own rollouts.
+    """By cut, on the target's own rollouts: ``bytes``, and what lower precision of the activations changes.
 
-    Returns:
-        Per cut: ``bytes``, and for each precision the largest change of a ``probability`` and the share of most
-        likely ``codes`` that change.
+    For each precision the largest change of a ``probability``, and the share of most likely ``codes`` that change.
     """
     bundle = load_pair(BUNDLE)
     windows = [window for _, window in target_windows(bundle, inferences, seed)]
@@ -178,34 +173,15 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
     return rows
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """``split.json``: costs, ``sockets`` by slowdown, ``simulated``, ``forecasts`` by link, ``precision``."""
-    kept = dict(results.get("split", {}))
-    for name, values in found.items():
-        group, _, which = name.partition("/")
-        if group == "costs":
-            kept |= values
-        elif group == "forecasts":
-            kept[group] = kept.get(group, {}) | {which: values}
-        elif group == "sockets":
-            factor, link = which.split("/")
-            tables = kept.get(group, {})
-            others = [row for row in tables.get(factor, []) if row["link"] != link]
-            kept[group] = tables | {factor: [*others, *values]}
-        else:
-            kept[group] = values
-    return results | {"split": kept}
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables of docs/split.md."""
-    kept, page = results["split"], DOCS / "split.md"
-    for factor, cells in kept["sockets"].items():
-        yield Part(page, f"sockets-{factor}", latency_table(cells))
-    for number, cells in enumerate(kept["simulated"].values()):
+    page = DOCS / "split.md"
+    for factor, by_link in results["sockets"].items():
+        yield Part(page, f"sockets-{factor}", latency_table([cell for cells in by_link.values() for cell in cells]))
+    for number, cells in enumerate(results["simulated"].values()):
         yield Part(page, f"simulated-{number}", latency_table(cells))
-    yield Part(page, "forecasts", forecast_table(kept["forecasts"]))
-    yield Part(page, "precision", precision_table(kept["precision"]))
+    yield Part(page, "forecasts", forecast_table(results["forecasts"]))
+    yield Part(page, "precision", precision_table(results["precision"]))
 
 
 def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -218,42 +194,25 @@ def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _entry(cell: Mapping[str, Any]) -> str:
-    times = f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}"
     counts = [f"{cell[name]} {name}" for name in ("switches", "missed") if cell[name]]
-    return ", ".join([times, *counts])
+    return ", ".join([f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}", *counts])
 
 
 def forecast_table(errors: Mapping[str, Mapping[str, float]]) -> str:
     """Errors of one-step forecasts on the held-out part of each recording [kB/s]."""
     names = ("mean", "forecast_mae", "last_mae", "forecast_rmse", "last_rmse", "mean_rmse")
-    heads = (
-        "link", "inferences", "mean", "MAE: LSTM", "last value", "RMSE: LSTM", "last value", "mean of the past",
-    )  # fmt: skip
-    rows = [
-        [link, f"{row['inferences']:.0f}", *(f"{row[name] / 1e3:.3g}" for name in names)]
-        for link, row in errors.items()
-    ]
-    return markdown(heads, rows)
+    rows = [{**row, **{name: row[name] / 1e3 for name in names}} for row in named(errors)]
+    cells = "".join(f" | {{{name}:.3g}}" for name in names)
+    heads = "link | inferences | mean | MAE: LSTM | last value | RMSE: LSTM | last value | mean of the past"
+    return table(heads, f"{{name}} | {{inferences:.0f}}{cells}", rows)
 
 
 def precision_table(errors: Sequence[Mapping[str, Any]]) -> str:
     """The change of the target's answers at lower precision on the wire."""
-    heads = (
-        "cut", "bytes down: float32", "float16", "uint8", "largest change of a probability: float16", "uint8",
-        "most likely code changes: float16", "uint8",
-    )  # fmt: skip
-    lossy = ("float16", "uint8")
-    rows = [
-        [
-            row["cut"], *(row["bytes"][name] for name in ("float32", *lossy)),
-            *(f"{row[name]['probability']:.1e}" for name in lossy), *(f"{row[name]['codes']:.3f}" for name in lossy),
-        ]
-        for row in errors
-    ]  # fmt: skip
-    return markdown(heads, rows)
-
-
-EXPERIMENT = Experiment(
-    "RoboECC: a target in stages over recorded links (docs/split.md)", plan, merge, pages,
-    Path(__file__).parent / "results",
-)  # fmt: skip
+    return table(
+        "cut | bytes down: float32 | float16 | uint8 | largest change of a probability: float16 | uint8 "
+        "| most likely code changes: float16 | uint8",
+        "{cut} | {bytes[float32]} | {bytes[float16]} | {bytes[uint8]} | {float16[probability]:.1e} "
+        "| {uint8[probability]:.1e} | {float16[codes]:.3f} | {uint8[codes]:.3f}",
+        errors,
+    )

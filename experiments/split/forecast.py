@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,36 +15,13 @@ from specact.errors import ConfigError
 from specact.systems.roboecc import Forecast
 from specact.types import Floats
 
-
-@dataclass(frozen=True)
-class ForecastRecipe:
-    """The published settings.
-
-    Attributes:
-        hidden, window: size of the LSTM's state, and length of its input.
-        epochs, patience: maximum number, and number without improvement before early stopping.
-        batch, learning_rate, weight_decay, clip: of AdamW, and the maximum norm of a gradient.
-        held_out: share at the end of the series for validation.
-        seed: of weights and batches.
-    """
-
-    hidden: int = 32
-    window: int = 20
-    epochs: int = 200
-    patience: int = 20
-    batch: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-5
-    clip: float = 1.0
-    held_out: float = 0.2
-    seed: int = 7
-
-
-USUAL = ForecastRecipe()
+# Of the predictor as published: size of the state, length of the input; of its training, with AdamW.
+HIDDEN, PAST, HELD_OUT, SEED = 32, 20, 0.2, 7
+BATCH, LEARNING_RATE, WEIGHT_DECAY, LARGEST_GRADIENT, PATIENCE = 64, 1e-3, 1e-5, 1.0, 20
 
 
 class LearnedForecast(nn.Module):
-    """One layer, and a linear map of its last state; with fewer measurements than its window it repeats the last one.
+    """One layer, and a linear map of its last state; with fewer measurements than it needs it repeats the last one.
 
     Attributes:
         scale: mean, standard deviation and minimum of the training data [bytes/s].
@@ -53,30 +29,29 @@ class LearnedForecast(nn.Module):
 
     scale: Tensor
 
-    def __init__(self, window: int = USUAL.window, hidden: int = USUAL.hidden) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.window = window
-        self.lstm, self.head = nn.LSTM(1, hidden, batch_first=True), nn.Linear(hidden, 1)
+        self.lstm, self.head = nn.LSTM(1, HIDDEN, batch_first=True), nn.Linear(HIDDEN, 1)
         self.register_buffer("scale", torch.zeros(3, dtype=torch.float64))
 
     def forward(self, past: Tensor) -> Tensor:
-        """Standardised bandwidths ``[B, window]`` to the next ones ``[B]``."""
+        """Standardised bandwidths ``[B, 20]`` to the next ones ``[B]``."""
         states, _ = self.lstm(past[..., None])
         following: Tensor = self.head(states[:, -1])[:, 0]
         return following
 
     def forecast(self, past: Sequence[float]) -> float:
         """The next bandwidth [bytes/s]; never less than the minimum of the training data."""
-        if len(past) < self.window:
+        if len(past) < PAST:
             return past[-1]
         mean, deviation, least = self.scale.tolist()
-        standard = (torch.tensor(list(past)[-self.window :], dtype=torch.float64) - mean) / deviation
+        standard = (torch.tensor(list(past)[-PAST:], dtype=torch.float64) - mean) / deviation
         with torch.no_grad():
             return float(max(float(self(standard.float()[None])[0]) * deviation + mean, least))
 
 
 def load_forecast(file: Path) -> LearnedForecast:
-    """A forecast that was trained with the usual settings."""
+    """A forecast that was trained."""
     forecast = LearnedForecast()
     forecast.load_state_dict(load_file(file))
     return forecast
@@ -88,39 +63,39 @@ def save_forecast(forecast: LearnedForecast, file: Path) -> None:
     save_file(forecast.state_dict(), file)
 
 
-def train_forecast(series: Floats, recipe: ForecastRecipe = USUAL) -> LearnedForecast:
+def train_forecast(series: Floats, epochs: int = 200) -> LearnedForecast:
     """Trains one-step prediction of the bandwidth, with early stopping; values are standardised with this series.
 
     Args:
         series: measured bandwidths in order [bytes/s], of the training part only.
-        recipe: its settings.
+        epochs: at most so many.
 
     Raises:
         ConfigError: for a series that is too short, or has values that are not finite and positive.
     """
-    least = 2 * recipe.window + recipe.batch
+    least = 2 * PAST + BATCH
     if len(series) < least or not (np.isfinite(series) & (series > 0.0)).all():
         raise ConfigError(f"a forecast needs at least {least} bandwidths above 0 to learn from, got {len(series)}")
     mean, deviation = float(series.mean()), max(float(series.std()), 1e-9 * float(series.mean()))
     values = torch.from_numpy(((series - mean) / deviation).astype(np.float32))
-    past, following = values[:-1].unfold(0, recipe.window, 1), values[recipe.window :]
-    kept = round(len(following) * (1.0 - recipe.held_out))
-    torch.manual_seed(recipe.seed)
-    model = LearnedForecast(recipe.window, recipe.hidden)
+    past, following = values[:-1].unfold(0, PAST, 1), values[PAST:]
+    kept = round(len(following) * (1.0 - HELD_OUT))
+    torch.manual_seed(SEED)
+    model = LearnedForecast()
     model.scale.copy_(torch.tensor([mean, deviation, float(series.min())]))
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     best, best_epoch, weights = float("inf"), 0, copy.deepcopy(model.state_dict())
-    for epoch in range(1, recipe.epochs + 1):
-        for rows in torch.randperm(kept).split(recipe.batch):
+    for epoch in range(1, epochs + 1):
+        for rows in torch.randperm(kept).split(BATCH):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(past[rows]), following[rows]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
             optimizer.step()
         with torch.no_grad():
             error = float(nn.functional.mse_loss(model(past[kept:]), following[kept:]))
         if error < best:
             best, best_epoch, weights = error, epoch, copy.deepcopy(model.state_dict())
-        elif epoch - best_epoch >= recipe.patience:
+        elif epoch - best_epoch >= PATIENCE:
             break
     model.load_state_dict(weights)
     return model

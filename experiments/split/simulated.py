@@ -40,13 +40,7 @@ PERIOD_S = 0.2
 
 @dataclass(frozen=True)
 class StudyLink:
-    """A link of the study.
-
-    Attributes:
-        name: in tables.
-        link: see :func:`~specact.links.link.load_link`, without its start.
-        seconds: length of the recording, which is then repeated.
-    """
+    """A link of the study: its name in tables, the link without its start, and the recording's length [s]."""
 
     name: str
     link: str
@@ -64,11 +58,7 @@ class StudyLink:
 
 
 def study_links(data: Path, out: Path) -> list[StudyLink]:
-    """The recorded links.
-
-    Args:
-        data: folder with ``mahimahi/`` and ``telerobot_rtt/``.
-        out: folder for derived recordings: the LTE recording with ten packets for each original one.
+    """The recorded links; ``out`` gets the LTE recording with ten packets for each original one.
 
     Raises:
         ConfigError: if a recording is missing.
@@ -112,18 +102,7 @@ def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np
 def series(
     link: Link, up_bytes: int, down_bytes: int, period_s: float, count: int, *, start_s: float = 0.0, seed: int = 0
 ) -> Floats:
-    """Simulates measurements of a device with one exchange per period, ``[count]`` [bytes/s].
-
-    Exchanges do not queue: each has the link to itself.
-
-    Args:
-        link: the link.
-        up_bytes, down_bytes: sizes of request and reply.
-        period_s: time between two exchanges [s].
-        count: number of exchanges.
-        start_s: time of the first one on the link [s].
-        seed: of the link's random draws.
-    """
+    """Simulated measurements of a device with one exchange per period, each with the link to itself [bytes/s]."""
     rng = stream(seed, Role.LINK)
     moments = (start_s + period_s * np.arange(count)).tolist()
     taken = [round_trip(link, up_bytes, down_bytes, at, rng) for at in moments]

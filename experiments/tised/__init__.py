@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Experiment, Finished, Part, Picture, Results, Run, specact
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, specact
 from experiments.tised import tables
-from experiments.tised.findings import find_all
+from experiments.tised.findings import find_all, optima_of
 from experiments.tised.frontier import compare_methods
-from experiments.tised.optima import optima_of
 from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
 from specact.links.link import load_link
@@ -158,11 +157,6 @@ def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[
     ]  # fmt: skip
 
 
-def merge(results: Results, found: Finished) -> Results:
-    """A file per sweep."""
-    return results | dict(found)
-
-
 def pages(results: Results) -> Iterator[Part | Picture]:
     """sweeps.md, and the tables and pictures of docs/tised.md and four other pages."""
     yield Part(HERE / "sweeps.md", "", "\n".join(tables.whole(*item) for item in sorted(results.items())))
@@ -183,8 +177,3 @@ def pages(results: Results) -> Iterator[Part | Picture]:
         ):
             file = DOCS / f"frontier-{pair}-{pace:g}-{idle}.png"
             yield Picture(file, partial(tables.draw_frontier, found, pace, idle), dpi=150)
-
-
-EXPERIMENT = Experiment(
-    "TISED: what a faster step does to the task (docs/tised.md)", plan, merge, pages, HERE / "results"
-)

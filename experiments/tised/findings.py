@@ -1,4 +1,4 @@
-"""Tests of TISED's three findings on a sweep, with explanations."""
+"""Sweet spots of levers with their bootstrap support, and tests of TISED's three findings, with explanations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,93 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiments.tised.optima import PlacedOptimum, decisive
-from specact.lab.tised.analysis import Cell, LeverContrast, Place, in_words
+import numpy as np
+from numpy.typing import NDArray
 
+from specact.lab.tised.analysis import Cell, Curve, LeverContrast, Place, in_words
+from specact.lab.tised.equations import Optimum, optimum
+
+EndPoint = Literal["success", "restricted_s", "task_s"]
+_RESAMPLES = 1000
+# Minimum bootstrap support of a plausible setting.
+_PLAUSIBLE = 0.05
 # Family-wise error rate of a sweep.
 LEVEL = 0.05
 # Minimum speed-up that counts as a faster chunk.
 _FASTER = 1.005
+
+
+@dataclass(frozen=True)
+class PlacedOptimum:
+    """The sweet spot of one curve at an end point, by a scan; by T_inf of its baseline [s] machines are sorted.
+
+    Of each setting with this end point, the baseline first: strength, value, and support, the share of 1,000 paired
+    bootstrap samples of the episodes in which it is best, ``[S]``.
+    """
+
+    place: Place
+    inference_s: float
+    end_point: EndPoint
+    spot: Optimum
+    strengths: tuple[float, ...]
+    values: tuple[float, ...]
+    support: tuple[float, ...]
+
+    @property
+    def plausible(self) -> frozenset[float]:
+        """The settings that are best in at least 5 % of the samples."""
+        return frozenset(
+            strength for strength, share in zip(self.strengths, self.support, strict=True) if share >= _PLAUSIBLE
+        )
+
+
+def decisive(place: Place) -> EndPoint:
+    """The end point of a place: restricted mean time where the world waits, else success."""
+    return "restricted_s" if place.static else "success"
+
+
+def optima_of(curve: Curve) -> list[PlacedOptimum]:
+    """The sweet spots of a curve for each end point that it has."""
+    cells = curve.cells
+    weights = _resampled(curve.success.shape[1])
+    hits = curve.success.astype(np.float64) @ weights.T
+    restricted = curve.restricted_s @ weights.T
+    optima = [
+        _spot(cells, "success", [cell.success.mean for cell in cells], hits, "most"),
+        _spot(cells, "restricted_s", [cell.restricted_s.mean for cell in cells], restricted, "least"),
+    ]
+    if any(cell.successes for cell in cells):
+        time = np.where(curve.success, curve.task_s, 0.0) @ weights.T
+        # A sample without success has no task time, so the setting cannot be best.
+        sampled = np.where(hits > 0.0, time / np.maximum(hits, 1.0), np.inf)
+        optima.append(_spot(cells, "task_s", [cell.task_s for cell in cells], sampled, "least"))
+    return optima
+
+
+def _resampled(episodes: int) -> NDArray[np.float64]:
+    """Multiplicity of each episode in each bootstrap sample, ``[1000, E]``."""
+    rng = np.random.default_rng(0)
+    return rng.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=_RESAMPLES).astype(np.float64)
+
+
+def _spot(
+    cells: Sequence[Cell], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64],
+    best: Literal["least", "most"],
+) -> PlacedOptimum:  # fmt: skip
+    """The optimum from the values ``[S]`` and their bootstrap samples ``[S, 1000]``, up to a common factor."""
+    defined = np.isfinite(values)
+    strengths, defined_values = np.array([cell.strength for cell in cells])[defined], np.array(values)[defined]
+    winners = (np.argmin if best == "least" else np.argmax)(sampled[defined], axis=0)
+    support = np.bincount(winners, minlength=len(defined_values)) / _RESAMPLES
+    return PlacedOptimum(
+        cells[0].place,
+        cells[0].inference_s,
+        end_point,
+        optimum(strengths, defined_values, best),
+        tuple(strengths.tolist()),
+        tuple(defined_values.tolist()),
+        tuple(support.tolist()),
+    )
 
 
 @dataclass(frozen=True)
@@ -148,7 +228,7 @@ def _optimum_moves(path: Sequence[tuple[PlacedOptimum, str]]) -> tuple[bool, str
     """Whether sweet spots along an axis differ significantly, with an explanation.
 
     Two do if they have no plausible setting in common, see
-    :attr:`~experiments.tised.optima.PlacedOptimum.plausible`.
+    :attr:`~experiments.tised.findings.PlacedOptimum.plausible`.
     """
     words = ", ".join(f"{spot.spot.where:g} at {label}" for spot, label in path)
     spots = [spot for spot, _ in path]

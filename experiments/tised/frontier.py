@@ -40,12 +40,8 @@ def method_of(lever: str, strength: float) -> str | None:
 def compare_methods(table: Table) -> list[dict[str, Any]]:
     """Every pair of the frontier's methods at every place where both ran; methods without a link count for all links.
 
-    Args:
-        table: of a sweep, see :data:`~specact.lab.tised.analysis.COLUMNS`; rows of no method are left out.
-
-    Returns:
-        Of each its place, ``first``, ``second``, the number of their common ``episodes``, the contrast of ``success``
-        (exact McNemar), and ``p``, after Holm's correction over all pairs of methods at all places of the table.
+    Of each its place, ``first``, ``second``, the number of their common ``episodes``, the contrast of ``success``, and
+    ``p``, after Holm's correction over all pairs of methods at all places of the table.
     """
     runs: dict[tuple[Any, ...], dict[str, dict[int, bool]]] = defaultdict(lambda: defaultdict(dict))
     rows = zip(*(table[name].tolist() for name in ("lever", "strength", *_WHERE, "episode", "success")), strict=True)

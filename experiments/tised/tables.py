@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from experiments.tables import interval_text, markdown, optional_text
+from experiments.tables import interval_text, markdown, optional_text, table
 from experiments.tised.frontier import FRONTIER, method_of
 from specact.lab.report.drawing import INK, MUTED, blank, legend_below, style_of
 from specact.lab.rollout.statistics import Contrast, contrast, holm
@@ -176,27 +176,28 @@ def whole(name: str, found: Row) -> str:
 
 def _gates(rows: Sequence[Row]) -> str:
     """The calibrated gates of every place, and their rates on held-out episodes."""
-    heads = ("gate of", "wanted", "threshold", "held out", "sent", "episodes", "inferences")
-    table = [
-        [
-            f"{row['lever']}, {row['pace']:g}, {row['idle']}, {row['hardware']}, {row['link']}", f"{row['rate']:g}",
-            f"{row['gate']['threshold']:.4f}", f"{row['held_out_rate']:.3f}", f"{row['held_out_sent']:.3f}",
-            row["episodes"], row["inferences"],
-        ]
-        for row in rows
-    ]  # fmt: skip
-    return markdown(heads, table)
+    return table(
+        "gate of | wanted | threshold | held out | sent | episodes | inferences",
+        "{lever}, {pace:g}, {idle}, {hardware}, {link} | {rate:g} | {gate[threshold]:.4f} | {held_out_rate:.3f} "
+        "| {held_out_sent:.3f} | {episodes} | {inferences}",
+        rows,
+    )
 
 
 def _comparisons(rows: Sequence[Row]) -> str:
     """Every pair of methods over every link, p in bold where below .05."""
-    table = []
-    for row in rows:
-        difference = {key: row[f"success.difference.{key}"] for key in ("mean", "low", "high")}
-        p = f"**{row['p']:.2g}**" if row["p"] < 0.05 else f"{row['p']:.2g}"
-        where = f"{row['pace']:g}, {row['idle']}, {row['link']}"
-        table.append([where, row["first"], row["second"], row["episodes"], interval_text(difference, 3, "+"), p])
-    return markdown(["pace, idle, link", "first", "second", "n", "first minus second", "p"], table)
+    told = [
+        {
+            **row, "difference": {key: row[f"success.difference.{key}"] for key in ("mean", "low", "high")},
+            "told": f"**{row['p']:.2g}**" if row["p"] < 0.05 else f"{row['p']:.2g}",
+        }
+        for row in rows
+    ]  # fmt: skip
+    return table(
+        "pace, idle, link | first | second | n | first minus second | p",
+        "{pace:g}, {idle}, {link} | {first} | {second} | {episodes} | {difference:+ci3} | {told}",
+        told,
+    )
 
 
 def _ms(seconds: float | None) -> str:

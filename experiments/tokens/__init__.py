@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.flash.methods import METHODS as FLOW
-from experiments.grid import DOCS, Cell, Experiment, Part, Picture, Results, Run, evaluated, placed
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
 from experiments.measure import draw_success, interleaved, paired
 from experiments.tables import (
     about_table,
@@ -19,15 +19,13 @@ from experiments.tables import (
     difference_table,
     interval_text,
     markdown,
+    named,
     optional_text,
-    relative_text,
-    success_text,
+    table,
 )  # fmt: skip
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
-from specact.errors import ConfigError
 from specact.families.chunks.pair import PairSettings
-from specact.families.tokens.pair import TokenParts
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
@@ -121,14 +119,8 @@ def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, A
 
 
 def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
-    """Decodings and drafters on the target's own rollouts.
-
-    Raises:
-        ConfigError: if the policy is no token policy, or has no drafters.
-    """
+    """Decodings and drafters on the target's own rollouts."""
     pair, episodes = load_pair(bundle, draft=POLICIES.get(bundle, (0, 0, None))[2]), min(run.few(episodes), episodes)
-    if not isinstance(pair.parts, TokenParts):
-        raise ConfigError(f"{bundle} is no token policy")
     names = [name for name in GAIN if "draft" not in name or pair.parts.draft is not None]
     return {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": episodes, "seed": run.seed,
@@ -186,8 +178,8 @@ def compared(outcomes: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequ
 
 def pages(results: Results) -> Iterator[Part | Picture]:
     """The tables and pictures of docs/tokens.md."""
-    yield Part(PAGE, "decodings", about_table({name: method.about for name, method in METHODS.items()}))
-    for name, found in results["tokens"].items():
+    yield Part(PAGE, "decodings", about_table(METHODS))
+    for name, found in results.items():
         if "others" in found:
             yield Part(PAGE, f"others {name}", others_table(found["others"]))
         if "gated" in found:
@@ -222,54 +214,51 @@ def gain_table(gain: Mapping[str, Any]) -> str:
     """
     greedy = gain["decodings"]["ar"]
 
-    def over_link(row: Mapping[str, float], each_pass: bool) -> str:
-        spent = [
-            (one["passes"] if each_pass else 1.0) * ROUND_TRIP_MS + one["relative"] * greedy["ms"]
-            for one in (row, greedy)
-        ]
-        return f"{spent[0] / spent[1]:.2f}"
+    def over_link(row: Mapping[str, float], trips: float, of_greedy: float) -> float:
+        mine = trips * ROUND_TRIP_MS + row["relative"] * greedy["ms"]
+        return float(mine / (of_greedy * ROUND_TRIP_MS + greedy["ms"]))
 
     rows = [
-        [
-            f"`{name}`", *(f"{row[key]:.2f}" for key in ("passes", "accepted", "accepted_free")), f"{row['read']:.1f}",
-            f"{row['greedy']:.2f}", f"{row['ms']:.1f}", relative_text(row), f"{row['proposal']:.2f}",
-            over_link(row, False), over_link(row, True),
-        ]
-        for name, row in gain["decodings"].items()
-    ]  # fmt: skip
-    heads = (
-        "decoding", "passes", "accepted", "without gripper", "read", "greedy's chunk", "ms",
-        "time of greedy decoding's", "of it the proposal", f"with a round trip of {ROUND_TRIP_MS:g} ms",
-        "with one for each pass",
+        {**row, "once": over_link(row, 1.0, 1.0), "each": over_link(row, row["passes"], greedy["passes"])}
+        for row in named(gain["decodings"])
+    ]
+    return table(
+        "decoding | passes | accepted | without gripper | read | greedy's chunk | ms | time of greedy decoding's "
+        f"| of it the proposal | with a round trip of {ROUND_TRIP_MS:g} ms | with one for each pass",
+        "`{name}` | {passes:.2f} | {accepted:.2f} | {accepted_free:.2f} | {read:.1f} | {greedy:.2f} | {ms:.1f} "
+        "| {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}",
+        rows,
     )  # fmt: skip
-    return markdown(heads, rows)
 
 
 def drafters_table(gain: Mapping[str, Any]) -> str:
     """Passes for a chunk with every drafter by itself at every tolerance."""
-    rows = []
-    for name, found in gain["drafters"].items():
-        names = ("passes", "passes_low", "passes_high", "accepted", "accepted_free")
-        cells = zip(*(found[key] for key in names), strict=True)
-        texts = [
-            f"{interval_text({'mean': passes, 'low': low, 'high': high})}; {accepted:.1f}"
-            + f", {free:.1f}" * bool(gain["strict"])
-            for passes, low, high, accepted, free in cells
+    template = "{passes:.2f} [{passes_low:.2f}, {passes_high:.2f}]; {accepted:.1f}"
+    template += ", {accepted_free:.1f}" if gain["strict"] else ""
+    rows = [
+        [
+            name,
+            *(template.format(**dict(zip(found, values, strict=True))) for values in zip(*found.values(), strict=True)),
         ]
-        rows.append([name, *texts])
+        for name, found in gain["drafters"].items()
+    ]
     return markdown(["drafter", "exact", *(f"{bins} bins" for bins in gain["tolerances"][1:])], rows)
 
 
 def closed_loop_table(summary: Mapping[str, Any], scored: bool) -> str:
     """Success, score and passes of every method in closed loop."""
-    rows = []
-    for name, m in summary["methods"].items():
-        score = [f"{m['score']['mean']:.4g} [{m['score']['low']:.4g}, {m['score']['high']:.4g}]"] * scored
-        numbers = (1.0 - m["transmission_rate"], m["passes"], m["accepted_per_pass"], m["compensated"])
-        tolerance, tail = optional_text(m["tolerance"], 1, ""), _tail_text(m["tail_error"])
-        rows.append([f"`{name}`", success_text(m), *score, *(f"{value:.2f}" for value in numbers), tolerance, tail])
-    heads = ["method", "success", *["score"] * scored, "unverified", "passes per inference", "accepted per pass"]
-    return markdown([*heads, "compensated", "tolerance [bins]", "error of the tail, by dimension"], rows)
+    rows = [
+        {**row, "unverified": 1.0 - row["transmission_rate"], "tail": _tail_text(row["tail_error"])}
+        for row in named(summary["methods"])
+    ]
+    score = " | {score[mean]:.4g} [{score[low]:.4g}, {score[high]:.4g}]" if scored else ""
+    return table(
+        f"method | success{' | score' * scored} | unverified | passes per inference | accepted per pass | compensated "
+        "| tolerance [bins] | error of the tail, by dimension",
+        f"`{{name}}` | {{success:ci2}}{score} | {{unverified:.2f}} | {{passes:.2f}} | {{accepted_per_pass:.2f}} "
+        "| {compensated:.2f} | {tolerance:.1f?} | {tail}",
+        rows,
+    )  # fmt: skip
 
 
 def _tail_text(errors: Sequence[float | None]) -> str:
@@ -282,33 +271,26 @@ def _tail_text(errors: Sequence[float | None]) -> str:
 
 def gated_table(summary: Mapping[str, Any]) -> str:
     """Success and transmission rate of every gate before one decoding."""
-    rows = [
-        [f"`{name}`", success_text(m), f"{m['transmission_rate']:.2f}", f"{m['passes']:.2f}"]
-        for name, m in summary["methods"].items()
-    ]
     tables = {
         method: {point: np.array(values) for point, values in found.items()}
         for method, found in summary["outcomes"].items()
     }
-    table = contrast_table({"contrasts": contrasts(map(load_method, tables), tables)})
-    return markdown(["method", "success", "verified", "passes per inference"], rows) + f"\n\n{table}"
+    tested = contrast_table({"contrasts": contrasts(map(load_method, tables), tables)})
+    cells = "`{name}` | {success:ci2} | {transmission_rate:.2f} | {passes:.2f}"
+    return (
+        table("method | success | verified | passes per inference", cells, named(summary["methods"])) + f"\n\n{tested}"
+    )
 
 
 def others_table(found: Mapping[str, Any]) -> str:
     """Success and time of other policies and of the decodings, and their contrasts."""
     rows = []
     for name, (k, n) in found["success"].items():
-        time_ratio = found["time"].get(name)
+        ratio = found["time"].get(name)
         text = "1" if name == "ar" else "see above"
-        if time_ratio is not None:
-            text = interval_text(dict(zip(("low", "mean", "high"), time_ratio, strict=True)), 3)
-        rows.append([f"`{name}`", interval_text(vars(wilson(k, n))), text])
-    table = markdown(["", "success", "time of greedy decoding's"], rows)
-    contrasts_found = ({**row, "difference": row, "p_holm": row["p"]} for row in found["contrasts"])
-    return f"{table}\n\n{difference_table(contrasts_found)}"
-
-
-EXPERIMENT = Experiment(
-    "Spec-VLA, KERV, HeiSD and their controls on our token policies (docs/tokens.md)", plan, placed("tokens"), pages,
-    Path(__file__).parent / "results",
-)  # fmt: skip
+        if ratio is not None:
+            text = interval_text(dict(zip(("low", "mean", "high"), ratio, strict=True)), 3)
+        rows.append({"name": name, "success": vars(wilson(k, n)), "time": text})
+    tested = ({**row, "difference": row, "p_holm": row["p"]} for row in found["contrasts"])
+    whole = table(" | success | time of greedy decoding's", "`{name}` | {success:ci2} | {time}", rows)
+    return f"{whole}\n\n{difference_table(tested)}"

@@ -42,16 +42,12 @@ Row = tuple[float, ...]
 def measure_gain(pair: Pair[Any], names: Sequence[str], episodes: int, seed: int) -> dict[str, dict[str, float]]:
     """Runs every decoding on each observation of the target's rollouts with greedy decoding, in random order.
 
-    Their state is updated with the executed actions, which are the target's, so that all decode under the same
-    conditions; every inference is verified.
-
-    Returns:
-        For each decoding, means over all inferences: ``passes`` of the target's decoder, with the one over the prefix;
-        ``read``, tokens they read after it; ``accepted``, drafted tokens that were accepted, and ``accepted_free``
-        without those of dimensions that have no tolerance; ``greedy``, share of chunks that equal greedy decoding's;
-        ``compensated``, tokens from a tail; ``ms``, median time of an inference, proposal included, and ``relative``,
-        the mean ratio to greedy decoding's with its interval ``relative_low``, ``relative_high`` over episodes;
-        ``proposal``, the same ratio of the proposal alone; ``inferences``, their number.
+    Their state is updated with the executed actions, which are the target's; every inference is verified. Of each the
+    means over all inferences: ``passes`` of the target's decoder, with the one over the prefix; tokens that they
+    ``read`` after it; drafted tokens that were ``accepted``, and ``accepted_free`` without those of dimensions that
+    have no tolerance; the share of chunks that equal ``greedy`` decoding's; tokens ``compensated`` by a tail; ``ms``,
+    the median time of an inference, and ``relative`` to greedy decoding's, the mean ratio with its interval over
+    episodes; ``proposal``, the same ratio of the proposal alone.
     """
     rows = decode_path(pair, {name: cast(Decoding, METHODS[name].composition) for name in names}, episodes, seed)
     totals = {name: np.array([np.sum(one, axis=0)[-2:] for one in found]) for name, found in rows.items()}
@@ -72,15 +68,10 @@ def measure_gain(pair: Pair[Any], names: Sequence[str], episodes: int, seed: int
 
 
 def measure_drafters(pair: Pair[Any], episodes: int, seed: int) -> dict[str, dict[str, list[float]]]:
-    """Passes of the target with every drafter by itself at every tolerance, on the target's own rollouts.
+    """Every drafter by itself at every tolerance, on the target's own rollouts.
 
-    Returns:
-        For each drafter a list over :data:`TOLERANCES` of each of these means over all inferences: ``passes`` of the
-        target's decoder for a chunk, with the interval over episodes ``passes_low``, ``passes_high``; ``accepted``
-        tokens of a chunk, and ``accepted_free`` of those that are not a gripper's.
-
-    Raises:
-        ConfigError: if the pair has no trained drafters.
+    Of each a list over :data:`TOLERANCES` of means over all inferences: ``passes`` of the target's decoder for a chunk,
+    with the interval over episodes; ``accepted`` tokens of a chunk, and ``accepted_free`` without a gripper's.
     """
     grid = {
         (name, bins): replace(decoding, bins=bins)

@@ -83,7 +83,6 @@ class Seen(dict):
 Blind = partial(Arm, lambda n, seen: {"state": seen["state"]} if n == 1 else seen)
 Dazzled = partial(Arm, lambda n, seen: None if n in (4, 5) else seen | {"state": np.zeros(7)} if n == 7 else seen)
 Deaf = partial(Arm, lambda n, seen: seen if n < 4 else None)
-Unplugged = partial(Arm, lambda n, seen: fail(OSError("the cable is out")) if n == 5 else seen)
 Cursed = partial(Arm, lambda n, seen: Seen(seen) if n == 5 else seen)
 Noisy = partial(Arm, lambda n, seen: seen | {"state": rng.normal(0.0, 0.3, 8)})
 Absent = partial(fail, OSError("no such device: /dev/arm0"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.tiny import needs_bundle
 
-from specact.cli.demo import FLOW, Demo
+from specact.cli.eval import FLOW, Demo
 from specact.cli.report import Report
 
 

@@ -75,10 +75,6 @@ def test_a_copy_for_a_device(
     typed("eval", out, "--methods", method, "--episodes", "1", "--out", tmp_path / "run").refuses(left)
 
 
-def test_a_bundle_is_named_once(typed: Typed, tiny_run: Path, tiny_bundle: Path, tmp_path: Path) -> None:
-    assert typed("export", tiny_run, "--bundle", "tiny", "--device", "--out", tmp_path / "x").status == 0
-
-
 def test_a_device_acts_with_the_target_on_the_server(typed: Typed, tiny_bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "device"
     assert typed("export", tiny_bundle, "--device", "--out", out).status == 0

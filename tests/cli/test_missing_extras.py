@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specact.imports import EXTRAS, missing_extra
+from specact.imports import EXTRAS
 
 # A process in which no optional package can be found.
 BASE_INSTALL = """
@@ -72,8 +72,3 @@ def test_every_optional_package_is_known() -> None:
         wanted = {requirement.split(">")[0].split("=")[0] for requirement in project["optional-dependencies"][extra]}
         assert wanted <= set(packages.values())
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"dev", "docs"}
-
-
-def test_a_module_of_ours_that_is_missing_is_a_fault_and_not_an_extra() -> None:
-    assert missing_extra(ModuleNotFoundError(name="specact.nothing")) is None
-    assert missing_extra(ModuleNotFoundError("no name")) is None

@@ -2,77 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
-import types
-from collections.abc import Callable, Iterator
-from inspect import isclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import msgspec
 import pytest
 from tests.cli.conftest import Typed
 
-from specact.cli.main import OLD, VERBS, load_verb, parse
-from specact.errors import ConfigError
+from specact.cli.main import OLD, VERBS, parse
 
 Refused = Callable[..., None]
-
-
-def options_of(kind: Any) -> Iterator[type]:
-    """The classes of a verb that hold options."""
-    if get_origin(kind) is Annotated or get_origin(kind) in (types.UnionType,) or not isclass(kind):
-        for part in get_args(kind):
-            yield from options_of(part)
-    elif dataclasses.is_dataclass(kind):
-        yield kind
-        for hint in get_type_hints(kind).values():
-            yield from options_of(hint)
-
-
-def limits_of(hint: Any) -> Iterator[msgspec.Meta]:
-    if get_origin(hint) is Annotated:
-        yield from (found for found in hint.__metadata__ if isinstance(found, msgspec.Meta))
-    for part in get_args(hint):
-        yield from limits_of(part)
-
-
-def wrong_values() -> Iterator[tuple[type, str, Any]]:
-    """Options with a range, and a value outside it."""
-    every = {
-        kind for name in VERBS for kind in options_of(load_verb(name)) if kind.__module__.startswith("specact.cli")
-    }
-    for kind in sorted(every, key=str):
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            for meta in limits_of(hint):
-                low = meta.gt if meta.gt is not None else None if meta.ge is None else meta.ge - 1
-                high = meta.lt if meta.lt is not None else None if meta.le is None else meta.le + 1
-                yield from ((kind, name, bad) for bad in (low, high, float("nan")) if bad is not None)
-
-
-def needed_by(kind: Any) -> dict[str, Any]:
-    """A value for each option without a default."""
-    hints: dict[str, Any] = get_type_hints(kind)
-    needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
-    return {name: example(hints[name]) for name in needed}
-
-
-def example(hint: Any) -> Any:
-    if hasattr(hint, "__dataclass_fields__"):
-        return hint(**needed_by(hint))
-    return {Path: Path("x"), float: 1.0, tuple[str, ...]: ("x",)}.get(hint, "x")
-
-
-def test_a_value_outside_its_range_is_refused_by_name() -> None:
-    tried = 0
-    for kind, name, value in wrong_values():
-        with pytest.raises(ConfigError, match=name):
-            kind(**needed_by(kind) | {name: value})
-        tried += 1
-    assert tried > 50
 
 
 EVAL = "eval ball --out OUT "
@@ -84,69 +25,44 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
     [
         ("runn", "'run'"),
         ("demo --episodes 0", "episodes"),
-        ("demo --episodes 1 --workers 1 --out FILE", "FILE"),
-        ("data record --env ball --out FILE/made --episodes 1", "FILE"),
         ("data record --env ball --out OUT.npz", "OUT.npz"),
         ("report --out OUT", "run folder"),
         ("run ball --stop-action nan 0", "--stop-action"),
-        ("run ball --stop-action 0", "--stop-action"),
-        ("run ball --deadline-ms 1e300", "deadline"),
-        ("run ball --on-miss stop", "stop_action"),
         ("run ball --robot no_such_arm:Arm", "no_such_arm"),
-        ("run ball --hold 2", "2"),
         ("run ball --hold soon", "'soon'"),
-        ("run ball --gate never --hold 0.4", "never"),
         ("run ball --gate always --rate 0.4", "--rate"),
-        ("run ball --hold 0.4 --rate 0.4", "--rate"),
         ("run ball --robot no_such_arm:Arm --episodes 2", "--episodes"),
         ("run ball --seconds 3", "--seconds"),
         ("run ball --execution late --audit-rate 0.1", "--audit-rate"),
-        ("run ball --split FOLDER", "FOLDER"),
         ("run ball --split FOLDER --sampling server", "--sampling"),
         ("run ball --activations uint8", "--activations"),
         ("run ball --split FOLDER@four", "FOLDER@four"),
-        ("run ball --ca FOLDER", "FOLDER"),
         ("run ball --server ws://127.0.0.1:1 --episodes 1", "ws://127.0.0.1:1"),
         ("run ball --gate-options worst=true", "worst"),
         ("play ball", "ball#draft"),
-        ("play ball-chase-flow --execute-actions 17", "16"),
-        ("play ball-chase-flow --overlap-actions 3", "3"),
-        ("play ball-chase-flow --idle stop_action", "stop_action"),
         ("play ball-chase-flow --stop-action 7 7", "--stop-action"),
         ("play ball#target --execution inpainting", "inpaint"),
-        ("play ball#target --env ball --stop-action 0", "--stop-action"),
         ("play ws://127.0.0.1:9", "ws://127.0.0.1:9"),
         ("export FOLDER --out OUT", "specact train"),
         ("serve --bundle ball --threads 0", "threads"),
         ("serve ball --steps 2", "--steps"),
         ("serve lerobot:FOLDER@10 --threads 2", "--threads"),
         ("distil ball --out FILE", "FILE"),
-        ("train FOLDER --out OUT", "FOLDER"),
         ("calibrate ball --out OUT --gate-options alpha=2", "alpha"),
-        ("calibrate ball --out OUT --workers -1", "workers"),
         ("calibrate ball --out OUT --gate deviatoin", "'deviation'"),
         ("calibrate ball --out OUT --gate-options worst=true", "worst"),
-        ("calibrate --bundle ball --out FILE", "FILE"),
-        ("offline calibrate ball --out OUT --recipe FOLDER", "FOLDER"),
         ("offline eval metaworld-flow --out OUT", "--recipe"),
         (EVAL + "--env swarm --workers 1", "'swarm'"),
-        (EVAL + "--env bal", "'ball'"),
         (EVAL + "--methods draft,adahii", "'adahi'"),
-        (EVAL + "--link wifi-papr", "'wifi-paper'"),
         (EVAL + "--decoding kerv", "kerv"),
         (EVAL + "--methods oracle --realtime", "oracle"),
         ("eval pusht --out OUT --workers 1 --mse --data FOLDER", "FOLDER"),
-        ("advise --bundle ball --budget-ms nan", "budget_ms"),
         ("advise --bundle ball --budget-ms 1 --link nope", "'nope'"),
-        ("advise --bundle ball --budget-ms 1 --runs FOLDER", "FOLDER"),
         ("reproduce adahi --out OUT", "python -m experiments"),
-        (SWEEP + "--episodes 0", "episodes"),
         (SWEEP + "--paces nan", "paces"),
-        (SWEEP + "--execute 0", "execute"),
         (SWEEP.replace("OUT", "FILE"), "FILE"),
         (SWEEP.replace("aligned=0,1", "split=99 --links lan"), "99"),
         (SWEEP.replace("aligned=0,1", "quantisation=1 nave"), "'nave'"),
-        (SWEEP.replace("aligned=0,1", "quantisation=1 --hardware nope"), "'nope'"),
         ("doctor nope", "'nope'"),
     ],
     ids=str,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Typed
 
-from specact.lab.rollout.processes import ServerProcess, linked, serving
+from specact.lab.rollout.processes import ServerProcess, linked
 
 
 def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_server: ServerProcess) -> None:
@@ -18,17 +18,6 @@ def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_serv
     assert found["stages_ms"]["network"]["p50"] > 6.0
     assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
     assert printed.status == 0 and "advice: --deadline-ms" in printed.out
-
-
-def test_doctor_measures_an_openpi_server_for_a_pair_of_chunk_policies(typed: Typed, tmp_path: Path) -> None:
-    made = typed("pair", "--draft", "ball-chase-flow", "--target", "ball-chase-flow", "--out", tmp_path / "pair")
-    assert made.status == 0, made.remarks
-    with serving("ball-chase-flow") as child:
-        server = ("--server", f"openpi:ws://127.0.0.1:{child.port}")
-        found = typed("doctor", tmp_path / "pair", *server, "--requests", "5", "--json").summary
-        typed("doctor", "ball", *server).refuses("'codes'")
-    assert found["server"]["bundle"] == "ball-chase-flow" and found["server"]["lost"] == 0
-    assert found["draft_ms"] > 0.0 and found["server"]["deadline_ms"] > found["server"]["stages_ms"]["target"]["p50"]
 
 
 def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_path: Path) -> None:

@@ -31,11 +31,6 @@ def test_a_robot_runs_with_a_split_target(life: Life, stages: Path) -> None:
     assert sum(free["cuts"].values()) - free["cuts"]["switches"] == free["inferences"]
 
 
-def test_what_cannot_be_split_is_refused(typed: Typed, stages: Path) -> None:
-    typed("split", "ball", "--out", stages).refuses(str(stages))
-    typed("split", "relocate-tokens", "--out", stages / "more").refuses("token")
-
-
 def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(
     life: Life, typed: Typed, tmp_path: Path
 ) -> None:

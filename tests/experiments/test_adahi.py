@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.adahi import merge, plan, tables
+from experiments.adahi import plan, tables
 from experiments.adahi.goals import Goal, efficiency, evidence, goals_of
 from experiments.grid import Run
 
@@ -73,14 +73,6 @@ def test_the_best_of_several_gates_is_judged_on_other_episodes_than_it_is_chosen
     assert goal.parts[0].found.mean == pytest.approx(-0.99 * 0.9) and goal.result == "not met"
 
 
-def test_the_learned_gate_is_held_to_its_own_head() -> None:
-    """The head as the draft sends nothing, so it may have run beside another rate."""
-    study = stored("ball", "table", {"head_draft": share(0.93)}) | stored("ball", "rate-0.4", {"learned": share(0.94)})
-    goal = only(study, "its head as the draft")
-    assert goal.result == "cannot be told" and goal.parts[0].found.mean == pytest.approx(0.01)
-    assert not [*goals_of(stored("ball", "rate-0.4", {"learned": share(0.94)}))]
-
-
 @pytest.mark.parametrize(
     ("random", "learned", "sent", "result"),
     [(0.5, 0.99, 0.4, "met"), (0.99, 0.99, 0.4, "cannot be told"), (0.5, 0.7, 0.4, "not met"),
@@ -122,7 +114,6 @@ def test_the_evidence_of_a_run_is_taken_of_its_tables() -> None:
     # Of the six steps that each skips, random loses three, the gate one, the oracle none.
     assert found["efficiency"]["mean"] == found["efficiency"]["low"] == pytest.approx(2 / 3)
     assert np.isnan(efficiency({name: steps(0.0) for name in ("learned", "random", "oracle")}))
-    assert merge({}, {"ball/table": found}) == {"ball-table": found}
 
 
 def cells(table: str) -> list[list[str]]:
@@ -141,14 +132,6 @@ def test_p_is_holms_over_all_contrasts_of_a_table() -> None:
     column = cells(table)[0].index("adahi - random")
     assert [row[column].rsplit("p = ")[1] for row in cells(table)[1:]] == ["0.04", "0.5", "0.03"]
     assert table.endswith("p after Holm's correction over the 3 contrasts of this table.")
-
-
-def test_a_learned_gate_stands_beside_the_chance_with_its_own_privileges() -> None:
-    assert tables.whole("ball-table", made(("adahi", "random", 0.01), ("hybrid", "target", 0.02))).count("0.02") == 4
-    both = made(("learned", "random", 0.3), ("learned", "random_learned", 0.01))
-    table = cells(tables.overview({"ball-table": both, "swarm-table": made(("learned", "random", 0.02))}))
-    column = table[0].index("learned - random_learned or random")
-    assert [row[column].rsplit("p = ")[1] for row in table[1:]] == ["0.02", "0.02"]
 
 
 def made(*contrasts: tuple[str, str, float]) -> dict[str, Any]:

@@ -29,12 +29,3 @@ def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: Pair[Any]) ->
     assert changing["freqcache"]["reused"] < still["variants"]["freqcache"]["reused"], "no motion to be sure of"
     assert changing["freqcache_frozen"]["reused"] == 1.0
     assert changing["freqcache_frozen"]["distance"] > 0.01 > still["variants"]["freqcache_frozen"]["distance"]
-
-
-def test_an_inference_is_the_sum_of_its_parts(pair: Pair[Any]) -> None:
-    costs = compare_variants(pair, [[window(0)] * 2], 1)["costs"]
-    parts = {name: costs[name]["ms"] for name in ("encoder", "prefix", "expert", "freqcache:prefix")}
-    assert costs["full_3"]["ms"] == pytest.approx(parts["encoder"] + parts["prefix"] + 3 * parts["expert"])
-    whole = parts["encoder"] + parts["freqcache:prefix"] + 10 * parts["expert"]
-    assert costs["freqcache"]["ms"] == pytest.approx(whole)
-    assert costs["full_10"]["relative"] == 1.0

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.grid import CELL, Cell, Experiment, Finished, Part, Results, Run, evaluation_cell, fill
+from experiments.grid import CELL, Cell, Experiment, Part, Run, fill
 
 from specact.errors import ConfigError
-from specact.lab.evaluation.evaluation import Evaluation
 
 
 def counting(results: Path, fails: str = "") -> tuple[Experiment, list[str]]:
@@ -26,11 +25,8 @@ def counting(results: Path, fails: str = "") -> tuple[Experiment, list[str]]:
 
         return Cell(name, do)
 
-    def merge(results: Results, found: Finished) -> Results:
-        return results | {"kept": results.get("kept", {}) | dict(found)}
-
     names = ("a", "group/b", "group/c")
-    return Experiment("a count", lambda run: [work(name) for name in names], merge, lambda results: (), results), ran
+    return Experiment("a count", lambda run: [work(name) for name in names], lambda results: (), results), ran
 
 
 def test_a_stopped_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
@@ -57,11 +53,11 @@ def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
     for number, only in enumerate(("a", "group/*")):
         experiment.run(Run(tmp_path / f"out{number}", seed=number), only)
     stored = experiment.store([tmp_path / "out0", tmp_path / "out1"])
-    assert stored["kept"] == {"a": {"seed": 0}, "group/b": {"seed": 1}, "group/c": {"seed": 1}}
+    assert stored == {"a": {"seed": 0}, "group": {"b": {"seed": 1}, "c": {"seed": 1}}}
     assert experiment.stored() == stored
-    before = (tmp_path / "results" / "kept.json").stat().st_mtime_ns
+    before = (tmp_path / "results" / "group.json").stat().st_mtime_ns
     experiment.store([tmp_path / "out0"])
-    assert (tmp_path / "results" / "kept.json").stat().st_mtime_ns == before, "nothing changed"
+    assert (tmp_path / "results" / "group.json").stat().st_mtime_ns == before, "nothing changed"
     with pytest.raises(ConfigError, match="nope"):
         experiment.run(Run(tmp_path / "out0", seed=0), "nope*")
 
@@ -74,11 +70,3 @@ def test_a_page_changes_between_its_marks_alone(tmp_path: Path) -> None:
     assert page.read_text() == "before\n<!-- table -->\n| new |\n<!-- end of table -->\nafter\n"
     fill(Part(tmp_path / "whole.md", "", "all of it\n"))
     assert (tmp_path / "whole.md").read_text() == "all of it\n"
-
-
-def test_an_evaluation_is_a_cell(tmp_path: Path) -> None:
-    evaluation = Evaluation("ball", None, ("draft",), 500)
-    cell = evaluation_cell("ball", evaluation)
-    found = cell.work(tmp_path / "ball", Run(tmp_path, quick=True))
-    assert found["episodes"] == 2 and found["methods"]["draft"]["success"]["n"] == 2
-    assert (tmp_path / "ball" / "summary.json").exists(), "its run folder is the cell's"

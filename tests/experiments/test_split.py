@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from experiments.measure import slowed
-from experiments.split import cell_summary, forecast_table, latency_table
-from experiments.split.forecast import ForecastRecipe, forecast_errors, load_forecast, save_forecast, train_forecast
+from experiments.split import cell_summary
+from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import (
-    PERIOD_S,
     SIMULATED,
     LatencyApart,
     StudyLink,
     chooser_of,
-    oracle_of,
     series,
     simulated,
     split_latency,
@@ -27,8 +23,7 @@ from experiments.split.simulated import (
 from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.model import SteadyLink
-from specact.links.recordings import TraceLink
-from specact.systems.roboecc import SmallestTotal, StageCosts, last_value, measured, total_s
+from specact.systems.roboecc import SmallestTotal, StageCosts, last_value, measured
 
 # The device needs 90 ms for everything, the server 6; up to 30 kB cross.
 COSTS = StageCosts(
@@ -86,18 +81,10 @@ def test_simulations_are_the_same_each_time_and_cover_every_method(tmp_path: Pat
     assert isinstance(chooser_of("smallest", COSTS, np.ones(3), last_value, last_value, 1.0), SmallestTotal)
 
 
-def test_an_oracle_says_what_the_exchange_will_take() -> None:
-    link, now = TraceLink(np.array([50.0, 200.0]), 1000.0), [0.0]
-    oracle = oracle_of(link, lambda: now[0], 9_000, 1_000)
-    assert oracle([1.0]) == pytest.approx(1e4 / 0.050)
-    now[0] = 1.0
-    assert oracle([1.0]) == pytest.approx(1e4 / 0.200)
-
-
 def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_learn(tmp_path: Path) -> None:
     # High and low in turn, which the last value always gets wrong.
     values = np.where(np.arange(700) % 2 == 0, 3e5, 1e5) + np.random.default_rng(0).normal(0.0, 1e3, 700)
-    learned = train_forecast(values[:400], ForecastRecipe(epochs=25))
+    learned = train_forecast(values[:400], epochs=25)
     found = forecast_errors(learned.forecast, values[:400], values[400:])
     assert found["forecast_mae"] < 0.5 * found["last_mae"]
     assert learned.forecast(values[:19].tolist()) == values[18], "too little of the past is as the last value"
@@ -109,23 +96,6 @@ def test_a_learned_forecast_beats_the_last_value_where_there_is_something_to_lea
     for known in (values[:50], np.zeros(300)):
         with pytest.raises(ConfigError, match="104"):
             train_forecast(known)
-
-
-def test_errors_of_forecasts_stand_beside_the_last_value_s() -> None:
-    after = np.array([3.0, 1.0, 3.0])
-    found = forecast_errors(last_value, np.array([1.0, 1.0]), after)
-    assert found["forecast_mae"] == found["last_mae"] == 2.0
-    assert found["mean_rmse"] == pytest.approx(np.sqrt(8 / 3))
-    assert "| made | 3 |" in forecast_table({"made": found})
-
-
-def test_a_slower_device_answers_the_same_and_later() -> None:
-    remaining = [0.05, 0.03, 0.0]
-    finish = slowed(lambda activation, cut: [activation, cut], lambda activation, cut: remaining[cut])
-    for cut, seconds in enumerate(remaining):
-        started = time.monotonic()
-        assert finish(3.0, cut) == [3.0, cut]
-        assert time.monotonic() - started >= seconds
 
 
 def test_recordings_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -141,13 +111,6 @@ def test_recordings_that_are_missing_are_named(tmp_path: Path) -> None:
     assert [link.name for link in found] == ["5g-like", "lte", "lte-driving", "wifi"]
     assert found[1].seconds == 1.0 and found[1].trained_s == 0.6 and "+start=0.6+delay=40" in found[1].at(0.6)
     assert (tmp_path / "out" / "fast.up").read_bytes() == b"5\n" * 10 + b"1000\n" * 10
-
-
-def test_a_table_has_mean_median_and_p95_of_every_cell() -> None:
-    cell = {"latency_ms": [10.0, 20.0, 90.0], "cuts": [1, 1, 2], "missed": 1}
-    row = {"link": "lte", "method": "smallest", **cell_summary(cell)}
-    assert "| smallest total, forecast | 40 / 20 / 83, 1 switches, 1 missed |" in latency_table([row])
-    assert row["cuts"] == {"1": 2, "2": 1} and total_s(COSTS, 1e6)[0] == pytest.approx(0.09) and PERIOD_S > 0.0
 
 
 def test_a_measurement_is_bytes_over_what_the_server_did_not_need() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.grid import Run
-from experiments.tokens import compared, gain, section
+from experiments.tokens import gain, section
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from msgspec import structs
@@ -30,10 +30,10 @@ from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.systems.heisd import Similarity, SkipRule, VerifySkip
 from specact.systems.tokens import DrafterBundle, DrafterSettings
-from specact.types import Origin, StepRecord
+from specact.types import StepRecord
 
-STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft", "perfect")
 EPISODES = 3
+RAN = ("ar", "strict", "kerv", "kerv_last", "heisd_fixed", "random_tokens", "heisd_similar", "heisd_similar_random")
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +51,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     # The target drafts for itself where a draft policy is asked for.
-    methods = tuple(METHODS.values())
+    methods = tuple(METHODS[name] for name in RAN)
     what = Evaluation(str(folder), None, methods, EPISODES, draft=str(folder), rate=0.4, calibration_episodes=4)
     summary = evaluate(what, run, quiet, Pool(1))
-    assert set(summary["methods"]) == set(METHODS) and summary["link"] == "none", "times are measured"
+    assert tuple(summary["methods"]) == RAN and summary["link"] == "none", "times are measured"
     return run
 
 
 def steps(out: Path, method: str) -> dict[str, np.ndarray]:
     return read_table(out / "steps" / method)
-
-
-@pytest.mark.parametrize("method", STRICT)
-def test_strict_methods_are_greedy_decoding_in_closed_loop(out: Path, method: str) -> None:
-    """Hundreds of inferences; a near tie between two tokens may fall otherwise in another pass."""
-    found = steps(out, method)
-    assert found["greedy"].mean() > 0.99 and found["transmitted"].all()
-    assert (found["distance"][found["greedy"]] < 1e-6).all()
-    outcomes, plain = read_table(out / "episodes" / method), read_table(out / "episodes" / "ar")
-    if found["greedy"].all():
-        np.testing.assert_array_equal(outcomes["success"], plain["success"])
 
 
 def test_episodes_of_a_shard_are_those_of_shards_of_one(folder: Path, out: Path, tmp_path: Path) -> None:
@@ -92,39 +81,6 @@ def test_episodes_of_a_shard_are_those_of_shards_of_one(folder: Path, out: Path,
                 len(a) == len(b) and np.allclose(a, b, rtol=0.0, atol=1e-5, equal_nan=True) for a, b in pairs
             )
     assert differing <= 1
-
-
-def test_passes_and_tokens_are_counted(out: Path) -> None:
-    plain = steps(out, "ar")
-    assert (plain["passes"] == LENGTH).all() and (plain["read"] == LENGTH - 1).all() and not plain["accepted"].any()
-    for method in ("strict_draft", "perfect"):
-        own = steps(out, method)
-        assert (own["passes"] == 2).all() and (own["accepted"] == LENGTH - 2).all(), "the target drafts for itself"
-    assert (steps(out, "random_tokens")["passes"].mean()) > LENGTH - 1.5
-
-
-def test_the_tolerance_adapts_where_it_should(out: Path) -> None:
-    for method in ("kerv", "kerv_no_tail", "kerv_printed"):
-        found = steps(out, method)["tolerance"]
-        assert found.min() >= 5 and found.max() <= 15 and len(np.unique(found)) > 1
-    assert set(steps(out, "kerv_fixed")["tolerance"].tolist()) == {9}
-    printed = steps(out, "kerv_printed")
-    rising = [np.diff(printed["tolerance"][printed["episode"] == e]).min() for e in np.unique(printed["episode"])]
-    assert min(rising) >= 0, "as printed, it can only grow"
-    compensated = steps(out, "kerv")
-    gaps = [np.diff(np.flatnonzero(compensated["compensated"][compensated["episode"] == e])) for e in range(EPISODES)]
-    assert min(np.concatenate(gaps)) >= 5, "four plain inferences between two"
-    assert not steps(out, "kerv_no_tail")["compensated"].any()
-
-
-def test_what_is_not_verified_says_where_it_comes_from(out: Path) -> None:
-    found = steps(out, "heisd_fixed")
-    skipped = ~found["transmitted"]
-    assert (found["origin"][skipped] == Origin.RETRIEVED).all()
-    assert (np.flatnonzero(~skipped[found["episode"] == 0]) % 3 == 0).all(), "the first, and every third"
-    assert (steps(out, "retrieval")["origin"] == Origin.RETRIEVED).all()
-    last = steps(out, "last_fixed")
-    assert (last["origin"][~last["transmitted"]] == Origin.DRAFTED).all()
 
 
 def test_verification_goes_where_features_are_least_alike(out: Path) -> None:
@@ -180,24 +136,8 @@ def test_a_section_has_what_was_measured(folder: Path, out: Path, tmp_path: Path
     measured = gain(str(folder), 1, tmp_path, Run(tmp_path))
     summary = json.loads((out / "summary.json").read_text())
     page = "\n".join(section(summary, measured))
-    assert all(f"| `{name}` |" in page for name in METHODS)
+    assert all(f"| `{name}` |" in page for name in RAN)
     assert "`kerv` - `kerv_last`" in page and f"{EPISODES} paired episodes" in page
-    with pytest.raises(ConfigError, match="ball"):
-        gain("ball", 1, tmp_path, Run(tmp_path))
-
-
-def test_other_policies_are_compared_on_the_same_episodes() -> None:
-    outcomes = {name: {"success": won} for name, won in {"ar": [1.0, 1.0], "kerv": [0.0, 1.0]}.items()}
-    others = compared(outcomes, {"success": {"small": [0.0, 0.0]}, "time": {}}, ("ar", "kerv"))
-    assert others["success"] == {"ar": (2, 2), "kerv": (1, 2), "small": (0, 2)}
-    assert [row["mean"] for row in others["contrasts"]] == [-1.0, -0.5]
-
-
-@pytest.mark.parametrize("method", ["specvla", "kerv"])
-def test_only_a_token_policy_can_be_decoded_otherwise(method: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="token policy"):
-        evaluate(Evaluation("ball", methods=(method,), episodes=1), tmp_path / "run", quiet, Pool(1))
-    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def driven(pair: Pair[Any], gate: VerifySkip, count: int = 30) -> list[StepRecord]:

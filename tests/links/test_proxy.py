@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from specact.cli.proxy import Proxy
+from specact.cli.links import Proxy
 from specact.errors import ConfigError
 
 
 @contextmanager
 def running(environment: dict[str, str], target: int, link: str = "lan") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The relay and the port it says it listens on."""
-    code = f"from specact.cli.proxy import Proxy; Proxy('127.0.0.1:{target}', '127.0.0.1:0', {link!r}, 3).run()"
+    code = f"from specact.cli.links import Proxy; Proxy('127.0.0.1:{target}', '127.0.0.1:0', {link!r}, 3).run()"
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None

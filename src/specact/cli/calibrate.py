@@ -1,28 +1,31 @@
-"""``specact calibrate`` finds a gate's threshold for a wanted transmission rate."""
+"""``specact calibrate`` finds a gate's threshold for a rate; ``specact offline`` also compares, without a simulator."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import tyro
 from msgspec import structs
 from tyro.conf import Positional
 
+from specact.cli.eval import Comparison
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
-from specact.cli.output import print_result, progress_bars, remark
-from specact.errors import unknown_name
+from specact.cli.output import command_line, print_result, progress_bars, remark, table_of
+from specact.errors import ConfigError, unknown_name
 from specact.files import check_folder
-from specact.gates.settings import CALIBRATED, LEARNED, gate_for, gate_settings, load_gate
+from specact.gates.settings import CALIBRATED, LEARNED, check_options, gate_for, gate_settings, load_gate
 from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
     from specact.gates.calibration import Calibration
-    from specact.gates.settings import GateSettings, gate_settings
-    from specact.lab.rollout.distillation import Collect
+    from specact.gates.settings import GateSettings
+    from specact.lab.data.episodes import Episodes
+    from specact.lab.rollout.distillation import Collect, DistillationData
     from specact.pair import Pair
 
 
@@ -49,8 +52,6 @@ class GateOptions(Options):
         Raises:
             ConfigError: for a gate that cannot be calibrated for this pair, or a folder that cannot be written.
         """
-        from specact.gates.settings import check_options
-
         check_options(self.gate_options, [self.gate])
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
@@ -66,7 +67,15 @@ class GateOptions(Options):
         from specact.bundle.bundle import HEAD
 
         if self.gate in LEARNED and (self.retrain or pair.path is None or not (pair.path / HEAD).exists()):
-            _train_head(pair, collect, update, self.seed, rounds)
+            from specact.families.codes.pair import CodeParts
+            from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
+
+            recipe, folder = HeadRecipe() if isinstance(pair.parts, CodeParts) else DISTANCE, training_folder(pair)
+            metrics = train_head(pair, structs.replace(recipe, seed=self.seed, rounds=rounds), collect, folder, update)
+            shutil.rmtree(folder)
+            with suppress(OSError):  # another head is being trained, or was stopped
+                folder.parent.rmdir()
+            remark("head, held out: " + "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
         return gate_settings(self.gate, pair, self.gate_options)
 
     def report(self, pair: Pair[Any], made: Calibration) -> None:
@@ -138,15 +147,119 @@ def training_folder(pair: Pair[Any]) -> Path:
     return Path(pair.path or ".") / TRAINING / "-".join(filter(None, vars(TrainedFor.of(pair)).values()))
 
 
-def _train_head(
-    pair: Pair[Any], collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int
-) -> None:
-    from specact.families.codes.pair import CodeParts
-    from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
+@dataclass(frozen=True)
+class Demonstrations(Options):
+    """Demonstrations of a pair."""
 
-    recipe, folder = HeadRecipe() if isinstance(pair.parts, CodeParts) else DISTANCE, training_folder(pair)
-    metrics = train_head(pair, structs.replace(recipe, seed=seed, rounds=rounds), collect, folder, update)
-    shutil.rmtree(folder)
-    with suppress(OSError):  # another head is being trained, or was stopped
-        folder.parent.rmdir()
-    remark("head, held out: " + "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+    data: Maybe[Path] = None  # folder that the recipe's data paths are relative to
+    recipe: Maybe[Path] = None  # of these demonstrations; the pair's own if not given
+    env: Maybe[str] = None  # environment that the recipe names, if it is MODULE:TASK
+
+    def split(self, pair: Pair[Any]) -> tuple[Episodes, Episodes]:
+        """Those that were trained on, and those that were held out.
+
+        Raises:
+            ConfigError: if there is no recipe, or it names files and there is no folder.
+            DataError: if they cannot be read.
+        """
+        from specact.families.codes.pair import CodeParts
+        from specact.lab.data.generate import demonstrations
+        from specact.lab.envs import load_task
+        from specact.lab.evaluation.offline import demonstration_split
+        from specact.lab.train.recipe import Recipe, load_recipe
+
+        if self.recipe is None:
+            if not isinstance(pair.parts, CodeParts) or not pair.parts.manifest.recipe:
+                raise ConfigError(
+                    f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the "
+                    "recipe of the draft, and --data, the folder of its files"
+                )
+            return demonstration_split(pair.parts, self.data, self.env)
+        wanted = load_recipe(self.recipe, Recipe)
+        if wanted.data and self.data is None:
+            raise ConfigError(f"{self.recipe} names files ({', '.join(wanted.data)}); give their folder with --data")
+        made = demonstrations(
+            None if wanted.env is None else load_task(wanted.env),
+            [(self.data or Path()) / name for name in wanted.data], wanted.generate_episodes, wanted.generate_noise,
+            wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz,
+        )  # fmt: skip
+        return made.split(wanted.held_out, wanted.seed)
+
+
+@dataclass(frozen=True)
+class OfflineCalibrate(Options):
+    """Find a gate's threshold for a transmission rate along demonstrations that were kept back in training.
+
+    A learned gate is trained first if the pair has none, along those that were trained on. More options: --help-all.
+    """
+
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
+    demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
+    options: Flat[GateOptions] = field(default_factory=GateOptions)
+
+    def run(self) -> None:
+        from specact.lab.evaluation.offline import calibrate_offline
+        from specact.lab.rollout.pool import Pool
+
+        options = self.options
+        pair = options.load(self.pair)
+        trained_on, held_out = self.demonstrations.split(pair)
+        count, frames = min(options.lessons, trained_on.steps), training_folder(pair) / "frames"
+        with progress_bars() as update, Pool(options.workers) as pool:
+
+            def collect(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
+                from specact.lab.train.head import demonstrated_lessons
+
+                return demonstrated_lessons(
+                    pair, trained_on, count, frames, lambda done: update("lessons", done, count), seed=options.seed
+                )
+
+            gate = options.settings(pair, collect, update, rounds=1)
+            made = calibrate_offline(
+                pair, gate, options.rate, held_out, pool, update, rounds=options.rounds, seed=options.seed
+            )
+        options.report(pair, made)
+
+
+@dataclass(frozen=True)
+class OfflineEval(Options):
+    """Compare methods by errors and transmissions along demonstrations that were kept back in training.
+
+    Open loop: actions do not change the next observations. More options: --help-all.
+    """
+
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
+    options: Flat[Comparison]
+    demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
+
+    def run(self) -> None:
+        from specact.lab.evaluation.offline import evaluate_offline
+        from specact.lab.rollout.pool import Pool
+
+        options = self.options
+        pair = options.parts.load(self.pair)
+        _, held_out = self.demonstrations.split(pair)
+        with Pool(options.workers) as pool, progress_bars() as update:
+            summary = evaluate_offline(
+                pair, options.methods, held_out, options.rate, options.out, pool, update,
+                gate_options=options.gate_options, seed=options.seed, command=command_line(),
+            )  # fmt: skip
+        rows = []
+        for name, metrics in summary["methods"].items():
+            error, change = metrics["error"], metrics["action_change_loss"]
+            rows.append({
+                "method": name, "error": f"{error['mean']:.4f}", "95 %": f"{error['low']:.3f}-{error['high']:.3f}",
+                "sent": f"{metrics['transmission_rate']:.2f}", "change": "-" if change is None else f"{change:.2f}",
+            })  # fmt: skip
+        caption = (
+            "error: mean squared error to the demonstrated actions, normalised · sent: transmission rate · change: "
+            "mean change of the action that verification of a skipped step would have made"
+        )
+        title = f"{summary['bundle']}: {summary['episodes']} demonstrations"
+        options.report(summary, table_of(title, rows, caption))
+
+
+Offline = (
+    Annotated[OfflineCalibrate, tyro.conf.subcommand("calibrate")]
+    | Annotated[OfflineEval, tyro.conf.subcommand("eval")]
+)

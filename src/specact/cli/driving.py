@@ -35,24 +35,22 @@ class Plan:
     """The policies that drive a robot, and how.
 
     Attributes:
-        env: name of the environment that the policies were trained for; empty if unknown.
-        observation: spec of their observations.
-        period_s: control period [s].
+        env: the environment that they were trained for; empty if unknown.
         make: returns the source of actions for a robot.
-        note: called with every tick.
-        summarise: the summary, as plain values, from the journal of the control loop.
+        summarise: from the journal of the control loop and the source of actions, as plain values.
         rows: the policies' own part of a summary, as text.
-        about: metadata of the policies for a recording, as plain values.
+        about: metadata for a recording.
+        note: called with every tick.
     """
 
     env: str
     observation: ObservationSpec
     period_s: float
     make: Callable[[Any], Acting]
-    note: Callable[[Tick], None]
-    summarise: Callable[[Journal], dict[str, Any]]
+    summarise: Callable[[Journal, Any], dict[str, Any]]
     rows: Callable[[dict[str, Any]], dict[str, str]]
     about: dict[str, Any]
+    note: Callable[[Tick], None] = lambda tick: None
 
 
 @dataclass(frozen=True)
@@ -92,14 +90,10 @@ class Session(Options):
             load_object(self.robot, "class that makes a robot without arguments", callable)  # before connecting
 
     def fallback_within(self, usual_age_s: float, units: ActionUnits | None) -> Fallback:
-        """The rule for misses, checked before a connection is made.
-
-        Args:
-            usual_age_s: maximum age of a chunk's observation that is not given [s].
-            units: of the robot's actions, or None if they are unknown.
+        """The rule for misses, with a usual maximum age of a chunk's observation [s]; before a connection is made.
 
         Raises:
-            ConfigError: for a stop action that is no valid action of the robot.
+            ConfigError: for a stop action that is no valid action of the robot, whose units may be unknown.
         """
         age_ms = self.fallback.max_chunk_age_ms or 1e3 * usual_age_s
         try:
@@ -110,12 +104,7 @@ class Session(Options):
         return replace(self.fallback, max_chunk_age_ms=age_ms)
 
     def drive(self, plan: Plan, interrupts: Interrupts) -> None:
-        """Runs the control loop and prints the summary, also after an error; exits if misses stopped a real robot.
-
-        Args:
-            plan: the policies.
-            interrupts: already entered.
-        """
+        """Runs the control loop and prints the summary, also after an error; exits if misses stopped a real robot."""
         from specact.robot.loop import Journal, run_loop
         from specact.types import Clock
 
@@ -164,7 +153,7 @@ class Session(Options):
             interrupts.held = True
             recording = None if recorder is None else recorder.close()
             if acting is not None:
-                summary = plan.summarise(journal) | {
+                summary = plan.summarise(journal, acting) | {
                     "episodes": outcomes, "stopped": acting.safety.stopped, "stopped_by": self._stopped_by(real),
                     "recording": recording,
                 }  # fmt: skip

@@ -16,7 +16,7 @@ from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.imports import missing_extra
 from specact.interrupts import Interrupted
 
-# Verb: what it does. The verb NAME is the class or union `NAME.title()` of the module NAME.
+# Verb: what it does. The verb NAME is the class or union `NAME.title()` of the module NAME, or of that in _MODULES.
 VERBS = {
     "demo": "compare draft, target, hybrid, random and ADAHI on simulated episodes",
     "run": "drive a robot with a pair: the draft acts, a gate decides when the server's target is asked",
@@ -38,6 +38,10 @@ VERBS = {
     "tised": "ask what a faster step does to the task",
     "advise": "recommend what to run on a device",
 }
+_MODULES = {
+    "demo": "eval", "proxy": "links", "netem": "links", "distil": "train", "pair": "bundles", "split": "bundles",
+    "export": "bundles", "advise": "report", "offline": "calibrate",
+}  # fmt: skip
 # Verbs that resume in their output folder.
 RESUMED = ("train", "distil", "eval", "tised")
 # What earlier versions had: a verb, an option of a verb, or of any verb; and what to type now.
@@ -62,6 +66,7 @@ OLD = {
     "eval --wire": "it without: only the stream is left",
     "eval --overlap": "it without: a request leaves once its draft is there",
     "train --distil": "specact distil PAIR; with a recipe, --teacher SOURCE",
+    "data generate": "specact data record",
     "tised explain": "specact tised analyse SWEEP --lever NAME",
     "advise --study": "it without: what other policies of the task need is in the package",
     "proxy --netem": "specact netem DEVICE",
@@ -81,15 +86,11 @@ def load_verb(name: str) -> Any:
         raise ConfigError(f"specact no longer has {name}; type {OLD[name]}")
     if name not in VERBS:
         raise unknown_name("command", name, VERBS)
-    module = import_module(f"specact.cli.{name}")
-    return getattr(module, name.title())
+    return getattr(import_module(f"specact.cli.{_MODULES.get(name, name)}"), name.title())
 
 
 def parse(words: Sequence[str]) -> Any:
-    """Reads a command, and runs nothing.
-
-    Args:
-        words: the verb and its options.
+    """Reads a command, the verb and its options, and runs nothing.
 
     Raises:
         ConfigError: for an unknown verb, one of earlier versions, or a value that is not allowed.
@@ -120,7 +121,9 @@ def main() -> None:
         if words == ["--version"]:
             print(f"specact {__version__}")
         elif not words or words[0] in ("-h", "--help", "--help-all"):
-            _print_verbs()
+            say("usage: specact VERB [OPTIONS]; specact VERB --help, specact VERB --help-all, specact --version\n")
+            for line in rows_of(VERBS):
+                say(f"  {line}")
         else:
             parse(words).run()
     except SpecactError as error:
@@ -134,12 +137,6 @@ def main() -> None:
         _fail(str(missing), missing, 2)
     except KeyboardInterrupt as error:
         _fail("; ".join(["stopped", *_resume_hint()]), error, 130)
-
-
-def _print_verbs() -> None:
-    say("usage: specact VERB [OPTIONS]; specact VERB --help, specact VERB --help-all, specact --version\n")
-    for line in rows_of(VERBS):
-        say(f"  {line}")
 
 
 def _fail(message: str, error: BaseException, status: int) -> NoReturn:

@@ -64,23 +64,20 @@ class Play(Options):
         usual_age_s = max(deadline_s, overlap * period_s) + (execute + 1) * period_s
         fallback = self.session.fallback_within(usual_age_s, units)
         inference = stack.enter_context(InferenceThread(source))
-        runners: list[ChunkRunner] = []
 
         def make(robot: Any) -> ChunkRunner:
-            runner = ChunkRunner(
+            return ChunkRunner(
                 inference, execution, period_s=period_s, roll_forward=getattr(robot, "roll_forward", None),
                 action_range=_action_range(robot, units), idle=self.idle, fallback=fallback,
                 # The client itself enforces the deadline of a server.
                 deadline_s=deadline_s if client is None else math.inf, seed=tuning.seed,
             )  # fmt: skip
-            runners.append(runner)
-            return runner
 
-        def summarise(journal: Journal) -> dict[str, Any]:
+        def summarise(journal: Journal, runner: ChunkRunner) -> dict[str, Any]:
             line = None if client is None else dict(client.counts)
-            return journal.control() | runners[0].summary() | {"line": line}
+            return journal.control() | runner.summary() | {"line": line}
 
-        return Plan(env, spec.observation, period_s, make, lambda tick: None, summarise, _rows, described)
+        return Plan(env, spec.observation, period_s, make, summarise, _rows, described)
 
     def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
         """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""

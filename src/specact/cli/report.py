@@ -1,15 +1,19 @@
-"""``specact report`` makes one HTML page from run folders and recordings."""
+"""``specact report`` makes one page of evaluations, ``specact advise`` recommends what to run on a device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rich.table import Table
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_result, progress_bars, remark
+from specact.cli.output import print_result, progress_bars, remark, table_of
 from specact.errors import ConfigError
+from specact.records import NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,74 @@ class Report(Options):
         }  # fmt: skip
         counts = f"{made.runs} runs, {made.recordings} recordings; {len(made.files)} figures and tables beside it"
         print_result(self.json, found, [f"{made.page}: {counts}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advise(Options):
+    """Recommend what to run on a device with a budget for inference, from your own evaluations of a pair.
+
+    Inferences are timed on this machine. Success and transmission rates are those of the run folders.
+    Missing measurements are listed, with the commands that make them.
+    """
+
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
+    budget_ms: NotNegative  # time of one core that is available for an inference on the device [ms]
+    link: str = "wifi-paper"  # to the server; see specact proxy --help
+    runs: tuple[Path, ...] = ()  # run folders of specact eval, or folders that contain some at any depth
+    kappa: Positive = 1.0  # how many times slower the device is than this machine; 1 if this is the device
+    # of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file
+    draft: Maybe[str] = None
+    target: Maybe[str] = None  # likewise
+    json: bool = False  # print everything as JSON
+
+    def run(self) -> None:
+        from specact.lab.evaluation.advice import advise, parts_of, runs_of
+        from specact.links.link import load_link
+        from specact.load import load_pair
+
+        pair = load_pair(self.pair, draft=self.draft, target=self.target)
+        load_link(self.link)  # before anything is timed
+        runs, left_out = runs_of(pair, self.runs)
+        for folder, reason in left_out.items():
+            remark(f"left out {folder}: {reason}", warn=True)
+        advice = advise(pair, runs, self.budget_ms, parts_of(pair, runs), kappa=self.kappa, link=self.link)
+        print_result(self.json, advice, _lines(advice))
+
+
+def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
+    yield f"{advice['bundle']}: {advice['budget_ms']:g} ms on the device for an inference"
+    parts = ", ".join(f"{part} {ms:.3g}" for part, ms in advice["measured_here_ms"].items())
+    yield f"measured on this machine, one thread, medians [ms]: {parts}"
+    if advice["kappa"] != 1.0:
+        yield f"on the device, not measured: {advice['kappa']:g} times as long, as given"
+    yield (
+        f"link {advice['link']}, modelled: {advice['modelled_round_trip_ms']:.1f} ms for a request and its reply; "
+        f"a control step is {advice['control_step_ms']:g} ms"
+    )
+    if advice["ways"]:
+        counts = sorted({way["episodes"] for way in advice["ways"]})
+        episodes = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        caption = (
+            f"{episodes} episodes each; device: ms of an inference on the device; mean: with link and server, whose "
+            "target takes what it takes here"
+        )
+        yield table_of("", [_row(way) for way in advice["ways"]], caption)
+    yield f"advice: {advice['advice']}"
+    if advice["no_server_from_ms"] is not None:
+        yield f"no server is needed from {advice['no_server_from_ms']:.3g} ms on"
+    if advice["others"] is not None:
+        yield advice["others"]
+    for missing in advice["missing"]:
+        yield f"not measured: {missing}"
+
+
+def _row(way: Mapping[str, Any]) -> dict[str, str]:
+    where = ", on the device" if way["on_device"] and way["method"] != "target_on_device" else ""
+    rate = f" {way['asked']:g}" if 0.0 < way["asked"] < 1.0 else ""
+    success, over = way["success"], way["over_chance"]
+    chance = "-" if over is None else f"{over['mean']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]"
+    return {
+        "method": f"{way['method']}{where}{rate}", "sent": f"{way['rate']:.2f}", "device": f"{way['device_ms']:.3g}",
+        "mean": f"{way['mean_ms']:.3g}", "success": f"{success['mean']:.3f}",
+        "95 %": f"{success['low']:.2f}-{success['high']:.2f}", "over chance": chance,
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +13,21 @@ from tyro.conf import Positional
 
 from specact.cli.driving import Plan, Session, about, format_counts
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
+from specact.cli.output import remark
 from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
+from specact.gates import DriftAlarm
+from specact.gates.audit import AuditEstimator, expected_true_skip
+from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
 from specact.interrupts import Interrupts
+from specact.pair import Pair
 from specact.records import BelowOne, Positive, Share
+from specact.wire.messages import exchange_bytes
 
 if TYPE_CHECKING:
-    from specact.pair import Pair, Verifier
+    from specact.pair import Verifier
     from specact.remote.client import Client
-    from specact.robot.loop import Journal, Tick
+    from specact.robot.loop import Acting, Journal, Tick
     from specact.systems.roboecc import SplitTarget
 
 # Counters of late verdicts in the summary.
@@ -74,7 +81,6 @@ class Run(Options):
 
     def _plan(self, stack: ExitStack) -> Plan:
         """The policies, connected to the server; the stack closes the client."""
-        from specact.cli.gating import Audits, read_budget
         from specact.gates.calibration import deciding_gate
         from specact.policy import SpeculativePolicy
         from specact.remote.target import positive_deadline
@@ -93,7 +99,7 @@ class Run(Options):
         budget = None if self.hold is None else read_budget(self.hold, pair, 1.0 / chunk_s)
         gate = deciding_gate(pair, self.gate, rate, budget, details.gate_options)
         gate.audit_rate = details.audit_rate
-        audits = Audits.of(pair, self.gate, rate, budget) if details.audit_rate else None
+        audits = audits_of(pair, self.gate, rate, budget) if details.audit_rate else None
         verifier, client, placed = self._verifier(stack, pair, deadline_ms)
         policy = SpeculativePolicy(
             pair, gate, verifier=verifier, fallback=fallback,
@@ -102,20 +108,24 @@ class Run(Options):
         client.report = policy.counts
 
         def note(tick: Tick) -> None:
-            if audits is not None and tick.record is not None:
-                audits.take(tick.record)
+            if audits is not None and tick.record is not None and audits.take(tick.record) and audits.alarm is not None:
+                remark(
+                    f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "
+                    f"{true_skip_text(true_skip(audits))}; check sensors and policies, or calibrate again",
+                    warn=True,
+                )
 
-        def summarise(journal: Journal) -> dict[str, Any]:
+        def summarise(journal: Journal, acting: Acting) -> dict[str, Any]:
             return journal.summary() | {
                 "held_rate": None if budget is None else budget.rate,
-                "true_skip": None if audits is None else audits.summary(),
+                "true_skip": None if audits is None else true_skip(audits),
                 "late": {name: policy.counts[name] for name in _LATE_COUNTS} if late else None,
                 "cuts": None if placed is None else dict(placed.counts),
                 "line": dict(client.counts),
             }
 
         described = about(pair.name, pair.fingerprint, pair.units, gate=self.gate)
-        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, note, summarise, _rows, described)
+        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, _rows, described, note)
 
     def _verifier(
         self, stack: ExitStack, pair: Pair[Any], deadline_ms: float
@@ -154,7 +164,58 @@ def _rows(summary: dict[str, Any]) -> dict[str, str]:
     if summary["cuts"] is not None:
         rows["cuts"] = format_counts(summary["cuts"])
     if summary["true_skip"] is not None:
-        from specact.cli.gating import true_skip_text
-
         rows["true skip"] = true_skip_text(summary["true_skip"])
     return rows
+
+
+def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
+    """A share of inferences, ``0.4``, their mean time, ``30ms``, or a share of the link, ``100kbit`` per second.
+
+    Raises:
+        ConfigError: if it is none of these, or out of range.
+    """
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|kbit|)", text)
+    if found is None:
+        raise ConfigError(
+            "--hold takes a share of inferences (0.4), their mean time (30ms) or a share of the link (100kbit), got "
+            f"{text!r}"
+        )
+    amount = float(found[1])
+    if found[2] == "ms":
+        return LatencyBudget(amount / 1e3)
+    if found[2] == "kbit":
+        return LinkBudget(amount * 1e3 / 8.0, exchange_bytes(pair.exchange.contract), inferences_hz)
+    return RateBudget(amount)
+
+
+def audits_of(pair: Pair[Any], gate: str, rate: float, budget: Budget | None) -> AuditEstimator:
+    """Audits of the skipped steps, with an alarm if the gate's calibration predicts the true skip ratio."""
+    from specact.gates.calibration import find_calibration
+
+    # The rate that holds a latency is unknown in advance, and with it the expected cost of skipping.
+    rate = rate if budget is None else budget.rate
+    calibration = None if isinstance(budget, LatencyBudget) else find_calibration(pair, gate, rate)
+    # Calibrations of families without a rejection probability do not predict it.
+    if calibration is None or "rejections" not in calibration.model:
+        return AuditEstimator()
+    return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
+
+
+def true_skip(audits: AuditEstimator) -> dict[str, Any]:
+    """The estimate of the true skip ratio, as plain values."""
+    found, alarm = audits.estimate(), audits.alarm
+    known = {"expected": None, "alarm": None} if alarm is None else {"expected": alarm.level, "alarm": alarm.raised}
+    counts = {"audits": found.count, "missed": audits.missed}
+    return {"mean": found.mean, "low": found.low, "high": found.high} | counts | known
+
+
+def true_skip_text(found: dict[str, Any]) -> str:
+    """The values of :func:`true_skip` as text."""
+    if found["mean"] is None:
+        return f"unknown: no audit was answered, {found['missed']} were missed"
+    unknown = "no alarm, for lack of a calibration that says what to expect"
+    alarm = {None: unknown, True: "ALARM", False: "no alarm"}[found["alarm"]]
+    return (
+        f"{found['mean']:.2f} [{found['low']:.2f}, {found['high']:.2f}] of what is skipped, from {found['audits']} "
+        f"audits ({found['missed']} missed); {alarm}"
+    )

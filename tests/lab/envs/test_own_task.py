@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specact import load_pair
-from specact.cli.offline import Demonstrations
+from specact.cli.calibrate import Demonstrations
 from specact.cli.tised import Sweep
 from specact.errors import ConfigError
 from specact.gates.settings import GateSettings

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("mujoco")
 
 from specact import load_pair
-from specact.cli.advise import Advise
+from specact.cli.report import Advise
 from specact.errors import ConfigError
 from specact.lab.evaluation.advice import advise, parts_of, round_trip_ms, runs_of, ways_of
 from specact.lab.evaluation.evaluation import Evaluation

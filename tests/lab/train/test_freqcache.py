@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specact.bundle.bundle import find_bundle
-from specact.cli.export import Export
+from specact.cli.bundles import Export
 from specact.errors import ConfigError
 from specact.families.chunks.flow import load_flow
 from specact.lab.train.freqcache import add_refresh

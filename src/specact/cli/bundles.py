@@ -1,0 +1,134 @@
+"""``specact pair``, ``split`` and ``export`` make a folder of policies: of two, in stages, and a copy for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from specact.cli.options import Flat, Maybe, Options
+from specact.cli.output import print_result
+from specact.errors import ConfigError, unknown_name
+from specact.families.chunks.pair import PairSettings
+from specact.files import check_folder
+from specact.load import load_pair, make_pair
+
+if TYPE_CHECKING:
+    from specact.bundle.bundle import Bundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair(Options):
+    """Make a pair of two chunk policies: a folder that run, serve, calibrate and eval take.
+
+    A policy is a bundle, BUNDLE#draft or BUNDLE#target of a pair of action codes, a .toml file that describes an ONNX
+    file, lerobot:PATH@HZ for what LeRobot saved, openpi:ws://HOST:PORT#FILE.toml for a policy on an openpi server, or
+    MODULE:NAME. The last four are named again, with --draft or --target, whenever the pair is used.
+    """
+
+    draft: str  # the small policy, on the robot
+    target: str  # the large policy
+    out: Path  # folder to create
+    settings: Flat[PairSettings] = field(default_factory=PairSettings)
+    json: bool = False  # print the result as JSON
+
+    def run(self) -> None:
+        made = make_pair(self.out, self.draft, self.target, self.settings)
+        found = {"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute}
+        executed = f"{made.execute} of {made.parts.target_spec.chunk} actions executed per chunk"
+        print_result(self.json, found, [f"{self.out}: draft {self.draft}, target {self.target}, {executed}"])
+
+
+@dataclass(frozen=True)
+class Split(Options):
+    """Cut a target into stages, at every tensor through which all that follows passes.
+
+    The folder goes to both sides: specact serve FOLDER runs the first stages of each request, specact run --split
+    FOLDER the others. With float32 activations any cut gives the answer of none, exactly.
+    """
+
+    # pair of action codes or policy by regression, whose target is cut, or flow policy, whose prefix is
+    bundle: Positional[str]
+    out: Path  # folder to create
+    json: bool = False  # print the stages as JSON
+
+    def run(self) -> None:
+        from specact.lab.train.split import split_bundle
+
+        spec = split_bundle(self.bundle, self.out).spec
+        activations = [list(shape) for shape in spec.activations]
+        found = {"path": str(self.out), "network": spec.network, "stages": spec.stages, "activations": activations}
+        cuts = [f"cut {cut:2}: {' x '.join(map(str, shape))} numbers" for cut, shape in enumerate(activations, 1)]
+        print_result(self.json, found, [f"{self.out}: {spec.stages} stages of the network {spec.network}", *cuts])
+
+
+@dataclass(frozen=True)
+class Export(Options):
+    """Copy a bundle, of a finished training run or any other, to a folder, and check that it loads."""
+
+    source: Positional[Path]  # folder of a training run, or path or name of a bundle
+    out: Path  # folder to create
+    bundle: Maybe[str] = None  # name of the bundle, if the run made several
+    device: bool = False  # leave out the target, or a token policy's decoder, which a robot with a server does not need
+    refresh: bool = False  # add the network with which FreqCache computes a part of a flow policy's prefix again
+    json: bool = False  # print path, fingerprints and parity as JSON
+
+    def run(self) -> None:
+        from specact.bundle.bundle import copy_bundle
+        from specact.bundle.manifest import KINDS, LEFT_OUT, read_manifest
+        from specact.families.chunks.flow import load_flow
+        from specact.families.chunks.sources import load_regression
+        from specact.families.codes.pair import load_codes
+        from specact.families.tokens.policy import load_tokens
+        from specact.gates.learned import TRAINING
+
+        source, out = self._source(), self.out
+        manifest = read_manifest(source)
+        loaders: dict[str, Callable[[Path], Bundle[Any]]] = {
+            "pair": load_codes, "flow": load_flow, "regression": load_regression, "tokens": load_tokens,
+        }  # fmt: skip
+        if manifest.kind not in loaders:
+            raise ConfigError(f"{source} is no policy, but {KINDS[manifest.kind]}; copy the folder")
+        if self.device and manifest.kind not in LEFT_OUT:
+            raise ConfigError(f"{source} is one policy, without a draft and a target to separate; leave out --device")
+        if self.refresh and manifest.kind != "flow":
+            raise ConfigError(f"{source} is no flow policy, and only one has a prefix to refresh; leave out --refresh")
+        if out.exists():
+            raise ConfigError(f"{out} exists already; choose another --out")
+        check_folder(out)
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        # Renamed once it is complete and loads, so that a failure leaves nothing at --out.
+        with TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.absolute().parent) as folder:
+            copy = Path(folder) / out.name
+            # A head's unfinished training is of no use elsewhere.
+            copy_bundle(source, copy, device=self.device, ignore=[TRAINING])
+            if self.refresh:
+                from specact.lab.train.freqcache import add_refresh
+
+                add_refresh(load_flow(copy))
+            made = loaders[manifest.kind](copy)
+            if manifest.kind == "tokens":
+                load_pair(copy)  # checks the drafters
+            copy.rename(out)
+        summary = {"path": str(out), "fingerprint": made.fingerprint, "parity": manifest.parity}
+        print_result(self.json, summary, [f"{out}: fingerprint {made.fingerprint}, parity {manifest.parity}"])
+
+    def _source(self) -> Path:
+        """The bundle's folder."""
+        from specact.bundle.bundle import find_bundle
+
+        run, name = self.source, self.bundle
+        if (len(run.parts) == 1 and not run.is_dir()) or (run / "manifest.json").is_file():
+            return find_bundle(run)
+        made = {path.parent.name: path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))}
+        if not made:
+            raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to completion first")
+        if name is None and len(made) > 1:
+            raise ConfigError(f"{run} made several bundles ({', '.join(made)}); name one with --bundle")
+        if name is not None and name not in made:
+            raise unknown_name(f"bundle of {run}", name, made)
+        return made[name or next(iter(made))]
