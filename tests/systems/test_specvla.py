@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,12 +22,17 @@ LENGTH, WIDTH = 7, 16
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> TokenHead:
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     made = DrafterHead(torch.randn(256, WIDTH), nn.Linear(WIDTH, 256), LENGTH, 2, 0.0).eval().requires_grad_(False)
     made.write.weight.normal_()  # some tokens are much more likely than others
     file = tmp_path_factory.mktemp("head") / "head.onnx"
     export_checked(head_graph(made), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def head(file: Path) -> TokenHead:
     return TokenHead(file, LENGTH, WIDTH)
 
 
@@ -91,61 +98,6 @@ def test_the_tree_is_the_most_likely_of_all_paths(head: TokenHead, seed: int) ->
     assert sorted(found) == sorted(path for _, path in wanted[1:])
 
 
-def test_a_masked_read_of_a_tree_is_reading_each_path_alone(head: TokenHead) -> None:
-    begun = decided(3)
-    tree = grow(HeadDrafter(head, top=4, depth=3, nodes=30), begun)
-    leading = paths(tree)
-    count = len(begun.tokens)
-    # Of every node: what the head made of the path to its parent, and what it is read with.
-    features, among = np.zeros((len(leading), WIDTH), np.float32), np.zeros((len(leading), len(leading)), np.bool_)
-    alone = []
-    for node, path in enumerate(leading):
-        along = begun.features
-        for place in range(len(path) + 1):
-            tokens = np.concatenate([begun.tokens, path[:place]]).astype(np.int64)
-            logits, predicted = read(head, tokens, along, causal(1, count + place)[0])
-            if place < len(path):
-                features[node] = predicted[-1]
-                along = np.concatenate([along, predicted[-1:]])
-        alone.append((logits[-1], predicted[-1]))
-        parent = tree.parents[node]
-        among[node] = among[parent] if parent >= 0 else False
-        among[node, node] = True
-    whole = np.zeros((count + len(leading),) * 2, np.bool_)
-    whole[:count, :count], whole[count:, :count], whole[count:, count:] = causal(1, count)[0], True, among
-    tokens, features = np.concatenate([begun.tokens, tree.tokens]), np.concatenate([begun.features, features])
-    logits, predicted = read(head, tokens, features, whole)
-    for node, (wanted_logits, wanted_feature) in enumerate(alone):
-        np.testing.assert_allclose(logits[count + node], wanted_logits, atol=1e-4)
-        np.testing.assert_allclose(predicted[count + node], wanted_feature, atol=1e-4)
-
-
-@pytest.mark.parametrize("cut", range(LENGTH))
-def test_reading_on_with_the_cache_is_reading_from_the_start(head: TokenHead, cut: int) -> None:
-    """A row of the mask shifted by one is another reading: the mask of the cache counts."""
-    tokens, features, among = decided(LENGTH).tokens, decided(LENGTH).features, causal(1, LENGTH)[0]
-    logits, predicted = read(head, tokens, features, among)
-    places = np.arange(LENGTH)
-
-    def rest(seen: np.ndarray) -> Reading:
-        begun = head.read(
-            tokens[None, :cut], features[None, :cut], places[None, :cut], np.zeros((1, cut, 0), np.bool_),
-            causal(1, cut), head.empty_cache(1),
-        ) if cut else None  # fmt: skip
-        return head.read(
-            tokens[None, cut:], features[None, cut:], places[None, cut:], seen[None], among[None, cut:, cut:],
-            head.empty_cache(1) if begun is None else begun.entries,
-        )  # fmt: skip
-
-    found = rest(among[cut:, :cut])
-    np.testing.assert_allclose(found.logits[0], logits[cut:], atol=1e-4)
-    np.testing.assert_allclose(found.features[0], predicted[cut:], atol=1e-4)
-    if cut:
-        wrong = among[cut:, :cut].copy()
-        wrong[:, -1] = False
-        assert np.abs(rest(wrong).features[0] - predicted[cut:]).max() > 1e-2
-
-
 @pytest.mark.parametrize("nodes", [1, 2, 5, 12])
 def test_stopping_early_keeps_the_tree_of_all_levels(head: TokenHead, nodes: int) -> None:
     """Levels that cannot hold one of the most likely nodes are not read."""
@@ -170,15 +122,13 @@ def test_stopping_early_keeps_the_tree_of_all_levels(head: TokenHead, nodes: int
     assert reads < 10 * 5, "it never stopped early"
 
 
-@pytest.mark.parametrize("count", range(1, LENGTH))
-@pytest.mark.parametrize("nodes", [1, 5, 50])
-def test_a_tree_is_small_holds_its_prefixes_and_ends_with_the_chunk(head: TokenHead, count: int, nodes: int) -> None:
-    tree = grow(HeadDrafter(head, nodes=nodes), decided(count))
-    found = paths(tree)
-    assert len(set(found)) == len(found) <= nodes
-    assert {path[:-1] for path in found} <= {*found, ()}
-    assert max(map(len, found), default=0) <= min(4, LENGTH - count - 1)
-    assert (len(found) == 0) == (count >= LENGTH - 1), "the last token is the target's own choice"
+def test_a_tree_is_small_holds_its_prefixes_and_ends_with_the_chunk(head: TokenHead) -> None:
+    for count, nodes in itertools.product(range(1, LENGTH), (1, 5, 50)):
+        found = paths(grow(HeadDrafter(head, nodes=nodes), decided(count)))
+        assert len(set(found)) == len(found) <= nodes
+        assert {path[:-1] for path in found} <= {*found, ()}
+        assert max(map(len, found), default=0) <= min(4, LENGTH - count - 1)
+        assert (len(found) == 0) == (count >= LENGTH - 1), "the last token is the target's own choice"
 
 
 def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(head: TokenHead) -> None:
@@ -197,34 +147,20 @@ def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(h
                 assert chain[:length] in grown
 
 
-@pytest.mark.parametrize(("top", "depth", "nodes"), [(2, 6, 8), (4, 3, 30), (3, 5, 5), (1, 4, 50)])
-def test_trees_of_a_batch_are_those_of_each_window_alone(head: TokenHead, top: int, depth: int, nodes: int) -> None:
+def test_trees_of_a_batch_are_those_of_each_window_alone(head: TokenHead) -> None:
     """Windows with one token decoded and with all but one side by side; their trees end at different levels."""
-    drafter = HeadDrafter(head, top, depth, nodes)
     begun = [decided(1 + seed % (LENGTH - 1), seed) for seed in range(40)]
-    sizes = set()
-    for tree, one in zip(drafter.grow(begun), begun, strict=True):
-        assert paths(tree) == paths(grow(drafter, one))
-        sizes.add(len(tree))
-    assert len(sizes) > 1
+    for top, depth, nodes in ((2, 6, 8), (4, 3, 30), (3, 5, 5), (1, 4, 50)):
+        drafter, sizes = HeadDrafter(head, top, depth, nodes), set()
+        for tree, each in zip(drafter.grow(begun), begun, strict=True):
+            assert paths(tree) == paths(grow(drafter, each))
+            sizes.add(len(tree))
+        assert len(sizes) > 1
 
 
-def test_of_equals_the_parent_is_kept() -> None:
-    """A child that is certain is as likely as its parent."""
-    from specact.systems.specvla import _most_likely
-
-    tree = _most_likely(np.array([7, 8, 9]), np.array([-1, 0, 1]), np.array([-0.5, -0.5, -0.5]), 2)
-    assert tree.tokens.tolist() == [7, 8] and tree.parents.tolist() == [-1, 0]
-
-
-def test_it_depends_on_the_features_of_the_target(head: TokenHead) -> None:
-    begun = decided(3)
+def test_it_depends_on_the_features_of_the_target_and_has_their_width(head: TokenHead, file: Path) -> None:
+    begun, drafter = decided(3), HeadDrafter(head)
     other = Decided(begun.tokens, begun.features[::-1].copy(), LENGTH)
-    drafter = HeadDrafter(head)
     assert paths(grow(drafter, begun)) != paths(grow(drafter, other))
-
-
-def test_a_head_of_another_width_is_refused(head: TokenHead, tmp_path_factory: pytest.TempPathFactory) -> None:
-    file = next(tmp_path_factory.getbasetemp().glob("head*/head.onnx"))
     with pytest.raises(BundleError, match=r"head\.onnx.*32"):
         TokenHead(file, LENGTH, 32)

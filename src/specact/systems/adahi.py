@@ -36,24 +36,12 @@ _EPSILON = 1e-6
 class ActionDeviation(Gate):
     """``D_t``, the distance of the drafted action ``a_t`` from the exponential moving average ``m`` of past ones.
 
-    ``m_t = alpha a_t + (1 - alpha) m_{t-1}`` (equation 4), once per control step, also between the inferences of a
-    policy that executes chunks. The form of equation 5 is missing from the available text, so its readings are
-    options: ``euclidean`` ``||a - m||``, ``path_ratio`` ``||a - m|| / sum of the last path step lengths``,
-    ``disparity`` ``||a - m|| / (||m|| + eps)``, ``zscore`` ``||(a - m) / (s + eps)||`` with the running standard
-    deviation ``s`` per dimension, ``jump`` ``||a - last action||``. Actions are normalised; of a chunk, the first
-    action counts. The distance is taken before ``a_t`` enters the average; taking it after multiplies ``euclidean``
-    by ``1 - alpha`` and changes no decision once calibrated.
-
-    Args:
-        threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
-        reading: which of the readings above.
-        alpha: weight of the newest action, in (0, 1].
-        source: the averaged actions: the ``executed`` ones, or the ``draft``'s even if they were rejected, as
-            published.
-        path: number of step lengths that ``path_ratio`` sums.
-
-    Raises:
-        ConfigError: for an unknown reading or source, or a value outside its range.
+    The average is updated once per control step, also between the inferences of a policy that executes chunks; of a
+    chunk, the first action counts. Actions are normalised. Readings: ``euclidean`` ``||a - m||``; ``path_ratio`` that
+    over the sum of the last ``path`` step lengths; ``disparity`` over ``||m|| + eps``; ``zscore`` with every dimension
+    divided by its running standard deviation; ``jump`` ``||a - last action||``. ``alpha`` is the weight of the newest
+    action, and ``source`` says which are averaged: the ``executed`` ones, or the ``draft``'s, as published. The
+    distance is taken before ``a_t`` enters the average; after it, ``euclidean`` is ``1 - alpha`` times as large.
     """
 
     @validated

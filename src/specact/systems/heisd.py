@@ -51,13 +51,8 @@ class KinematicMetric:
     R measures how straight the path is: the points are projected onto their plane (the first two principal axes), a
     circle is fitted to them by least squares (Kasa 1976; the paper fits iteratively), and R is their mean distance to
     its centre; infinite for straight windows. D is the length of the path, ``sum |P_i - P_i+1|``.
-    ``Norm(x) = (x - least) / (most - least)``, within [0, 1]; without motion, F is 0.
-
-    Args:
-        window: w, number of points, at least 3.
-        alpha: weight of the radius, in [0, 1].
-        least_radius, most_radius: smallest R of calibration, and its 95th percentile, in the unit of the points.
-        least_distance, most_distance: the same for D.
+    ``Norm(x) = (x - least) / (most - least)``, within [0, 1]; without motion, F is 0. ``window`` is w, and the ranges
+    of ``radius`` and ``distance`` are the smallest value of calibration and its 95th percentile.
     """
 
     window: Annotated[int, Meta(ge=3, le=1 << 20)]
@@ -297,14 +292,8 @@ class VerifySkip(Gate):
     """Skips a retrieved proposal if the features are similar to those of the last verified inference.
 
     Score: ``1 - cos(f_t, f_v)``; 3, above its range, if nothing was retrieved or the last verification was too long
-    ago.
-
-    Args:
-        threshold: one minus the smallest similarity that is safe, see docs/tokens.md.
-        reach: maximum number of inferences since the last verified one; None for no limit.
-
-    Raises:
-        ConfigError: for a reach below 0.
+    ago. The threshold is one minus the smallest similarity that is safe, see docs/tokens.md; ``reach`` is the maximum
+    number of inferences since the last verified one, None for no limit.
     """
 
     calibrated = False

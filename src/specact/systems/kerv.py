@@ -51,13 +51,8 @@ class Kalman:
 
     ``velocity``: ``x = [a, v]``, ``x' = [[1, 1], [0, 1]] x + w``, where an acceleration of variance q is constant over
     a step: ``Cov w = q [[1/4, 1/2], [1/2, 1]]``. ``walk``: ``a' = a + w``, ``Var w = q``. Both measure ``a`` with
-    variance r.
-
-    Args:
-        motion: which of the two.
-        q, r: variances of every dimension, in squared normalised actions and control steps; q 0 to 1e12, r 1e-12 to
-            1e12.
-        copied: dimensions whose last value is repeated instead, such as a binary gripper.
+    variance r. Variances of every dimension are in squared normalised actions and control steps. Of ``copied``
+    dimensions, such as a binary gripper, the last value is repeated instead.
     """
 
     motion: Motion
@@ -176,18 +171,11 @@ def typical_change(episodes: Sequence[Sequence[float]]) -> float:
 
 
 class AdaptiveTolerance:
-    """The tolerance r of one robot: the largest bias of an accepted token [bins].
+    """The tolerance r of one robot's next step: the largest bias of an accepted token [bins], from low to high.
 
     ``repaired`` is strict when the variability changes, and tolerant when it is steady. The first step of an episode
-    has r = ``low``; the first variability has no dK and leaves r unchanged.
-
-    Args:
-        low, high: bounds of r; where they are equal it is fixed.
-        rule: ``printed`` or ``repaired``, see above.
-        scale: K_S, see :func:`typical_change`.
-
-    Attributes:
-        r: of the next step.
+    has r = ``low``; the first variability has no dK and leaves r unchanged. ``scale`` is K_S, see
+    :func:`typical_change`.
     """
 
     def __init__(self, low: float, high: float, rule: Rule, scale: float) -> None:

@@ -54,10 +54,8 @@ class DrafterSettings:
     Attributes:
         strict, groups: dimensions of an action without tolerance, such as a gripper; the group of each dimension.
         path: at least 2 indices into the observation ``state`` of the point whose path HeiSD's metric uses.
-        filters: by motion model, ``velocity`` and ``walk``.
-        scale: K_S of KERV's tolerance, see :func:`~specact.systems.kerv.typical_change`.
-        metric, fast: of a path with a point for every inference; smallest F at which the memory proposes.
-        skip: rule for skipping verification.
+        filters, scale: of KERV, by motion model, ``velocity`` and ``walk``; K_S of its tolerance.
+        metric, fast, skip: of HeiSD; ``fast`` is the smallest F at which the memory proposes.
         top, depth, nodes: size of the head's tree, see :class:`~specact.systems.specvla.HeadDrafter`.
     """
 
@@ -169,13 +167,7 @@ def load_token_pair(
     decoding: Decoding = GREEDY,
     compute: Compute = CPU,
 ) -> Pair[Prefilled]:
-    """A token policy's bundle as a pair, with the drafters in its folder.
-
-    Args:
-        bundle, draft: the target; a policy on the device.
-        source: how it was named.
-        decoding: of verified steps.
-        compute: of the drafters.
+    """A token policy's bundle as a pair, with the drafters in its folder and a draft policy on the device.
 
     Raises:
         BundleError: if the drafters are damaged or incompatible with the target.

@@ -38,18 +38,12 @@ class PolicySpec(Record, frozen=True):
     """The spec shared by draft, target and tokenizer of one bundle.
 
     Attributes:
-        draft, target: observation spec of each policy.
-        codebooks, codes: G and K.
-        chunk, actions: n and A.
-        execute: how many actions of a chunk are executed before the next inference.
-        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
+        codebooks, codes, chunk, actions: G, K, n and A.
+        execute, overlap: how many actions of a chunk are executed before the next inference; with ``average``, actions
+            that several chunks predict for the same control step are averaged.
         temperature: of both softmaxes.
-        rate_hz: control rate of the demonstrations [Hz].
         sequential: whether both policies have a sequential secondary head, which gives the distribution of the
             secondary code given the primary one (``CodeDistribution.conditional``); only with two codebooks.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     draft: ObservationSpec
@@ -95,22 +89,14 @@ class CodePolicy(InfersCodes, Protocol):
 
 
 class OnnxPolicy:
-    """An exported VQ-BeT, a :class:`CodePolicy`.
-
-    Args:
-        file: the ``.onnx`` file.
-        spec: of the bundle it belongs to.
-        observation: its observation spec.
-        words: its vocabulary, if it needs an instruction.
-        compute: where it runs.
+    """An exported VQ-BeT, a :class:`CodePolicy`, with the vocabulary of its instructions if it needs one.
 
     Attributes:
-        observation: as given.
+        observation: its observation spec.
         inputs: converts windows to the network's inputs.
 
     Raises:
-        BundleError: if the file is no ONNX model or does not fit the spec, or needs an instruction but no vocabulary is
-            given.
+        BundleError: if the file is no ONNX model or does not fit the spec, or a vocabulary is missing.
     """
 
     def __init__(

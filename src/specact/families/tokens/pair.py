@@ -26,16 +26,14 @@ from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord, valu
 
 @dataclass(frozen=True)
 class Decoding:
-    """How chunks of tokens are drafted and accepted; systems extend it.
+    """How chunks of tokens are drafted and accepted; systems extend it, and have other candidates.
 
     Attributes:
         about: one line for a table.
-        proposes: candidates from the device: ``nothing``, the chunk of a ``draft`` policy, or the ``last`` executed
-            action repeated; systems have others.
+        proposes: candidates from the device: ``nothing``, a ``draft`` policy's chunk, or the ``last`` action, repeated.
         then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
-        bins, uniform: tolerance of a token [bins], 0 is strict; whether it also applies to a gripper, as in Spec-VLA's
-            paper.
+        bins, uniform: tolerance of a token [bins], 0 is strict; whether a gripper has it, too (Spec-VLA's paper).
         gate, rate_of: decides which steps are verified; of a random one the decoding whose achieved rate is used.
     """
 
@@ -78,12 +76,9 @@ class DraftedTokens:
 class TokenDrafter(Follower):
     """Proposes candidates; the proposed actions are the most likely one. Systems extend it.
 
-    Where it ends, or without one, they are the draft's chunk if
-    there is a draft, else the last executed action repeated, or zeros (the middle of the demonstrated range).
-
-    Attributes:
-        parts, decoding: the target, what was fitted to it, a draft; what is composed.
-        executed: the last executed actions, ``[A]`` each, at most :attr:`history`.
+    Where it ends, or without one, they are the draft's chunk if there is a draft, else the last executed action
+    repeated, or zeros (the middle of the demonstrated range). ``executed`` are the last executed actions, ``[A]`` each,
+    at most :attr:`history`.
 
     Raises:
         ConfigError: if the decoding needs drafters or a draft that are not there.

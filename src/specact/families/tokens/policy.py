@@ -95,13 +95,10 @@ class Cache:
 
 
 class TokenNetworks:
-    """Encoder and decoder of one token policy, from its bundle's files, spec and vocabulary.
-
-    Without a decoder, on a device whose server decodes, only the encoder can be used.
+    """Encoder and decoder of one token policy; without a decoder, whose server decodes, only the encoder can be used.
 
     Attributes:
-        prefix: P, tokens of an observation, before those of the chunk.
-        length: tokens of a chunk, one for every dimension of every action.
+        prefix, length: P, tokens of an observation; T, those of a chunk, one for every dimension of every action.
         width: W, of embeddings ``[256, W]`` and features.
         decodes: whether there is a decoder.
 

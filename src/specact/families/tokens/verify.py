@@ -50,10 +50,8 @@ class DecodingRequest:
         candidates: drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0. Each is a chunk, or the
             beginning of one and -1 from there on; together they are a tree. The target predicts the first token itself.
         then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
-        combined: whether groups of the candidates are combined, see
-            :class:`~specact.families.tokens.speculative.GroupCandidates`.
-        rule: for accepting tokens.
-        tail: replacement of everything from the first rejected token on, int64 ``[T]``; None continues decoding.
+        combined: whether groups of the candidates are combined, see ``GroupCandidates``.
+        rule, tail: for accepting tokens; what replaces everything from the first rejected token on, int64 ``[T]``.
     """
 
     candidates: Tokens
