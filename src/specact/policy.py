@@ -44,10 +44,7 @@ class SpeculativePolicy:
     fail, ``safety`` applies the fallback; an action is too old if its chunk should have ended two seconds ago.
     ``counts`` since construction are ``steps`` (inferences), ``transmitted``, ``missed``, units (codes, tokens,
     actions) ``verified`` and ``accepted``; of late verdicts ``wanted``, ``in_time`` and actions ``replaced``.
-
-    Raises:
-        ConfigError: if pair or gate has the wrong type, seed or robot is negative, or the stop action does not fit
-            the pair.
+    A pair or gate of the wrong type, a negative seed or robot, or an unfit stop action is a ConfigError.
     """
 
     def __init__(

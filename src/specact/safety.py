@@ -22,8 +22,7 @@ class Fallback:
     """The rule for misses: failed requests, control steps without a usable observation, and verdicts too late for all.
 
     Attributes:
-        on_miss: what missed steps execute; stop: until a reset.
-        max_consecutive_misses: after more misses in a row the robot stops.
+        on_miss, max_consecutive_misses: what missed steps execute; after more in a row the robot stops, until a reset.
         stop_action: makes the robot stand still; needed to stop or hold it.
         max_chunk_age_ms: greatest age of an executed action's observation [ms].
         max_stall_ms: the robot is stopped if observe or act takes longer.

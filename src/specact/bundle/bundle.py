@@ -81,9 +81,8 @@ def open_bundle(
     ``PART.onnx`` unless ``parts`` name other files.
 
     Raises:
-        BundleError: if a part is missing, damaged or does not match its fingerprint, or is a network that cannot be
-            loaded within the limits of :mod:`specact.bundle.vetting`; or if the manifest is of another kind or not
-            usable.
+        BundleError: if the manifest is of another kind or not usable, a part is missing, damaged or does not match its
+            fingerprint, or a network cannot be loaded within the limits of :mod:`specact.bundle.vetting`.
         ConfigError: if there is no bundle of that name.
     """
     path = find_bundle(name_or_path)
