@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,16 @@ from numpy.typing import NDArray
 from tests.served import served
 
 from specact.errors import BundleError, ConfigError, ObservationError
-from specact.execution.player import LateVerdicts
 from specact.families.chunks.pair import ChunkAnswers, ChunkParts, ChunkVerifier, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.sources import FunctionPolicy, Inputs, chunk_policy
 from specact.families.chunks.wire import ChunkExchange
 from specact.gates import Always, Gate, Never
 from specact.observation import Field, ObservationSpec, Window, vectors
-from specact.pair import Answer, LocalTarget, Pair, Pending, TargetPolicy
+from specact.pair import Answer, LocalTarget, Pair
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
-from specact.safety import Fallback
-from specact.types import ActionUnits, Cause, Clock, Miss, OffloadTimes, Origin, Proposal, StepRecord, VirtualClock
+from specact.types import ActionUnits, OffloadTimes, Origin, Proposal, StepRecord
 from specact.wire.exchange import Request
 
 HERE = StepAddress(0, 0, 0, 0)
@@ -210,11 +208,6 @@ def made(**changes: Any) -> Pair[Any]:
     return ChunkParts(**parts | changes).pair()
 
 
-def swapped(**changes: Any) -> Pair[Any]:
-    """The policy with the longer chunks as the target."""
-    return made(draft=target, target_spec=draft.spec, load_target=lambda: draft, **changes)
-
-
 def at(i: int) -> dict[str, Any]:
     return {
         "state": np.array([0.1 * i, -0.2 * i]),
@@ -223,13 +216,11 @@ def at(i: int) -> dict[str, Any]:
     }
 
 
-def play(
-    policy: SpeculativePolicy, steps: int = 30, see: Callable[[int], dict[str, Any]] = at
-) -> tuple[np.ndarray, list[StepRecord]]:
+def play(policy: SpeculativePolicy, steps: int = 30) -> tuple[np.ndarray, list[StepRecord]]:
     """Actions, and the record behind each of them as it was right after it."""
     actions, records = [], []
     for i in range(steps):
-        actions.append(policy.act(see(i)))
+        actions.append(policy.act(at(i)))
         assert policy.record is not None
         records.append(policy.record)
     return np.stack(actions), records
@@ -352,74 +343,6 @@ def test_a_server_does_not_answer_with_chunks_of_other_shapes_or_to_others(shape
         ChunkExchange(target.spec, "careless", "none", Careless).answer("infer", requests)
 
 
-# ---- misses, fallbacks and late verdicts ----------------------------------------------------------------------------
-
-
-class Far:
-    """A target that answers 12 ms after it was asked, or misses, as it is told."""
-
-    def __init__(self, policy: TargetPolicy[Chunk], clock: Clock, misses: Sequence[Cause | None] = ()) -> None:
-        self._policy, self._clock, self._misses = policy, clock, list(misses)
-
-    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[Chunk]]:
-        there, cause = self._clock.now() + 0.012, self._misses.pop(0) if self._misses else None
-
-        def result() -> Answer[Chunk] | Miss:
-            waited = max(0.0, there - self._clock.now())
-            self._clock.sleep(waited)
-            times = OffloadTimes(network=waited)
-            return Miss(cause, times) if cause else Answer(self._policy.answer(window, address), times)
-
-        return Pending(result, lambda: self._clock.now() >= there)
-
-
-def missing(misses: Sequence[Cause | None], fallback: Fallback, pair: Pair[Any]) -> SpeculativePolicy:
-    clock = VirtualClock()
-    verifier = pair.verifier(Far(pair.target(), clock, misses))
-    return SpeculativePolicy(pair, Always(), verifier=verifier, fallback=fallback, clock=clock)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_miss_executes_the_drafts_chunk_and_says_why(turned: bool) -> None:
-    pair = swapped() if turned else made()
-    policy = missing([None, "deadline", "overloaded"], Fallback(), pair)
-    _, records = play(policy, 12)
-    steps = records[::EXECUTE]
-    assert [record.miss for record in steps] == [None, "deadline", "overloaded", None]
-    for record in steps[1:3]:
-        np.testing.assert_array_equal(record.actions, record.proposal.actions)
-        assert record.origins.tolist() == [Origin.FALLBACK] * (SHORT if turned else LONG)
-    assert policy.counts["missed"] == 2
-
-
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("tick", [0.007, 0.1])
-def test_a_late_verdict_corrects_what_is_left_of_its_chunk(turned: bool, tick: float) -> None:
-    pair, clock = (swapped if turned else made)(accept_within=0.0), VirtualClock()
-    verifier = pair.verifier(Far(pair.target(), clock))
-    policy = SpeculativePolicy(pair, Always(), verifier=verifier, verdicts=LateVerdicts(math.inf), clock=clock)
-    played_before = min(EXECUTE, math.ceil(round(0.012 / tick, 6)))
-    for i in range(12):
-        action = policy.act(at(i))
-        record, place = policy.record, i % EXECUTE
-        assert record is not None
-        if place < played_before:
-            assert record.outcome is None
-            np.testing.assert_array_equal(action, UNITS.to_environment(record.proposal.actions[place]))
-        else:
-            assert record.outcome is not None
-            np.testing.assert_array_equal(action, UNITS.to_environment(record.outcome.actions[place]))
-            np.testing.assert_array_equal(record.actions[:played_before], record.proposal.actions[:played_before])
-            np.testing.assert_array_equal(record.actions[played_before:], record.outcome.actions[played_before:])
-            assert record.origins.tolist() == [Origin.DRAFTED] * played_before + [Origin.REPLACED] * (
-                SHORT - played_before
-            )
-        clock.sleep(tick)
-    in_time = 4 if played_before < EXECUTE else 0
-    assert policy.counts["in_time"] == in_time
-    assert policy.counts["replaced"] == in_time * (EXECUTE - played_before)
-
-
 # ---- what is not finite ---------------------------------------------------------------------------------------------
 
 
@@ -496,9 +419,8 @@ def test_the_target_is_loaded_once_when_it_is_first_asked_for_and_refused_where_
     assert here.observation.images and here.exchange.contract.family == "chunks" and not loads
     with pytest.raises(BundleError, match="the target of test is only on its server; connect to it"):
         SpeculativePolicy(device, Always())
-    clock = VirtualClock()
-    verifier = device.verifier(Far(made().target(), clock))
-    actions, _ = play(SpeculativePolicy(device, Always(), verifier=verifier, clock=clock), 6)
+    verifier = device.verifier(LocalTarget(made().target()))
+    actions, _ = play(SpeculativePolicy(device, Always(), verifier=verifier), 6)
     for _ in range(2):
         np.testing.assert_array_equal(actions, play(SpeculativePolicy(here, Always()), 6)[0])
     assert len(loads) == 1
