@@ -358,7 +358,7 @@ class ReusingVerifier(FlashVerifier):
         self._last: StepAddress | None = None
 
     def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
-        if self._last is None or address[:3] != self._last[:3] or address.step <= self._last.step:
+        if self._last is None or address[:3] != self._last[:3] or address.step < self._last.step:
             self._cached.reset()
         self._last = address
         cache = self._cached.cache(answer.value.window)
