@@ -209,12 +209,10 @@ def device_cost(method: str, parts: Mapping[str, float], rate: float, *, on_devi
 
     Args:
         method: its name.
-        parts: see :func:`measure_parts`; without ``ask``, as in older results, asking takes no time.
+        parts: see :func:`measure_parts`; without ``ask``, as in older results, asking takes no time. A part that is
+            needed and was not measured is a :exc:`KeyError`.
         rate: share of the inferences that are transmitted, in [0, 1].
         on_device: whether a target that :func:`runs_alone` does so there.
-
-    Raises:
-        KeyError: for a part that was not measured.
     """
     method_ = load_method(method)
     if on_device or method_.on_device:

@@ -64,7 +64,7 @@ def calibrate(
     pool: Pool | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Calibration:
-    """Finds a gate's threshold for a rate and checks it on held-out episodes, see :func:`find_threshold`.
+    """Finds a gate's threshold for a rate and checks it on held-out episodes, see :func:`find_threshold`, errors too.
 
     Args:
         bundle, run: the policies, and how.
@@ -72,8 +72,6 @@ def calibrate(
         method: how the pair drafts, and verifies where the gate asks for it.
         env, pool: the environment's name, the bundle's own if not given; in this process if not given.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
-
-    Raises :exc:`ConfigError` for an unknown gate, or a rate that its limit on skips does not allow.
     """
     settings = gate_settings(gate, bundle) if isinstance(gate, str) else gate
     world, finished = env or env_of(bundle, None), 0
@@ -181,7 +179,8 @@ def find_threshold(gate: GateSettings, rate: float, rounds: int, roll: Callable[
     """Finds the threshold at which a gate holds a rate on the states it leads to: a gate shifts the states it sees.
 
     The first round transmits everything and reads the scores on the target's own states. Every further round tries a
-    threshold on the states it leads to, and the next one is chosen from what all of them achieved.
+    threshold on the states it leads to, and the next one is chosen from what all of them achieved. A rate that the
+    gate's limit on skips does not allow is a :exc:`ConfigError`.
 
     Args:
         gate, rate, rounds: without its threshold; wanted, in (0, 1); thresholds to try, at least 1.

@@ -177,8 +177,7 @@ def calibrate_offline(
         method: how the pair drafts, and verifies where the gate asks for it.
         rounds: thresholds to try, because the scores of a gate that sees executed actions depend on its threshold.
 
-    Raises :exc:`ConfigError` for a rate that the gate's limit on skips does not allow, :exc:`DataError` if there are
-    fewer than two episodes.
+    Raises as :func:`~specact.lab.evaluation.calibrate.find_threshold`; :exc:`DataError` for fewer than two episodes.
     """
     if len(demonstrations) < 2:
         raise DataError("at least two demonstrations are needed: one to calibrate on and one to check on")

@@ -168,8 +168,7 @@ class Study:
     """All runs of one pair in one environment.
 
     Attributes:
-        title: the pair's name, made unique where two have the same.
-        slug: the title as part of a file name.
+        title, slug: the pair's name, made unique where two have the same; the title as part of a file name.
         runs: all of them.
         table: the run with the most methods, then episodes; in virtual time where there is one.
         sweep: runs that differ only in rate, methods and episodes, by rate; at least one.

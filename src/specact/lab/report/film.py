@@ -82,14 +82,8 @@ class Film:
 def show_film(run: Run, filmed: tuple[str, str, str] = FILMED) -> Film:
     """The film of one episode of this run, preferably one where the second method succeeds and the first fails.
 
-    Args:
-        run: an evaluation.
-        filmed: three methods: a baseline, the one to compare, and an upper bound; where the run has none of them, its
-            first three methods.
-
-    Raises:
-        DataError: if the table of episodes cannot be read.
-        ConfigError, BundleError: see :func:`load_film`.
+    ``filmed`` are a baseline, the method to compare, and an upper bound; where the run has none of them, its first
+    three methods. Raises as :func:`load_film`, and :exc:`DataError` if the table of episodes cannot be read.
     """
     methods = [method for method in filmed if method in run.methods] or list(run.methods)[:3]
     if not methods:

@@ -61,9 +61,7 @@ class Section:
         title, slug: its heading, and the heading as part of file names.
         facts: names and values; long ones have a line of their own.
         gaps: what is missing.
-        tables, figures: each with links to its files.
-        film: of an episode.
-        files: links to further files.
+        tables, figures: each with links to its files; film: of an episode; files: links to further files.
         details: folded texts by title.
     """
 
@@ -87,8 +85,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         progress: called with (stage, done, total).
         films: whether to show rollouts as films; missing ones are simulated and stored in the run folders.
 
-    Raises:
-        ConfigError: if there is no run and no recording, or a file cannot be written.
+    Raises :exc:`ConfigError` if there is no run and no recording, or a file cannot be written.
     """
     recorded, skipped = _read_recordings([path for path in paths if path.is_file()])
     runs: list[Run] = []

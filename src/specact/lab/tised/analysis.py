@@ -125,8 +125,7 @@ class LeverContrast:
         episodes: number of common ones; both: of those in which both succeeded.
         success, restricted_s: differences of success and of restricted mean time [s], setting minus baseline.
         both_s: difference of task time over the episodes in which both succeeded [s], or None if there are none.
-        success_p, restricted_p, both_p: p-values after Holm's correction over all contrasts of the sweep for that end
-            point; 1 where there is nothing to test.
+        success_p, restricted_p, both_p: after Holm's correction over all contrasts of the sweep; 1 without a test.
         speedup: of the means over each one's own successes (31), in factors (5); None where one has no success.
     """
 

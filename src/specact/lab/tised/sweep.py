@@ -218,11 +218,8 @@ def calibrate_gate(search: tuple[Trial, int]) -> Row:
     The calibrated rate is that of the gate's decisions. With late verdicts a step is not sent while another request is
     in flight, so over a long link less is sent than the gate wants: ``held_out_sent``.
 
-    Args:
-        search: any episode at the gate's place, and episodes per round and again for the held-out check.
-
-    Returns:
-        A row with the place, the gate, and the rates on held-out episodes.
+    ``search`` is any episode at the gate's place, and episodes per round and again for the held-out check; the result a
+    row with the place, the gate, and the rates on held-out episodes.
     """
     trial, episodes = search
     driver: Any = trial.setting.driver
