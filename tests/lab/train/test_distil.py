@@ -179,7 +179,7 @@ def test_a_draft_of_unknown_making_is_refused(tiny_bundle: Path, tmp_path: Path)
 # --- a draft with a camera, and its gate's head ---
 
 
-DOTS = "tests.lab.train.dots:DOTS"
+DOTS = "tests.lab.train.dots:TASK"
 FEW_HEAD = HeadRecipe(hidden=16, steps=40, batch=32, rounds=2, rates=(0.5,))
 
 

@@ -11,19 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec import structs
 from tests.lab.train.told import TASK, WAYS
 from tests.tiny import quiet
 
+from specact.bundle.bundle import HEAD
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.policy import CodePolicy, OnnxPolicy
-from specact.gates.learned import TargetHead
+from specact.gates.learned import TargetHead, TrainedFor
 from specact.lab.data.generate import generate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.codes import specs_of
-from specact.lab.train.distil import DistilRecipe, distil
-from specact.lab.train.head import HeadRecipe, demonstrated_lessons, train_head
+from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
+from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, demonstrated_lessons, export_head, train_head
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, TokenizerRecipe
 from specact.lab.train.train import train
 from specact.lab.train.variants import BundleVariants, prune_history
@@ -38,7 +40,9 @@ TARGET = PolicyRecipe(
     encoder=EncoderRecipe(tokens="patches", channels=(4, 8), shift=1),
     layers=1, heads=2, width=32, head_width=0, dropout=0.0, steps=200, batch=64, warmup=10, learning_rate=3e-3,
 )  # fmt: skip
-DRAFT = structs.replace(TARGET, sees=("image.front", "state"), history={"image.front": 1})
+DRAFT = structs.replace(
+    TARGET, sees=("image.front", "state"), history={}, encoder=EncoderRecipe(channels=(4, 8), keypoints=4, width=8)
+)
 RECIPE = CodesRecipe(
     env=ENV,
     generate_episodes=40,
@@ -144,6 +148,40 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
     assert (
         way(distilled, distilled.parts.draft, windows(LEFT)) < way(distilled, distilled.parts.draft, windows(RIGHT))
     ).all()
+
+
+def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) -> None:
+    """The target in the place of the draft, which reads patches of two cameras."""
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for part in ("policies", "spec", "fingerprints"):
+        manifest[part]["draft"] = manifest[part]["target"]
+    for ending in ("onnx", "safetensors"):
+        shutil.copyfile(copy / f"target.{ending}", copy / f"draft.{ending}")
+        manifest["files"][f"draft.{ending}"] = manifest["files"][f"target.{ending}"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    pair = load_pair(copy)
+    data, looks = (
+        demonstrated_lessons(pair, generate(TASK, 6, 1, 0.0), 20, tmp_path, quiet),
+        draft_encoders(pair.parts),
+    )
+    features = encoded(data, looks)
+    assert np.asarray(features.observation["image.front"]).shape == (20, 1, 4 * 32)
+    network = TargetHeadNetwork(
+        pair.parts.spec, HeadRecipe(hidden=16), features, looks, pair.parts.manifest.words
+    ).eval()
+    with torch.no_grad():
+        found, frames = (
+            network({name: torch.from_numpy(np.asarray(values)) for name, values in part.observation.items()},
+                    torch.from_numpy(part.outputs["draft_probs"]))
+            for part in (features, data)
+        )  # fmt: skip
+    torch.testing.assert_close(found, frames)
+    export_head(network, TrainedFor.of(pair), copy / HEAD)
+    head, (seen, *_) = TargetHead(pair), windows(LEFT)
+    draft = pair.parts.draft.infer(seen)
+    for camera in ("image.front", "image.top"):
+        blank = Window({**seen.arrays, camera: np.zeros_like(seen[camera])}, LEFT)
+        assert np.abs(head.estimate(seen, draft) - head.estimate(blank, draft)).max() > 1e-6
 
 
 def test_demonstrated_lessons_demonstrations_hold_the_instruction(pair: Pair[Any], tmp_path: Path) -> None:
