@@ -274,7 +274,7 @@ def test_a_device_needs_the_target_only_where_its_encoder_runs(
     rounds = "flash" if target is None else "flash_device"
     here = played(loaded(block, "my_flow:padded", rounds))
     assert any(accepted for _, accepted in here)
-    paths = f"{folder}:{Path(__file__).parents[3]}:{Path(load_pair.__code__.co_filename).parents[2]}"
+    paths = f"{folder}:{Path(__file__).parents[3]}:{Path(load_pair.__code__.co_filename).parents[1]}"
     with serving(block, "--target", "my_flow:padded", environment={"PYTHONPATH": paths}) as process:
         monkeypatch.delitem(sys.modules, "my_flow")
         pair = loaded(block, target, rounds)
