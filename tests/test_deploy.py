@@ -135,6 +135,7 @@ def haproxy(folder: Path, servers: list[int]) -> Iterator[int]:
         process.wait(60)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("proxy", ["caddy", "haproxy"])
 def test_a_robot_goes_on_at_another_server_behind_a_proxy(proxy: str, tmp_path: Path) -> None:
     if proxy == "caddy" and shutil.which("caddy") is None:

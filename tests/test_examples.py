@@ -41,6 +41,7 @@ def test_a_decision_by_hand_follows_the_target(tmp_path: Path, environment: dict
     assert np.abs(draft - target).max() > 0.1
 
 
+@pytest.mark.nightly
 def test_a_calibrated_rate_holds_on_other_episodes(tmp_path: Path, environment: dict[str, str]) -> None:
     found = rows(run("hold_a_rate.py", tmp_path, environment), "gate ")
     _, (calibrated, _), (stored, _), (always, _) = found
@@ -59,6 +60,7 @@ def test_ones_own_target_behind_a_draft(tmp_path: Path, environment: dict[str, s
     assert always[2] < never[2] and 0.0 < always[1] < 1.0
 
 
+@pytest.mark.nightly
 def test_openpi_both_ways(tmp_path: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("openpi_client")
     said = run("openpi_both_ways.py", tmp_path, environment)
@@ -68,6 +70,7 @@ def test_openpi_both_ways(tmp_path: Path, environment: dict[str, str]) -> None:
     assert held[3] > 0.0 and always[1] == 0.0 and always[3] > 0.0
 
 
+@pytest.mark.nightly
 def test_faster_steps(tmp_path: Path, environment: dict[str, str]) -> None:
     said = run("faster_steps.py", tmp_path, environment)
     found = {line[0] + line[1]: line[2:] for line in map(str.split, said.splitlines()) if line[:1] == ["synchronous"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,20 +122,6 @@ def test_a_reader_without_a_network_finds_something_in_a_file(site: Path) -> Non
         assert [address for address in browser.requests if not address.startswith("file:")] == []
 
 
-def test_all_of_readme_is_there_once(site: Path) -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    places = [slug(heading) for heading in headings]
-    includes = [
-        page.stem for page in (ROOT / "docs").glob("*.md") if re.search(r"README.*\"included\"", page.read_text())
-    ]
-    found = [anchor for page in includes for anchor in read(site / f"{page}.html").anchors if anchor in places]
-    assert sorted(found) == sorted(places) and len(places) > 5
-
-
-def slug(heading: str) -> str:
-    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
-
-
 def test_links_out_of_docs_lead_to_pages(site: Path) -> None:
     assert "results.html#what-is-guaranteed-and-what-is-not" in read(site / "concepts.html").links
     assert "contributing.html" in read(site / "index.html").links
@@ -176,21 +161,3 @@ def test_no_markup_is_left_over(site: Path) -> None:
         assert not re.findall(
             r":(?:class|func|meth|mod|attr|data):|<autoref|&lt;autoref|```|\]\(|\"included\"", text
         ), page.name
-
-
-def test_a_page_that_the_navigation_lacks_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
-    (tmp_path / "docs" / "forgotten.md").write_text("# Forgotten\n")
-    done = mkdocs(
-        "-c",
-        "import logging; logging.basicConfig()\n"
-        "from mkdocs.config import load_config\n"
-        "from mkdocs.structure.files import get_files\n"
-        "from mkdocs.structure.nav import get_navigation\n"
-        f"config = load_config('mkdocs.yml', docs_dir={str(tmp_path / 'docs')!r})\n"
-        "assert config.strict\n"
-        "get_navigation(get_files(config), config)",
-    )
-    assert done.returncode == 0, done.stderr
-    warned = re.search(r"^WARNING:.*not included in the \"nav\".*?(?=^\w+:|\Z)", done.stderr, re.DOTALL | re.MULTILINE)
-    assert warned is not None and re.findall(r"- (\S+)", warned[0]) == ["forgotten.md"], done.stderr
