@@ -21,6 +21,9 @@ _FREE = (REASONS.index("score"), REASONS.index("tie"))
 # Prefix of the columns with a learner's observations.
 OBSERVATION = "observation."
 
+# Recorded episodes of a file, which are run together: of a suite of ten tasks, every file has each of them.
+SHARD = 10
+
 Table = dict[str, NDArray[Any]]
 Row = dict[str, Any]
 

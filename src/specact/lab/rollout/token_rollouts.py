@@ -22,10 +22,8 @@ from specact.lab.data.generate import Each
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.rollout.rollout import EpisodeRange, episode_seed
+from specact.lab.rollout.steps import SHARD
 from specact.observation import ObservationHistory, Window
-
-# Episodes of a file, which are run together. For a suite of ten tasks, every file has each of them.
-SHARD = 10
 
 
 @dataclass(frozen=True)

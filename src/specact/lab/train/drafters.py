@@ -18,7 +18,8 @@ from specact.errors import ConfigError
 from specact.families.tokens.policy import BINS, TokenBundle, load_tokens
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.token_rollouts import SHARD, RolloutRequest, TokenRollouts, read_rollouts, record_rollouts
+from specact.lab.rollout.steps import SHARD
+from specact.lab.rollout.token_rollouts import RolloutRequest, TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
 from specact.lab.train.export import BundleFolder, Graph, deployed, stored_weights

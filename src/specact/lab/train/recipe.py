@@ -15,7 +15,7 @@ from specact.families.chunks.sources import kind_of_source
 from specact.files import check_name
 from specact.gates.settings import table_entries
 from specact.lab.data.sources import Source
-from specact.lab.rollout.token_rollouts import SHARD
+from specact.lab.rollout.steps import SHARD
 from specact.records import (
     BelowOne,
     Count,
