@@ -169,20 +169,6 @@ def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray] | None
     keep(self, entries, None if chosen is None else [np.arange(len(rows)) for rows in chosen])
 
 
-keep = Cache.keep
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "wrong"), [(speculative, "longest_accepted", shifted), (Cache, "keep", first_rows)]
-)
-def test_another_place_or_a_stale_row_in_the_cache_is_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch, place: Any, name: str,
-    wrong: Any,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(place, name, wrong)
-    assert _differing(wild, greedy, clear) > 0
-
-
 def _differing(wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray) -> int:
     """How many of the same decodings differ from greedy ones."""
     return sum(
@@ -248,39 +234,24 @@ def first(self: Cache, rows: np.ndarray) -> Cache:
     return select(self, np.arange(len(rows)))
 
 
-read, select = TokenNetworks.read, Cache.select
+keep, read, select = Cache.keep, TokenNetworks.read, Cache.select
 
 
-@pytest.mark.parametrize(("place", "name", "wrong"), [(TokenNetworks, "read", blind), (Cache, "select", first)])
-def test_padding_that_is_seen_and_rows_of_other_windows_are_noticed(
+@pytest.mark.parametrize(
+    ("place", "name", "wrong", "measure"),
+    [
+        (speculative, "longest_accepted", shifted, _differing),
+        (Cache, "keep", first_rows, _differing),
+        (TokenNetworks, "read", blind, differing),
+        (Cache, "select", first, differing),
+    ],
+)
+def test_another_place_a_stale_row_padding_that_is_seen_and_rows_of_other_windows_are_noticed(
     wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch, place: Any, name: str,
-    wrong: Any,
+    wrong: Any, measure: Any,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(place, name, wrong)
-    assert differing(wild, greedy, clear) > 20
-
-
-def test_a_finished_window_that_still_writes_is_noticed(
-    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes the token of whichever window is read after its end."""
-    finished: list[speculative._Window] = []
-
-    def begin(self: speculative._Window, *what: Any) -> None:
-        finished.clear()
-        init(self, *what)
-
-    def goes_on(self: speculative._Window, tree: Tree, wanted: np.ndarray, *outputs: Any) -> np.ndarray:
-        for window in finished:
-            window.tokens[-1] = wanted[0]
-        kept = read(self, tree, wanted, *outputs)
-        finished.extend([self] if self.done else [])
-        return kept
-
-    init, read = speculative._Window.__init__, speculative._Window.read  # of one window
-    monkeypatch.setattr(speculative._Window, "__init__", begin)
-    monkeypatch.setattr(speculative._Window, "read", goes_on)
-    assert differing(wild, greedy, clear) > 20
+    assert measure(wild, greedy, clear) > (20 if measure is differing else 0)
 
 
 def test_a_window_that_is_not_finite_says_so_alone(wild: TokenBundle, greedy: np.ndarray) -> None:
@@ -390,21 +361,18 @@ def test_candidates_of_a_group_are_combined_and_a_gripper_is_not() -> None:
     chunks = np.array([[1, 2, 3, 4, 5, 6, 7, 8], [1, 12, 13, 14, 15, 16, 17, 18]])
     groups, strict = np.array([0, 0, 0, 1, 2, 2, 2, 3]), np.arange(8) % 4 == 3
     decided = Decided(np.array([1]), np.zeros((1, 4), np.float32), 8)
-    paths = {tuple(tree.tokens[path]) for tree in GroupCandidates(chunks, groups, strict).grow([decided])
-             for path in tree.paths}  # fmt: skip
-    assert paths == {
+
+    def paths(chunks: np.ndarray) -> set[tuple[int, ...]]:
+        (tree,) = GroupCandidates(chunks, groups, strict).grow([decided])
+        return {tuple(tree.tokens[path].tolist()) for path in tree.paths}
+
+    assert paths(chunks) == {
         (2, 3, 4, 5, 6, 7), (2, 3, 4, 15, 16, 17), (12, 13, 14, 5, 6, 7), (12, 13, 14, 15, 16, 17)
     }  # fmt: skip
     (small,) = GroupCandidates(chunks, groups, strict, nodes=7).grow([decided])
     assert len(small) <= 7
-
-
-def test_a_group_in_which_a_candidate_ends_is_left_out() -> None:
-    chunks = np.array([[1, 2, 3, 4, 5, -1, -1, -1], [1, 12, -1, -1, -1, -1, -1, -1]])
-    groups, strict = np.array([0, 0, 0, 1, 2, 2, 2, 3]), np.arange(8) % 4 == 3
-    decided = Decided(np.array([1]), np.zeros((1, 4), np.float32), 8)
-    (tree,) = GroupCandidates(chunks, groups, strict).grow([decided])
-    assert [tuple(tree.tokens[path]) for path in tree.paths] == [(2, 3, 4)]
+    # A group in which a candidate ends is left out.
+    assert paths(np.where(np.arange(8) < [[5], [2]], chunks, -1)) == {(2, 3, 4)}
 
 
 def test_a_tree_is_the_same_from_its_rows() -> None:
@@ -438,13 +406,10 @@ def test_a_group_is_accepted_whole() -> None:
     assert rule.accepted(np.array([1, 2, 0, 5]), 1) == 3, "a path that begins within a group"
 
 
-@pytest.mark.parametrize("groups", [(0, 0, 2, 3), (0, 0, 0), (0, 0, 1, 1), (1, 1, 1, 2)])
-def test_groups_that_mix_or_leave_out_a_gripper_are_refused(groups: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="groups"):
-        grouped(30, 15, 8, 4, groups, (3,))
-
-
-@pytest.mark.parametrize(("bins", "strict"), [(-1, ()), (256, ()), (3, (4,))])
-def test_a_tolerance_out_of_range_is_refused(bins: int, strict: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="must lie between"):
-        relaxed(bins, 8, 4, strict)
+def test_groups_and_tolerances_that_are_none_are_refused() -> None:
+    for groups in ((0, 0, 2, 3), (0, 0, 0), (0, 0, 1, 1), (1, 1, 1, 2)):
+        with pytest.raises(ConfigError, match="groups"):
+            grouped(30, 15, 8, 4, groups, (3,))
+    for bins, strict in ((-1, ()), (256, ()), (3, (4,))):
+        with pytest.raises(ConfigError, match="must lie between"):
+            relaxed(bins, 8, 4, strict)

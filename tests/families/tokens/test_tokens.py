@@ -17,8 +17,6 @@ from specact.families.chunks.remote import connect
 from specact.families.tokens.policy import (
     BINS,
     CENTRES,
-    Cache,
-    Reading,
     TokenBundle,
     TokenNetworks,
     TokenPolicy,
@@ -74,68 +72,13 @@ def test_with_the_cache_it_decodes_what_it_decodes_without(bundle: TokenBundle) 
     assert clear > 0.95 * tokens.size
 
 
-def _again(networks: TokenNetworks, prefix: np.ndarray, tokens: np.ndarray, shift: int = 0) -> np.ndarray:
+def _again(networks: TokenNetworks, prefix: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     cache, reading = networks.prefill(prefix)
     count = tokens.shape[1]
     if count:
-        places = np.broadcast_to(np.arange(count) + shift, tokens.shape)
+        places = np.broadcast_to(np.arange(count), tokens.shape)
         reading = networks.read(cache, tokens, places, causal(len(tokens), count))
     return reading.logits[:, -1]
-
-
-def test_a_token_in_another_place_means_something_else(bundle: TokenBundle) -> None:
-    """What the test above would not see if places were ignored."""
-    networks = bundle.networks
-    prefix, tokens = networks.tokens(windows(20)), np.full((20, 1), 200)
-    right, wrong = (_again(networks, prefix, tokens, shift) for shift in (0, 2))
-    assert np.abs(right - wrong).max() > 0.01
-
-
-def test_one_masked_pass_over_candidates_is_as_many_passes(bundle: TokenBundle) -> None:
-    """Three candidates that share a beginning: a tree of 2 + 3 * 2 nodes, in a batch whose caches differ in length."""
-    networks = bundle.networks
-    cache, _ = networks.prefill(networks.tokens(windows(2)))
-    first = networks.read(cache, np.array([[11], [22]]), np.zeros((2, 1), np.int64), causal(2, 1))
-    cache.keep(first.entries, [np.array([0]), np.array([], np.int64)])  # the second window keeps nothing of it
-    assert (cache.lengths == [networks.prefix + 1, networks.prefix]).all()
-
-    rng = np.random.default_rng(3)
-    stem, branches = rng.integers(0, 256, (2, 2)), rng.integers(0, 256, (2, 3, 2))
-    tree = np.concatenate([stem, branches.reshape(2, 6)], 1)
-    depth = np.array([0, 1, 2, 3, 2, 3, 2, 3])
-    places = depth[None] + np.array([[1], [0]])
-    among = np.zeros((8, 8), np.bool_)
-    for node in range(8):
-        among[node, : min(node, 2)] = True
-        among[node, node] = True
-        if node >= 2 and depth[node] == 3:
-            among[node, node - 1] = True
-    whole = networks.read(cache, tree, places, np.broadcast_to(among, (2, 8, 8)))
-    for branch in range(3):
-        nodes = np.array([0, 1, 2 + 2 * branch, 3 + 2 * branch])
-        alone = networks.read(cache, tree[:, nodes], places[:, nodes], causal(2, 4))
-        _same(whole, alone, nodes)
-    # Without the mask candidates see each other, and it is not the same.
-    blind = networks.read(cache, tree, places, causal(2, 8))
-    assert np.abs(blind.logits[:, -1] - whole.logits[:, -1]).max() > 0.01
-
-    # What is accepted is kept out of the tree, and decoding goes on from there.
-    accepted = [np.array([0, 1, 4, 5]), np.array([0])]
-    cache.keep(whole.entries, accepted)
-    other = Cache(cache.entries.copy())
-    other.lengths[:] = [networks.prefix, networks.prefix]
-    path = np.array([11, *tree[0, accepted[0]]])
-    straight = networks.read(other, path[None].repeat(2, 0), np.arange(5)[None].repeat(2, 0), causal(2, 5))
-    np.testing.assert_allclose(
-        cache.entries[0, ..., networks.prefix : networks.prefix + 5, :], straight.entries[0], atol=1e-4
-    )
-    assert cache.lengths.tolist() == [networks.prefix + 5, networks.prefix + 1]
-
-
-def _same(whole: Reading, alone: Reading, nodes: np.ndarray) -> None:
-    np.testing.assert_allclose(whole.logits[:, nodes], alone.logits, atol=1e-4)
-    np.testing.assert_allclose(whole.features[:, nodes], alone.features, atol=1e-4)
-    np.testing.assert_allclose(whole.entries[..., nodes, :], alone.entries, atol=1e-4)
 
 
 def test_its_actions_are_centres_of_bins_within_the_demonstrated_range(bundle: TokenBundle) -> None:
