@@ -7,21 +7,16 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from specact import calibrated_gate, load_pair
 from specact.bundle.manifest import joint_fingerprint
 from specact.errors import ConfigError
-from specact.families.tokens.policy import Cache, load_tokens
 from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import gate_settings
 from specact.lab.train.recipe import CodesRecipe, load_recipe
-from specact.observation import Field, Window
 from specact.records import read_record
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
@@ -166,32 +161,3 @@ def test_an_absent_bundle_comes_from_the_history(tmp_path: Path) -> None:
     assert manifest.read_text() == "last"
     refused = run("bash", script, "other-sampled")
     assert (refused.returncode, refused.stderr) == (2, "error: no recipe makes other-sampled; recipes/ holds them\n")
-
-
-@pytest.mark.parametrize("name", ["kitchen-tokens", "relocate-tokens"])
-def test_tokens_decoded_with_the_cache_are_those_of_one_pass_without_it(name: str) -> None:
-    """Observation and tokens in a single pass, from an empty cache, where two tokens differ by more than rounding."""
-    bundle = load_tokens(name)
-    networks, spec, rng = bundle.networks, bundle.spec.observation, np.random.default_rng(0)
-
-    def number(field: Field) -> NDArray[Any]:
-        if field.is_image:
-            return rng.integers(0, 256, field.window_shape, dtype=np.uint8)
-        return (0.3 * rng.standard_normal(field.window_shape)).astype(np.float32)
-
-    words = "open the drawer" if spec.instruction else None
-    windows = [Window({field: number(of) for field, of in spec.fields.items()}, words) for _ in range(6)]
-    found = bundle.policy().decode(windows)
-    tokens = found.tokens
-    assert found.finite.all()
-    seen, length = networks.prefix, networks.length
-    among = np.tri(seen + length, dtype=np.bool_)
-    among[:seen, :seen] = True
-    embedded = np.concatenate([networks.tokens(windows), networks._embedding[tokens]], axis=1)
-    places = np.broadcast_to(np.arange(seen + length), (6, seen + length))
-    empty = Cache(np.zeros((6, *networks._cache), np.float32))
-    logits = networks._read(empty, embedded, places, np.tile(among, (6, 1, 1))).logits[:, seen - 1 : -1]
-    best = np.sort(logits, axis=-1)
-    sure = best[..., -1] - best[..., -2] > 1e-3
-    np.testing.assert_array_equal(logits.argmax(-1)[sure], tokens[sure])
-    assert sure.mean() > 0.9
