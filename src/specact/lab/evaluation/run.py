@@ -119,7 +119,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         "seed": evaluation.seed,
         "bundle": pair.name,
         "rate": evaluation.rate,
-        # Token and flow policies are evaluated without a link, see :class:`~specact.lab.rollout.families.FamilyRollout`.
+        # Token and flow policies are evaluated without a link, see ``FamilyRollout.measured``.
         "link": "none" if family_of(pair).measured and not evaluation.realtime else evaluation.link,
         "realtime": evaluation.realtime,
         "score": task.score,
