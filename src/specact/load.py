@@ -12,7 +12,7 @@ from typing import Any, cast
 from specact.bundle.bundle import find_bundle
 from specact.bundle.manifest import read_manifest
 from specact.bundle.network import CPU, Compute
-from specact.errors import BundleError, ConfigError, unknown_name
+from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import DEFAULTS, PairSettings, load_chunk_pair, load_chunk_target, write_pair
 from specact.families.chunks.policy import ChunkPolicy
@@ -72,10 +72,12 @@ def load_pair(
 
     Raises:
         BundleError: if it cannot be used.
-        ConfigError: if there is no pair of that name, or the pair has no decodings.
+        ConfigError: if there is no pair of that name, or it takes no such draft, target or decoding.
     """
     if not isinstance(name_or_path, PairSource):
         name_or_path = PairSource(str(name_or_path), draft, target, decoding)
+    elif draft or target or decoding:
+        raise ConfigError("a PairSource names draft, target and decoding itself; use dataclasses.replace(source, ...)")
     source, name, is_code = name_or_path, name_or_path.name_or_path, kind_of_source(name_or_path.name_or_path) == "code"
     path = Path() if is_code else find_bundle(name)
     kind = None if is_code else read_manifest(path).kind
@@ -86,13 +88,13 @@ def load_pair(
             f"{source.decoding!r}"
         )
     if source.target is not None and kind not in ("flash", "chunks"):
-        raise BundleError(
+        raise ConfigError(
             f"{name} is a target, or has its own; --target {source.target} is for FLASH's block and for a pair of "
             "chunk policies, leave it out"
         )
     if kind is None or kind == "pair":
         if source.draft is not None:
-            raise BundleError(
+            raise ConfigError(
                 f"{name} is no pair of chunk policies, no token policy and no flow policy, and only these can have "
                 f"another draft; leave out --draft {source.draft}"
             )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, ObservationError
-from specact.execution.player import SKIPPED, WAIT, ChunkPlayer, Verdicts
+from specact.execution.player import NO_OUTCOME, WAIT, ChunkPlayer, Verdicts
 from specact.gates.gate import Gate
 from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, Follower, LocalTarget, Pair, Verifier, is_valid
@@ -182,7 +182,7 @@ class SpeculativePolicy:
         drafted = clock.now()
         decision = self._sendable(self.gate.decide(proposal, self._streams(Role.GATE, address)))
         decided = clock.now()
-        request = self._verdicts.ask(self._verifier, proposal, address, started) if decision.transmit else SKIPPED
+        request = self._verdicts.ask(self._verifier, proposal, address, started) if decision.transmit else NO_OUTCOME
         asked = clock.now()
 
         def conclude() -> StepRecord:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.execution.player import SKIPPED, WAIT, ChunkPlayer, LateVerdict, LateVerdicts
+from specact.execution.player import NO_OUTCOME, WAIT, ChunkPlayer, LateVerdict, LateVerdicts
 from specact.families.codes.policy import ActionTokenizer, CodeVerifier
 from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.observation import Window
@@ -123,11 +123,11 @@ class Scripted:
         return OUTCOME
 
 
-def asked(for_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, Scripted]:
+def asked(max_age_s: float = math.inf, seen_s: float = 1.0) -> tuple[LateVerdicts, Scripted]:
     """Late verdicts with one under way."""
-    verdicts, verifier = LateVerdicts(for_s), Scripted()
+    verdicts, verifier = LateVerdicts(max_age_s), Scripted()
     assert verdicts.free
-    assert verdicts.ask(verifier, PROPOSAL, HERE, seen_s) is SKIPPED
+    assert verdicts.ask(verifier, PROPOSAL, HERE, seen_s) is NO_OUTCOME
     assert not verdicts.free
     return verdicts, verifier
 
@@ -139,10 +139,10 @@ def test_waiting_asks_and_has_the_answer() -> None:
     assert WAIT.free and not WAIT.late
 
 
-@pytest.mark.parametrize("for_s", [0.0, -0.0, -1.0, -math.inf, math.nan])
-def test_verdicts_that_could_never_be_used_are_refused(for_s: float) -> None:
-    with pytest.raises(ConfigError, match="must be above 0 s, got"):
-        LateVerdicts(for_s)
+@pytest.mark.parametrize("max_age_s", [0.0, -0.0, -1.0, -math.inf, math.nan])
+def test_verdicts_that_could_never_be_used_are_refused(max_age_s: float) -> None:
+    with pytest.raises(ConfigError, match="max_age_s"):
+        LateVerdicts(max_age_s)
 
 
 def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
@@ -156,7 +156,7 @@ def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
 
 @pytest.mark.parametrize(("now", "used"), [(1.0, True), (1.5, True), (math.nextafter(1.5, 2.0), False), (9.0, False)])
 def test_it_is_of_use_until_its_observation_is_older_than_that(now: float, used: bool) -> None:
-    verdicts, verifier = asked(for_s=0.5, seen_s=1.0)
+    verdicts, verifier = asked(max_age_s=0.5, seen_s=1.0)
     verifier.there = True
     assert verdicts.arrived(now, HERE) == LateVerdict(OUTCOME, in_time=used)
     assert verifier.read == 1 and verdicts.free

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from tests.gates.steps import STEP, Told, record
 
-from specact.gates import ActionDeviation, Gate, Random
+from specact.gates import Gate, Random
 from specact.gates.controller import Controller, LatencyBudget, LinkBudget, RateBudget
 from specact.types import StepRecord
 
@@ -163,12 +162,3 @@ def test_a_share_of_a_link_is_a_rate_of_requests() -> None:
     gate = Controller(given(np.random.default_rng(13).normal(size=T)), budget)
     assert abs(sent(drive(gate)).mean() - 0.5) <= 101.0 / T
     assert LinkBudget(1e9, 1000, 8.0).rate == 1.0
-
-
-def test_settings_say_what_is_held_around_what() -> None:
-    gate = Controller(ActionDeviation(0.3, reading="jump", max_skips=4), RateBudget(0.5))
-    gate.audit_rate = 0.1
-    written = json.loads(json.dumps(gate.settings()))
-    assert written["audit_rate"] == 0.1
-    assert written["gate"] == "ActionDeviation" and written["reading"] == "jump" and written["max_skips"] == 4
-    assert written["held"] == {"type": "RateBudget", "rate": 0.5, "window": 200, "horizon": 100.0}

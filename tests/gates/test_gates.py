@@ -1,7 +1,6 @@
 """Gates: their scores against formulas written down independently, and what they promise about deciding."""
 
 import itertools
-import json
 import math
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -281,20 +280,3 @@ def test_what_a_gate_draws_does_not_depend_on_what_it_decides(name: str) -> None
             assert decisions[-1].threshold == gate.threshold
             gate.on_action(step.actions[0], -step.actions[0])
     assert decisions[:25] == decisions[25:50]
-
-
-@pytest.mark.parametrize(
-    "gate",
-    [
-        ActionDeviation(
-            0.25, reading="zscore", alpha=0.2, source="draft", path=7, tie_probability=0.5, max_skips=4,
-            force_first=False,
-        ),
-        Uncertainty(0.5, kind="entropy", perturbations=5, max_temperature=1.5, max_skips=2),
-    ],
-)  # fmt: skip
-def test_settings_rebuild_the_gate(gate: Gate) -> None:
-    gate.decide(proposal(), RNG(0))  # what it remembers is not a setting
-    written = json.loads(json.dumps(gate.settings(), allow_nan=False))
-    assert written.pop("gate") == type(gate).__name__
-    assert type(gate)(**written).settings() == gate.settings()

@@ -52,10 +52,10 @@ class GateOptions(Options):
         Raises:
             ConfigError: for a gate that cannot be calibrated for this pair, or a folder that cannot be written.
         """
-        check_options(self.gate_options, [self.gate])
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
         loaded = self.parts.load(pair)
+        check_options(self.gate_options, [self.gate], loaded.exchange.contract.family)
         gate_for(self.gate, loaded)
         check_folder(self._folder(loaded))
         return loaded

@@ -97,8 +97,8 @@ class Session(Options):
         """
         age_ms = self.fallback.max_chunk_age_ms or 1e3 * usual_age_s
         try:
-            if self.fallback.still is not None and units is not None:
-                units.normalise(self.fallback.still)
+            if self.fallback.stop_action_array is not None and units is not None:
+                units.normalise(self.fallback.stop_action_array)
         except ConfigError as error:
             raise ConfigError(f"--stop-action: {error}") from None
         return replace(self.fallback, max_chunk_age_ms=age_ms)

@@ -19,6 +19,7 @@ from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
+from specact.gates.settings import UNRATED
 from specact.interrupts import Interrupts
 from specact.pair import Pair
 from specact.records import BelowOne, Positive, Share
@@ -69,7 +70,7 @@ class Run(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rate is not None and (self.hold is not None or self.gate in ("always", "never")):
+        if self.rate is not None and (self.hold is not None or self.gate in UNRATED):
             other = f"--gate {self.gate}" if self.hold is None else "--hold"
             raise ConfigError(f"--rate does nothing beside {other}; leave one of the two out")
         if self.details.activations if self.details.split is None else self.details.sampling == "server":

@@ -13,7 +13,7 @@ from specact.pair import Pending, Verifier
 from specact.rng import StepAddress
 from specact.types import NO_OFFLOAD, Chunk, Miss, Outcome, Proposal
 
-SKIPPED: Pending[Outcome | None] = Pending(lambda: None)
+NO_OUTCOME: Pending[Outcome | None] = Pending(lambda: None)
 """In place of the request of a step that is not verified, or whose verdict comes late."""
 
 
@@ -120,7 +120,7 @@ class LateVerdicts(Verdicts):
     At most one verification is in flight. A request that cannot be sent is a miss at once.
 
     Args:
-        for_s: a verdict is not used later than this after its observation [s]; infinite for no limit.
+        max_age_s: a verdict is not used later than this after its observation [s]; infinite for no limit.
 
     Raises:
         ConfigError: if that is not positive.
@@ -128,10 +128,10 @@ class LateVerdicts(Verdicts):
 
     late: ClassVar[bool] = True
 
-    def __init__(self, for_s: float) -> None:
-        if not for_s > 0.0:
-            raise ConfigError(f"the time for which late verdicts are used must be above 0 s, got {for_s}")
-        self._max_age_s = for_s
+    def __init__(self, max_age_s: float) -> None:
+        if not max_age_s > 0.0:
+            raise ConfigError(f"max_age_s of late verdicts must be above 0, got {max_age_s}; math.inf is no limit")
+        self._max_age_s = max_age_s
         self.reset()
 
     @property
@@ -149,7 +149,7 @@ class LateVerdicts(Verdicts):
         if not request.sent:
             return Pending(lambda: Miss("disconnected", NO_OFFLOAD, sent=False))
         self._in_flight = request, address, seen_s
-        return SKIPPED
+        return NO_OUTCOME
 
     def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
         if self._in_flight is None or not self._in_flight[0].done():

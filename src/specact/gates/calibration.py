@@ -149,7 +149,7 @@ def deciding_gate(
         ConfigError: if the gate is unknown, has no threshold to control or no such parameters, or the bundle has no
             calibration, or one with other parameters.
     """
-    check_options(gate_options, [name])
+    check_options(gate_options, [name], bundle.exchange.contract.family)
     settings = gate_settings(name, bundle, gate_options)
     if not load_gate(name).calibrated:
         if budget is not None:

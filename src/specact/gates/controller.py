@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,11 +145,6 @@ class Controller(Gate):
         self._debt = min(limit, max(-limit, self._debt + self._budget.overspent(record)))
         share = self._budget.rate - self._debt / self.horizon
         self.threshold, self.tie_probability = _threshold(self._sorted, share)
-
-    def settings(self) -> dict[str, Any]:
-        """The inner gate's settings, with the budget."""
-        held = {"type": type(self._budget).__name__, "rate": self.rate, "window": self.window, "horizon": self.horizon}
-        return self._inner.settings() | {"audit_rate": self.audit_rate, "held": held}
 
     def _add_score(self, score: float) -> None:
         if len(self._recent) == self.window:

@@ -102,40 +102,37 @@ class Gate(Follower, ABC):
         self._skips = 0 if transmit else self._skips + 1
         return Decision(transmit, score, self.threshold, reason)
 
-    def settings(self) -> dict[str, Any]:
-        """The gate's parameters as plain values, for a manifest."""
-        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {"gate": type(self).__name__, **public, "audit_rate": self.audit_rate}
 
-
-class _Blind(Gate):
-    """A gate without a score and without settings of a calibration."""
+class Blind(Gate):
+    """A gate without a score, and so without what a calibration or a limit on skips could set."""
 
     calibrated = False
 
     @classmethod
-    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        return cls()  # type: ignore[call-arg]
+    def for_pair(
+        cls, pair: Any, threshold: float, *, tie_probability: float = 0.0, max_skips: int | None = None, **settings: Any
+    ) -> Gate:
+        return cls(**settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         return 0.0
 
 
-class Never(_Blind):
+class Never(Blind):
     """Never transmits: the draft alone."""
 
     def __init__(self) -> None:
         super().__init__(math.inf, force_first=False)
 
 
-class Always(_Blind):
+class Always(Blind):
     """Transmits every step: hybrid inference without a gate."""
 
     def __init__(self) -> None:
         super().__init__(-math.inf, force_first=False)
 
 
-class Periodic(_Blind):
+class Periodic(Blind):
     """Transmits the first step, and then every ``period``-th (>= 1): the pattern of HeiSD's released code."""
 
     @validated

@@ -202,7 +202,7 @@ class Learned(RejectionGate):
 
     def __init__(self, threshold: float, *, head: TargetHead, **settings: Any) -> None:
         super().__init__(threshold, **settings)
-        self.weights, self._head = head.fingerprint, head
+        self._head = head
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:

@@ -13,7 +13,7 @@ import msgspec
 
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.codes.policy import InfersCodes
-from specact.gates.gate import Gate
+from specact.gates.gate import Blind, Gate
 from specact.gates.learned import head_fingerprint
 from specact.imports import is_plugin, load_object
 from specact.pair import Pair
@@ -33,8 +33,9 @@ GATES = {
     "oracle": "specact.gates.codes:Oracle",
     "oracle_action": "specact.gates.codes:Oracle",
 }
-# The built-in gates that need a threshold, and so a calibration.
-CALIBRATED = tuple(name for name in GATES if name not in ("never", "always", "random", "periodic", "verify_skip"))
+# The built-in gates whose rate is their own; and those that need a threshold, and so a calibration.
+UNRATED = ("never", "always", "periodic", "verify_skip")
+CALIBRATED = tuple(name for name in GATES if name not in (*UNRATED, "random"))
 # The gates whose head has to be trained first; and those that know the target before they decide: bounds of a gate.
 LEARNED, ORACLES = ("learned", "learned_action"), ("oracle", "oracle_action")
 
@@ -99,7 +100,7 @@ def _is_gate(value: Any) -> bool:
 
 
 def parameters_of(kind: type[Gate]) -> type[msgspec.Struct]:
-    """The parameters of a gate as a record: plain keywords of its constructors and ``for_pair``, and ``max_skips``."""
+    """The parameters of a gate as a record: plain keywords of its constructors and ``for_pair``; ``max_skips``."""
     fields: dict[str, tuple[str, Any, Any]] = {}
     makes: list[Any] = [kind.for_pair, *(base.__init__ for base in kind.mro() if issubclass(base, Gate))]
     for make in makes:
@@ -112,17 +113,18 @@ def parameters_of(kind: type[Gate]) -> type[msgspec.Struct]:
             plain = hint in (Any, int, float, bool, str) or get_origin(hint) in (Literal, Annotated)
             if named and plain and name not in _EVERY:
                 fields[name] = name, hint, None
-    fields["max_skips"] = "max_skips", WholeNumber | Literal["unlimited"] | None, None
+    if not issubclass(kind, Blind):
+        fields["max_skips"] = "max_skips", WholeNumber | Literal["unlimited"] | None, None
     return msgspec.defstruct(kind.__name__, list(fields.values()), forbid_unknown_fields=True)
 
 
-def check_options(options: Sequence[str], gates: Iterable[str]) -> None:
-    """Refuses options that none of the gates has, see :func:`gate_settings`.
+def check_options(options: Sequence[str], gates: Iterable[str], family: str | None = None) -> None:
+    """Refuses options that none of the gates has for a family of pairs, see :func:`load_gate`.
 
     Raises:
         ConfigError: for such an option.
     """
-    known = {name: set(parameters_of(load_gate(name)).__struct_fields__) for name in gates}
+    known = {name: set(parameters_of(load_gate(name, family)).__struct_fields__) for name in gates}
     for option in options:
         of, _, name = _split(option)[0].rpartition(".")
         names = set().union(*(names for gate, names in known.items() if of in ("", gate)))

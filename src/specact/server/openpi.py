@@ -35,14 +35,14 @@ class OpenpiSession(Session):
         self._episode = self._step = 0
 
     def begin(self) -> None:
-        service, hello = self.service, self.service.welcome
+        service, welcome = self.service, self.service.welcome
         if not openpi.serves_chunks(service.contract):
-            raise bad(f"{hello.family} are no actions; serve the target alone: specact serve {hello.bundle}#target")
+            raise bad(f"{welcome.family} are no actions; serve the target alone: specact serve {welcome.bundle}#target")
         if self.caller.credentials:
             self.settle()
         self.lane = service.register(self, "openpi")
-        said = {"bundle": hello.bundle, "fingerprint": hello.target, "specact": hello.version,
-                "max_message_bytes": hello.max_message_bytes}  # fmt: skip
+        said = {"bundle": welcome.bundle, "fingerprint": welcome.target, "specact": welcome.version,
+                "max_message_bytes": welcome.max_message_bytes}  # fmt: skip
         self.send(openpi.encode(said | openpi.metadata(service.contract)))
 
     def handle(self, message: bytes) -> None:

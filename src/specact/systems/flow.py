@@ -57,7 +57,7 @@ ROUNDS: dict[str, Rounds] = {
 
 @dataclass(frozen=True)
 class FlashParts(PairIdentity):
-    """A flow policy as the target, and what drafts for it.
+    """A flow policy as the target, and what drafts for it, if anything: the parts of every flow pair.
 
     Attributes:
         policy: the target.
@@ -205,14 +205,14 @@ def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compu
     if settings.execute > spec.chunk or any(dimension >= spec.actions for dimension in settings.grippers):
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
     block = Block(bundle.files["block"], (spec.chunk, spec.actions), compute=compute)
-    here = not isinstance(policy.networks, RemoteParts)
+    here = not isinstance(policy.networks, RemoteNetworks)
     wanted = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:]) if here else block.tokens
     if block.tokens != wanted:
         raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {wanted}")
     return FlashBundle(path, bundle.manifest, bundle.spec, bundle.files, block)
 
 
-class RemoteParts:
+class RemoteNetworks:
     """Placeholder for the networks of a flow policy on a server; refuses any use, before anything is drafted."""
 
     def __init__(self, name: str) -> None:
@@ -243,5 +243,5 @@ def _remote_target(path: Path) -> LoadedPolicy:
         raise BundleError(f"{where}: {error}") from None
     low, high = np.array(described.low, np.float32), np.array(described.high, np.float32)
     flow = FlowUnits((low + high) / np.float32(2.0), np.ones_like(low), low, high)
-    policy = FlowPolicy(RemoteParts(bundle.name), flow, described.spec)
+    policy = FlowPolicy(RemoteNetworks(bundle.name), flow, described.spec)
     return LoadedPolicy(bundle.name, policy, units, bundle.spec.target, bundle.env)

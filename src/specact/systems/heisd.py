@@ -20,7 +20,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from msgspec import Meta
@@ -61,7 +61,6 @@ class KinematicMetric:
     most_radius: float
     least_distance: float
     most_distance: float
-    definition: Literal["paper"] = "paper"  # of R and D, in files
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -229,13 +228,15 @@ class Heisd(Decoding):
 class HeisdDrafter(TokenDrafter):
     """Keeps the path of one robot."""
 
+    decoding: Heisd
+
     def __init__(self, parts: TokenParts, decoding: Heisd) -> None:
         super().__init__(parts, decoding)
-        self._heisd, self._path = decoding, deque[Array](maxlen=parts.drafters.settings.metric.window)
+        self._path = deque[Array](maxlen=parts.drafters.settings.metric.window)
 
     @property
     def stateless(self) -> bool:
-        return not self._heisd.switches
+        return not self.decoding.switches
 
     def reset(self) -> None:
         super().reset()
@@ -247,23 +248,23 @@ class HeisdDrafter(TokenDrafter):
         feature, candidates = unit(tokens.mean(axis=0)), np.zeros((0, policy.networks.length), np.int64)
         if fast:
             candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS)
-        combined = fast and self._heisd.total is not None
-        request = DecodingRequest(candidates, self._heisd.then, combined, self._rule(fast))
+        combined = fast and self.decoding.total is not None
+        request = DecodingRequest(candidates, self.decoding.then, combined, self._acceptance(fast))
         return self.proposal(window, rng, DraftedTokens(request, feature, fast))
 
     def _is_fast(self, window: Window) -> bool:
         settings = self.parts.drafters.settings
-        if not self._heisd.switches:
+        if not self.decoding.switches:
             return True
         self._path.append(window["state"][-1, list(settings.path)])
         return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
 
-    def _rule(self, retrieved: bool) -> Acceptance:
-        spec, total = self.parts.policy.spec, self._heisd.total
+    def _acceptance(self, retrieved: bool) -> Acceptance:
+        spec, total = self.parts.policy.spec, self.decoding.total
         if total is None or not retrieved:
-            return self.within(self._heisd.bins if total is None else _HEAD_BINS)
+            return self.within(self.decoding.bins if total is None else _HEAD_BINS)
         length, groups = spec.chunk * spec.actions, self.parts.drafters.settings.groups
-        return grouped(total, self._heisd.bins, length, spec.actions, groups, self.strict)
+        return grouped(total, self.decoding.bins, length, spec.actions, groups, self.strict)
 
 
 _MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)

@@ -228,10 +228,11 @@ class KervDrafter(TokenDrafter):
 
     # Executed actions that are extrapolated, AC in the paper.
     history = 10
+    decoding: Kerv
 
     def __init__(self, parts: TokenParts, decoding: Kerv) -> None:
         super().__init__(parts, decoding)
-        self._kerv, self._wait = decoding, 0
+        self._wait = 0
         scale = parts.drafters.settings.scale if decoding.adapts and parts.drafters is not None else 1.0
         low = decoding.least if decoding.adapts else decoding.bins
         self._tolerance = AdaptiveTolerance(low, decoding.bins, decoding.adapts or "repaired", scale)
@@ -245,13 +246,14 @@ class KervDrafter(TokenDrafter):
         drafted = decoded.sources == DRAFT
         tokens, bias = decoded.tokens[drafted], decoded.bias[drafted]
         self._tolerance.update(variability(tokens - bias, tokens))
-        self._wait = self._kerv.plain_steps if (decoded.sources == TAIL).any() else max(0, self._wait - 1)
+        self._wait = self.decoding.plain_steps if (decoded.sources == TAIL).any() else max(0, self._wait - 1)
 
     def rule(self) -> Acceptance:
         return self.within(int(self._tolerance.r))
 
     def tail(self) -> Tokens | None:
-        return self.extrapolated(self._kerv.tail) if self._kerv.tail and self.executed and not self._wait else None
+        how = self.decoding.tail
+        return self.extrapolated(how) if how and self.executed and not self._wait else None
 
     def extrapolated(self, how: Motion | Literal["last"]) -> Tokens:
         """The tokens ``[T]`` that the executed actions lead to."""

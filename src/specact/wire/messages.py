@@ -53,7 +53,10 @@ class Hello(Struct, array_like=True, tag="hello", frozen=True):
 
 
 class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
-    """The server's acceptance; ``kinds`` are those of :meth:`~specact.wire.exchange.Contract.describe`."""
+    """The server's acceptance: names of its exchange and fingerprint of its target, and the terms of the contract.
+
+    ``kinds`` are those of :meth:`~specact.wire.exchange.Contract.describe`.
+    """
 
     protocol: int
     bundle: str

@@ -63,7 +63,7 @@ def guidance_weight(time: float, beta: float) -> float:
 
 @dataclass(frozen=True)
 class FlowUnits:
-    """The flow's units, in which demonstrated actions have mean 0 and variance 1, like the initial noise.
+    """A network's units: demonstrated actions have mean 0 and variance 1 for a flow, bins lie in [-1, 1] for tokens.
 
     ``action = centre + scale * x``, and the demonstrated range is from low to high, in the environment's units, all
     ``[W]``. W is A, or more if actions are padded; both conversions take W or A dimensions.

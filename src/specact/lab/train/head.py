@@ -21,7 +21,7 @@ from specact.families.chunks.pair import ChunkParts
 from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
-from specact.families.tokens.pair import TokenDrafter, TokenParts
+from specact.families.tokens.pair import TokenParts
 from specact.gates.learned import TRAINING, TrainedFor, head_observation
 from specact.gates.settings import gate_settings
 from specact.lab.data.episodes import Episodes
@@ -45,10 +45,9 @@ from specact.lab.train.fit import fit
 from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage
 from specact.load import load_pair
 from specact.observation import ObservationSpec
-from specact.pair import Pair
+from specact.pair import Follower, Pair
 from specact.records import Count, NotNegative, Share
 from specact.rng import Role, StepAddress, stream, streams
-from specact.systems.flash import FlashDrafter
 from specact.systems.flow import FlashParts
 from specact.types import Floats
 
@@ -329,7 +328,7 @@ def demonstrated_lessons(
     family, prepared = rollout_of(pair, HYBRID), Prepared[Any]()
     check_observed(pair.name, pair.observation, episodes)
     drafter = family.drafter(prepared)
-    if isinstance(drafter, TokenDrafter | FlashDrafter) and not drafter.stateless:
+    if isinstance(drafter, Follower) and not getattr(drafter, "stateless", False):
         raise ConfigError(
             f"{pair.name} drafts from what its robot executed, which demonstrations do not hold; choose a decoding "
             "that drafts from the observation (one with a draft policy: --draft, of a flow policy also --decoding "
