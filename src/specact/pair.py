@@ -30,10 +30,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Drafter(Protocol):
-    """Proposes a chunk of actions; the small policy on the device. One with a state is a :class:`Follower` as well.
-
-    A follower whose proposals depend on the window alone says so by an attribute ``stateless``, which is True.
-    """
+    """Proposes a chunk of actions; the small policy on the device. One with a state is a :class:`Follower` as well."""
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafted chunk for one window, sampled with ``rng``."""

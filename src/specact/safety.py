@@ -50,11 +50,6 @@ class Fallback:
                 "robot, so it needs a stop_action [A]: the action that makes this robot stand still"
             )
 
-    @property
-    def stop_action_array(self) -> NDArray[np.float32] | None:
-        """The stop action as an array ``[A]``, new at each time, or None."""
-        return None if self.stop_action is None else np.array(self.stop_action, np.float32)
-
 
 EXECUTE_DRAFT = Fallback()
 
@@ -72,15 +67,14 @@ class Safety:
 
     def __init__(self, fallback: Fallback, units: Units, clock: Clock, usual_age_s: float) -> None:
         self.fallback, self._units, self._clock, self._usual_age_s = fallback, units, clock, usual_age_s
-        stop = fallback.stop_action_array
-        self._normalised_stop = None if stop is None else units.normalise(stop)
+        self._stop = None if self.stop_action is None else units.normalise(self.stop_action)
         self.attach(None)
         self.reset()
 
     def attach(self, robot: Any) -> None:
         """Takes note of whether the robot has a method ``stop``."""
         self._robot_stops = callable(getattr(robot, "stop", None))
-        stoppable = self._robot_stops or self._normalised_stop is not None
+        stoppable = self._robot_stops or self._stop is not None
         limit_ms = self.fallback.max_chunk_age_ms
         self.max_age_s = limit_ms / 1e3 if limit_ms is not None else self._usual_age_s if stoppable else math.inf
 
@@ -92,12 +86,12 @@ class Safety:
         self._seen_s = self._clock.now()
         # The last two actions, in the policy's units.
         self._last: Chunk | None = None
-        self._before_last = self._normalised_stop
+        self._before_last = self._stop
 
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
-        """The action that makes this robot stand still, ``[A]``, or None if unknown."""
-        return self.fallback.stop_action_array
+        """The action that makes this robot stand still, ``[A]``, new at each time, or None if unknown."""
+        return None if self.fallback.stop_action is None else np.array(self.fallback.stop_action, np.float32)
 
     @property
     def overrides(self) -> bool:
@@ -133,7 +127,7 @@ class Safety:
 
     def instead(self, drafted: Chunk) -> Chunk:
         """The chunk to execute after a miss, ``[n, A]``; where the robot stops, the drafted one, unexecuted."""
-        last = self._normalised_stop if self._last is None else self._last
+        last = self._stop if self._last is None else self._last
         if self.stopped or self.fallback.on_miss == "execute_draft" or last is None:
             return drafted
         return np.broadcast_to(last, drafted.shape)
@@ -148,7 +142,7 @@ class Safety:
         if not all(map(math.isfinite, sent.tolist())):
             raise ObservationError(NOT_FINITE)
         self._blind = 0
-        self._before_last, self._last = self._normalised_stop if self._last is None else self._last, action
+        self._before_last, self._last = self._stop if self._last is None else self._last, action
         return sent
 
     def withdraw(self) -> None:
@@ -166,8 +160,8 @@ class Safety:
         self._blind += 1
         self._stop_if_due()
         expired = self.expired
-        self.stopped |= expired and self._normalised_stop is None and self._robot_stops
-        if self.stopped or (expired and self._normalised_stop is not None):
+        self.stopped |= expired and self._stop is None and self._robot_stops
+        if self.stopped or (expired and self._stop is not None):
             return self.stop_action
         return self.last
 

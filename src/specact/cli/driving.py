@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from msgspec import Meta
 
 from specact.cli.options import Access, Flat, Maybe, Options, Rare
@@ -95,13 +96,12 @@ class Session(Options):
         Raises:
             ConfigError: for a stop action that is no valid action of the robot, whose units may be unknown.
         """
-        age_ms = self.fallback.max_chunk_age_ms or 1e3 * usual_age_s
         try:
-            if self.fallback.stop_action_array is not None and units is not None:
-                units.normalise(self.fallback.stop_action_array)
+            if self.fallback.stop_action is not None and units is not None:
+                units.normalise(np.array(self.fallback.stop_action, np.float32))
         except ConfigError as error:
             raise ConfigError(f"--stop-action: {error}") from None
-        return replace(self.fallback, max_chunk_age_ms=age_ms)
+        return replace(self.fallback, max_chunk_age_ms=self.fallback.max_chunk_age_ms or 1e3 * usual_age_s)
 
     def drive(self, plan: Plan, interrupts: Interrupts) -> None:
         """Runs the control loop and prints the summary, also after an error; exits if misses stopped a real robot."""

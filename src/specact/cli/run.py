@@ -21,12 +21,11 @@ from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
 from specact.gates.settings import UNRATED
 from specact.interrupts import Interrupts
-from specact.pair import Pair
+from specact.pair import Pair, Verifier
 from specact.records import BelowOne, Positive, Share
 from specact.wire.messages import exchange_bytes
 
 if TYPE_CHECKING:
-    from specact.pair import Verifier
     from specact.remote.client import Client
     from specact.robot.loop import Acting, Journal, Tick
     from specact.systems.roboecc import SplitTarget

@@ -33,7 +33,7 @@ from specact.families.tokens.speculative import Acceptance, grouped
 from specact.families.tokens.verify import DecodingRequest
 from specact.gates.gate import Gate
 from specact.observation import Window
-from specact.records import Share, WholeNumber, check_fields, validated
+from specact.records import Record, Share, WholeNumber, check_fields, validated
 from specact.types import Floats, Proposal, StepRecord
 
 # Candidates retrieved from the memory (K in the released code), and the tolerance in bins where the head drafts.
@@ -186,8 +186,7 @@ class Memory:
         return nearest
 
 
-@dataclass(frozen=True)
-class SkipRule:
+class SkipRule(Record, frozen=True):
     """Condition for executing a retrieved chunk without verification: soon after a verified step with similar features.
 
     Attributes:
@@ -197,9 +196,6 @@ class SkipRule:
 
     similarity: Annotated[float, Meta(ge=-1, le=1)] = 1.0
     distance: WholeNumber = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

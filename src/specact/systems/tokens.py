@@ -150,9 +150,7 @@ def load_drafters(name_or_path: str | Path, target: TokenBundle, *, compute: Com
         settings.check(target.spec)
         memory = Memory(entries["features"].astype(np.float32), entries["tokens"].astype(np.int64))
     except ConfigError as error:
-        raise BundleError(
-            f"the drafters in {path} do not fit the target {target.name}: {error}; train new ones"
-        ) from None
+        raise BundleError(f"the drafters in {path} do not fit {target.name}: {error}; train new ones") from None
     head = TokenHead(bundle.files["head"], length, width, compute=compute)
     own: dict[str, TreeDrafter] = {
         "bigram": Bigram(bigram["tokens"][..., 0].astype(np.int64)),

@@ -53,10 +53,7 @@ class Hello(Struct, array_like=True, tag="hello", frozen=True):
 
 
 class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
-    """The server's acceptance: names of its exchange and fingerprint of its target, and the terms of the contract.
-
-    ``kinds`` are those of :meth:`~specact.wire.exchange.Contract.describe`.
-    """
+    """The server's acceptance: ``target`` is a fingerprint; see :meth:`~specact.wire.exchange.Contract.describe`."""
 
     protocol: int
     bundle: str

@@ -30,8 +30,7 @@ class Decoding:
 
     Attributes:
         about: one line for a table.
-        proposes: candidates from the device: ``nothing``, a ``draft`` policy's chunk, the ``last`` action, repeated, or
-            what a system adds, as ``head`` and ``retrieval``.
+        proposes: the device's candidates: ``nothing``, a ``draft`` policy's chunk, the ``last`` action; or a system's.
         then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
         bins, uniform: tolerance of a token [bins], 0 is strict; whether a gripper has it, too (Spec-VLA's paper).
