@@ -340,6 +340,7 @@ def looking(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
     return load_regression(folder / "made").policy
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "tokens"), [("flow", "patches"), ("regression", "keypoints")])
 def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: Path) -> None:
     recipe = structs.replace(LOOKING, kind=kind, encoder=structs.replace(LOOKING.encoder, tokens=tokens))

@@ -158,6 +158,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair[Any]:
     return make_pair(folder / "pair", str(made.bundles[0]), LARGE, PairSettings(execute=2, env="ball"))
 
 
+@pytest.mark.nightly
 def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: Pair[Any], tmp_path: Path) -> None:
     """On states of either pair that nobody was taught on; with answers to other states it is not."""
     made, wrong = teach_chunks(pair, tmp_path / "right"), teach_chunks(pair, tmp_path / "wrong", shuffled=True)
