@@ -10,11 +10,11 @@ SRC = "src/specact"
 
 # Room: (its budget, its ceiling, which only goes down until it is the budget). A file counts in its innermost room.
 ROOMS: dict[str, tuple[int, int]] = {
-    f"{SRC}": (1_600, 2_274),
+    f"{SRC}": (1_600, 2_271),
     f"{SRC}/bundle": (450, 747),
-    f"{SRC}/gates": (1_000, 1_280),
+    f"{SRC}/gates": (1_000, 1_274),
     f"{SRC}/families": (2_900, 3_849),
-    f"{SRC}/systems": (2_200, 2_884),
+    f"{SRC}/systems": (2_200, 2_883),
     f"{SRC}/execution": (500, 500),
     f"{SRC}/robot": (900, 1_287),
     f"{SRC}/wire": (450, 733),
@@ -26,14 +26,14 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab": (0, 229),
     f"{SRC}/lab/data": (2_500, 2_670),
     f"{SRC}/lab/envs": (2_700, 2_700),
-    f"{SRC}/lab/train": (4_500, 5_525),
+    f"{SRC}/lab/train": (4_500, 5_524),
     f"{SRC}/lab/rollout": (2_100, 2_553),
     f"{SRC}/lab/evaluation": (1_700, 2_049),
     f"{SRC}/lab/tised": (1_700, 1_700),
     f"{SRC}/lab/report": (800, 1_404),
     "experiments": (4_500, 5_851),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_723),
+    "tests": (27_000, 33_693),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

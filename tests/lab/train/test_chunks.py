@@ -363,6 +363,7 @@ def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: 
     assert far(0, 1) > 0.6, "it must listen"
 
 
+@pytest.mark.nightly
 def test_patches_of_no_whole_pixels_are_not_reused(tmp_path: Path) -> None:
     recipe = structs.replace(LOOKING, window=1, steps=2, warmup=1, encoder=structs.replace(LOOKING.encoder, pixels=24))
     looking(recipe, tmp_path)
