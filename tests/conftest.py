@@ -38,10 +38,9 @@ settings.register_profile(
 )
 settings.load_profile("fixed")
 
-# A file runs in one process. These take minutes, and at the end the other process would have nothing left to do.
-FIRST = ("test_your_own.py", "test_cluster.py")
-# Fixtures that train or start processes: tests with them, or marked slow or nightly, are not among the fast ones.
-SLOW = {"tiny_run", "tiny_bundle", "tiny_flow", "specact_run", "command", "serve", "server", "life", "runs", "cluster"}
+# Rooms and fixtures that train or start processes: tests of them, or marked slow or nightly, are not fast.
+ROOMS = ("tests/lab/", "tests/cli/", "tests/experiments/")
+SLOW = {"tiny_run", "tiny_bundle", "tiny_flow", "specact_run", "serve", "server", "cluster", "trained", "target"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before the tests of a marker are selected
@@ -51,9 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needs = set(getattr(item, "fixturenames", ()))
         if needs & {"browser", "phone"}:
             item.add_marker("nightly")
-        if not needs & SLOW and not any(item.get_closest_marker(name) for name in ("slow", "nightly")):
+        if not any((needs & SLOW, item.nodeid.startswith(ROOMS), *map(item.get_closest_marker, ("slow", "nightly")))):
             item.add_marker("fast")
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    # A file runs in one process. These take minutes, and at the end the other process would have nothing left to do.
+    items.sort(key=lambda item: item.path.name not in ("test_your_own.py", "test_cluster.py"))
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
