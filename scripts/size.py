@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_404),
     "experiments": (4_500, 5_851),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 33_693),
+    "tests": (27_000, 33_699),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

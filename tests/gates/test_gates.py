@@ -118,7 +118,7 @@ def test_the_first_inference_is_forced_and_a_reset_forgets_the_skips() -> None:
 
 
 def test_never_always_and_periodic() -> None:
-    never, always, periodic, rng = Never(), Always(), Periodic(4), RNG(0)
+    never, always, periodic, rng = Never(), Always(), Periodic.for_pair(None, 0.0, period=4), RNG(0)
     for t in range(50):
         assert not never.decide(proposal(t), rng).transmit
         assert always.decide(proposal(t), rng).transmit

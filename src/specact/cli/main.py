@@ -100,8 +100,8 @@ def parse(words: Sequence[str]) -> Any:
     options = load_verb(verb)
     for old, now in OLD.items():
         of, _, option = old.rpartition(" ") if old.startswith("--") else old.partition(" ")
-        if of in ("", verb) and f" {option}" in f" {' '.join(given)}":
-            raise ConfigError(f"specact {verb} no longer takes {option.removesuffix(' --')} so; type {now}")
+        if of in ("", verb) and re.search(f" {re.escape(option)}([ =]|$|(?<=--))", f" {' '.join(given)}"):
+            raise ConfigError(f"specact {verb} {option.removesuffix(' --')} is no longer typed so; type {now}")
     if verb in _NAMED:
         given = [part for word in given for part in re.split("(?<=^--bundle)=|(?<=^--policy)=", word)]
         at = next((at for at, word in enumerate(given) if re.fullmatch(_NAMED[verb], word)), len(given))
