@@ -1,4 +1,4 @@
-"""Work on two nodes of a Ray cluster, and robots at two servers: behind HAProxy, and as replicas of Ray Serve.
+"""Work on two nodes of a Ray cluster, and robots at two servers behind HAProxy.
 
 The nodes are processes of this machine (`ray.cluster_utils.Cluster`), with one CPU each. Everything is measured in
 rounds, every way in turn in each. The servers' target stands for one with a GPU of its own: for a batch of b requests
@@ -23,8 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
 SHARDS, EPISODES = 6, 10
 CROWD, RATE_HZ = 48, 2.0
-WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers", "Serve, one replica", "Serve, two replicas")
+WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers")
 
 
 class Target:
@@ -88,7 +87,7 @@ def main() -> None:
         if "work" in asked.parts:
             found["work"] = work(on, asked.rounds)
         if "servers" in asked.parts:
-            found["servers"] = servers(on, asked.rounds, asked.seconds)
+            found["servers"] = servers(asked.rounds, asked.seconds)
     found["computed"] = computed()
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
     for name, rows in (("work", work_rows), ("servers", server_rows), ("computed", computed_rows)):
@@ -142,12 +141,8 @@ def seconds_of(pool: Pool, shards: Sequence[Shard]) -> float:
     return time.perf_counter() - began
 
 
-def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
+def servers(rounds: int, seconds: float) -> dict[str, Any]:
     """Requests per second of a crowd that asks without pause, and what few robots meet at 20 Hz, by way."""
-    from ray import serve
-
-    from specact.server.ray_app import Arguments, application
-
     speech = workload_of(load_pair("ball").exchange.contract)
     crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
@@ -159,17 +154,6 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
         few, many = (open_.enter_context(haproxy([server.port for server in some])) for some in (both[:1], both))
         ports = dict(zip(WAYS, (both[0].port, few[0], many[0]), strict=False))
         spent_by = dict(zip(WAYS, (ours, [*ours, few[1]], [*ours, many[1]]), strict=False))
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": free_port()})
-        open_.callback(serve.shutdown)
-        for replicas, way in enumerate(WAYS[3:], start=1):
-            port = ports[way] = 18600 + 10 * replicas
-            told = {"replicas": replicas, "num_cpus": 0.5, "host": "127.0.0.1", "port": port, "max_batch": LARGEST}
-            app = application(partial(load_exchange, "scale:Target"), Arguments(target="scale:Target", **told), None)
-            serve.run(app, name=f"of{replicas}", route_prefix=f"/of{replicas}")
-            spent_by[way] = processes("ray::ServeReplica")
-            if replicas > 1:
-                before = open_.enter_context(haproxy([port + number for number in range(replicas)]))
-                ports[way], spent_by[way] = before[0], [*spent_by[way], before[1]]
         for _ in range(rounds):
             for way in WAYS:
                 robots = robots_per_server(BATCH_MS, EACH_MS, RATE_HZ, 1.0) * (1 + ("two" in way))
@@ -182,16 +166,6 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
         "batch_ms": BATCH_MS, "each_ms": EACH_MS, "max_batch": LARGEST, "crowd": crowd, "paced": paced,
         "rate_hz": RATE_HZ, "load": os.getloadavg()[0],
     }  # fmt: skip
-
-
-def processes(*names: str) -> list[int]:
-    """Processes of Ray by the beginnings of their titles."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if file.read_text().startswith(names):
-                found.append(int(file.parent.name))
-    return found
 
 
 def processor_s(pids: Sequence[int]) -> float:

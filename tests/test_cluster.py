@@ -1,4 +1,4 @@
-"""Work and a server on a Ray cluster of two nodes, which are processes of this machine."""
+"""Work on a Ray cluster of two nodes, which are processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,32 +20,26 @@ from specact.lab.rollout.methods import HYBRID
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import numpy as np
 import pytest
 from tests.children import has_ended, wait_for
 from tests.cluster_work import end_once, finish_after, shard_on_node, square_root
 from tests.tiny import quiet
 
 import specact
-from specact.cli.serve import app
-from specact.errors import BundleError, ConfigError, RemoteError, SpecactError
+from specact.errors import BundleError, ConfigError, SpecactError
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.pool import Pool, join
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.pair import PairSource
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
-from specact.remote.target import remote_verifier
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
     from tests.conftest import Run
 
 ray = pytest.importorskip("ray")
-# Of Ray Serve, which is imported here.
-pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 600.0
@@ -61,19 +53,14 @@ WHAT = Evaluation(
 def cluster() -> Iterator[Cluster]:
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        # On a busy machine Ray Serve's proxy takes longer to start than its default of 5 s, and is killed.
-        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(PATIENCE_S / 5.0))
-        # Otherwise its proxy knows no replica but that of its own node.
-        patch.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
-        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
-        made.add_node(**NODE)
-        made.wait_for_nodes()
-        # Once for all pools of this process, so that workers are kept.
-        assert join(f"ray:{made.address}")
-        yield made
-        ray.shutdown()
-        made.shutdown()
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
+    made.add_node(**NODE)
+    made.wait_for_nodes()
+    # Once for all pools of this process, so that workers are kept.
+    assert join(f"ray:{made.address}")
+    yield made
+    ray.shutdown()
+    made.shutdown()
 
 
 @pytest.fixture
@@ -205,63 +192,3 @@ def test_other_places_and_clusters_that_are_not_there_are_said_at_once(specact_r
         done = specact_run(*words)
         assert done.returncode == 2
         assert f"cannot join a Ray cluster (ray:{address})" in done.stderr and "ray:auto" in done.stderr
-
-
-def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray import serve
-
-    assert cluster.head_node is not None
-    bundle, token, port = specact.load_pair("ball"), "a token for everybody", free_port()
-    monkeypatch.setenv("SPECACT_TOKEN", token)
-    try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        first = free_port()
-        words = {"target": "ball", "replicas": "2", "num_cpus": "0.5", "host": "127.0.0.1", "port": str(first)}
-        serve.run(app(words))
-        urls = set[str]()
-        # Serve sends a question to the less loaded of two replicas.
-        wait_for(lambda: urls.add(url_of_replica(port)) or len(urls) == 2)
-        for url in urls:
-            with Client(Endpoint.parse(url, token), bundle.exchange.contract) as client:
-                client.connect(60.0)
-                same_actions(bundle, client)
-            stranger = Client(Endpoint.parse(url), bundle.exchange.contract)
-            with stranger, pytest.raises(RemoteError, match="token"):
-                stranger.connect(60.0)
-    finally:
-        serve.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("words", "name"), [({"bundle": "ball"}, "bundle"), ({"replicas": "0"}, "replicas"), ({"host": "0.0.0.0"}, "token")]
-)
-def test_an_application_says_what_it_takes(words: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPECACT_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match=name):
-        app({"target": "ball", "host": "127.0.0.1", **words})
-
-
-def same_actions(bundle: specact.Pair[Any], client: Client) -> None:
-    verifier = remote_verifier(client, bundle, 60_000.0)
-    remote = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier, seed=3)
-    local = specact.SpeculativePolicy(bundle, specact.gates.Always(), seed=3)
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        seen = {name: rng.normal(size=of.shape).astype(np.float32) for name, of in bundle.observation.fields.items()}
-        assert remote.act(seen).tobytes() == local.act(seen).tobytes()
-        assert remote.record is not None and remote.record.miss is None
-
-
-def url_of_replica(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60.0) as reply:
-        url: str = json.load(reply)["url"]
-        return url
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port

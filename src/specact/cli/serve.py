@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
@@ -58,20 +57,3 @@ class Serve(Options):
         left = service.abandoned
         answered = f"{left} requests under way were not answered" if left else "everything under way was answered"
         remark(f"stopped; {answered}")
-
-
-def app(args: dict[str, Any]) -> Any:
-    """The server as an application of Ray Serve: ``serve run specact.cli.serve:app target=ball replicas=2``.
-
-    ``args`` are :class:`~specact.server.ray_app.Arguments`; the token is the variable SPECACT_TOKEN.
-    """
-    from functools import partial
-
-    from specact.bundle.network import Compute
-    from specact.load import load_exchange
-    from specact.server.ray_app import application, read_arguments
-
-    settings = read_arguments(args)
-    compute = Compute(settings.provider, settings.threads)
-    load = partial(load_exchange, settings.target, steps=settings.steps, compute=compute)
-    return application(load, settings, read_token(None))
