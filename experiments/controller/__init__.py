@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run
+from experiments.grid import Cell, Part, Picture, Results, Run
 from experiments.tables import named, table
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.families.codes.policy import CodeDrafter, CodePolicy, CodeVerifier
@@ -190,7 +188,7 @@ def row_of(record: StepRecord, bundle: Pair[Any], audits: AuditEstimator) -> tup
 
 
 def summarise(life: Life, rows: Rows) -> dict[str, Any]:
-    """The summary of one run, with its curves.
+    """The summary of one run.
 
     The set point is reached where the mean of the next WINDOW inferences is within 0.05, or 1 ms, of it.
     """
@@ -202,8 +200,6 @@ def summarise(life: Life, rows: Rows) -> dict[str, Any]:
         watched, set_point, tolerance = 1e3 * rows["took"], 1e3 * BUDGET_S, 1.0
     off = np.abs(moving_average(watched[half:]) - set_point)
     close = np.flatnonzero(off <= tolerance)
-    truth = np.cumsum(skip * rows["kept"]) / np.maximum(1.0, np.cumsum(skip))
-    step = max(1, len(skip) // 200)
     return {
         "rates": [float(rows["sent"][part].mean()) for part in halves],
         "mean_ms": [float(1e3 * rows["took"][part].mean()) for part in halves],
@@ -213,12 +209,7 @@ def summarise(life: Life, rows: Rows) -> dict[str, Any]:
         "alarm_after": int(alarms[0]) + 1 if len(alarms) else None,
         "reached_after": int(close[0]) if len(close) else None,
         "farthest": float(off.max()),
-        "curves": {
-            "watched": np.round(moving_average(watched)[::step], 4).tolist(),
-            "estimate": np.round(rows["estimate"][::step], 4).tolist(), "truth": np.round(truth[::step], 4).tolist(),
-            "alarms": alarms.tolist(), "step": step,
-        },
-    }  # fmt: skip
+    }
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
@@ -294,11 +285,9 @@ def decision_us(folder: Path, run: Run) -> dict[str, float]:
 
 
 def pages(results: Results) -> Iterator[Part | Picture]:
-    """controller.md, which docs/gates.md quotes, and the picture there."""
+    """controller.md, which docs/gates.md quotes."""
     runs = [run for env in NOISE for by_drift in results[env].values() for run in by_drift.values()]
     yield Part(HERE / "controller.md", "", page(runs, results["alarms"], results["decision"]))
-    if all("curves" in run for run in runs):
-        yield Picture(DOCS / "controller.png", partial(draw, runs))
 
 
 def page(runs: Sequence[Mapping[str, Any]], alarms: Mapping[str, Any], decision_us: Mapping[str, float]) -> str:
@@ -332,45 +321,3 @@ def page(runs: Sequence[Mapping[str, Any]], alarms: Mapping[str, Any], decision_
     )
     took = ", ".join(f"{name} {us:.1f} us" for name, us in decision_us.items())
     return f"# Controllers and alarms under drift\n\n{lives}\n\n{raised}\n\nA decision: {took}.\n"
-
-
-def draw(lives: Sequence[Mapping[str, Any]]) -> Figure:
-    """Rates, latencies and the audits' estimate of the first robot of each kind."""
-    first = {(row["env"], row["drift"], row["held"]): row for row in reversed(lives)}
-    figure = Figure(figsize=(15, 5.6), layout="constrained")
-    axes = figure.subplots(len(NOISE), 5)
-    for line, env in zip(axes, NOISE, strict=True):
-        for axis, drift in zip(line, DRIFTS, strict=False):
-            for held, colour in ((False, "#30638e"), (True, "#d1495b")):
-                if (row := first.get((env, drift, held))) is not None:
-                    watched = row["curves"]["watched"]
-                    at = WINDOW + row["curves"]["step"] * np.arange(len(watched))
-                    label = "held" if held else "calibrated threshold"
-                    axis.plot(at, watched, color=colour, lw=0.9, label=label)
-            later = {"set point": NEW_RATE, "link": 1e3 * BUDGET_S}.get(drift, RATE)
-            earlier = later if drift == "link" else RATE
-            axis.plot([0, CHANGE, CHANGE, END], [earlier, earlier, later, later], "k--", lw=0.8, label="wanted")
-            axis.set_title(f"{env}: {drift} changes", fontsize=9)
-            axis.set_ylabel(f"{'ms' if drift == 'link' else 'sent'}, mean of {WINDOW}", fontsize=8)
-            axis.set_ylim(*((0.0, 30.0) if drift == "link" else (0.0, 1.0)))
-        _draw_shadow(line[4], env, first[env, "noise", True]["curves"])
-        for axis in line:
-            axis.tick_params(labelsize=7)
-    axes[0, 0].legend(fontsize=7)
-    axes[0, 4].legend(fontsize=7)
-    for axis in axes[-1]:
-        axis.set_xlabel("inferences", fontsize=8)
-    return figure
-
-
-def _draw_shadow(axis: Axes, env: str, curves: Mapping[str, Any]) -> None:
-    mean, low, high = np.array(curves["estimate"], float).T
-    at = curves["step"] * np.arange(len(mean))
-    axis.fill_between(at, low, high, color="#d1495b", alpha=0.25, lw=0, label="95 % at all times at once")
-    axis.plot(at, mean, color="#d1495b", lw=0.9, label="estimate from audits")
-    axis.plot(at, curves["truth"], "k", lw=0.8, label="truth")
-    for alarm in curves["alarms"]:
-        axis.axvline(alarm, color="#edae49", label="alarm")
-    axis.axvline(CHANGE, color="k", ls=":", lw=0.8)
-    axis.set_ylim(0.0, 1.0)
-    axis.set_title(f"{env}: true skip ratio, noise changes", fontsize=9)

@@ -186,8 +186,7 @@ def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Every gate of a pair with a learned gate's head at one rate; Holm's correction over its contrasts."""
     found = evaluation(source(name, run), GATED, EACH, folder / "run", run)
     won = {method: successes(folder / "run", method) for method in GATED}
-    contrasts = [{**row, "p": row["p_holm"]} for row in paired(won, GATE_CONTRASTS)]
-    return {"episodes": found["episodes"], "methods": found["methods"], "contrasts": contrasts}
+    return {"episodes": found["episodes"], "methods": found["methods"], "contrasts": paired(won, GATE_CONTRASTS)}
 
 
 def seeds(folder: Path, run: Run) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def gates(kept: Mapping[str, Any]) -> str:
                 "method | success | transmission rate | true skip ratio | ms an action",
                 "{name} | {bold} | {transmission_rate:.2f?} | {true_skip_ratio:.2f?} | {ms:.1f}", rows,
             ),
-            difference_table(({"p_holm": row["p"], **row} for row in pair["contrasts"]), "{first} - {second}"),
+            difference_table(pair["contrasts"], "{first} - {second}"),
         ]  # fmt: skip
     return "\n\n".join(parts)
 

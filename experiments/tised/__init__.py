@@ -16,12 +16,8 @@ import numpy as np
 
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, specact
 from experiments.tised import tables
-from experiments.tised.findings import find_all, optima_of
-from experiments.tised.frontier import compare_methods
+from experiments.tised.findings import compare_methods, find_all, optima_of
 from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
-from specact.lab.tised.drivers import ON_BOARD
-from specact.links.link import load_link
-from specact.links.model import mean_round_trip_ms
 
 HERE = Path(__file__).parent
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
@@ -120,17 +116,9 @@ def swept(name: str, folder: Path, run: Run) -> dict[str, Any]:
     }
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifests[0]["latency_ms"], **found}
     kept["calibrations"] = read_calibrations([out])
-    base = run.data if recorded and run.data is not None else Path()
-    links = sorted(set(table["link"].tolist()) - {ON_BOARD})
-    kept["rtt_ms"] = {link: mean_round_trip_ms(load_link(below(link, base))) for link in links}
     if name.startswith("links"):
         kept["outcomes"] = outcomes(table, baselines)
     return kept
-
-
-def below(link: str, folder: Path) -> str:
-    """A recorded link with its files below a folder."""
-    return link.replace("network/", f"{folder / 'network'}/")
 
 
 def analyse(table: dict[str, np.ndarray], baselines: dict[str, float]) -> dict[str, Sequence[Any]]:
@@ -172,8 +160,6 @@ def pages(results: Results) -> Iterator[Part | Picture]:
     paradox = partial(tables.draw_times, results["levers-chase"], "naive", 0.0, "agx-50w")
     yield Picture(DOCS / "tised-paradox.png", paradox, dpi=200)
     for pair, found in frontiers.items():
-        for pace, idle in sorted(
-            {(cell["pace"], cell["idle"]) for cell in found["cells"]} if "rtt_ms" in found else ()
-        ):
+        for pace, idle in sorted({(cell["pace"], cell["idle"]) for cell in found["cells"]}):
             file = DOCS / f"frontier-{pair}-{pace:g}-{idle}.png"
             yield Picture(file, partial(tables.draw_frontier, found, pace, idle), dpi=150)

@@ -1,25 +1,33 @@
-"""Sweet spots of levers with their bootstrap support, and tests of TISED's three findings, with explanations."""
+"""Sweet spots of levers with bootstrap support, TISED's three findings, and the frontier's methods pair by pair."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.lab.evaluation.metrics import Table
+from specact.lab.rollout.statistics import contrast, holm
 from specact.lab.tised.analysis import Cell, Curve, LeverContrast, Place, in_words
+from specact.lab.tised.drivers import ON_BOARD
 from specact.lab.tised.equations import Optimum, optimum
 
 EndPoint = Literal["success", "restricted_s", "task_s"]
-_RESAMPLES = 1000
-# Minimum bootstrap support of a plausible setting.
-_PLAUSIBLE = 0.05
-# Family-wise error rate of a sweep.
-LEVEL = 0.05
-# Minimum speed-up that counts as a faster chunk.
-_FASTER = 1.005
+# Bootstrap samples, the share of them in which a plausible setting is best, the family-wise error rate of a sweep, and
+# the least speed-up of a faster chunk.
+RESAMPLES, PLAUSIBLE, LEVEL, FASTER = 1000, 0.05, 0.05, 1.005
+# Methods of the frontier as levers with a strength; None for levers with a single strength.
+FRONTIER: Mapping[str, tuple[str, float | None]] = {
+    "draft": ("verification", 0.0), "head as draft": ("alone", 1.0), "target on device": ("alone", 0.0),
+    "target": ("remote", None), "async target": ("remote_async", None), "hybrid": ("verification", 1.0),
+    "random": ("chance", 0.6), "adahi": ("verification", 0.6), "late adahi": ("late", 0.6),
+}  # fmt: skip
+_WHERE = ("task", "pace", "idle", "hardware", "link")
 
 
 @dataclass(frozen=True)
@@ -41,20 +49,15 @@ class PlacedOptimum:
     @property
     def plausible(self) -> frozenset[float]:
         """The settings that are best in at least 5 % of the samples."""
-        return frozenset(
-            strength for strength, share in zip(self.strengths, self.support, strict=True) if share >= _PLAUSIBLE
-        )
-
-
-def decisive(place: Place) -> EndPoint:
-    """The end point of a place: restricted mean time where the world waits, else success."""
-    return "restricted_s" if place.static else "success"
+        return frozenset(at for at, share in zip(self.strengths, self.support, strict=True) if share >= PLAUSIBLE)
 
 
 def optima_of(curve: Curve) -> list[PlacedOptimum]:
     """The sweet spots of a curve for each end point that it has."""
-    cells = curve.cells
-    weights = _resampled(curve.success.shape[1])
+    cells, episodes = curve.cells, curve.success.shape[1]
+    # How often each episode is in each bootstrap sample, [1000, E].
+    drawn = np.random.default_rng(0).multinomial(episodes, np.full(episodes, 1.0 / episodes), size=RESAMPLES)
+    weights = drawn.astype(np.float64)
     hits = curve.success.astype(np.float64) @ weights.T
     restricted = curve.restricted_s @ weights.T
     optima = [
@@ -69,30 +72,17 @@ def optima_of(curve: Curve) -> list[PlacedOptimum]:
     return optima
 
 
-def _resampled(episodes: int) -> NDArray[np.float64]:
-    """Multiplicity of each episode in each bootstrap sample, ``[1000, E]``."""
-    rng = np.random.default_rng(0)
-    return rng.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=_RESAMPLES).astype(np.float64)
-
-
 def _spot(
     cells: Sequence[Cell], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64],
     best: Literal["least", "most"],
 ) -> PlacedOptimum:  # fmt: skip
     """The optimum from the values ``[S]`` and their bootstrap samples ``[S, 1000]``, up to a common factor."""
     defined = np.isfinite(values)
-    strengths, defined_values = np.array([cell.strength for cell in cells])[defined], np.array(values)[defined]
+    strengths, known = np.array([cell.strength for cell in cells])[defined], np.array(values)[defined]
     winners = (np.argmin if best == "least" else np.argmax)(sampled[defined], axis=0)
-    support = np.bincount(winners, minlength=len(defined_values)) / _RESAMPLES
-    return PlacedOptimum(
-        cells[0].place,
-        cells[0].inference_s,
-        end_point,
-        optimum(strengths, defined_values, best),
-        tuple(strengths.tolist()),
-        tuple(defined_values.tolist()),
-        tuple(support.tolist()),
-    )
+    support = np.bincount(winners, minlength=len(known)) / RESAMPLES
+    spot, lists = optimum(strengths, known, best), (tuple(each.tolist()) for each in (strengths, known, support))
+    return PlacedOptimum(cells[0].place, cells[0].inference_s, end_point, spot, *lists)
 
 
 @dataclass(frozen=True)
@@ -102,11 +92,10 @@ class Finding:
     Attributes:
         number: 1, a faster chunk makes a static task slower; 2, a cheaper policy that is worse at the least staleness
             is better at a larger one, and the crossover depends on the pace; 3, the sweet spot depends on the hardware
-            or the link. A task is static where its world stands still while the robot waits
-            (:attr:`Place.static <specact.lab.tised.analysis.Place.static>`).
+            or the link. A task is static where its world stands still while the robot waits (``Place.static``).
         about: lever, task and so on.
         seen: whether it is significant, by paired tests at the level of 5 %, corrected over all contrasts of the sweep.
-        words: the explanation.
+        words: the contrasts, or the sweet spots, that decide.
     """
 
     number: Literal[1, 2, 3]
@@ -118,30 +107,24 @@ class Finding:
 def find_all(
     cells: Sequence[Cell], contrasts: Sequence[LeverContrast], spots: Sequence[PlacedOptimum]
 ) -> list[Finding]:
-    """All findings of a sweep: at every place, along the pace, and along the hardware.
-
-    Args:
-        cells, contrasts, spots: of all curves.
-    """
-    # A lever with one setting has no sweet spot.
-    deciding = [spot for spot in spots if spot.end_point == decisive(spot.place) and len(spot.strengths) > 1]
-    by_place = {spot.place: spot for spot in deciding}
-    findings = []
-    for place, rows in _grouped(contrasts, lambda row: row.place):
-        findings.append(
-            _finding_1(rows, by_place[place]) if place.static else _finding_2(rows, by_place[place], cells, contrasts)
-        )
+    """All findings of a sweep, of all its curves: at every place, along the pace, and along the hardware."""
+    findings = [
+        _finding_1(place, rows) if place.static else _finding_2(place, rows, cells, contrasts)
+        for place, rows in _grouped(contrasts, lambda row: row.place)
+    ]
+    # Restricted mean time decides where the world waits, else success. A lever with one setting has no sweet spot.
+    deciding = [
+        spot for spot in spots
+        if spot.end_point == ("restricted_s" if spot.place.static else "success") and len(spot.strengths) > 1
+    ]  # fmt: skip
     dynamic = [spot for spot in deciding if not spot.place.static]
     for (family, machine), row in _grouped(dynamic, lambda spot: (_family(spot.place), spot.place.machine)):
-        if len(row) > 1:
-            seen, words = _optimum_moves([(spot, f"pace {spot.place.pace:g}") for spot in row])
-            lever, task, idle = family
-            findings.append(Finding(2, f"{lever} on {task}, idle {idle}, over the pace, {machine}", seen, words))
+        lever, task, idle = family
+        about = f"{lever} on {task}, idle {idle}, over the pace, {machine}"
+        findings += _moves(2, about, [(spot, f"pace {spot.place.pace:g}") for spot in row])
     for (lever, world), row in _grouped(deciding, lambda spot: (spot.place.lever, spot.place.world)):
-        if len(row) > 1:
-            row.sort(key=lambda spot: spot.inference_s)
-            seen, words = _optimum_moves([(spot, spot.place.machine) for spot in row])
-            findings.append(Finding(3, f"{lever} on {world}, over hardware", seen, words))
+        row.sort(key=lambda spot: spot.inference_s)
+        findings += _moves(3, f"{lever} on {world}, over hardware", [(spot, spot.place.machine) for spot in row])
     return findings
 
 
@@ -152,111 +135,89 @@ def _grouped(values: Sequence[Any], key: Callable[[Any], Any]) -> Iterable[tuple
     return groups.items()
 
 
-def _finding_1(rows: Sequence[LeverContrast], spot: PlacedOptimum) -> Finding:
+def _finding_1(place: Place, rows: Sequence[LeverContrast]) -> Finding:
     """Finding 1: every chunk is faster, and the task slower.
 
     It is tested on the episodes in which both succeed, where only the number of chunks can cancel the time saved per
     chunk. Restricted mean time also rises with failures, and a mean over each one's own successes favours settings that
     fail on long episodes; both are reported as well.
     """
-    about, shape = str(spot.place), _describe_optimum(spot, "restricted mean time", " s")
-    faster = [(row, row.speedup) for row in rows if row.speedup and row.speedup.chunk_speedup > _FASTER]
-    if not faster:
-        return Finding(1, about, False, f"not seen: no setting makes a chunk faster. {shape}")
-    slowed = [(row.both_s.difference.mean, row) for row, _ in faster if row.both_s and row.both_p < LEVEL]
-    by_s, worst = max(slowed, key=lambda pair: pair[0], default=(0.0, rows[0]))
-    if by_s > 0.0:
-        return Finding(1, about, True, f"seen: {worst.explain()}. {shape}")
-    # The setting with the smallest speed-up of the task.
-    nearest = min(faster, key=lambda pair: pair[1].task_speedup)[0]
-    return Finding(1, about, False, f"not seen; nearest to it: {nearest.explain()}. {shape}")
+    faster = [(row.speedup.task_speedup, row) for row in rows if row.speedup and row.speedup.chunk_speedup > FASTER]
+    slower = [
+        (task, row) for task, row in faster
+        if row.both_s is not None and row.both_p < LEVEL and row.both_s.difference.mean > 0.0
+    ]  # fmt: skip
+    _, told = min(slower or faster, key=lambda pair: pair[0], default=(0.0, None))
+    return Finding(1, str(place), bool(slower), "no setting makes a chunk faster" if told is None else told.explain())
 
 
 def _finding_2(
-    rows: Sequence[LeverContrast], spot: PlacedOptimum, cells: Sequence[Cell], contrasts: Sequence[LeverContrast]
+    place: Place, rows: Sequence[LeverContrast], cells: Sequence[Cell], contrasts: Sequence[LeverContrast]
 ) -> Finding:
     """Finding 2: a setting that is worse than the baseline at the least staleness succeeds more often here.
 
     Both conditions are tested. A setting that is better here and not worse there is simply the better policy.
     """
-    about, shape = str(spot.place), _describe_optimum(spot, "success", "")
-    freshest = min(_baselines(rows[0], cells), key=_staleness).place
+    baselines = [cell for cell in cells if _family(cell.place) == _family(place) and cell.strength == rows[0].baseline]
+    # By v tau, then the age, because objects in free motion move at pace 0 too.
+    freshest = min(baselines, key=lambda cell: (cell.place.pace * cell.age_s, cell.age_s)).place
     there = {row.strength: row for row in contrasts if row.place == freshest}
-    crossed = [row for row in rows if _is_better(row) and row.strength in there and _is_worse(there[row.strength])]
+    crossed = [row for row in rows if _change(row) > 0 and row.strength in there and _change(there[row.strength]) < 0]
     best = max(crossed or rows, key=lambda row: row.success.difference.mean)
     words = (
-        f"at {best.strength:g} against {best.baseline:g} success changes by {in_words(best.success, best.success_p)}; "
+        f"at {best.strength:g} against {best.baseline:g} success changes by {in_words(best.success, best.success_p)}"
     )
-    if freshest == spot.place:
-        return Finding(2, about, False, f"not seen; here least is stale: {words}{_possible_gain(best, cells)} {shape}")
-    words += f"where least is stale ({freshest.world}, {freshest.machine}) "
-    if best.strength in there:
-        contrast_there = there[best.strength]
-        words += f"by {in_words(contrast_there.success, contrast_there.success_p)}."
-    else:
-        words += "it was not run."
-    if crossed:
-        return Finding(2, about, True, f"seen: {words} {shape}")
-    if _is_better(best):
-        return Finding(2, about, False, f"not seen, because it is better here and not worse there: {words} {shape}")
-    return Finding(2, about, False, f"not seen; nearest to it: {words} {_possible_gain(best, cells)} {shape}")
+    if freshest != place and (fresh := there.get(best.strength)) is not None:
+        words += f"; where least is stale ({freshest.world}, {freshest.machine}) by "
+        words += in_words(fresh.success, fresh.success_p)
+    return Finding(2, str(place), bool(crossed), words)
 
 
-def _is_better(row: LeverContrast) -> bool:
-    return row.success_p < LEVEL and row.success.difference.mean > 0.0
-
-
-def _is_worse(row: LeverContrast) -> bool:
-    return row.success_p < LEVEL and row.success.difference.mean < 0.0
+def _change(row: LeverContrast) -> float:
+    """The difference of success if it is significant, else 0."""
+    return row.success.difference.mean if row.success_p < LEVEL else 0.0
 
 
 def _family(place: Place) -> tuple[str, str, str]:
     return place.lever, place.task, place.idle
 
 
-def _baselines(row: LeverContrast, cells: Sequence[Cell]) -> list[Cell]:
-    """The baseline's cells at all paces and on all machines."""
-    return [cell for cell in cells if _family(cell.place) == _family(row.place) and cell.strength == row.baseline]
+def _moves(number: Literal[2, 3], about: str, path: Sequence[tuple[PlacedOptimum, str]]) -> list[Finding]:
+    """Sweet spots along an axis, if there are several: they move if two of them have no plausible setting in common."""
+    words = "sweet spots: " + ", ".join(f"{spot.spot.where:g} at {label}" for spot, label in path)
+    seen = any(not one.plausible & other.plausible for (one, _), (other, _) in combinations(path, 2))
+    return [Finding(number, about, seen, words)] if len(path) > 1 else []
 
 
-def _staleness(cell: Cell) -> tuple[float, float]:
-    """``v tau``, then the age, because objects in free motion move at pace 0 too."""
-    return cell.place.pace * cell.age_s, cell.age_s
+def method_of(lever: str, strength: float) -> str | None:
+    """The frontier's method of a lever at a strength, or None."""
+    return next((name for name, (wanted, at) in FRONTIER.items() if lever == wanted and at in (None, strength)), None)
 
 
-def _optimum_moves(path: Sequence[tuple[PlacedOptimum, str]]) -> tuple[bool, str]:
-    """Whether sweet spots along an axis differ significantly, with an explanation.
+def compare_methods(table: Table) -> list[dict[str, Any]]:
+    """Every pair of the frontier's methods at every place where both ran; methods without a link count for all links.
 
-    Two do if they have no plausible setting in common, see
-    :attr:`~experiments.tised.findings.PlacedOptimum.plausible`.
+    Of each its place, ``first``, ``second``, the number of their common ``episodes``, the contrast of ``success``, and
+    ``p``, after Holm's correction over all pairs of methods at all places of the table.
     """
-    words = ", ".join(f"{spot.spot.where:g} at {label}" for spot, label in path)
-    spots = [spot for spot, _ in path]
-    if any(not one.plausible & other.plausible for one in spots for other in spots):
-        return True, f"the sweet spot moves: {words}."
-    if len({spot.spot.where for spot in spots}) == 1:
-        return False, f"the sweet spot stays: {words}."
-    return False, f"the sweet spots differ within the noise: {words}; every two have plausible settings in common."
-
-
-def _possible_gain(row: LeverContrast, cells: Sequence[Cell]) -> str:
-    """The maximum gain of fresher observations: the baseline's loss from delay."""
-    here = [cell for cell in _baselines(row, cells) if cell.place.pace == row.place.pace]
-    fastest = min(here, key=lambda cell: cell.age_s)
-    own = next(cell for cell in here if cell.place == row.place)
-    if fastest is own:
-        return f"Observations are {1e3 * own.age_s:.3g} ms old here, and nothing was run with fresher ones."
-    return (
-        f"The baseline succeeds in {own.success.mean:.3f} with observations {1e3 * own.age_s:.3g} ms old and in "
-        f"{fastest.success.mean:.3f} with {1e3 * fastest.age_s:.3g} ms: "
-        "fresher observations can gain no more than that."
-    )
-
-
-def _describe_optimum(spot: PlacedOptimum, what: str, unit: str) -> str:
-    kind = "interior" if spot.spot.interior else "at an end"
-    share = spot.support[spot.strengths.index(spot.spot.where)]
-    return (
-        f"Best is {spot.spot.where:g} ({kind}, {what} {spot.spot.value:.3g}{unit}), in {100 * share:.0f} % of the "
-        "bootstrap samples."
-    )
+    runs: dict[tuple[Any, ...], dict[str, dict[int, bool]]] = defaultdict(lambda: defaultdict(dict))
+    rows = zip(*(table[name].tolist() for name in ("lever", "strength", *_WHERE, "episode", "success")), strict=True)
+    for lever, strength, *where, episode, success in rows:
+        method = method_of(lever, strength)
+        if method is not None:
+            runs[tuple(where)][method][episode] = bool(success)
+    on_board = {place[:-1]: runs.pop(place) for place in list(runs) if place[-1] == ON_BOARD}
+    found = []
+    for place, methods in sorted(runs.items()):
+        methods |= on_board.get(place[:-1], {})
+        for first, second in combinations([name for name in FRONTIER if name in methods], 2):
+            episodes = sorted(methods[first].keys() & methods[second].keys())
+            if episodes:
+                one, other = (
+                    np.array([methods[name][episode] for episode in episodes], np.float64) for name in (first, second)
+                )
+                success = asdict(contrast(one, other))
+                names = {"first": first, "second": second, "episodes": len(episodes)}
+                found.append({**dict(zip(_WHERE, place, strict=True)), **names, "success": success})
+    corrected = holm([row["success"]["p"] for row in found])
+    return [{**row, "p": p} for row, p in zip(found, corrected, strict=True)]

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from experiments.tables import interval_text, markdown, optional_text, table
-from experiments.tised.frontier import FRONTIER, method_of
+from experiments.tised.findings import FRONTIER, method_of
 from specact.lab.report.drawing import INK, MUTED, blank, legend_below, style_of
 from specact.lab.rollout.statistics import Contrast, contrast, holm
 from specact.lab.tised.drivers import ON_BOARD
@@ -264,27 +264,22 @@ def draw_times(sweep: Row, lever: str, pace: float, hardware: str) -> Figure:
 
 
 def draw_frontier(sweep: Row, pace: float, idle: str) -> Figure:
-    """Success over the round trip, a curve per method; dashed what needs no link, hollow the recorded links."""
+    """Success over the round trip of steady links, a curve per method; dashed what needs no link."""
     figure, axes = blank()
     cells = [(name, cell) for name, cell in _methods(sweep) if (cell["pace"], cell["idle"]) == (pace, idle)]
-    rtt = sweep["rtt_ms"]
     for method in FRONTIER:
         drawn, own = style_of(method), [cell for name, cell in cells if name == method]
         for cell in (cell for cell in own if cell["link"] == ON_BOARD):
             axes.axhline(cell["success.mean"], color=drawn.colour, linestyle="--", linewidth=1.4, label=method)
             axes.axhspan(cell["success.low"], cell["success.high"], color=drawn.colour, alpha=0.06, linewidth=0)
-        over = sorted((cell for cell in own if cell["link"] != ON_BOARD), key=lambda cell: float(rtt[cell["link"]]))
-        steady = [cell for cell in over if cell["link"].startswith("loopback")]
+        steady = [cell for cell in own if cell["link"].startswith("loopback")]
         if steady:
-            x = [rtt[cell["link"]] for cell in steady]
+            steady.sort(key=lambda cell: _rtt(cell["link"]))
+            x = [_rtt(cell["link"]) for cell in steady]
             y, low, high = ([cell[f"success.{key}"] for cell in steady] for key in ("mean", "low", "high"))
             axes.plot(x, y, color=drawn.colour, marker=drawn.marker, markersize=4, linewidth=1.4, label=method)
             axes.fill_between(x, low, high, color=drawn.colour, alpha=0.1, linewidth=0)
-        for cell in (cell for cell in over if cell not in steady):
-            axes.plot(
-                rtt[cell["link"]], cell["success.mean"], drawn.marker, color=drawn.colour, mfc="none", markersize=7
-            )
     # Linear below 1 ms, so that a link without delay has a place.
-    axes.set(xlabel="mean round trip of the link [ms]", ylabel="success", xscale="symlog")
+    axes.set(xlabel="round trip of the link [ms]", ylabel="success", xscale="symlog")
     legend_below(figure)
     return figure

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.flash.methods import METHODS as FLOW
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
-from experiments.measure import draw_success, interleaved, paired
+from experiments.measure import draw_success, interleaved, paired, relative_costs
 from experiments.tables import (
     about_table,
     contrast_table,
@@ -30,7 +30,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import Method, load_method
-from specact.lab.rollout.statistics import mean_interval, wilson
+from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair
 
 PAGE = DOCS / "tokens.md"
@@ -147,8 +147,8 @@ def others(bundle: str, shard: int, folder: Path, run: Run) -> dict[str, Any]:
     return compared(run.result(f"{bundle}/summary")["outcomes"], found, RIVALS[bundle])
 
 
-def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, tuple[float, ...]]:
-    """Time ratios of policies in so many Euler steps to greedy decoding, alternating, with intervals."""
+def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60) -> dict[str, dict[str, float]]:
+    """Costs of policies in so many Euler steps beside greedy decoding, alternating."""
     rng = np.random.default_rng(0)
     loaded = {label: load_policy(name, steps=steps).policy for label, (name, steps) in policies.items()}
     loaded["ar"] = load_policy(policy).policy
@@ -157,21 +157,18 @@ def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60
         loaded[label].infer(loaded[label].spec.observation.zeros(), rng)
 
     spent = interleaved({label: partial(infer, label) for label in loaded}, range(rounds), rng)
-    ratios = {label: mean_interval((np.log(spent[label]) - np.log(spent["ar"]))[10:]) for label in policies}
-    return {label: tuple(np.exp([ratio.low, ratio.mean, ratio.high]).tolist()) for label, ratio in ratios.items()}
+    warm = {label: seconds[10:] for label, seconds in spent.items()}
+    return relative_costs(warm, warm["ar"])
 
 
 def compared(outcomes: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, Any]:
     """Other policies beside decodings, on the same episodes."""
     won = {name: np.array(outcomes[name]["success"]) for name in rivals}
     won |= {label: np.array(values) for label, values in found["success"].items()}
-    rows = paired(won, [(label, name) for label in found["success"] for name in rivals])
     return {
         "episodes": len(next(iter(won.values()))),
         "success": {name: (int(values.sum()), len(values)) for name, values in won.items()},
-        "contrasts": [
-            {"first": row["first"], "second": row["second"], "p": row["p_holm"], **row["difference"]} for row in rows
-        ],
+        "contrasts": paired(won, [(label, name) for label in found["success"] for name in rivals]),
         "time": found["time"],
     }
 
@@ -286,11 +283,7 @@ def others_table(found: Mapping[str, Any]) -> str:
     """Success and time of other policies and of the decodings, and their contrasts."""
     rows = []
     for name, (k, n) in found["success"].items():
-        ratio = found["time"].get(name)
-        text = "1" if name == "ar" else "see above"
-        if ratio is not None:
-            text = interval_text(dict(zip(("low", "mean", "high"), ratio, strict=True)), 3)
-        rows.append({"name": name, "success": vars(wilson(k, n)), "time": text})
-    tested = ({**row, "difference": row, "p_holm": row["p"]} for row in found["contrasts"])
+        measured = interval_text(found["time"][name], 3) if name in found["time"] else "see above"
+        rows.append({"name": name, "success": vars(wilson(k, n)), "time": "1" if name == "ar" else measured})
     whole = table(" | success | time of greedy decoding's", "`{name}` | {success:ci2} | {time}", rows)
-    return f"{whole}\n\n{difference_table(tested)}"
+    return f"{whole}\n\n{difference_table(found['contrasts'])}"

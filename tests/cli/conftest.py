@@ -58,9 +58,6 @@ class Stuck(Arm):
 class Wide(Arm):
     size = 12  # for the flow policy
 
-class StuckWide(Wide, Stuck):
-    pass
-
 class Modelled(Wide):
     def roll_forward(self, observation, actions):
         assert actions.shape[1] == 2 and len(actions) <= 4

@@ -34,16 +34,11 @@ main()
         (["data", "record", "--env", "ball", "--out", "OUT"], "sim"),
         (["train", "RECIPE", "--out", "OUT"], "train"),
         (["distil", "ball", "--out", "OUT"], "sim"),
-        (["calibrate", "--bundle", "ball", "--out", "OUT"], "sim"),
-        (["eval", "--bundle", "ball", "--out", "OUT"], "sim"),
         (["advise", "--bundle", "ball", "--budget-ms", "1"], "sim"),
         (["report", "OUT", "--out", "OUT.html"], "report"),
         (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),
-        (["tised", "analyse", "OUT"], "sim"),
         (["serve", "--bundle", "ball"], "server"),
         (["play", "ball#target", "--record", "OUT"], "record"),
-        (["data", "from-recording", "DATA.hdf5", "--out", "OUT"], "record"),
-        (["data", "info", "DATA.zarr"], "train"),
         (["data", "info", "DATA.hdf5"], "train"),
     ],
     ids=str,
@@ -51,7 +46,6 @@ main()
 def test_a_missing_extra_is_one_sentence(
     tmp_path: Path, environment: dict[str, str], words: list[str], extra: str
 ) -> None:
-    (tmp_path / "data.zarr").mkdir()
     (tmp_path / "data.hdf5").write_bytes(b"")
     (tmp_path / "r.toml").write_text('env = "ball"\n')
     places = {"OUT": "out", "DATA": "data", "RECIPE": "r.toml"}

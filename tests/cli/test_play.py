@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -56,17 +55,6 @@ def test_a_robot_that_was_made_is_stopped_where_the_policy_does_not_fit_it(life:
     done = life.run(*FLOW, "--robot", "toy:Modelled", "--execute-actions", "99")
     assert done.status == 2 and "99" in done.remarks
     assert life.log == [{"rolled": 0}]
-    # A stop that fails does not hide why there was one.
-    stuck = life.run(*FLOW, "--robot", "toy:StuckWide", "--execute-actions", "99")
-    assert stuck.status == 2 and "99" in stuck.remarks and "the brake is stuck" in stuck.remarks
-
-
-def test_a_signal_ends_in_the_stop_action_and_a_summary(life: Life) -> None:
-    process = life.start(*FLOW, "--robot", "toy:Wide", "--execution", "inpainting", "--json", *STOP)
-    life.wait(process, lambda: len(life.log) >= 10)
-    done = life.end(process, signal.SIGTERM)
-    assert done.status == 143 and "SIGTERM" in done.remarks and "Traceback" not in done.remarks
-    assert life.actions[-1] == STILL and done.summary["ticks"] >= 9
 
 
 def test_an_error_of_the_policy_ends_in_the_stop_action(life: Life) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.cli.conftest import Ended, Life
 
 from specact import SpeculativePolicy, load_pair
-from specact.cli.run import audits_of, read_budget, true_skip, true_skip_text
+from specact.cli.run import audits_of, read_budget, true_skip
 from specact.errors import ConfigError
 from specact.gates import Never
 from specact.gates.calibration import Calibration
@@ -41,7 +42,7 @@ def test_a_simulated_robot_is_driven_at_its_control_rate(life: Life, ball: Words
 def test_anything_with_observe_and_act_is_driven(life: Life, ball: Words) -> None:
     done = life.run(*ball[:-1], *LONG, "--robot", "toy:Arm", "--seconds", "1", "--gate", "always")
     assert done.status == 0, done.remarks
-    assert "sent       1.00" in done.out
+    assert re.search(r"^transmission_rate +1\.000$", done.out, re.MULTILINE)
     # It has no stop() and no stop action.
     assert "its last action stays in force" in done.out
     for robot, named in (("Runner", "Runner"), ("Absent", "no such device: /dev/arm0")):
@@ -95,9 +96,7 @@ def test_audits_expect_what_the_calibration_says(bundle_copy: Path) -> None:
     pair = load_pair(bundle_copy)
     settings = gate_settings("deviation", pair)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(bundle_copy / "calibration")
-    found = true_skip(audits_of(pair, "deviation", 0.5, None))
-    assert found["alarm"] is None and "no alarm" in true_skip_text(found | {"mean": 0.5, "low": 0.4, "high": 0.6})
-    assert true_skip_text(found).startswith("unknown")
+    assert true_skip(audits_of(pair, "deviation", 0.5, None))["alarm"] is None
 
 
 @pytest.mark.parametrize("robot", ["Arm", "Braked", "Stuck"])
@@ -136,14 +135,6 @@ def test_an_error_of_robot_or_policy_ends_in_a_stop(life: Life, ball: Words, rob
     assert done.summary["ticks"] >= 4
 
 
-def test_misses_that_stop_the_robot_end_in_a_stop(life: Life, ball: Words) -> None:
-    done = life.run(
-        *ball, "--robot", "toy:Arm", "--gate", "always", "--on-miss", "stop", "--deadline-ms", "0.001", *STOP
-    )
-    assert done.status == 3 and done.summary["stopped"]
-    assert life.actions == [STILL, STILL]
-
-
 def test_a_first_observation_that_cannot_be_used_ends_the_run_before_the_robot_moves(life: Life, ball: Words) -> None:
     done = life.run(*ball, "--robot", "toy:Blind", *STOP)
     assert (done.status, done.out) == (2, "")
@@ -158,7 +149,7 @@ def test_later_ones_hold_the_last_action_and_are_told_of_once(life: Life, ball: 
     assert life.actions[2] == life.actions[3] == life.actions[4] and life.actions[5] == life.actions[6]
 
 
-def test_too_many_in_a_row_stop_the_robot(life: Life, ball: Words) -> None:
+def test_too_many_misses_in_a_row_stop_the_robot(life: Life, ball: Words) -> None:
     done = life.run(*ball, "--robot", "toy:Deaf", "--gate", "never", "--max-consecutive-misses", "3", *STOP, *YOUNG)
     assert done.status == 3 and done.summary["stopped"] and done.summary["unusable"] == {"absent": 4}
     actions = life.actions

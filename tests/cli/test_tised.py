@@ -39,10 +39,8 @@ def test_levers_that_cannot_be_are_refused(typed: Typed, tmp_path: Path, levers:
     assert not (tmp_path / "sweep" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("content", [None, '{"format": 1}', "[" * 100_000])
-def test_a_folder_that_is_no_sweep_is_refused(typed: Typed, tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "manifest.json").write_text(content)
+def test_a_folder_that_is_no_sweep_is_refused(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": 1}')
     typed("tised", "analyse", tmp_path).refuses(str(tmp_path))
 
 

@@ -20,7 +20,7 @@ from specact.types import Outcome, Proposal
 COSTS = {
     name: {"ms": ms}
     for name, ms in {
-        "full_10": 10.0, "full_2": 3.0, "check": 2.0, "failed": 11.0, "given": 1.5, "given_failed": 10.5, "stale": 1.0,
+        "full_10": 10.0, "check": 2.0, "failed": 11.0, "given": 1.5, "given_failed": 10.5, "stale": 1.0,
         "block": 0.25,
     }.items()
 }  # fmt: skip
@@ -34,7 +34,6 @@ def metrics(full: float, failed: float, sent: float = 1.0, actions: float = 4.0)
     ("name", "found", "wanted"),
     [
         ("full", metrics(1.0, 0.0), 10.0 / 4),
-        ("full_2", metrics(1.0, 0.0), 3.0 / 4),
         # A fifth of the rounds full at once, a tenth failed, the rest accepted.
         ("flash", metrics(0.3, 0.1), (0.2 * 10.0 + 0.1 * 11.0 + 0.7 * 2.0) / 4),
         ("flash_stale", metrics(0.3, 0.1), (0.2 * 10.0 + 0.1 * 11.0 + 0.7 * 1.0) / 4),

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.tised import analyse as analyse_parts
-from experiments.tised.findings import Finding
-from experiments.tised.frontier import compare_methods
+from experiments.tised.findings import Finding, compare_methods
 from tests.experiments.sweeps import (
     ACTION_S,
     BASELINES,
@@ -103,7 +102,7 @@ def test_the_second_finding_where_it_was_planted(analysis: Any) -> None:
     """One step loses 2.5 of log odds: it fails where least is stale, and wins where the baseline is 1.1 s late."""
     fast = finding(analysis, 2, "steps on chase at pace 0.2, idle hold, this-machine")
     slow = finding(analysis, 2, "steps on chase at pace 0.4, idle hold, agx-15w")
-    assert not fast.seen and "here least is stale" in fast.words and "nothing was run with fresher ones" in fast.words
+    assert not fast.seen and "where least is stale" not in fast.words, "it is here"
     assert slow.seen and "at 1 against 10 success changes by +0.1" in slow.words
     assert "where least is stale (chase at pace 0.2, idle hold, this-machine) by -0.4" in slow.words
     assert finding(analysis, 2, "steps on chase, idle hold, over the pace, agx-30w").seen
@@ -127,7 +126,7 @@ def test_the_second_finding_needs_a_setting_that_is_worse_where_least_is_stale(c
     assert row.success.difference.mean > 0.0 and row.success_p < 0.001
     late = finding(found, 2, "steps on chase at pace 0.2, idle hold, slow")
     assert late.seen == seen
-    assert seen or "it is better here and not worse there" in late.words
+    assert "at 1 against 10 success changes by +" in late.words and "where least is stale" in late.words
 
 
 def test_at_pace_0_a_task_is_static_only_where_its_world_stands_still() -> None:
@@ -194,7 +193,7 @@ def test_methods_of_the_frontier_are_compared_pair_by_pair_over_each_link() -> N
 def test_the_third_finding_where_it_was_planted(analysis: Any) -> None:
     """Overlap on four machines: N = 30 (1 + .01 m) and rho = .7, 7, 11, 22, with a chunk of 8 actions."""
     words = finding(analysis, 3, "overlap on ball at pace 0, idle hold, over hardware").words
-    assert words == "the sweet spot moves: 1 at this-machine, 7 at agx-50w, 8 at agx-30w, 8 at agx-15w."
+    assert words.endswith(": 1 at this-machine, 7 at agx-50w, 8 at agx-30w, 8 at agx-15w")
     assert finding(analysis, 3, "steps on chase at pace 0.4, idle hold, over hardware").seen
 
 

@@ -17,7 +17,6 @@ from specact.lab.rollout.statistics import (
     mean_interval,
     roc_auc,
     seeds_interval,
-    success_margin,
     wilson,
 )
 
@@ -169,38 +168,6 @@ def test_holm_keeps_the_familys_level() -> None:
 def test_holm_refuses_what_is_no_probability(p: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         holm([0.5, p])
-
-
-@pytest.mark.parametrize("share", [1.0, 0.99, 0.5])
-def test_a_margin_lies_in_its_interval_nineteen_times_in_twenty(share: float) -> None:
-    """All results of 40 episodes are enumerated, so the coverage is exact; pairs: both, first, second, neither."""
-    n = 40
-    for chances in ([0.8, 0.05, 0.1, 0.05], [0.5, 0.2, 0.2, 0.1], [0.94, 0.02, 0.02, 0.02]):
-        truth = chances[0] * (1 - share) + chances[1] - share * chances[2]
-        covered = 0.0
-        for pairs in itertools.product(range(n + 1), repeat=3):
-            if sum(pairs) > n:
-                continue
-            counts = (*pairs, n - sum(pairs))
-            chance = float(stats.multinomial.pmf(counts, n, chances))
-            if chance < 1e-5:
-                continue
-            first = np.repeat([True, True, False, False], counts)
-            found = success_margin(first, np.repeat([True, False, True, False], counts), share)
-            covered += chance * (found.low <= truth <= found.high)
-        assert covered > 0.92, chances
-
-
-def test_methods_that_never_differed_in_a_few_episodes_may_still_differ() -> None:
-    same = np.ones(20, dtype=bool)
-    few, many = (
-        success_margin(same, same, 0.99),
-        success_margin(np.ones(2000, dtype=bool), np.ones(2000, dtype=bool), 0.99),
-    )
-    assert few.mean == many.mean == pytest.approx(0.01)
-    assert few.low < 0.0 < many.low
-    turned = success_margin(same, ~same)
-    assert (turned.mean, turned.low > 0.6) == (1.0, True)
 
 
 def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:

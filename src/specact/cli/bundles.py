@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Maybe, Options
+from specact.cli.options import Flat, Options
 from specact.cli.output import print_result
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError
 from specact.families.chunks.pair import PairSettings
 from specact.files import check_folder
 from specact.load import load_pair, make_pair
@@ -72,7 +72,6 @@ class Export(Options):
 
     source: Positional[Path]  # folder of a training run, or path or name of a bundle
     out: Path  # folder to create
-    bundle: Maybe[str] = None  # name of the bundle, if the run made several
     device: bool = False  # leave out the target, or a token policy's decoder, which a robot with a server does not need
     refresh: bool = False  # add the network with which FreqCache computes a part of a flow policy's prefix again
     json: bool = False  # print path, fingerprints and parity as JSON
@@ -121,14 +120,12 @@ class Export(Options):
         """The bundle's folder."""
         from specact.bundle.bundle import find_bundle
 
-        run, name = self.source, self.bundle
+        run = self.source
         if (len(run.parts) == 1 and not run.is_dir()) or (run / "manifest.json").is_file():
             return find_bundle(run)
-        made = {path.parent.name: path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))}
+        made = [path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))]
         if not made:
             raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to completion first")
-        if name is None and len(made) > 1:
-            raise ConfigError(f"{run} made several bundles ({', '.join(made)}); name one with --bundle")
-        if name is not None and name not in made:
-            raise unknown_name(f"bundle of {run}", name, made)
-        return made[name or next(iter(made))]
+        if len(made) > 1:
+            raise ConfigError(f"{run} made several bundles; name one of {', '.join(map(str, made))}")
+        return made[0]

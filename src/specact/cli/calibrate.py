@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from specact.cli.eval import Comparison
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
-from specact.cli.output import command_line, print_result, progress_bars, remark, table_of
+from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import ConfigError, unknown_name
 from specact.files import check_folder
 from specact.gates.settings import CALIBRATED, LEARNED, check_options, gate_for, gate_settings, load_gate
@@ -87,21 +87,12 @@ class GateOptions(Options):
         """The threshold, and what the scores say of rejections, or of the distance to the target."""
         from specact.lab.evaluation.calibrate import TOLERANCE
 
-        held_out, model = made.held_out, made.model
-        rate, inferences, episodes = held_out["rate"], held_out["inferences"], held_out["episodes"]
+        model, told = made.model, ("spearman", "auroc", "linear", "logarithmic")
         yield f"{self.gate} at rate {self.rate:g}: threshold {made.settings.threshold:.4g}"
-        yield f"held out: rate {rate:.3f} over {inferences} inferences of {episodes} episodes"
-        if "linear" in model:
-            for form in ("linear", "logarithmic"):
-                yield f"{form} rejection model: slope {model[form]['slope']:+.3g}, R² {model[form]['r2']:.2f}"
-            yield f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps"
-            if model["linear"]["slope"] < 0:
-                remark(
-                    "the slope is negative: this gate asks where the target would have accepted the draft", warn=True
-                )
-        else:
-            yield f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps"
-        if abs(rate - self.rate) > TOLERANCE:
+        yield from lines_of({"held out": made.held_out} | {name: model.get(name) for name in told})
+        if "linear" in model and model["linear"]["slope"] < 0:
+            remark("the slope is negative: this gate asks where the target would have accepted the draft", warn=True)
+        if abs(made.held_out["rate"] - self.rate) > TOLERANCE:
             remark(f"this is more than {TOLERANCE} from the wanted rate; use more --episodes or --rounds", warn=True)
 
     def _folder(self, pair: Pair[Any]) -> Path:
@@ -241,7 +232,7 @@ class OfflineEval(Options):
         _, held_out = self.demonstrations.split(pair)
         with Pool(options.workers) as pool, progress_bars() as update:
             summary = evaluate_offline(
-                pair, options.methods, held_out, options.rate, options.out, pool, update,
+                pair, options.names, held_out, options.rate, options.out, pool, update,
                 gate_options=options.gate_options, seed=options.seed, command=command_line(),
             )  # fmt: skip
         rows = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_result, progress_bars, remark, rows_of
+from specact.cli.output import lines_of, print_result, progress_bars, remark, rows_of
 from specact.errors import ConfigError
 from specact.files import check_folder
 from specact.records import Count, NotNegative, Seed, WholeNumber
@@ -37,9 +37,9 @@ class Info(Options):
         episodes, seen = (read(self.path), {}) if self.recipe is None else _as_read(self.recipe, self.path)
         found = describe(episodes, self.path)
         policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
-        shown = {name: _format_value(value) for name, value in found.items() if name != "warnings"}
-        shown |= {f"policy {who}": f"sees {_format_fields(spec)}" for who, spec in seen.items()}
-        print_result(self.json, found | policies, rows_of(shown, 18))
+        shown = {name: value for name, value in found.items() if name != "warnings"}
+        shown |= {f"policy {who} sees": spec.describe()["fields"] for who, spec in seen.items()}
+        print_result(self.json, found | policies, lines_of(shown))
         for warning in [] if self.json else found["warnings"]:
             remark(f"warning: {warning}", warn=True)
 
@@ -127,21 +127,3 @@ def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationS
     made = demonstrations(task, [path], 0, 0.0, wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz)
     seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in wanted.seeing.items()}
     return made, seen
-
-
-def _format_fields(spec: ObservationSpec) -> str:
-    """Shapes, types and histories of an observation's fields, as text."""
-    return ", ".join(
-        f"{name} [{' x '.join(map(str, field.shape))}] {field.dtype}, "
-        + (f"the last {field.history}" if field.history else "the newest")
-        for name, field in spec.fields.items()
-    )
-
-
-def _format_value(value: Any) -> str:
-    """A value as text: numbers with three decimals, quantiles on lines of their own."""
-    if isinstance(value, dict) and all(isinstance(entry, list) for entry in value.values()):
-        return "".join(f"\n  {name:>16} {_format_value(entry)}" for name, entry in value.items())
-    if isinstance(value, list):
-        return (", " if value and isinstance(value[0], str) else " ").join(_format_value(entry) for entry in value)
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

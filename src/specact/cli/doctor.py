@@ -12,7 +12,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from specact.cli.options import Access, Flat, Maybe, Options
-from specact.cli.output import print_result, rows_of
+from specact.cli.output import lines_of, print_result
 from specact.imports import EXTRAS
 from specact.records import Count
 
@@ -91,20 +91,14 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
 
 
 def _lines(findings: dict[str, Any]) -> Iterator[str]:
-    plain = {name: value for name, value in findings.items() if name not in ("missing", "server")}
-    yield from rows_of({name: f"{v:.3f}" if isinstance(v, float) else v for name, v in plain.items()}, 12)
+    yield from lines_of(findings)
     for extra, names in findings["missing"].items():
-        state = f"missing {', '.join(names)}; pip install 'specact[{extra}]'" if names else "complete"
-        yield f"extra {extra:6} {state}"
-    if (server := findings.get("server")) is None:
-        return
-    yield f"server       {server['url']}: {server['bundle']}, specact {server['version']}"
-    for stage, times in server["stages_ms"].items():
-        yield f"  {stage:10} " + "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items())
-    lost, deadline_ms = f"{server['lost']} of {server['requests']} requests were lost", server["deadline_ms"]
-    yield f"  {lost}; advice: --deadline-ms {deadline_ms:.3g}"
-    if deadline_ms > findings["period_ms"]:
-        yield (
-            f"  this is longer than the control period of {findings['period_ms']:.0f} ms: verified steps delay the "
-            "control loop; lower --rate or use a faster link"
-        )
+        if names:
+            yield f"for {', '.join(names)}: pip install 'specact[{extra}]'"
+    if (server := findings.get("server")) is not None:
+        yield f"advice: --deadline-ms {server['deadline_ms']:.3g}"
+        if server["deadline_ms"] > findings["period_ms"]:
+            yield (
+                f"this is longer than the control period of {findings['period_ms']:.0f} ms: verified steps delay the "
+                "control loop; lower --rate or use a faster link"
+            )

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 
 from specact.cli.options import Access, Flat, Maybe, Options, Rare
-from specact.cli.output import command_line, print_result, progress_bars, remark, rows_of
+from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark
 from specact.errors import ConfigError, MissingExtraError
 from specact.imports import load_object, make_object
 from specact.interrupts import Interrupts
@@ -39,7 +39,6 @@ class Plan:
         env: the environment that they were trained for; empty if unknown.
         make: returns the source of actions for a robot.
         summarise: from the journal of the control loop and the source of actions, as plain values.
-        rows: the policies' own part of a summary, as text.
         about: metadata for a recording.
         note: called with every tick.
     """
@@ -49,7 +48,6 @@ class Plan:
     period_s: float
     make: Callable[[Any], Acting]
     summarise: Callable[[Journal, Any], dict[str, Any]]
-    rows: Callable[[dict[str, Any]], dict[str, str]]
     about: dict[str, Any]
     note: Callable[[Tick], None] = lambda tick: None
 
@@ -158,7 +156,7 @@ class Session(Options):
                     "recording": recording,
                 }  # fmt: skip
                 if summary["ticks"]:
-                    print_result(self.json, summary, _lines(plan, summary))
+                    print_result(self.json, summary, _lines(summary))
         if real is not None and acting.safety.stopped:
             raise SystemExit(STOPPED)
 
@@ -210,27 +208,11 @@ def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
         raise
 
 
-def _lines(plan: Plan, summary: dict[str, Any]) -> Iterator[str]:
+def _lines(summary: dict[str, Any]) -> Iterator[str]:
     if summary["episodes"]:
         won = sum(outcome["success"] for outcome in summary["episodes"])
         yield f"{won} of {len(summary['episodes'])} episodes succeeded"
-    late, seeing, stall = (summary[f"longest_{what}_ms"] for what in ("lateness", "observation", "stall"))
-    times = summary["inference_ms"].items()
-    rows = {
-        "control": f"{summary['ticks']} ticks of {1e3 * plan.period_s:.0f} ms, {summary['overruns']} more lost, "
-        f"longest lateness {late:.1f} ms, observation {seeing:.1f} ms, stall {stall:.1f} ms, "
-        f"{summary['outdated']} with an action too old to be sent",
-        "unusable": format_counts(summary["unusable"]),
-        "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in times if value is not None),
-        **plan.rows(summary),
-    }
-    if summary["line"] is not None:
-        rows["line"] = format_counts(summary["line"])
-    if (made := summary["recording"]) is not None:
-        rows["recorded"] = f"{made['steps']} control steps to {made['file']}, {made['dropped']} dropped"
-    yield from rows_of(rows)
-    if made is not None and made["error"] is not None:
-        yield made["error"]
+    yield from lines_of({name: value for name, value in summary.items() if name not in ("episodes", "stopped")})
     if summary["stopped"]:
         yield "the robot stopped itself: too many misses"
     if summary["stopped_by"] == "nothing":
@@ -238,11 +220,6 @@ def _lines(plan: Plan, summary: dict[str, Any]) -> Iterator[str]:
             "the robot was not told to stop: its last action stays in force; give --stop-action what makes it stand "
             "still, or the robot a method stop()"
         )
-
-
-def format_counts(counts: dict[str, int]) -> str:
-    """Counts as text."""
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def about(policy: str, fingerprint: str, units: ActionUnits | None, **more: Any) -> dict[str, Any]:

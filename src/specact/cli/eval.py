@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Maybe, Names, Options, Parts, Rare
+from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, print_result, progress_bars, table_of
 from specact.errors import ConfigError
 from specact.files import write_whole
@@ -51,9 +51,6 @@ class Details(Options):
     calibration_episodes: Count = 40  # per round, where a calibration has to be made first
     realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
     deadline_ms: Positive = 200.0  # with --realtime: how long a step waits for the target
-    mse: bool = False  # also measure each method's error along the demonstrations that were kept back in training
-    data: Maybe[str] = None  # of these demonstrations: folder that the recipe's data paths are relative to
-    demonstrations: Maybe[Count] = None  # at most so many of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Comparison(Options):
     out: Path  # run folder
     # also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a token policy
     # ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md)
-    methods: Names = METHODS
+    methods: str = ",".join(METHODS)
     gate_options: tuple[str, ...] = ()  # parameters of gates, NAME=VALUE or GATE.NAME=VALUE, such as alpha=0.3
     rate: InsideUnit = 0.6  # rate that gates are calibrated for; random gates run at the rate of their rival
     seed: Seed = 0  # random seed
@@ -76,7 +73,12 @@ class Comparison(Options):
         from specact.lab.rollout.methods import load_method
 
         super().__post_init__()
-        check_options(self.gate_options, [load_method(name).gate for name in self.methods])
+        check_options(self.gate_options, [load_method(name).gate for name in self.names])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The methods."""
+        return tuple(filter(None, map(str.strip, self.methods.split(","))))
 
     def report(self, summary: dict[str, Any], table: Table) -> None:
         """Prints the result."""
@@ -87,7 +89,7 @@ class Comparison(Options):
 class Eval(Options):
     """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
 
-    Without a simulator: specact offline eval. More options (times, gates, real time, errors): --help-all.
+    Without a simulator: specact offline eval. More options (times, gates, real time): --help-all.
     """
 
     pair: Positional[str]  # path or name of a pair, or MODULE:NAME
@@ -107,7 +109,7 @@ class Eval(Options):
 
         options = self.options
         what = Evaluation(
-            self.pair, self.env, options.methods, self.episodes, options.seed, options.rate, self.link,
+            self.pair, self.env, options.names, self.episodes, options.seed, options.rate, self.link,
             gate_options=options.gate_options, **vars(self.times), **vars(self.details), **vars(options.parts),
         )  # fmt: skip
         with Pool(options.workers, self.on) as pool, progress_bars() as update:
@@ -184,11 +186,9 @@ class Demo(Options):
             what = Evaluation(self.pair, None, methods, self.episodes, self.seed)
             summary = evaluate(what, folder, update, pool, command=command_line())
         lines: list[str | Table] = [summary_table(summary), *contrast_lines(summary)]
-        if methods == METHODS:
-            lines.append(_sentence(summary))
-            if (shown := _shown(pair, summary, self.seed, folder)) is not None:
-                summary |= {"shown": str(shown[0]), "choice": shown[1]}
-                lines += [f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}", shown[1]]
+        if methods == METHODS and (shown := _shown(pair, summary, self.seed, folder)) is not None:
+            summary |= {"shown": str(shown[0]), "choice": shown[1]}
+            lines += [f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}", shown[1]]
         print_result(self.json, summary, [*lines, f"run folder: {folder}"])
 
 
@@ -201,18 +201,6 @@ def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
     if isinstance(pair.parts, TokenParts):
         return TOKENS if pair.parts.drafters is not None else TOKENS[:2]
     return METHODS
-
-
-def _sentence(summary: dict[str, Any]) -> str:
-    """The main results of the table."""
-    m = summary["methods"]
-    success = {name: f"{m[name]['success']['rate']:.0%}" for name in METHODS}
-    saved = 1.0 - m["adahi"]["latency"]["per_action_ms"] / m["hybrid"]["latency"]["per_action_ms"]
-    return (
-        f"The draft alone succeeds in {success['draft']} of the episodes, the target in {success['target']}. "
-        f"ADAHI sends {m['adahi']['transmission_rate']:.0%} of the steps, succeeds in {success['adahi']} "
-        f"(random at the same rate: {success['random']}) and takes {saved:.0%} less time per action than hybrid."
-    )
 
 
 def _shown(pair: Pair[Any], summary: dict[str, Any], seed: int, folder: Path) -> tuple[Path, str] | None:

@@ -69,6 +69,8 @@ OLD = {
     "data generate": "specact data record",
     "tised explain": "specact tised analyse SWEEP --lever NAME",
     "advise --study": "it without: what other policies of the task need is in the package",
+    "export --bundle": "specact export RUN/bundles/NAME",
+    **dict.fromkeys(("eval --mse", "eval --data", "eval --demonstrations"), "specact offline eval, for errors"),
     "proxy --netem": "specact netem DEVICE",
 }
 # Options of earlier versions, still read, for what is now a verb's first word.

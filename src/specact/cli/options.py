@@ -30,17 +30,6 @@ Flat = Annotated[T, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 Rare = Annotated[T, tyro.conf.arg(name=""), _IF_ASKED]
 # An option that need not be given; its help does not say "(default: None)".
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
-# A list of names as one word.
-Names = Annotated[
-    tuple[str, ...],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="NAME,...",
-        instance_from_str=lambda words: tuple(name.strip() for name in words[0].split(",") if name.strip()),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda names: [",".join(names)],
-    ),
-]
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,23 @@ def rows_of(values: Mapping[str, Any], width: int = 10) -> list[str]:
     return [f"{name:{width}} {text}" for name, text in values.items()]
 
 
+def lines_of(values: Mapping[str, Any], width: int = 20) -> list[str]:
+    """Plain values as lines that begin with a name; those that are None are left out."""
+    return rows_of({name: text_of(value) for name, value in values.items() if value is not None}, width)
+
+
+def text_of(value: Any) -> str:
+    """A plain value as text: numbers with three decimals; nested lists and mappings on lines of their own."""
+    if isinstance(value, Mapping):
+        known = {name: entry for name, entry in value.items() if entry is not None}
+        if any(isinstance(entry, list | Mapping) for entry in known.values()):
+            return "".join(f"\n  {name:>18} {text_of(entry)}" for name, entry in known.items())
+        return ", ".join(f"{name} {text_of(entry)}" for name, entry in known.items()) or "none"
+    if isinstance(value, list):
+        return (", " if value and isinstance(value[0], str) else " ").join(map(text_of, value)) or "none"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
 def table_of(title: str, rows: list[dict[str, str]], caption: str = "") -> Table:
     """A table with the columns of its first row, the first of which names the row."""
     table = Table(title=title, caption=caption, box=None, padding=(0, 2, 0, 0))

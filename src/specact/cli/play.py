@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from specact.cli.driving import Plan, Session, about, format_counts
+from specact.cli.driving import Plan, Session, about
 from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import remark
 from specact.execution.schedule import Execution, Kind
@@ -77,7 +77,7 @@ class Play(Options):
             line = None if client is None else dict(client.counts)
             return journal.control() | runner.summary() | {"line": line}
 
-        return Plan(env, spec.observation, period_s, make, summarise, _rows, described)
+        return Plan(env, spec.observation, period_s, make, summarise, described)
 
     def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
         """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""
@@ -111,13 +111,3 @@ def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:
         remark(f"{unknown}: give the robot action_range = (low, high)", warn=True)
         return None
     return ranges[0].narrowed(ranges[-1])
-
-
-def _rows(summary: dict[str, Any]) -> dict[str, str]:
-    """What was played, and what was missed."""
-    age = summary["observation_age_ms"]
-    old = "" if age is None else f", observations {age:.0f} ms old when their first action was played"
-    return {
-        "chunks": f"{summary['chunks']} played of {summary['inferences']} inferred, {summary['idle']} idle ticks{old}",
-        "missed": format_counts(summary["misses"]),
-    }

@@ -11,7 +11,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_result, progress_bars, remark, table_of
+from specact.cli.output import lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import ConfigError
 from specact.records import NotNegative, Positive
 
@@ -84,15 +84,8 @@ class Advise(Options):
 
 
 def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
-    yield f"{advice['bundle']}: {advice['budget_ms']:g} ms on the device for an inference"
-    parts = ", ".join(f"{part} {ms:.3g}" for part, ms in advice["measured_here_ms"].items())
-    yield f"measured on this machine, one thread, medians [ms]: {parts}"
-    if advice["kappa"] != 1.0:
-        yield f"on the device, not measured: {advice['kappa']:g} times as long, as given"
-    yield (
-        f"link {advice['link']}, modelled: {advice['modelled_round_trip_ms']:.1f} ms for a request and its reply; "
-        f"a control step is {advice['control_step_ms']:g} ms"
-    )
+    about = ("bundle", "budget_ms", "measured_here_ms", "kappa", "link", "modelled_round_trip_ms", "control_step_ms")
+    yield from lines_of({name: advice[name] for name in about}, 24)
     if advice["ways"]:
         counts = sorted({way["episodes"] for way in advice["ways"]})
         episodes = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
@@ -101,11 +94,7 @@ def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
             "target takes what it takes here"
         )
         yield table_of("", [_row(way) for way in advice["ways"]], caption)
-    yield f"advice: {advice['advice']}"
-    if advice["no_server_from_ms"] is not None:
-        yield f"no server is needed from {advice['no_server_from_ms']:.3g} ms on"
-    if advice["others"] is not None:
-        yield advice["others"]
+    yield from lines_of({name: advice[name] for name in ("advice", "no_server_from_ms", "others")}, 24)
     for missing in advice["missing"]:
         yield f"not measured: {missing}"
 

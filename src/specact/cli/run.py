@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from specact.cli.driving import Plan, Session, about, format_counts
+from specact.cli.driving import Plan, Session, about
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
-from specact.cli.output import remark
+from specact.cli.output import remark, text_of
 from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import DriftAlarm
@@ -111,7 +111,7 @@ class Run(Options):
             if audits is not None and tick.record is not None and audits.take(tick.record) and audits.alarm is not None:
                 remark(
                     f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "
-                    f"{true_skip_text(true_skip(audits))}; check sensors and policies, or calibrate again",
+                    f"{text_of(true_skip(audits))}; check sensors and policies, or calibrate again",
                     warn=True,
                 )
 
@@ -125,7 +125,7 @@ class Run(Options):
             }
 
         described = about(pair.name, pair.fingerprint, pair.units, gate=self.gate)
-        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, _rows, described, note)
+        return Plan(pair.env, pair.observation, period_s, lambda robot: policy, summarise, described, note)
 
     def _verifier(
         self, stack: ExitStack, pair: Pair[Any], deadline_ms: float
@@ -151,21 +151,6 @@ class Run(Options):
         precision = self.details.activations or "float16"
         placed = placed_target(pair, staged, client, deadline_ms, cut=fixed, precision=precision)
         return pair.verifier(placed), client, placed
-
-
-def _rows(summary: dict[str, Any]) -> dict[str, str]:
-    """What the gate asked, and what came of it."""
-    held = "" if summary["held_rate"] is None else f"; {summary['held_rate']:.2f} wanted in the end"
-    rows = {"sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences{held}"}
-    if summary["late"] is None:
-        rows["missed"] = format_counts(summary["misses"])
-    else:  # a late verdict's miss comes after its tick
-        rows["late"] = format_counts(summary["late"])
-    if summary["cuts"] is not None:
-        rows["cuts"] = format_counts(summary["cuts"])
-    if summary["true_skip"] is not None:
-        rows["true skip"] = true_skip_text(summary["true_skip"])
-    return rows
 
 
 def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
@@ -207,15 +192,3 @@ def true_skip(audits: AuditEstimator) -> dict[str, Any]:
     known = {"expected": None, "alarm": None} if alarm is None else {"expected": alarm.level, "alarm": alarm.raised}
     counts = {"audits": found.count, "missed": audits.missed}
     return {"mean": found.mean, "low": found.low, "high": found.high} | counts | known
-
-
-def true_skip_text(found: dict[str, Any]) -> str:
-    """The values of :func:`true_skip` as text."""
-    if found["mean"] is None:
-        return f"unknown: no audit was answered, {found['missed']} were missed"
-    unknown = "no alarm, for lack of a calibration that says what to expect"
-    alarm = {None: unknown, True: "ALARM", False: "no alarm"}[found["alarm"]]
-    return (
-        f"{found['mean']:.2f} [{found['low']:.2f}, {found['high']:.2f}] of what is skipped, from {found['audits']} "
-        f"audits ({found['missed']} missed); {alarm}"
-    )

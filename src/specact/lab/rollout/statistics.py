@@ -60,26 +60,6 @@ def seeds_interval(groups: Sequence[NDArray[np.float64]], rng: np.random.Generat
     return Interval(float(np.mean([values.mean() for values in groups])), float(low), float(high))
 
 
-def success_margin(first: NDArray[np.bool_], second: NDArray[np.bool_], share: float = 1.0) -> Interval:
-    """Success of the first minus a share of the second's, on the same episodes, with a 95 % interval.
-
-    Wald's interval after adding half an episode to each of the four cells of the paired table (Agresti & Min 2005,
-    there for a share of 1), so that its width is not zero where no episode differs. The mean is without that addition.
-
-    Args:
-        first, second: bool ``[episodes]``, in the same order.
-        share: of the second's success.
-    """
-    weights = np.array([1.0 - share, 1.0, -share, 0.0])
-    pairs = np.array(
-        [(first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()]
-    )
-    shares = (pairs + 0.5) / (len(first) + 2.0)
-    centre = float(weights @ shares)
-    half_width = float(stats.norm.ppf(0.975) * np.sqrt((weights**2 @ shares - centre**2) / (len(first) + 2.0)))
-    return Interval(float(first.mean() - share * second.mean()), centre - half_width, centre + half_width)
-
-
 @dataclass(frozen=True)
 class Contrast:
     """The paired comparison of two methods on the same episodes.
