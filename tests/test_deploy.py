@@ -76,7 +76,7 @@ def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path) -> N
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace(f"{PREFIX}specact", "/bin/true"))
     for command in (["verify"], ["security", "--offline=true", "--threshold=20"]):  # of 100
-        words = ["systemd-analyze", *command, unit]
+        words = ["systemd-analyze", *command, str(unit)]
         done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout
         assert UNIT.name not in done.stdout or command[0] == "security", done.stdout
@@ -97,7 +97,7 @@ def proxying(folder: Path, config: str, *words: str, **environment: str) -> Iter
 
 
 @contextmanager
-def caddy(folder: Path, port: int, servers: list[int]) -> Iterator[ssl.SSLContext]:
+def caddy(folder: Path, port: int, servers: list[int]) -> Iterator[ssl.SSLContext | None]:
     """Caddy with our file, before servers of this machine: what trusts the authority that it made."""
     # Neither ports below 1024 nor this machine's trusted certificates.
     text = CADDY.read_text().replace("admin off\n", "admin off\n\tskip_install_trust\n\tauto_https disable_redirects\n")

@@ -179,7 +179,7 @@ def test_every_row_of_a_batch_is_a_robot_of_its_own() -> None:
                 {name: rng.uniform(-1, 1, field.shape) for name, field in pair.observation.fields.items()}
                 for _ in range(size)
             ]
-            batch = {f"observation.{name}": np.float32([row[name] for row in seen]) for name in seen[0]}
+            batch = {f"observation.{name}": np.array([row[name] for row in seen], np.float32) for name in seen[0]}
             found = policy.select_action({name: torch.from_numpy(values) for name, values in batch.items()})
             wanted = [
                 robot.act({k: np.float32(v) for k, v in row.items()}) for robot, row in zip(alone, seen, strict=False)
@@ -358,8 +358,8 @@ def test_a_rollout_goes_on_without_its_server(tmp_path: Path, environment: dict[
             "--robot.env=ball", "--robot.seed=1", "--fps=20", "--duration=8", "--return_to_initial_position=false",
         ]  # fmt: skip
         command = Command(tmp_path, environment, words)
-        status = f"http://{url}/v1/status"
-        wait_for(lambda: json.load(urllib.request.urlopen(status))["outcomes"].get("ok", 0) >= 5, "it is asked")
+        page = f"http://{url}/v1/status"
+        wait_for(lambda: json.load(urllib.request.urlopen(page))["outcomes"].get("ok", 0) >= 5, "it is asked")
         process.kill()
         status, said = command.end()
     assert status == 0, said
