@@ -122,7 +122,7 @@ def drive(url: str) -> dict[str, object]:
     with specact.connect(url, deadline_ms=50.0) as policy, InferenceThread(policy) as inference:
         runner, journal = ChunkRunner(inference, Execution("aligned", 8, 4)), Journal(0.05)
         run_loop(Arm(), runner, 0.05, runner.clock, lambda: runner.counts["idle"] < 9, journal.note)
-        return {"first": policy({"state": np.zeros(8)}), **journal.control(), **runner.summary()}
+        return {"first": policy({"state": np.zeros(8)}), **journal.summary(), **runner.summary()}
 
 
 def pair(gate: Gate) -> specact.SpeculativePolicy:

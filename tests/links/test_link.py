@@ -49,14 +49,6 @@ def test_recordings_by_path(series: Path, tmp_path: Path) -> None:
     assert isinstance(load_link(f"rtt:{series}+loss=0.1"), LossyLink)
 
 
-def test_a_recording_is_read_once_and_again_when_it_changed(series: Path) -> None:
-    first = load_link(f"rtt:{series}")
-    assert load_link(f"rtt:{series}") is first
-    series.write_text("10\n20\n30\n")
-    again = load_link(f"rtt:{series}")
-    assert isinstance(again, TraceLink) and len(again.rtt_ms) == 3
-
-
 WRONG = {
     "": "mahimahi:UP_PATH,DOWN_PATH", "wifi-papr": "wifi-paper", "wifi-papr+loss=0.1": "wifi-paper",
     "wifi-paper+loss": "wifi-paper", "rttt:x": "rttt:x", "lan+los=0.3": "loss", "lan+loss=1": "loss",

@@ -1,8 +1,6 @@
 """Replay of round trips and of delivery opportunities, and the files they come from."""
 
-import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,37 +9,26 @@ from hypothesis import strategies as st
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.model import round_trip
 from specact.links.recordings import MahimahiLink, TraceLink, read_series
 
 RNG = np.random.default_rng(0)
 
 
 # Round trips: 10, 20 and 40 ms; back to back they cover [0, 10), [10, 30) and [30, 70) ms.
+RTTS = np.array([10.0, 20.0, 40.0])
 
 
 @pytest.mark.parametrize(
-    ("at_ms", "way_ms"), [(0, 5), (9.999, 5), (10, 10), (29.999, 10), (30, 20), (69.999, 20), (70, 5), (150, 10)]
+    ("link", "ways_ms"),
+    [
+        (TraceLink(RTTS), {0: 5, 9.999: 5, 10: 10, 29.999: 10, 30: 20, 69.999: 20, 70: 5, 150: 10}),
+        (TraceLink(RTTS, period_ms=100.0), {0: 5, 99.999: 5, 100: 10, 200: 20, 299.999: 20, 300: 5}),
+        (TraceLink(RTTS, start_s=0.03), {0: 20, 39.9: 20, 40: 5}),
+    ],
 )
-def test_back_to_back_each_round_trip_stands_for_its_own_time(at_ms: float, way_ms: float) -> None:
-    link = TraceLink(np.array([10.0, 20.0, 40.0]))
-    assert link.delay(10**6, True, at_ms / 1e3, RNG) == link.delay(0, False, at_ms / 1e3, RNG) == way_ms / 1e3
-
-
-@pytest.mark.parametrize(("at_ms", "way_ms"), [(0, 5), (99.999, 5), (100, 10), (200, 20), (299.999, 20), (300, 5)])
-def test_with_a_period_each_stands_for_one_period(at_ms: float, way_ms: float) -> None:
-    assert TraceLink(np.array([10.0, 20.0, 40.0]), period_ms=100.0).delay(1, True, at_ms / 1e3, RNG) == way_ms / 1e3
-
-
-def test_a_stall_lasts_as_long_as_it_was_measured_only_back_to_back() -> None:
-    rtts = np.array([10.0, 7000.0, 10.0, 10.0])
-    assert round_trip(TraceLink(rtts), 1, 1, 0.01, RNG) == pytest.approx(7.0)
-    assert round_trip(TraceLink(rtts, period_ms=10.0), 1, 1, 0.01, RNG) == pytest.approx(3.5 + 0.005, abs=3e-3)
-
-
-def test_the_start_moves_the_recording() -> None:
-    link = TraceLink(np.array([10.0, 20.0, 40.0]), start_s=0.03)
-    assert [link.delay(1, True, at, RNG) for at in (0.0, 0.0399, 0.04)] == [0.02, 0.02, 0.005]
+def test_each_round_trip_stands_for_its_own_time_or_for_one_period(link: TraceLink, ways_ms: dict[float, int]) -> None:
+    for at_ms, way_ms in ways_ms.items():
+        assert link.delay(10**6, True, at_ms / 1e3, RNG) == link.delay(0, False, at_ms / 1e3, RNG) == way_ms / 1e3
 
 
 def test_moments_are_exact_long_after_the_start() -> None:
@@ -53,22 +40,22 @@ def test_moments_are_exact_long_after_the_start() -> None:
     assert (np.floor(ks * 0.1 / 0.1) != ks).any() or (np.floor((ks * 0.1 % 0.7) / 0.1) != ks % 7).any()
 
 
-@pytest.mark.parametrize("line", ["", "abc", "0", "-1", "nan", "inf", "1e10", "1,5", "1_000"])
-def test_a_line_that_is_no_round_trip_is_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / "series").write_text(f"1\n2\n{line}\n")
-    with pytest.raises(ConfigError, match=r"series: line 3 "):
-        load_link(f"rtt:{tmp_path / 'series'}")
-
-
 @pytest.mark.parametrize(
-    ("content", "line"),
-    [("0\n5\n4\n", 3), ("1.5\n", 1), ("-1\n2\n", 1), ("1\n\n2\n", 2), ("0\n0\n", 2), ("0\nx\n3\n", 2), ("nan\n", 1)],
-)
-def test_a_line_that_is_no_delivery_is_named(content: str, line: int, tmp_path: Path) -> None:
-    (tmp_path / "up").write_text(content)
+    ("kind", "content", "line"),
+    [
+        *(("rtt", f"1\n2\n{wrong}\n", 3) for wrong in ("", "abc", "0", "-1", "nan", "inf", "1e10", "1,5", "1_000")),
+        *(("mahimahi", content, line) for content, line in (
+            ("0\n5\n4\n", 3), ("1.5\n", 1), ("-1\n2\n", 1), ("1\n\n2\n", 2), ("0\n0\n", 2), ("nan\n", 1))),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_round_trip_or_delivery_is_named(kind: str, content: str, line: int, tmp_path: Path) -> None:
+    (tmp_path / "series").write_text(content)
     (tmp_path / "down").write_text("1\n")
-    with pytest.raises(ConfigError, match=f"up and .*down: line {line} "):
-        load_link(f"mahimahi:{tmp_path / 'up'},{tmp_path / 'down'}")
+    path = tmp_path / "series"
+    with pytest.raises(ConfigError, match=rf"series.*: line {line} "):
+        load_link(f"rtt:{path}" if kind == "rtt" else f"mahimahi:{path},{tmp_path / 'down'}")
+    with pytest.raises(ConfigError, match="1-D array"):
+        TraceLink(np.zeros((1, 1)))
 
 
 def test_files_that_cannot_be_read_are_refused_and_any_line_end_will_do(tmp_path: Path) -> None:
@@ -89,54 +76,26 @@ def test_a_replayed_link_cannot_be_changed() -> None:
         link.rtt_ms[0] = 1.0
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: TraceLink(np.array([])), "1-D array"),
-        (lambda: TraceLink(np.array([[1.0]])), "1-D array"),
-        (lambda: TraceLink(np.array([1.0, math.nan])), "line 2"),
-        (lambda: MahimahiLink(np.array([2, 1]), np.array([1])), "line 2"),
-        (lambda: MahimahiLink(np.array([1]), np.array([0])), "line 1"),
-    ],
-)
-def test_a_recording_refuses_what_cannot_be(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()
-
-
 # Deliveries at 1, 3, 3 and 10 ms, then at 11, 13, 13, 20, ...
+DELIVERIES = MahimahiLink(np.array([1, 3, 3, 10]), np.array([1]))
 
 
 @pytest.mark.parametrize(
     ("at_ms", "size", "leaves_ms"),
     [
-        (0, 0, 1),
-        (0, 1, 1),
-        (0, 1500, 1),
-        (0, 1501, 3),
-        (0, 4500, 3),
-        (0, 4501, 10),
-        (0, 6000, 10),
-        (0, 6001, 11),
-        (3, 3000, 3),
-        (3, 3001, 10),
-        (3.000001, 1, 10),
+        (0, 0, 1), (0, 1500, 1), (0, 1501, 3), (0, 4501, 10), (0, 6001, 11), (3, 3001, 10), (3.000001, 1, 10),
         (10, 1, 10),  # the last of a lap is still there at its own moment
-        (10, 1501, 11),
-        (10.000001, 1, 11),
-        (25, 15_001, 53),  # 11 packets from 25: 30; 31 33 33 40; 41 43 43 50; 51 53
-        (10_000_003, 1500, 10_000_003),
+        (10, 1501, 11), (10.000001, 1, 11), (25, 15_001, 53), (10_000_003, 1500, 10_000_003),
     ],
-)
+)  # fmt: skip
 def test_a_packet_leaves_at_every_recorded_moment(at_ms: float, size: int, leaves_ms: float) -> None:
-    link = MahimahiLink(np.array([1, 3, 3, 10]), np.array([1]))
-    assert at_ms + 1e3 * link.delay(size, True, at_ms / 1e3, RNG) == pytest.approx(leaves_ms, abs=1e-5)
-    assert at_ms + 1e3 * link.busy(size, True, at_ms / 1e3) == pytest.approx(leaves_ms, abs=2e-6 + 1e-12 * at_ms)
+    assert at_ms + 1e3 * DELIVERIES.delay(size, True, at_ms / 1e3, RNG) == pytest.approx(leaves_ms, abs=1e-5)
+    busy_ms = 1e3 * DELIVERIES.busy(size, True, at_ms / 1e3)
+    assert at_ms + busy_ms == pytest.approx(leaves_ms, abs=2e-6 + 1e-12 * at_ms)
 
 
 def test_a_next_message_gets_other_opportunities() -> None:
-    link = MahimahiLink(np.array([1, 3, 3, 10]), np.array([1]))
-    at, left = 0.0, []
+    link, at, left = DELIVERIES, 0.0, []
     for _ in range(5):
         left.append(round(1e3 * (at + link.delay(1500, True, at, RNG)), 3))
         at += link.busy(1500, True, at)
@@ -150,9 +109,7 @@ def test_directions_have_traces_of_their_own() -> None:
 
 
 @given(
-    steps=st.lists(st.integers(0, 4), min_size=1, max_size=8),
-    at_us=st.integers(0, 60_000),
-    packets=st.integers(1, 30),
+    steps=st.lists(st.integers(0, 4), min_size=1, max_size=8), at_us=st.integers(0, 60_000), packets=st.integers(1, 30)
 )
 def test_deliveries_are_those_found_by_counting(steps: list[int], at_us: int, packets: int) -> None:
     trace = np.cumsum(steps)

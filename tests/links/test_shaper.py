@@ -1,11 +1,14 @@
-"""The shaper with real sockets. Times are checked from below; from above only so that a test ends."""
+"""Shaping with real sockets. Times are checked from below; from above only so that a test ends."""
 
+import shlex
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from tests.remote.conftest import listening
 from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.model import Link, OutageLink, SteadyLink
-from specact.links.recordings import MahimahiLink
-from specact.links.shaper import LinkEvent, Pacer, Shaper
+from specact.links.recordings import MahimahiLink, TraceLink
+from specact.links.shaper import Pacer, Shaper, kernel_shaped, netem_options
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PATIENCE = 20.0  # seconds before a test gives up
@@ -51,6 +54,10 @@ def ask(side: socket.socket, data: bytes = b"ping") -> float:
 def resetting(side: socket.socket) -> None:
     """Makes a socket end with a reset when it is closed."""
     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def noting(events: list[Any]) -> Any:
+    return lambda *event: events.append(event)
 
 
 @contextmanager
@@ -157,8 +164,11 @@ def test_a_reset_by_one_side_reaches_the_other(who: str) -> None:
             side.recv(1)
         ends.append(ConnectionResetError)
 
-    events: list[LinkEvent] = []
-    with listening(serve) as port, Shaper(SLOW, "127.0.0.1", port, on_event=events.append) as shaper:
+    events: list[Any] = []
+    with (
+        listening(serve) as port,
+        Shaper(SLOW, "127.0.0.1", port, on_event=noting(events)) as shaper,
+    ):
         with connected(shaper.port) as client:
             ask(client)
             start = time.monotonic()
@@ -171,17 +181,20 @@ def test_a_reset_by_one_side_reaches_the_other(who: str) -> None:
         if who == "client":
             wait_for(lambda: ends)
             assert time.monotonic() - start >= 0.02  # it travels like any message
-    assert events == [LinkEvent(0, "opened", 0, 0), LinkEvent(0, "reset", 4, 4)]
+    assert events == [(0, "opened", 0, 0), (0, "reset", 4, 4)]
 
 
 def test_a_target_that_is_not_there_is_a_reset_for_the_client() -> None:
-    events: list[LinkEvent] = []
-    with listening_nowhere() as port, Shaper(LOOPBACK, "127.0.0.1", port, on_event=events.append) as shaper:
+    events: list[Any] = []
+    with (
+        listening_nowhere() as port,
+        Shaper(LOOPBACK, "127.0.0.1", port, on_event=noting(events)) as shaper,
+    ):
         # The reset may arrive before `connect` has returned.
         with pytest.raises(ConnectionResetError), connected(shaper.port) as client:
             client.recv(1)
         wait_for(lambda: len(events) == 2)
-    assert [event.kind for event in events] == ["opened", "refused"]
+    assert [kind for _, kind, *_ in events] == ["opened", "refused"]
 
 
 def test_a_receiver_that_does_not_read_holds_the_sender_back() -> None:
@@ -222,13 +235,62 @@ def test_the_same_seed_draws_the_same_delays(echo_port: int) -> None:
     assert len(set(due[0])) == 6  # every connection and direction has a stream of its own
 
 
-def test_what_cannot_be_is_refused(echo_port: int) -> None:
-    with pytest.raises(ConfigError, match="seed"):
-        Shaper(LOOPBACK, "127.0.0.1", echo_port, seed=-1)
-    with pytest.raises(ConfigError, match="no-such-host"):
-        Shaper(LOOPBACK, "no-such-host", 1)
-    with (
-        pytest.raises(ConfigError, match=str(echo_port)),
-        Shaper(LOOPBACK, "127.0.0.1", echo_port, listen_port=echo_port),
-    ):
-        pass
+# ---- the kernel's network emulator -----------------------------------------------------------------------------------
+
+WIFI = "delay 6.027ms 0.214ms distribution normal rate 55400kbit"
+RECORDED, INTERRUPTED = TraceLink(np.array([1.0])), load_link("lan+loss=0.1+outage=5:3")
+
+
+@pytest.mark.parametrize(
+    ("name", "up", "down"),
+    [
+        ("wifi-paper", WIFI, WIFI),
+        ("5g", "delay 10.000ms 2.828ms distribution normal rate 50000kbit",
+         "delay 10.000ms 2.828ms distribution normal rate 100000kbit"),
+        ("wifi-paper+delay=20+rate=2+loss=0.3",
+         *["delay 16.027ms 0.214ms distribution normal rate 2000kbit loss random 30%"] * 2),
+        ("loopback", *["delay 0.000ms rate 1000000000kbit"] * 2),
+    ],
+)  # fmt: skip
+def test_a_steady_link_in_the_words_of_tc(name: str, up: str, down: str) -> None:
+    link = load_link(name)
+    assert (netem_options(link, up=True), netem_options(link, up=False)) == (up, down)
+
+
+@pytest.mark.parametrize("link", [RECORDED, INTERRUPTED])
+def test_recordings_and_outages_have_no_such_words(link: Link) -> None:
+    assert netem_options(link, up=True) is None
+    with pytest.raises(ConfigError, match="recorded"), kernel_shaped("lo", link, up=True):
+        pytest.fail("it was shaped")
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a ``tc`` was called with that stands in for a kernel with netem, and fails where the file REFUSE exists."""
+    tool, log = tmp_path / "tc", tmp_path / "log"
+    tool.write_text(
+        f'#!/bin/sh\necho "tc $*" >> {shlex.quote(str(log))}\n'
+        f"if [ -e {shlex.quote(f'{tmp_path}/REFUSE')} ]; then echo 'Operation not permitted' >&2; exit 2; fi\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return log
+
+
+def test_the_kernel_shapes_for_a_while_and_then_no_longer(log: Path) -> None:
+    add = f"tc qdisc add dev lo root netem {WIFI}"
+    with kernel_shaped("lo", load_link("wifi-paper"), up=True) as command:
+        assert command == add and log.read_text().splitlines() == [add]
+    assert log.read_text().splitlines() == [add, "tc qdisc del dev lo root netem"]
+
+
+def test_a_kernel_that_refuses_is_named_and_nothing_is_removed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (log.parent / "REFUSE").touch()
+    with pytest.raises(ConfigError, match="not permitted"), kernel_shaped("lo", load_link("lan"), up=True):
+        pytest.fail("it was not shaped")
+    assert len(log.read_text().splitlines()) == 1
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="iproute2"), kernel_shaped("lo", load_link("lan"), up=True):
+        pytest.fail("it was not shaped")
+    with pytest.raises(ConfigError, match="--help"), kernel_shaped("--help", load_link("lan"), up=True):
+        pytest.fail("it was shaped")

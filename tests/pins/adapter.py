@@ -248,7 +248,8 @@ def runner_of(
     if kind == "roll_forward":
         model = lambda seen, actions: {**seen, "state": seen["state"] + np.float32(0.01) * actions.sum()}  # noqa: E731
     fallback = Fallback("execute_draft", stops_after, (0.0,) * policy.spec.actions, max_chunk_age_ms)
-    inference, execution = _Chunks(LocalSource(policy), clock, took_s), Execution(kind, execute, overlap)
+    inference: Any = _Chunks(LocalSource(policy), clock, took_s)
+    execution = Execution(kind, execute, overlap)
     return ChunkRunner(inference, execution, roll_forward=model, fallback=fallback, clock=clock, **options), clock
 
 

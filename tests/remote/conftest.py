@@ -1,16 +1,13 @@
-"""A server that misbehaves as told, and a robot that checks itself."""
+"""A server that misbehaves as told, in either protocol, and a device that asks it numbered questions."""
 
 from __future__ import annotations
 
-import select
 import socket
-import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,20 +19,21 @@ from websockets.http11 import Request as HttpRequest
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from specact import Pair, SpeculativePolicy, load_pair
+from specact import Pair, load_pair
 from specact.errors import RemoteError
-from specact.families.codes.policy import executed_codes
-from specact.families.codes.sampling import verify
-from specact.gates import Always
-from specact.remote import Client, ClientSettings, Endpoint, remote_verifier
-from specact.rng import Role, StepAddress, stream
-from specact.safety import EXECUTE_DRAFT, Fallback
-from specact.types import StepRecord
-from specact.wire.exchange import Request
-from specact.wire.messages import PROTOCOL, Ask, Failure, Reply, Welcome, encode, read_ask, request_of
+from specact.families.chunks.openpi import openpi_endpoint
+from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.sources import chunk_policy
+from specact.observation import Window
+from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget
+from specact.rng import StepAddress
+from specact.types import ActionUnits, Miss
+from specact.wire import openpi
+from specact.wire.messages import PROTOCOL, Reply, Welcome, encode, read_ask, request_of
 
-QUICK = ClientSettings(first_delay_s=0.01, longest_delay_s=0.1)
+QUICK = ClientSettings(first_delay_s=0.01, longest_delay_s=0.05)
 PATIENT_MS = 20_000.0
+BOTH = ("specact", "openpi")
 
 
 def frame(payload: bytes) -> bytes:
@@ -120,195 +118,137 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
             assert not thread.is_alive()
 
 
-class Cable:
-    """A relay to a server of this machine, for :func:`listening`, that breaks as told.
-
-    Attributes:
-        flows: cleared, nothing passes, and nothing is lost.
-        plugged: cleared, new connections end at once.
-        endings: each ends all connections there are: ``reset``, or ``freeze``, after which they look open.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.flows, self.plugged, self._over = threading.Event(), threading.Event(), threading.Event()
-        self.endings: list[str] = []
-        self.mend()
-
-    def mend(self) -> None:
-        self.flows.set()
-        self.plugged.set()
-
-    def end(self) -> None:
-        """Lets go of what is frozen."""
-        self._over.set()
-        self.mend()
-
-    def serve(self, side: socket.socket) -> None:
-        before = len(self.endings)
-        if not self.plugged.is_set():
-            return
-        with socket.create_connection(("127.0.0.1", self._port)) as server:
-            other = {side: server, server: side}
-            while not self._over.is_set():
-                for ready in select.select(list(other), [], [], 0.01)[0]:
-                    self.flows.wait(60)
-                    if len(self.endings) == before:
-                        other[ready].sendall(data := ready.recv(65536))
-                        if not data:
-                            return
-                if len(self.endings) > before:
-                    if self.endings[-1] == "freeze":
-                        self._over.wait(60)
-                    side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    return
+@chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=20.0, low=[-500, -500], high=[500, 500])
+def draft(seen: Any) -> Any:
+    return np.zeros((len(seen["state"]), 3, 2))
 
 
-Behave = Callable[["Rogue", Peer, Ask], None]
+RANGE = ActionUnits.of_range(np.full(2, -500, np.float32), np.full(2, 500, np.float32))
+PAIR = ChunkParts("foreign", draft, RANGE, draft.spec, None, 1, 0.0).pair()
+CONTRACT = PAIR.exchange.contract
 
 
-class Rogue:
-    """A server of a bundle that greets and answers as told.
-
-    Attributes:
-        behave: told of every request; :func:`honest` answers as a server should.
-        greet: told of every hello.
-        asks: all requests, whichever connection they came by.
-    """
-
-    def __init__(self, bundle: Pair[Any]) -> None:
-        self.bundle, self.contract = bundle, bundle.exchange.contract
-        self.behave: Behave = honest
-        self.greet: Callable[[Peer], None] = lambda peer: peer.say(self.welcome())
-        self.asks: list[Ask] = []
-        self.peers: list[Peer] = []
-
-    def welcome(self, **changes: Any) -> Welcome:
-        contract = self.contract
-        welcome = Welcome(
-            PROTOCOL, "ball", "0" * 16, "0", 1 << 20, contract.family, dict(contract.spec), contract.describe()
-        )
-        return msgspec.structs.replace(welcome, **changes)
-
-    def answer(self, ask: Ask, **fields: Any) -> Reply:
-        """The right reply, with these fields of the message instead."""
-        (arrays,) = self.bundle.exchange.answer(ask.kind, [request_of(ask, self.contract)])
-        assert isinstance(arrays, dict)
-        payload = self.contract.kinds[ask.kind].reply.pack(arrays)
-        return msgspec.structs.replace(Reply(ask.id, 0.0, 0.1, 0.2, 1, payload), **fields)
-
-    def serve(self, side: socket.socket) -> None:
-        peer, greeted = Peer(side), False
-        self.peers.append(peer)
-        for payload in peer.messages():
-            if greeted:
-                self.asks.append(read_ask(payload))
-                self.behave(self, peer, self.asks[-1])
-            else:
-                greeted = True
-                self.greet(peer)
+def answer_to(number: float) -> np.ndarray:
+    """The chunk for the question with this number: no other has it."""
+    return np.array([[number, 1.0], [number, 2.0], [number, 3.0]], np.float32)
 
 
-def honest(rogue: Rogue, peer: Peer, ask: Ask) -> None:
-    peer.say(rogue.answer(ask))
+@dataclass
+class Question:
+    """A request as the server reads it: what tells it from others, and its id in specact's protocol."""
+
+    number: float
+    id: int = 0
 
 
-def silent(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+Behave = Callable[["There", Peer, Question], None]
+
+
+def honest(there: There, peer: Peer, question: Question) -> None:
+    peer.say(there.reply(question))
+
+
+def silent(there: There, peer: Peer, question: Question) -> None:
     """Says nothing."""
 
 
-def failing(code: Any) -> Behave:
-    return lambda rogue, peer, ask: peer.say(Failure(ask.id, code, "no"))
+class There:
+    """A server of a chunk policy that greets and answers as told.
 
-
-class Robot:
-    """A policy whose chunks are cut to one action, every step of which asks the target.
-
-    Args:
-        bundle, client: on the device.
-        deadline_ms: of a step.
-        sampling: where codes are drawn.
-        fallback: for missed steps.
+    Attributes:
+        behave: told of every question; :func:`honest` answers as a server should.
+        greeting: its first message, of openpi's protocol unasked; None for none.
+        questions, peers: all of them, whichever connection they came by; and the connections.
     """
 
-    def __init__(
-        self, bundle: Pair[Any], client: Client, *, deadline_ms: float = PATIENT_MS, sampling: Any = "device",
-        fallback: Fallback = EXECUTE_DRAFT,
-    ) -> None:  # fmt: skip
-        self.bundle = bundle.composed(spec=msgspec.structs.replace(bundle.parts.spec, execute=1))
-        self.client, self.fallback = client, fallback
-        verifier = remote_verifier(client, bundle, deadline_ms, sampling)
-        self.policy = SpeculativePolicy(self.bundle, Always(), verifier=verifier, fallback=fallback, seed=5)
-        client.report = self.policy.counts
-        self.records: list[StepRecord] = []
-        self.actions: list[np.ndarray] = []
-        self._walk = np.random.default_rng(0)
+    def __init__(self, protocol: str) -> None:
+        self.native = protocol == "specact"
+        self.behave: Behave = honest
+        welcome = Welcome(PROTOCOL, "foreign", "0" * 16, "0", 1 << 20, CONTRACT.family, dict(CONTRACT.spec),
+                          CONTRACT.describe())  # fmt: skip
+        self.greeting: Any = welcome if self.native else openpi.encode({"reset_pose": [0.0, 1.0]})
+        self.questions: list[Question] = []
+        self.peers: list[Peer] = []
+        self.released = threading.Event()
 
-    def step(self) -> StepRecord:
-        state = np.clip(0.6 * self._walk.standard_normal(self.bundle.observation["state"].shape), -1.0, 1.0)
-        self.actions.append(self.policy.act({"state": state, "goal": np.array([0.3, -0.2])}))
-        assert self.policy.record is not None
-        self.records.append(self.policy.record)
-        return self.policy.record
+    def reply(self, question: Question, number: float | None = None, **fields: Any) -> Any:
+        """The right reply, or one with another number everywhere, or other fields of the message."""
+        chunk = answer_to(question.number) if number is None else np.full((3, 2), number, np.float32)
+        if self.native:
+            payload = CONTRACT.kinds["infer"].reply.pack({"chunk": chunk})
+            return msgspec.structs.replace(Reply(question.id, 0.0, 0.1, 0.2, 1, payload), **fields)
+        return openpi.encode({"actions": chunk, "server_timing": {"infer_ms": 0.5}} | fields)
 
-    def play(self, steps: int, period_s: float = 0.0) -> Robot:
-        for _ in range(steps):
-            self.step()
-            time.sleep(period_s)
-        return self
+    def serve(self, side: socket.socket) -> None:
+        peer, greeted = Peer(side, None if self.native else self.greeting), not self.native
+        self.peers.append(peer)
+        for payload in peer.messages():
+            if not greeted:
+                peer.say(self.greeting)
+            elif self.native:
+                ask = read_ask(payload)
+                self.questions.append(Question(float(request_of(ask, CONTRACT).window["state"][0, 0]), ask.id))
+            else:
+                self.questions.append(Question(float(openpi.decode(payload)["observation/state"][0])))
+            if greeted:
+                self.behave(self, peer, self.questions[-1])
+            greeted = True
 
-    def find_back(self, verified: int = 1) -> Robot:
-        """Plays until so many more steps were verified."""
-        wanted, until = self.verified + verified, time.monotonic() + 60.0
-        while self.verified < wanted:
-            assert time.monotonic() < until, self.client.problem
-            self.play(1, 0.01)
-        return self
 
-    @property
-    def verified(self) -> int:
-        return sum(record.outcome is not None for record in self.records)
+class Device:
+    """Asks the numbered questions; an answer to another one fails the test.
 
-    @property
-    def causes(self) -> Counter[str]:
-        """Misses so far, by cause."""
-        return Counter(record.miss for record in self.records if record.miss is not None)
+    Attributes:
+        causes: the misses so far.
+    """
 
-    def check(self, *causes: str) -> None:
-        """What holds whatever link and server do: misses have these causes, and no step has another's answer."""
-        assert set(self.causes) <= set(causes), self.causes
-        counts = self.policy.counts
-        assert counts["missed"] == self.causes.total() and counts["transmitted"] == self.verified + counts["missed"]
-        for record, action in zip(self.records, self.actions, strict=True):
-            proposal, number = record.proposal, record.address.step
-            codes, chunk = proposal.evidence.codes, proposal.actions
-            if record.outcome is not None:
-                target = self.bundle.parts.target.infer(proposal.window)
-                rng = stream(5, Role.VERIFY, robot=0, episode=record.address.episode, step=number)
-                codes = verify(target, proposal.evidence.draft, codes, rng).codes
-                chunk = self.bundle.parts.tokenizer.decode(codes, target.offsets)
-            assert np.array_equal(executed_codes(record), codes), f"step {number} has the answer to another step"
-            if record.miss is None or self.fallback.on_miss == "execute_draft":
-                assert np.array_equal(action, self.bundle.parts.tokenizer.to_environment(chunk[0])), f"step {number}"
+    def __init__(self, client: Client, deadline_ms: float) -> None:
+        self.client, self.causes, self._number = client, Counter[str](), 0
+        self._target = RemoteTarget(client, PAIR.exchange, deadline_ms)
+
+    def ask(self) -> str | None:
+        """The cause of the miss, or None for the answer."""
+        self._number += 1
+        window, address = Window({"state": np.array([[self._number, 0.0]], np.float32)}), StepAddress(0, 0, 0, 0)
+        found = self._target.submit(window, address).result()
+        if isinstance(found, Miss):
+            self.causes[found.cause] += 1
+            return found.cause
+        np.testing.assert_array_equal(found.value, answer_to(self._number))
+        return None
+
+    def asks(self, count: int) -> list[str | None]:
+        return [self.ask() for _ in range(count)]
+
+    def find_back(self) -> None:
+        """Asks until there is an answer again."""
+        wait_for(lambda: self.ask() is None)
+
+
+def endpoint_of(protocol: str, port: int) -> Endpoint:
+    return at(port) if protocol == "specact" else openpi_endpoint(f"openpi:ws://127.0.0.1:{port}", None, None, CONTRACT)
 
 
 @contextmanager
-def driving(*robots: Robot) -> Iterator[None]:
-    """Drives robots at 20 Hz, each in a thread, while the block does something to their link."""
-    stop = threading.Event()
+def asking(
+    protocol: str, port: int, deadline_ms: float = PATIENT_MS, settings: ClientSettings = QUICK, **changes: Any
+) -> Iterator[Device]:
+    """A device that is connected to a server."""
+    settings = msgspec.structs.replace(settings, **changes)
+    with Client(endpoint_of(protocol, port), CONTRACT, settings=settings) as client:
+        client.connect(10.0)
+        yield Device(client, deadline_ms)
 
-    def drive(robot: Robot) -> None:
-        while not stop.is_set():
-            robot.play(1, 0.05)
 
-    with ThreadPoolExecutor(len(robots)) as pool:
-        runs = [pool.submit(drive, robot) for robot in robots]
+@contextmanager
+def misbehaving(protocol: str) -> Iterator[tuple[There, int]]:
+    """A server that does as it is told, and its port."""
+    there = There(protocol)
+    with listening(there.serve) as port:
         try:
-            yield
+            yield there, port
         finally:
-            stop.set()
-            for run in runs:
-                run.result()
+            there.released.set()
 
 
 def refusal(client: Client) -> str:
@@ -323,18 +263,6 @@ def at(port: int) -> Endpoint:
     return Endpoint("ws", "127.0.0.1", port)
 
 
-def zeros(bundle: Pair[Any]) -> Request:
-    return Request(bundle.parts.spec.target.zeros(), StepAddress(0, 0, 0, 0))
-
-
 @pytest.fixture(scope="session")
 def ball() -> Pair[Any]:
     return load_pair("ball")
-
-
-@pytest.fixture
-def rogue(ball: Pair[Any]) -> Iterator[tuple[Rogue, int]]:
-    """A server that does as it is told, and its port."""
-    made = Rogue(ball)
-    with listening(made.serve) as port:
-        yield made, port

@@ -1,12 +1,14 @@
-"""Whatever a server sends, a step has its own answer in time or a miss with the right cause."""
+"""Whatever a server sends, in either protocol, a step has its own answer in time or a miss with the right cause."""
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,278 +16,325 @@ import numpy as np
 import pytest
 from tests.children import wait_for
 from tests.remote.conftest import (
+    BOTH,
+    CONTRACT,
+    PAIR,
     PATIENT_MS,
-    QUICK,
     Behave,
     Peer,
-    Robot,
-    Rogue,
+    Question,
+    There,
+    asking,
     at,
-    failing,
+    endpoint_of,
     frame,
     honest,
     listening,
+    misbehaving,
     refusal,
     silent,
-    zeros,
 )
 
 from specact import Pair
 from specact.errors import ConfigError
-from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget, remote_verifier
-from specact.safety import Fallback
-from specact.types import Miss
-from specact.wire.messages import Ask, ErrorCode, Failure, encode
+from specact.pair import Pending
+from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget, RemoteVerifier, remote_verifier
+from specact.rng import StepAddress
+from specact.types import Miss, OffloadTimes
+from specact.wire import openpi
+from specact.wire.exchange import Request
+from specact.wire.messages import ErrorCode, Failure, encode
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+Message = Callable[[There, Question], Any]
+ZEROS = Request(CONTRACT.observation.zeros(), StepAddress(0, 0, 0, 0))
 
 
-def damaged(name: str, value: float) -> Behave:
-    """An answer with this value in the first place of an array."""
-
-    def behave(rogue: Rogue, peer: Peer, ask: Ask) -> None:
-        reply = rogue.answer(ask)
-        rogue.contract.kinds[ask.kind].reply.unpack(reply.arrays)[name].flat[0] = value
-        peer.say(reply)
-
-    return behave
+def replying(*number: float, **fields: Any) -> Message:
+    return lambda there, question: there.reply(question, *number, **fields)
 
 
-def cut(rogue: Rogue, peer: Peer, ask: Ask) -> None:
-    peer.say(rogue.answer(ask, arrays=rogue.answer(ask).arrays[:-4]))
+def failure(code: ErrorCode) -> Message:
+    return lambda there, question: Failure(question.id, code, "no")
 
 
-def of_another_kind(rogue: Rogue, peer: Peer, ask: Ask) -> None:
-    layout = rogue.contract.kinds["verify" if ask.kind == "infer" else "infer"].reply
-    peer.say(rogue.answer(ask, arrays=layout.pack(layout.example())))
+def saying(message: Any) -> Message:
+    return lambda there, question: message
 
 
-INVALID: dict[str, tuple[str, Behave]] = {
-    "NaN": ("device", damaged("probs", np.nan)),
-    "infinite": ("device", damaged("offsets", -np.inf)),
-    "no distribution": ("device", damaged("probs", 0.999)),
-    "below zero": ("device", damaged("probs", -0.01)),
-    "fewer bytes": ("device", cut),
-    "another kind": ("device", of_another_kind),
-    "codes out of range": ("server", damaged("codes", 16)),
-    "a rejection above one": ("server", damaged("rejection", 1.5)),
-    "a chunk that is NaN": ("server", damaged("chunk", np.nan)),
-    "a chunk beyond reason": ("server", damaged("chunk", 3e38)),
-    "a distribution": ("server", of_another_kind),
-    **{f"error {code}": ("device", failing(code)) for code in ErrorCode},
+CAUSES = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
+# What is no valid answer, and the cause of the miss.
+INVALID: dict[tuple[str, str], tuple[Message, str]] = {
+    **{(protocol, "not a number"): (replying(np.nan), "invalid") for protocol in BOTH},
+    **{(protocol, "infinite"): (replying(-np.inf), "invalid") for protocol in BOTH},
+    **{("specact", f"error {code}"): (failure(code), CAUSES.get(code, "refused")) for code in ErrorCode},
+    ("specact", "fewer bytes"): (replying(arrays=bytearray(20)), "invalid"),
+    ("openpi", "text"): (saying("Traceback (most recent call last): \x1b[31m boom"), "refused"),
+    ("openpi", "too large"): (replying(actions=np.full((3, 2), 1e300)), "invalid"),
+    ("openpi", "too short"): (replying(actions=np.zeros((2, 2))), "invalid"),
+    ("openpi", "one more axis"): (replying(actions=np.zeros((1, 3, 2))), "invalid"),
+    ("openpi", "no array"): (replying(actions=[[0.0, 1.0]] * 3), "invalid"),
+    ("openpi", "flags"): (replying(actions=np.zeros((3, 2), bool)), "invalid"),
+    ("openpi", "an object"): (replying(actions={"nd": True, "type": "|O", "data": b"."}), "invalid"),
+    ("openpi", "nothing"): (saying(openpi.encode({})), "invalid"),
+    ("openpi", "another message"): (saying(b"\xc1"), "invalid"),
 }
-CAUSES = {"error overloaded": "overloaded", "error expired": "expired"}
+TIMES: list[Any] = [None, 3, {}, {"infer_ms": "x"}, {"infer_ms": np.nan}, {"infer_ms": -1}, {"infer_ms": [1]}]
 
 
-@pytest.mark.parametrize("case", INVALID)
-def test_what_is_no_valid_answer_is_a_miss_by_its_cause(case: str, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    (sampling, behave), (server, port) = INVALID[case], rogue
-    cause = CAUSES.get(case, "refused" if case.startswith("error") else "invalid")
-    with Client(at(port), ball.exchange.contract) as client:
-        client.connect(10.0)
-        robot = Robot(ball, client, sampling=sampling).play(3)
-        server.behave = behave
-        robot.play(4)
-        server.behave = honest
-        robot.play(3).check(cause)
-        assert robot.causes == {cause: 4} and client.counts["connections"] == 1
+@pytest.mark.parametrize("case", INVALID, ids=" ".join)
+def test_what_is_no_valid_answer_is_a_miss_by_its_cause_and_the_next_one_is_found(case: tuple[str, str]) -> None:
+    (protocol, _), (wrong, cause) = case, INVALID[case]
+
+    def behave(there: There, peer: Peer, question: Question) -> None:
+        number = len(there.questions)
+        # Whatever an openpi server says of its time.
+        time_of = {} if there.native else {"server_timing": TIMES[number % len(TIMES)]}
+        peer.say(wrong(there, question) if number % 2 else there.reply(question, **time_of))
+
+    with misbehaving(protocol) as (there, port), asking(protocol, port) as device:
+        there.behave = behave
+        assert device.asks(14) == [cause, None] * 7
+        assert device.client.counts["connections"] == 1 and device.client.counts["sent"] == 14
+
+
+def test_an_outcome_beyond_reason_is_a_miss(ball: Pair[Any]) -> None:
+    class Huge:
+        def request(self, kind: str, request: Request, deadline_ms: float) -> Pending[Any]:
+            arrays = ball.exchange.contract.kinds[kind].reply.example()
+            arrays["chunk"][:] = 3e38
+            return Pending(lambda: (arrays, OffloadTimes()))
+
+    proposal = ball.drafter().propose(ball.observation.zeros(), np.random.default_rng(0))
+    exchange: Any = ball.exchange
+    found = RemoteVerifier(Huge(), exchange, 10.0).submit(proposal, StepAddress(0, 0, 0, 0)).result()  # type: ignore[arg-type]
+    assert isinstance(found, Miss) and found.cause == "invalid"
 
 
 # ---- an answer, but not this step's ---------------------------------------------------------------------------------
 
 
 def preceded_by(*messages: Any) -> Behave:
-    """The right answer, after others; a function makes one of server and request."""
+    """The right answer, after others; a function makes one of server and question."""
 
-    def behave(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+    def behave(there: There, peer: Peer, question: Question) -> None:
         for message in messages:
-            peer.say(message(rogue, ask) if callable(message) else message)
-        peer.say(rogue.answer(ask))
+            peer.say(message(there, question) if callable(message) else message)
+        peer.say(there.reply(question))
 
     return behave
 
 
-def again(rogue: Rogue, ask: Ask) -> Any:
-    return rogue.answer(ask)
-
-
 HARMLESS: dict[str, tuple[Behave, str]] = {
-    "three times": (preceded_by(again, again), "unwanted"),
-    "after the last one": (preceded_by(lambda rogue, ask: rogue.answer(rogue.asks[-2])), "unwanted"),
-    "after a foreign id": (preceded_by(lambda rogue, ask: rogue.answer(ask, id=10**9)), "unwanted"),
+    "three times": (preceded_by(replying(), replying()), "unwanted"),
+    "after the last one": (preceded_by(lambda there, question: there.reply(there.questions[-2])), "unwanted"),
+    "after a foreign id": (preceded_by(replying(id=10**9)), "unwanted"),
     "after an error without an id": (preceded_by(Failure(None, ErrorCode.BAD_MESSAGE, "what?")), "unwanted"),
     "after garbage": (preceded_by(b"\xc1\xff" * 40), "unreadable"),
     "after nothing": (preceded_by(b""), "unreadable"),
     "after text": (preceded_by("how are you?"), "unreadable"),
     "after a nest of lists": (preceded_by(b"\x91" * 5000), "unreadable"),
-    "in many pieces": (lambda rogue, peer, ask: peer.say(rogue.answer(ask), pieces=50), "answered"),
+    "in many pieces": (lambda there, peer, question: peer.say(there.reply(question), pieces=50), "answered"),
 }
 
 
 @pytest.mark.parametrize("case", HARMLESS)
-def test_the_answer_is_found_among_others(case: str, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    (behave, counted), (server, port) = HARMLESS[case], rogue
-    with Client(at(port), ball.exchange.contract) as client:
-        client.connect(10.0)
-        robot = Robot(ball, client).play(2)
-        server.behave = behave
-        robot.play(8).check()
-        wait_for(lambda: client.counts[counted] > 0)
-        assert client.counts["connections"] == 1
-        assert len({ask.id for ask in server.asks}) == len(server.asks) == 10
+def test_the_answer_is_found_among_others(case: str) -> None:
+    behave, counted = HARMLESS[case]
+    with misbehaving("specact") as (there, port), asking("specact", port) as device:
+        device.asks(2)
+        there.behave = behave
+        assert device.asks(8) == [None] * 8
+        wait_for(lambda: device.client.counts[counted] > 0)
+        assert device.client.counts["connections"] == 1
+        assert len({question.id for question in there.questions}) == len(there.questions) == 10
 
 
 def under_another_id(change: Any) -> Behave:
-    def behave(rogue: Rogue, peer: Peer, ask: Ask) -> None:
-        fields = msgspec.msgpack.decode(encode(rogue.answer(ask)))
-        fields[1] = change(ask.id)
+    def behave(there: There, peer: Peer, question: Question) -> None:
+        fields = msgspec.msgpack.decode(encode(there.reply(question)))
+        fields[1] = change(question.id)
         peer.say(msgspec.msgpack.encode(fields))
 
     return behave
 
 
-LOST: dict[str, Behave] = {
-    "the id of an earlier step": under_another_id(lambda identity: identity - 1),
-    "a foreign id": under_another_id(lambda identity: identity + 10**6),
-    "an id that is no integer": under_another_id(float),
-    "no id": under_another_id(lambda identity: None),
-    "text": lambda rogue, peer, ask: peer.say("x" * 100, pieces=3),
-    "half of it": lambda rogue, peer, ask: peer.say(encode(rogue.answer(ask))[:-40]),
-    "nothing at all": silent,
+LOST: dict[tuple[str, str], Behave] = {
+    ("specact", "the id of an earlier step"): under_another_id(lambda identity: identity - 1),
+    ("specact", "a foreign id"): under_another_id(lambda identity: identity + 10**6),
+    ("specact", "an id that is no integer"): under_another_id(float),
+    ("specact", "no id"): under_another_id(lambda identity: None),
+    ("specact", "text"): lambda there, peer, question: peer.say("x" * 100, pieces=3),
+    ("specact", "half of it"): lambda there, peer, question: peer.say(encode(there.reply(question))[:-10]),
+    ("specact", "nothing at all"): silent,
+    ("openpi", "nothing at all"): silent,
 }
 
 
-@pytest.mark.parametrize("case", LOST)
-def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(
-    case: str, ball: Pair[Any], rogue: tuple[Rogue, int]
-) -> None:
-    server, port = rogue
-    with Client(at(port), ball.exchange.contract) as client:
-        client.connect(10.0)
-        robot = Robot(ball, client, deadline_ms=40.0).find_back(4)
-        before = len(robot.records)
-        server.behave = LOST[case]
-        robot.play(6)
-        server.behave = honest
-        robot.find_back(4).check("deadline", "disconnected")
-        # Three in a row, and the client waits for a sign of life.
-        assert robot.records[before].miss == "deadline" and client.counts["connections"] == 1
-        assert len({ask.id for ask in server.asks}) == len(server.asks)
+@pytest.mark.parametrize("case", LOST, ids=" ".join)
+def test_what_answers_no_request_is_not_waited_for_beyond_the_deadline(case: tuple[str, str]) -> None:
+    protocol, silence_s = case[0], 3.0 if case[0] == "specact" else 0.3
+    with (
+        misbehaving(protocol) as (there, port), asking(protocol, port, 40.0, silence_s=silence_s) as device,
+    ):  # fmt: skip
+        device.find_back()
+        there.behave = LOST[case]
+        first = device.asks(6)[0]
+        there.behave = honest
+        device.find_back()
+        assert first == "deadline" and set(device.causes) <= {"deadline", "disconnected"}
+        # In openpi's protocol, which has no ids, a lost reply costs the connection.
+        assert there.native == (device.client.counts["connections"] == 1)
+        assert max(Counter(question.number for question in there.questions).values()) == 1, "it was sent again"
 
 
-def test_late_answers_are_dropped_by_id_and_counted(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
+@pytest.mark.parametrize("protocol", BOTH)
+def test_a_late_answer_is_dropped_and_counted(protocol: str) -> None:
+    with misbehaving(protocol) as (there, port), asking(protocol, port, 150.0, silence_s=60.0) as device:
 
-    def slow(rogue: Rogue, peer: Peer, ask: Ask) -> None:
-        time.sleep(0.08)
-        peer.say(rogue.answer(ask))
+        def behave(there: There, peer: Peer, question: Question) -> None:
+            assert there.released.wait(60)
+            peer.say(there.reply(question))
 
-    with Client(at(port), ball.exchange.contract) as client:
-        client.connect(10.0)
-        robot = Robot(ball, client, deadline_ms=40.0).find_back(4)
-        answered, verified = client.counts["answered"], robot.verified
-        server.behave = slow
-        robot.play(12, 0.02)
-        wait_for(lambda: client.counts["late"] >= client.counts["sent"] - client.counts["answered"])
-        assert client.counts["answered"] == answered and client.counts["late"] >= 3 and robot.verified == verified
-        server.behave = honest
-        robot.find_back(4).check("deadline", "disconnected")
+        device.find_back()
+        answered, there.behave = device.client.counts["answered"], behave
+        assert device.asks(2) == ["deadline"] * 2
+        # Without ids nothing more is sent while a reply is outstanding.
+        late = device.client.counts["sent"] - answered
+        assert late == 2 if there.native else late == 1 + device.client.counts["late"]
+        there.released.set()
+        wait_for(lambda: device.client.counts["late"] >= late)
+        assert device.client.counts["answered"] == answered
+        device.find_back()
+        assert device.client.counts["connections"] == 1
+
+
+def test_after_three_deadlines_nothing_is_sent_without_a_sign_of_life() -> None:
+    with misbehaving("specact") as (there, port), asking("specact", port, 200.0) as device:
+        device.find_back()
+        sent, there.behave = device.client.counts["sent"], silent
+        device.asks(8)
+        # A pong allows one more.
+        assert sent + 3 <= device.client.counts["sent"] <= sent + 4
+        assert device.causes["disconnected"] >= 4
+
+
+def late(there: There, peer: Peer, question: Question) -> None:
+    time.sleep(0.25 + 0.005 * (question.number % 30))
+    honest(there, peer, question)
+
+
+def twice(there: There, peer: Peer, question: Question) -> None:
+    honest(there, peer, question)
+    honest(there, peer, question)
+
+
+def failing(there: There, peer: Peer, question: Question) -> None:
+    peer.say("Traceback")
+    peer.raw(b"\x88\x02\x03\xf3")
+
+
+BEHAVIOURS: list[Behave] = [
+    *[honest] * 4, twice, late, failing, silent,
+    lambda there, peer, question: peer.say("no"), lambda there, peer, question: peer.raw(b"\x88\x02\x03\xf3"),
+    lambda there, peer, question: peer.say(there.reply(question, np.inf)),
+    lambda there, peer, question: peer.side.shutdown(socket.SHUT_RDWR),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", BOTH)
+def test_whatever_it_does_no_step_gets_the_answer_of_another(protocol: str) -> None:
+    rng = random.Random(0)
+    with misbehaving(protocol) as (there, port), asking(protocol, port, 200.0, silence_s=0.15) as device:
+        there.behave = lambda there, peer, question: rng.choice(BEHAVIOURS)(there, peer, question)
+        found = []
+        for _ in range(60):
+            found.append(device.ask())
+            wait_for(lambda: device.client.problem is None)
+        assert None in found and len(device.causes) > 1
+        there.behave = honest
+        device.find_back()
 
 
 # ---- connections that end, and what is sent again -------------------------------------------------------------------
 
 
-def reset(rogue: Rogue, peer: Peer, ask: Ask) -> None:
+def reset(there: There, peer: Peer, question: Question) -> None:
     peer.side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.side.close()
 
 
+def flood(there: There, peer: Peer, question: Question) -> None:
+    reply = there.reply(question, id=10**9) if there.native else there.reply(question)
+    peer.raw(frame(encode(reply) if there.native else reply) * 1000)
+
+
 ENDINGS: dict[str, Behave] = {
     "reset": reset,
-    "an oversized reply": lambda rogue, peer, ask: peer.say(b"\0" * (rogue.contract.max_message_bytes + 1)),
-    "an oversized reply in pieces": lambda rogue, peer, ask: peer.say(b"\0" * 200_000, pieces=40),
-    "a frame that is none": lambda rogue, peer, ask: peer.raw(b"\x83\x00"),
-    "a close frame": lambda rogue, peer, ask: peer.raw(b"\x88\x02\x03\xe9"),
-    "HTTP in the middle": lambda rogue, peer, ask: peer.raw(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"),
-    "a flood of pings": lambda rogue, peer, ask: peer.raw(b"\x89\x00" * 5000),
-    "a flood of empty frames": lambda rogue, peer, ask: peer.raw(b"\x02\x00" + b"\x00\x00" * 5000),
-    "a flood of replies": lambda rogue, peer, ask: peer.raw(frame(encode(rogue.answer(ask, id=10**9))) * 1000),
+    "an oversized reply": lambda there, peer, question: peer.say(b"\0" * (1 << 21)),
+    "an oversized reply in pieces": lambda there, peer, question: peer.say(b"\0" * (1 << 21), pieces=40),
+    "a frame that is none": lambda there, peer, question: peer.raw(b"\x83\x00"),
+    "a close frame": lambda there, peer, question: peer.raw(b"\x88\x02\x03\xe9"),
+    "HTTP in the middle": lambda there, peer, question: peer.raw(b"HTTP/1.1 502 Bad Gateway\r\n" + b"a: b\r\n" * 20),
+    "a flood of pings": lambda there, peer, question: peer.raw(b"\x89\x00" * 5000),
+    "a flood of empty frames": lambda there, peer, question: peer.raw(b"\x02\x00" + b"\x00\x00" * 5000),
+    "a flood of replies": flood,
 }
 
 
+@pytest.mark.parametrize("protocol", BOTH)
 @pytest.mark.parametrize("case", ENDINGS)
-def test_after_a_lost_connection_nothing_is_sent_again(case: str, ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
-    with Client(at(port), ball.exchange.contract, settings=QUICK) as client:
-        client.connect(10.0)
-        robot = Robot(ball, client, deadline_ms=2000.0).play(3)
-        server.behave = ENDINGS[case]
-        robot.play(4, 0.05)
-        server.behave = honest
-        robot.find_back(3).check("disconnected", "deadline")
-        assert robot.causes["disconnected"] > 0 and client.counts["connections"] > 1
-        assert max(Counter(ask.address for ask in server.asks).values()) == 1
-
-
-def test_too_many_misses_stop_the_robot(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
-    still = np.array([0.25, -0.5], np.float32)
-    with Client(at(port), ball.exchange.contract) as client:
-        client.connect(10.0)
-        fallback = Fallback("hold_last", max_consecutive_misses=4, stop_action=tuple(still.tolist()))
-        robot = Robot(ball, client, deadline_ms=200.0, fallback=fallback).find_back(2)
-        first, sent = len(robot.records), client.counts["sent"]
-        server.behave = silent
-        robot.play(4)
-        for before, action in zip(robot.actions[first - 1 :], robot.actions[first:], strict=False):
-            np.testing.assert_array_equal(action, before)
-        # Three deadlines, then no sign of life but a pong, which allows one more.
-        assert client.counts["sent"] <= sent + 4
-        robot.play(2)
-        assert robot.policy.safety.stopped
-        np.testing.assert_array_equal(robot.actions[-1], still)
+def test_after_a_lost_connection_nothing_is_sent_again(case: str, protocol: str) -> None:
+    with misbehaving(protocol) as (there, port), asking(protocol, port, 2000.0) as device:
+        device.asks(3)
+        there.behave = ENDINGS[case]
+        for _ in range(4):
+            device.ask()
+            time.sleep(0.05)
+        there.behave = honest
+        device.find_back()
+        assert device.causes["disconnected"] > 0 and set(device.causes) <= {"disconnected", "deadline"}
+        assert device.client.counts["connections"] > 1
+        assert max(Counter(question.number for question in there.questions).values()) == 1
 
 
 # ---- connecting, and staying connected ------------------------------------------------------------------------------
 
 
-def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    with Client(at(rogue[1]), ball.exchange.contract) as client:
-        client.connect(10.0)
-        pending = client.request("infer", zeros(ball), PATIENT_MS)
+def test_a_reply_that_comes_before_it_is_asked_for_is_kept() -> None:
+    with misbehaving("specact") as (_, port), asking("specact", port) as device:
+        pending = device.client.request("infer", ZEROS, PATIENT_MS)
         assert pending.sent
         wait_for(pending.done)
         assert not isinstance(pending.result(), Miss)
 
 
-def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without(ball: Pair[Any]) -> None:
+def test_an_idle_client_asks_for_signs_of_life_once_and_gives_up_without() -> None:
     received: list[bytes] = []
 
     def serve(side: socket.socket) -> None:
         peer = Peer(side)
         for _ in peer.messages():
-            peer.say(Rogue(ball).welcome())
+            peer.say(There("specact").greeting)
             break
         while data := side.recv(65536):
             received.append(data)
 
-    settings = ClientSettings(silence_s=0.6, first_delay_s=5.0)
-    with listening(serve) as port, Client(at(port), ball.exchange.contract, settings=settings) as client:
-        client.connect(10.0)
-        wait_for(lambda: client.problem is not None)
+    with listening(serve) as port, asking("specact", port, silence_s=0.6, first_delay_s=5.0) as device:
+        wait_for(lambda: device.client.problem is not None)
         # One ping, then a close frame.
-        assert "nothing received" in str(client.problem) and 1 <= len(received) <= 2
+        assert "nothing received" in str(device.client.problem) and 1 <= len(received) <= 2
 
 
-def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at_once(ball: Pair[Any]) -> None:
+def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at_once() -> None:
     tried: dict[int, list[float]] = {}
 
     def hang_up(side: socket.socket) -> None:
         tried.setdefault(side.getsockname()[1], []).append(time.monotonic())
 
-    settings, contract = ClientSettings(first_delay_s=0.02, longest_delay_s=0.32), ball.exchange.contract
+    settings = ClientSettings(first_delay_s=0.02, longest_delay_s=0.32)
     with listening(hang_up) as one, listening(hang_up) as other:
-        with Client(at(one), contract, settings=settings), Client(at(other), contract, settings=settings):
+        with Client(at(one), CONTRACT, settings=settings), Client(at(other), CONTRACT, settings=settings):
             wait_for(lambda: len(tried) == 2 and min(map(len, tried.values())) >= 7)
         pauses = {port: np.diff(moments) for port, moments in tried.items()}
     for waits in pauses.values():
@@ -295,34 +344,38 @@ def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at
     assert not np.allclose(pauses[one][:6], pauses[other][:6], atol=1e-4)
 
 
-GREETINGS: dict[str, tuple[Any, str]] = {
-    "another family": ({"family": "chunks"}, "chunks"),
-    "another spec": ({"spec": {}}, "tokenizer"),
-    "other arrays": ({"kinds": {}}, "arrays"),
-    "an error": (Failure(None, ErrorCode.UNAUTHORIZED, "the token\x1b[31m is wrong"), "token"),
-    "garbage": (b"\xc1", "message"),
-    "text": ("hello", "message"),
-}
+# First messages that are not accepted, and a word of the reason.
+GREETINGS: dict[tuple[str, str], Any] = {
+    ("specact", "chunks"): {"family": "codes"}, ("specact", "action"): {"spec": {}},
+    ("specact", "arrays"): {"kinds": {}},
+    ("specact", "token"): Failure(None, ErrorCode.UNAUTHORIZED, "the token\x1b[31m is wrong"),
+    ("specact", "is not a message"): b"\xc1", ("specact", "a message"): "hello",
+    ("openpi", "the model"): "the model is not loaded\x1b[31m", ("openpi", "not a msgpack message"): b"\xc1",
+    ("openpi", "one map"): b"\x01", ("openpi", "metadata in time"): None,
+    ("openpi", "exceeds limit"): b"\x81\xa1a\xc6\x00\x20\x00\x00" + bytes(1 << 21),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", GREETINGS)
-def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(
-    case: str, ball: Pair[Any], rogue: tuple[Rogue, int]
-) -> None:
-    (greeting, word), (server, port) = GREETINGS[case], rogue
-    server.greet = lambda peer: peer.say(server.welcome(**greeting) if isinstance(greeting, dict) else greeting)
-    with Client(at(port), ball.exchange.contract) as client:
-        reason = refusal(client)
-        assert word in reason and reason.isprintable() and len(reason) < 700
-        assert Robot(ball, client).play(2).causes == {"disconnected": 2} and not server.asks
+@pytest.mark.parametrize("case", GREETINGS, ids=" ".join)
+def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(case: tuple[str, str]) -> None:
+    (protocol, word), greeting = case, GREETINGS[case]
+    settings = ClientSettings(connect_timeout_s=0.5 if greeting is None else 10.0)
+    with misbehaving(protocol) as (there, port):
+        changed = isinstance(greeting, dict)
+        there.greeting = msgspec.structs.replace(there.greeting, **greeting) if changed else greeting
+        with Client(endpoint_of(protocol, port), CONTRACT, settings=settings) as client:
+            reason = refusal(client)
+            assert word in reason and reason.isprintable() and len(reason) < 700
+            found = client.request("infer", ZEROS, 100.0).result()
+            assert isinstance(found, Miss) and found.cause == "disconnected" and not there.questions
 
 
-def test_the_names_of_a_server_are_printable_and_short(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
-    server.greet = lambda peer: peer.say(server.welcome(bundle="a\x1b[2J" + "b" * 999, version="\n"))
-    with Client(at(port), ball.exchange.contract) as client:
-        welcome = client.connect(10.0)
-        assert welcome.bundle == "a?[2J" + "b" * 59 and welcome.version == "?"
+def test_the_names_of_a_server_are_printable_and_short() -> None:
+    with misbehaving("specact") as (there, port):
+        there.greeting = msgspec.structs.replace(there.greeting, bundle="a\x1b[2J" + "b" * 999, version="\n")
+        with asking("specact", port) as device:
+            welcome = device.client.connect(10.0)
+            assert welcome.bundle == "a?[2J" + "b" * 59 and welcome.version == "?"
 
 
 ANSWERS = {
@@ -334,49 +387,47 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_what_is_no_websocket_is_a_reason(case: str, ball: Pair[Any]) -> None:
+def test_what_is_no_websocket_is_a_reason(case: str) -> None:
     def answer(side: socket.socket) -> None:
         side.recv(65536)
         side.sendall(ANSWERS[case])
         side.recv(65536)
 
     settings = ClientSettings(connect_timeout_s=0.5)
-    with listening(answer) as port, Client(at(port), ball.exchange.contract, settings=settings) as client:
+    with listening(answer) as port, Client(at(port), CONTRACT, settings=settings) as client:
         assert f"127.0.0.1:{port}" in refusal(client)
 
 
-def test_a_client_can_be_closed_during_a_step_which_is_a_miss(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
-    server.behave = silent
-    client = Client(at(port), ball.exchange.contract)
-    client.connect(10.0)
-    results: list[Any] = []
-    waiting = threading.Thread(target=lambda: results.append(client.request("infer", zeros(ball), 500.0).result()))
-    waiting.start()
-    client.close()
-    client.close()
-    waiting.join(60)
-    results.append(client.request("infer", zeros(ball), 500.0).result())
-    assert [isinstance(result, Miss) for result in results] == [True, True] and not results[1].sent
-
-
-def test_requests_that_are_never_answered_cost_little_memory(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
-    server.behave = silent
-    with Client(at(port), ball.exchange.contract) as client:
+def test_a_client_can_be_closed_during_a_step_which_is_a_miss() -> None:
+    with misbehaving("specact") as (there, port):
+        there.behave = silent
+        client = Client(at(port), CONTRACT)
         client.connect(10.0)
-        pending = [client.request("infer", zeros(ball), PATIENT_MS) for _ in range(600)]
-        assert client.counts["sent"] == 600 and not any(request.done() for request in pending[-200:])
+        results: list[Any] = []
+        waiting = threading.Thread(target=lambda: results.append(client.request("infer", ZEROS, 500.0).result()))
+        waiting.start()
+        client.close()
+        client.close()
+        waiting.join(60)
+        results.append(client.request("infer", ZEROS, 500.0).result())
+        assert [isinstance(result, Miss) for result in results] == [True, True] and not results[1].sent
+
+
+def test_requests_that_are_never_answered_cost_little_memory() -> None:
+    with misbehaving("specact") as (there, port), asking("specact", port) as device:
+        there.behave = silent
+        pending = [device.client.request("infer", ZEROS, PATIENT_MS) for _ in range(600)]
+        assert device.client.counts["sent"] == 600 and not any(request.done() for request in pending[-200:])
         # The oldest are given up.
         assert isinstance(pending[0].result(), Miss)
 
 
-def test_the_token_goes_into_the_head_and_is_not_shown(ball: Pair[Any], rogue: tuple[Rogue, int]) -> None:
-    server, port = rogue
-    endpoint = Endpoint("ws", "127.0.0.1", port, "open-sesame-0123456789")
-    with Client(endpoint, ball.exchange.contract) as client:
-        client.connect(10.0)
-    assert server.peers[0].headers["Authorization"] == "Bearer open-sesame-0123456789"
+def test_the_token_goes_into_the_head_and_is_not_shown() -> None:
+    with misbehaving("specact") as (there, port):
+        endpoint = Endpoint("ws", "127.0.0.1", port, "open-sesame-0123456789")
+        with Client(endpoint, CONTRACT) as client:
+            client.connect(10.0)
+        assert there.peers[0].headers["Authorization"] == "Bearer open-sesame-0123456789"
     assert "sesame" not in repr(endpoint) + str(endpoint)
 
 
@@ -408,13 +459,13 @@ def test_a_token_that_would_break_a_head_is_refused(token: str) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused(ball: Pair[Any]) -> None:
-    for quality in (0, 96):
+    for protocol, quality in (("specact", 0), ("specact", 96), ("openpi", 90)):
         with pytest.raises(ConfigError, match=str(quality)):
-            Client(at(1), ball.exchange.contract, jpeg_quality=quality)
-    with Client(at(1), ball.exchange.contract) as client:
+            Client(endpoint_of(protocol, 1), CONTRACT, jpeg_quality=quality)
+    with Client(at(1), CONTRACT) as client:
         for deadline in (0.0, -1.0, 60_001.0, float("nan")):
             with pytest.raises(ConfigError, match="deadline"):
-                RemoteTarget(client, ball.exchange, deadline)
+                RemoteTarget(client, PAIR.exchange, deadline)
         with pytest.raises(ConfigError, match="sampling"):
             remote_verifier(client, ball, 10.0, "moon")  # type: ignore[arg-type]
         assert "127.0.0.1:1" in refusal(client)

@@ -20,7 +20,7 @@ from specact.observation import Window
 from specact.pair import Pending
 from specact.rng import StepAddress
 from specact.robot.chunks import ActionRange, ChunkRunner
-from specact.robot.inference import ChunkSource, Finished, InferenceThread, InlineInference, LocalSource
+from specact.robot.inference import ChunkSource, Finished, Inference, InferenceThread, LocalSource
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.safety import Fallback
 from specact.types import Clock, Miss, OffloadTimes, VirtualClock
@@ -28,11 +28,12 @@ from specact.types import Clock, Miss, OffloadTimes, VirtualClock
 STILL = (IDLE,)
 
 
-class Timed:
+class Timed(Inference):
     """Inferences that take the given time of a clock, one after the other, then the last for ever."""
 
     def __init__(self, source: ChunkSource, clock: Any, *latencies: float) -> None:
-        self.source, self._clock, self._latencies = source, clock, list(latencies)
+        super().__init__(source)
+        self._clock, self._latencies = clock, list(latencies)
         self.began: list[float] = []
         self._there_s = -np.inf
 
@@ -364,7 +365,7 @@ def test_a_loop_may_wait_for_its_inferences() -> None:
     found = []
     for inline in (True, False):
         arm, source = Arm(VirtualClock()), Answers(None, Miss("deadline", OffloadTimes()))
-        inference = InlineInference(source) if inline else Timed(source, arm.clock, 0.0)
+        inference = Inference(source) if inline else Timed(source, arm.clock, 0.0)
         runner = ChunkRunner(inference, Execution("synchronous", 3), period_s=PERIOD, clock=arm.clock)
         played = []
         for _ in range(12):
@@ -427,6 +428,6 @@ def test_the_summary_counts_what_there_was() -> None:
     runner, ticks = drive(arm, Answers(None, LOST), Execution("naive", 2), 6, PERIOD)
     for tick in ticks:
         journal.note(tick)
-    summary = journal.control() | runner.summary()
+    summary = journal.summary() | runner.summary()
     assert summary["ticks"] == 6 and summary["inferences"] == 2 and summary["misses"] == {"overloaded": 1}
     assert summary["inference_ms"]["p50"] == pytest.approx(1e3 * PERIOD)

@@ -32,7 +32,7 @@ from specact.lab.rollout.processes import ServerProcess, serving
 from specact.pair import LocalTarget, Pending
 from specact.robot import recording, ros
 from specact.robot.chunks import ChunkRunner
-from specact.robot.inference import Finished, LocalSource
+from specact.robot.inference import Finished, Inference, LocalSource
 from specact.robot.recording import Recorder
 from specact.types import Miss, OffloadTimes, Origin, VirtualClock
 from specact.wire.images import to_jpeg
@@ -173,11 +173,12 @@ def test_a_late_verdict_changes_what_is_known_of_its_inference(tmp_path: Path) -
     assert [step.origin for step in recorded.steps[:4]] == ["drafted", "replaced"] * 2
 
 
-class Instant:
+class Instant(Inference):
     """Inferences that end at once; every third is a miss."""
 
     def __init__(self) -> None:
-        self.source, self._count = LocalSource(toys.seeing), 0
+        super().__init__(LocalSource(toys.seeing))
+        self._count = 0
 
     def begin(self, window: Any, address: Any, inpainting: Any) -> Pending[Finished]:
         self._count += 1

@@ -16,7 +16,7 @@ from specact.load import load_pair
 from specact.observation import Window, vectors
 from specact.remote import endpoint
 from specact.rng import StepAddress
-from specact.server.settings import Address
+from specact.server.access import Address
 from specact.systems.flow import load_flow_pair
 from specact.wire import messages
 from specact.wire.exchange import Contract, Request

@@ -16,8 +16,7 @@ from specact.cli.options import Options
 from specact.cli.output import say
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.netem import kernel_shaped
-from specact.links.shaper import LinkEvent, Shaper, resolve
+from specact.links.shaper import Shaper, kernel_shaped, resolve
 from specact.records import Seed
 
 
@@ -88,9 +87,9 @@ def _end_point(flag: str, text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _print_event(event: LinkEvent) -> None:
-    passed = "" if event.kind == "opened" else f", {event.up_bytes} bytes up, {event.down_bytes} bytes down"
-    say(f"connection {event.connection} {event.kind}{passed}")
+def _print_event(connection: int, kind: str, up_bytes: int, down_bytes: int) -> None:
+    passed = "" if kind == "opened" else f", {up_bytes} bytes up, {down_bytes} bytes down"
+    say(f"connection {connection} {kind}{passed}")
 
 
 def _print_summary(relay: Shaper) -> None:

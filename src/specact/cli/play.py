@@ -75,7 +75,7 @@ class Play(Options):
 
         def summarise(journal: Journal, runner: ChunkRunner) -> dict[str, Any]:
             line = None if client is None else dict(client.counts)
-            return journal.control() | runner.summary() | {"line": line}
+            return journal.summary() | runner.summary() | {"line": line}
 
         return Plan(env, spec.observation, period_s, make, summarise, described)
 

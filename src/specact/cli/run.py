@@ -22,8 +22,8 @@ from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudg
 from specact.gates.settings import UNRATED
 from specact.interrupts import Interrupts
 from specact.pair import Pair, Verifier
-from specact.records import BelowOne, Positive, Share
-from specact.wire.messages import exchange_bytes
+from specact.records import BelowOne, Share
+from specact.wire.messages import Deadline, exchange_bytes
 
 if TYPE_CHECKING:
     from specact.remote.client import Client
@@ -62,7 +62,7 @@ class Run(Options):
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
     execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects
     # how long a step waits; a control period if not given, with late a chunk
-    deadline_ms: Maybe[Positive] = None
+    deadline_ms: Maybe[Deadline] = None
     session: Flat[Session] = field(default_factory=Session)
     parts: Rare[Parts] = field(default_factory=Parts)
     details: Rare[Details] = field(default_factory=Details)
@@ -83,7 +83,6 @@ class Run(Options):
         """The policies, connected to the server; the stack closes the client."""
         from specact.gates.calibration import deciding_gate
         from specact.policy import SpeculativePolicy
-        from specact.remote.target import positive_deadline
 
         pair, late = self.parts.load(self.pair), self.execution == "late"
         rate = 0.6 if self.rate is None else self.rate
@@ -92,7 +91,7 @@ class Run(Options):
             raise ConfigError("--audit-rate needs verdicts that are waited for, so leave out --execution late")
         period_s = 1.0 / (tuning.rate_hz or pair.rate_hz)
         chunk_s = period_s * pair.execute
-        deadline_ms = positive_deadline(self.deadline_ms or 1e3 * (chunk_s if late else period_s))
+        deadline_ms = self.deadline_ms or 1e3 * (chunk_s if late else period_s)
         # With late verdicts the draft's actions are executed immediately.
         usual_age_s = chunk_s + (period_s if late else max(period_s, deadline_ms / 1e3))
         fallback = self.session.fallback_within(usual_age_s, pair.units)

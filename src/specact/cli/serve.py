@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from specact.cli.options import Flat, Maybe, Options, Rare, read_token
 from specact.cli.output import remark
 from specact.records import Count
-from specact.server.settings import Address, Limits
+from specact.server.access import Address, Limits
 
 
 @dataclass(frozen=True)

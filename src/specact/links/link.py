@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from pathlib import Path
 
 from specact.errors import ConfigError, unknown_name
@@ -81,32 +80,16 @@ def _base(name: str, numbers: dict[str, float]) -> Link:
     if colon and kind == "mahimahi" and (len(paths) != 2 or not all(paths)):
         raise ConfigError(f"a mahimahi link needs two files, mahimahi:UP_PATH,DOWN_PATH; got {name!r}")
     if colon and kind in ("rtt", "mahimahi"):
-        files = tuple(_stamp(path) for path in paths)
-        return _recorded(files, numbers.get("period"), numbers.get("start", 0.0))
+        series, start_s = [read_series(Path(path)) for path in paths], numbers.get("start", 0.0)
+        try:
+            if kind == "mahimahi":
+                return MahimahiLink(series[0], series[1], start_s)
+            return TraceLink(series[0], numbers.get("period"), start_s)
+        except ConfigError as error:
+            raise ConfigError(f"{' and '.join(paths)}: {error}") from None
     if name not in LINKS:
         raise unknown_name("link", name, [*LINKS, *_RECORDINGS])
     return LINKS[name]
-
-
-@lru_cache(maxsize=16)
-def _recorded(files: tuple[tuple[Path, int, int], ...], period_ms: float | None, start_s: float) -> Link:
-    """A recording; cached, so that many robots read it once, and read again when a file has changed."""
-    series = [read_series(path) for path, *_ in files]
-    try:
-        if len(series) == 1:
-            return TraceLink(series[0], period_ms, start_s)
-        return MahimahiLink(series[0], series[1], start_s=start_s)
-    except ConfigError as error:
-        raise ConfigError(f"{' and '.join(str(path) for path, *_ in files)}: {error}") from None
-
-
-def _stamp(path: str) -> tuple[Path, int, int]:
-    """The absolute path, modification time [ns] and size [bytes] of a file: the key of the cache."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise ConfigError(f"cannot read the recorded link {path!r}: {error.strerror}") from error
-    return Path(path).absolute(), status.st_mtime_ns, status.st_size
 
 
 def _number(key: str, value: str) -> float:

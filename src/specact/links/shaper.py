@@ -1,4 +1,4 @@
-"""A TCP relay that makes real sockets behave as if a link model lay between them."""
+"""Real traffic shaped like a link model: by a TCP relay, or by the kernel (netem)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import select
 import selectors
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.links.model import Link
+from specact.links.model import AddedDelay, Link, LossyLink, SteadyLink
 from specact.records import Seed, validated
 from specact.rng import Role, stream
 from specact.types import Floats
@@ -26,23 +26,9 @@ from specact.types import Floats
 Address = tuple[socket.AddressFamily, Any]
 Chunk = tuple[bytes | None, float]
 Ending = Literal["closed", "reset", "refused"]
+# Told of a connection's number, of what happened to it, and of the bytes up and down so far.
+OnEvent = Callable[[int, Literal["opened"] | Ending, int, int], None]
 _CHUNK_BYTES, _MAX_IN_FLIGHT, _BACKLOG, _MAX_SAMPLES = 16 * 1024, 256, 1024, 10_000
-
-
-@dataclass(frozen=True)
-class LinkEvent:
-    """An event of a connection of a :class:`Shaper`.
-
-    Attributes:
-        connection: its number, from 0.
-        kind: ``opened``, or how it ended: ``closed`` by both sides, ``reset``, ``refused`` by the target.
-        up_bytes, down_bytes: relayed so far.
-    """
-
-    connection: int
-    kind: Literal["opened"] | Ending
-    up_bytes: int
-    down_bytes: int
 
 
 class Pacer:
@@ -71,8 +57,8 @@ class Shaper:
     A context manager. Each connection has its own link, whose time 0 is the shaper's start, and random streams
     (``seed``, LINK, robot ``n``; step 0 up, 1 down). What one ``recv`` gives is a message; at most 256 per direction
     are in flight, and beyond that the sender waits. Its event loop has a thread: where others keep the interpreter
-    busy, run ``specact proxy`` instead; :attr:`lateness` measures the accuracy. ``on_event`` is called there, and must
-    return soon.
+    busy, run ``specact proxy`` instead; :attr:`lateness` measures the accuracy. ``on_event`` is called there when a
+    connection is opened, closed by both sides, reset, or refused by the target, and must return soon.
 
     Attributes:
         port, connections: that it listens on (0 takes a free one), and the number of those accepted so far.
@@ -85,7 +71,7 @@ class Shaper:
     @validated
     def __init__(
         self, link: Link, host: str, port: int, *, seed: Seed = 0, listen_host: str = "127.0.0.1", listen_port: int = 0,
-        on_event: Callable[[LinkEvent], None] = lambda event: None,
+        on_event: OnEvent = lambda connection, kind, up_bytes, down_bytes: None,
     ) -> None:  # fmt: skip
         self._link, self._seed, self._on_event = link, seed, on_event
         self._target, self._listen_at = resolve(host, port), resolve(listen_host, listen_port)
@@ -143,13 +129,13 @@ class Shaper:
 
     async def _serve(self, number: int, client: socket.socket) -> None:
         passed = [0, 0]  # bytes down and up
-        self._on_event(LinkEvent(number, "opened", 0, 0))
+        self._on_event(number, "opened", 0, 0)
         ending: Ending = "closed"
         with socket.socket(self._target[0], socket.SOCK_STREAM) as server, client:
             try:
                 ending = await self._relay(number, client, server, passed)
             finally:
-                self._on_event(LinkEvent(number, ending, passed[1], passed[0]))
+                self._on_event(number, ending, passed[1], passed[0])
             if ending != "closed":
                 for side in (client, server):
                     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -235,3 +221,63 @@ def _listener(at: Address) -> socket.socket:
         raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port") from error
     listener.setblocking(False)
     return listener
+
+
+def netem_options(link: Link, up: bool) -> str | None:
+    """The options of ``tc qdisc add dev DEV root netem`` that emulate one direction of this link.
+
+    None for a link that is recorded or has outages. A retransmission timeout has no option, because TCP has its own.
+    ``up`` is the direction that leaves DEV on the robot.
+    """
+    extra_ms, rate, loss = 0.0, float("inf"), 0.0
+    while not isinstance(link, SteadyLink):
+        if isinstance(link, AddedDelay):
+            extra_ms, rate = extra_ms + link.delay_ms / 2.0, min(rate, link.rate_mbit_s or rate)
+        elif isinstance(link, LossyLink):
+            loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
+        else:
+            return None
+        link = link.link
+    options = [f"delay {link.rtt_ms / 2.0 + extra_ms:.3f}ms"]
+    if link.jitter_ms:
+        options.append(f"{link.jitter_ms / 2.0**0.5:.3f}ms distribution normal")
+    rate = min(rate, link.up_mbit_s if up else link.down_mbit_s)
+    options.append(f"rate {rate * 1e3:.0f}kbit")
+    if loss:
+        options.append(f"loss random {100.0 * loss:g}%")
+    return " ".join(options)
+
+
+@contextmanager
+def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
+    """Shapes all traffic that leaves a network device as on this link, inside the context; needs root.
+
+    An existing queueing discipline of the device is neither replaced nor removed. Yields the command for it.
+
+    Raises:
+        ConfigError: for an unknown device, a recorded link or outages, or if ``tc`` fails.
+    """
+    devices = sorted(name for _, name in socket.if_nameindex())
+    if device not in devices:
+        raise ConfigError(f"unknown network device {device!r}; available: {', '.join(devices)}")
+    if (options := netem_options(link, up)) is None:
+        raise ConfigError("netem cannot emulate a recorded link, nor outages; use the relay, specact proxy")
+    command = f"tc qdisc add dev {device} root netem {options}"
+    _tc(command)
+    try:
+        yield command
+    finally:
+        _tc(f"tc qdisc del dev {device} root netem")
+
+
+def _tc(command: str) -> None:
+    try:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+    except OSError as error:
+        done, said = None, f"{error.strerror}; tc is of the package iproute2"
+    if done is None or done.returncode:
+        raise ConfigError(
+            f"{command!r} failed ({said}); it needs root, a kernel with sch_netem, and a device without another "
+            "traffic shaper; the relay, specact proxy, needs none of them"
+        )

@@ -7,14 +7,15 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from specact.errors import ConfigError, RemoteError, unknown_name
+from specact.errors import ConfigError, RemoteError
 from specact.observation import Window
 from specact.pair import Answer, Pair, Pending, Verifier, checked
+from specact.records import validated
 from specact.remote.client import Client
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.wire.exchange import Exchange, Request, VerifyingExchange
-from specact.wire.messages import MAX_DEADLINE_MS
+from specact.wire.messages import Deadline
 
 A = TypeVar("A")
 _PROBE_TIMEOUT_MS = 2000.0
@@ -26,12 +27,12 @@ class RemoteTarget(Generic[A]):
     Args:
         client: of the server.
         exchange: of the pair on both sides.
-        deadline_ms: deadline of a reply, from the sending of its request [ms]; see :func:`positive_deadline`.
+        deadline_ms: deadline of a reply, from the sending of its request [ms].
     """
 
-    def __init__(self, client: Client, exchange: Exchange[A], deadline_ms: float) -> None:
-        self._client, self._exchange = client, exchange
-        self._deadline_ms = positive_deadline(deadline_ms)
+    @validated
+    def __init__(self, client: Client, exchange: Exchange[A], deadline_ms: Deadline) -> None:
+        self._client, self._exchange, self._deadline_ms = client, exchange, deadline_ms
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         reply = self._client.request("infer", Request(window, address), self._deadline_ms)
@@ -44,9 +45,9 @@ class RemoteVerifier:
     The request contains the address of the step's random stream: the server samples what the device would have sampled.
     """
 
-    def __init__(self, client: Client, exchange: VerifyingExchange[object], deadline_ms: float) -> None:
-        self._client, self._exchange = client, exchange
-        self._deadline_ms = positive_deadline(deadline_ms)
+    @validated
+    def __init__(self, client: Client, exchange: VerifyingExchange[object], deadline_ms: Deadline) -> None:
+        self._client, self._exchange, self._deadline_ms = client, exchange, deadline_ms
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         request = Request(proposal.window, address, self._exchange.request(proposal))
@@ -54,8 +55,9 @@ class RemoteVerifier:
         return reply.then(lambda found: checked(self._exchange.outcome(*found), proposal))
 
 
+@validated
 def remote_verifier(
-    client: Client, pair: Pair[Any], deadline_ms: float, sampling: Literal["device", "server"] = "device"
+    client: Client, pair: Pair[Any], deadline_ms: Deadline, sampling: Literal["device", "server"] = "device"
 ) -> Verifier:
     """A pair's own verification, with the target on a server.
 
@@ -67,8 +69,6 @@ def remote_verifier(
             only a target in this process can do.
         BundleError: if the draft needs a network that is only on the server.
     """
-    if sampling not in ("device", "server"):
-        raise unknown_name("place of sampling", sampling, ("device", "server"))
     exchange = pair.exchange
     if sampling == "device" and exchange.contract.step_kind == "infer":
         return pair.verifier(RemoteTarget(client, exchange, deadline_ms))
@@ -107,14 +107,3 @@ def probe(client: Client, requests: int, pause_s: float) -> list[OffloadTimes]:
         causes = sorted({reply.cause for reply in replies if isinstance(reply, Miss)})
         raise RemoteError(f"none of {requests} requests was answered: {', '.join(causes)}")
     return times
-
-
-def positive_deadline(deadline_ms: float) -> float:
-    """The deadline, checked.
-
-    Raises:
-        ConfigError: if it is not positive, or longer than the protocol allows.
-    """
-    if not 0.0 < deadline_ms <= MAX_DEADLINE_MS:
-        raise ConfigError(f"a deadline must lie between 0 and {MAX_DEADLINE_MS:.0f} ms, got {deadline_ms}")
-    return deadline_ms

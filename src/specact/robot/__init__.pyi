@@ -1,7 +1,7 @@
 from specact.robot.chunks import ChunkRunner as ChunkRunner
 from specact.robot.inference import ChunkSource as ChunkSource
+from specact.robot.inference import Inference as Inference
 from specact.robot.inference import InferenceThread as InferenceThread
-from specact.robot.inference import InlineInference as InlineInference
 from specact.robot.inference import LocalSource as LocalSource
 from specact.robot.loop import Acting as Acting
 from specact.robot.loop import Journal as Journal

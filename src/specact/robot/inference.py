@@ -43,9 +43,6 @@ class LocalSource:
     """A chunk policy in this process, with the same random streams as on a server.
 
     A chunk that is not finite is a miss of cause ``invalid``; one that does not match the spec raises BundleError.
-
-    Args:
-        policy: the policy.
     """
 
     def __init__(self, policy: ChunkPolicy) -> None:
@@ -67,65 +64,37 @@ class LocalSource:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An inference that has ended.
-
-    Attributes:
-        address: of its random stream.
-        answer: its chunk, or a miss.
-        took_s: its latency [s].
-    """
+    """An inference that has ended: the address of its random stream, its chunk or a miss, and its latency [s]."""
 
     address: StepAddress
     answer: Chunk | Miss
     took_s: float
 
 
-class Inference(Protocol):
-    """Inferences that run concurrently with the control loop, one at a time.
+class Inference:
+    """Inferences of a source for a control loop, one at a time.
 
-    Attributes:
-        source: of the chunks.
-    """
-
-    @property
-    def source(self) -> ChunkSource: ...
-
-    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
-        """Begins one; only after the last one is done. Its result raises what the inference raised."""
-        ...
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for the current inference, for at most ``seconds``; whether it is done."""
-        ...
-
-
-class InlineInference:
-    """Inferences that block the control loop, for simulated ones whose time stands still meanwhile.
-
-    Args:
-        source: of the chunks.
+    These block the loop, for simulated robots whose time stands still meanwhile; :class:`InferenceThread` does not.
     """
 
     def __init__(self, source: ChunkSource) -> None:
         self.source = source
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> Pending[Finished]:
+        """Begins one; only after the last one is done. Its result raises what the inference raised."""
         finished = _timed(self.source, window, address, inpainting)
         return Pending(lambda: finished)
 
     def wait(self, seconds: float) -> bool:
+        """Waits for the current inference, for at most ``seconds``; whether it is done."""
         return True
 
 
-class InferenceThread:
-    """Inferences in a thread. Use it as a context manager, or call :meth:`close`.
-
-    Args:
-        source: of the chunks; used in the thread only.
-    """
+class InferenceThread(Inference):
+    """Inferences in a thread, which alone uses the source. Use it as a context manager, or call :meth:`close`."""
 
     def __init__(self, source: ChunkSource) -> None:
-        self.source = source
+        super().__init__(source)
         self._current = futures.Future[Finished]()
         self._requests: SimpleQueue[tuple[futures.Future[Finished], Callable[[], Finished]] | None] = SimpleQueue()
         # A daemon: a policy that never answers must not block the process's exit.

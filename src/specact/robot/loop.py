@@ -129,14 +129,17 @@ class Journal:
             if tick.record.miss is not None:
                 self._misses[tick.record.miss] += 1
 
-    def control(self) -> dict[str, Any]:
-        """Statistics of the control loop, as plain values.
+    def summary(self) -> dict[str, Any]:
+        """Statistics of the control loop and of a pair's inferences, as plain values.
 
         Returns:
             ``ticks``; ``overruns``: control periods lost because ticks started late; ``longest_lateness_ms`` of a
             tick's start, ``longest_observation_ms`` of the robot and ``longest_stall_ms`` of the policy; ``unusable``:
-            ticks without a usable observation, by cause; ``outdated``: ticks whose action was too late to be sent.
+            ticks without a usable observation, by cause; ``outdated``: ticks whose action was too late to be sent;
+            ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of the policy's
+            time in a tick with an inference, of the last 100,000.
         """
+        count = self._counts["inferences"]
         return {
             "ticks": self._counts["ticks"],
             # A late tick shifts all later ones.
@@ -144,17 +147,6 @@ class Journal:
             **{f"longest_{name}_ms": 1e3 * seconds for name, seconds in self._longest_s.items()},
             "unusable": dict(self._unusable),
             "outdated": self._counts["outdated"],
-        }
-
-    def summary(self) -> dict[str, Any]:
-        """:meth:`control`, and statistics of the inferences of a pair.
-
-        Returns:
-            Also ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of the
-            policy's time in a tick with an inference, of the last 100,000.
-        """
-        count = self._counts["inferences"]
-        return self.control() | {
             "inferences": count,
             "transmission_rate": self._counts["transmitted"] / count if count else None,
             "misses": dict(self._misses),

@@ -1,3 +1,3 @@
+from specact.server.access import Address as Address
+from specact.server.access import Limits as Limits
 from specact.server.service import Service as Service
-from specact.server.settings import Address as Address
-from specact.server.settings import Limits as Limits

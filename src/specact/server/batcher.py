@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from specact.errors import WireError
 from specact.rng import StepAddress
-from specact.server.settings import Limits
+from specact.server.access import Limits
 from specact.wire.exchange import Exchange, Request
 from specact.wire.messages import ErrorCode, Reply
 
@@ -156,7 +156,7 @@ class Batcher:
         self._queue = FairQueue[Job](limits.max_queue, limits.max_under_way)
         # Queued or being computed, and wanted.
         self._jobs = set[Job]()
-        self._inline = self._warm = self._busy = self.ready = False
+        self._inline = self._busy = self.ready = False
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -170,12 +170,10 @@ class Batcher:
             times.append(time.perf_counter() - started)
         # A third-party target keeps its thread: it may block on a file or a lock, which would stall every connection.
         steady = getattr(self._exchange, "steady", False)
-        self._inline, self._warm = steady and sorted(times)[_WARM_UP_RUNS // 2] < _INLINE_BELOW_S, True
+        self._inline = steady and sorted(times)[_WARM_UP_RUNS // 2] < _INLINE_BELOW_S
 
     def start(self) -> None:
-        """Starts serving on the running event loop; warms the target up if necessary."""
-        if not self._warm:
-            self.warm_up()
+        """Starts serving on the running event loop; after :meth:`warm_up`."""
         self._loop, self.ready = asyncio.get_running_loop(), True
         if not self._inline:
             # A target that never returns ends with the process.

@@ -31,8 +31,6 @@ from specact.wire.messages import PATH, PROTOCOL, ErrorCode
 
 _log = logging.getLogger("specact.server")
 _BACKLOG, _PING_S = 1024, 20.0
-# File descriptors reserved for libraries, devices, the event loop and logs.
-_OWN_DESCRIPTORS = 64
 # Timeout for closing connections after draining.
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -72,7 +70,9 @@ def bind(service: Service) -> socket.socket:
         ConfigError: if the address cannot be bound.
     """
     address = service.address
-    _raise_limit_of_files(service)
+    # A robot takes a file, and the usual limit is 1024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -190,14 +190,3 @@ def _response(body: bytes, content_type: str, status: HTTPStatus = HTTPStatus.OK
         else WSUpgradeResponse.create_error_response(status, body, headers)
     )
     return response
-
-
-def _raise_limit_of_files(service: Service) -> None:
-    """Raises this process's soft limit to the hard one, and limits the robots to the files that it may open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    free = hard - _OWN_DESCRIPTORS - service.limits.max_pending
-    if hard != resource.RLIM_INFINITY and free < service.max_robots:
-        service.max_robots = max(1, free)
-        _log.warning("this process may open %d files: it takes %d robots; raise the limit with ulimit -n", hard,
-                     service.max_robots)  # fmt: skip

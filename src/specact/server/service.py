@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from specact import __version__
 from specact.errors import ConfigError, WireError
-from specact.server.access import Access
+from specact.server.access import Access, Address, Limits
 from specact.server.batcher import Batcher, Job, Lane, overloaded
-from specact.server.settings import Address, Limits
 from specact.server.telemetry import AccessLog, Telemetry
 from specact.wire.exchange import Exchange
 from specact.wire.messages import PROTOCOL, ErrorCode, Failure, Welcome
@@ -29,7 +28,6 @@ class Service:
 
     Attributes:
         sessions: all connections.
-        max_robots: as in ``limits``, or as many as this process may open files for.
         abandoned: number of requests that were in flight when the server stopped waiting for them.
 
     Raises:
@@ -49,7 +47,7 @@ class Service:
         )  # fmt: skip
         self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits)
         self.log = None if self.limits.access_log is None else AccessLog(self.limits.access_log)
-        self.max_robots, self.draining, self.abandoned = self.limits.max_robots, False, 0
+        self.draining, self.abandoned = False, 0
         self.sessions: set[Session] = set()
         # Those that have not said hello, oldest first.
         self._pending: dict[Session, None] = {}
@@ -86,8 +84,8 @@ class Service:
             WireError: ``shutting_down`` or ``overloaded``.
         """
         self.check_open()
-        if len(self.telemetry.robots) >= self.max_robots:
-            raise overloaded(f"the server accepts at most {self.max_robots} robots")
+        if len(self.telemetry.robots) >= self.limits.max_robots:
+            raise overloaded(f"the server accepts at most {self.limits.max_robots} robots")
 
     def check_open(self) -> None:
         """Refuses what comes during a shutdown.

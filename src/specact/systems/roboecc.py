@@ -32,7 +32,6 @@ from specact.errors import ConfigError, RemoteError, WireError
 from specact.observation import Window
 from specact.pair import Answer, Pair, Pending
 from specact.remote.client import Client
-from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.systems.staged import Array, Precision, Reader, StagedFolder, kind_at, reader_of, unpack
 from specact.types import Floats, Miss, OffloadTimes
@@ -253,7 +252,7 @@ class SplitTarget(Generic[A]):
     ) -> None:  # fmt: skip
         kind_at(folder.spec, 1, precision)  # raises for an unknown precision
         self._folder, self._spec, self._client, self._read, self.chooser = folder, folder.spec, client, read, chooser
-        self._deadline_ms, self._precision = positive_deadline(deadline_ms), precision
+        self._deadline_ms, self._precision = deadline_ms, precision
         self.cut, self.past = 0, deque[tuple[float, float]](maxlen=MAX_EXCHANGES)
         self.device_s: float | None = None
         self.counts: Counter[str] = Counter()

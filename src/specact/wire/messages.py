@@ -17,8 +17,7 @@ from specact.wire.exchange import Contract, Request
 from specact.wire.images import read_images, to_jpeg
 
 PROTOCOL = 3
-PATH = f"/v{PROTOCOL}/stream"
-MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS = 60_000.0, 1000
+PATH, MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS = f"/v{PROTOCOL}/stream", 60_000.0, 1000
 # Counters that a device may report: inferences, those transmitted, those missed; units verified, those accepted.
 REPORT_COUNTERS = ("steps", "transmitted", "missed", "verified", "accepted")
 # Number of differences listed in an error.
@@ -27,6 +26,7 @@ _MAX_DIFFERENCES = 4
 Whole = Annotated[int, Meta(ge=0)]
 Identity = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Milliseconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Deadline = Annotated[float, Meta(gt=0.0, le=MAX_DEADLINE_MS)]
 
 
 class ErrorCode(StrEnum):

@@ -36,7 +36,7 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint, tls_context
 from specact.remote.target import remote_verifier
 from specact.robot.chunks import ChunkRunner
-from specact.robot.inference import Inference, InferenceThread, InlineInference
+from specact.robot.inference import Inference, InferenceThread
 from specact.robot.loop import Acting
 from specact.safety import Fallback
 from specact.types import Clock, Miss, VirtualClock
@@ -293,7 +293,7 @@ def _without_draft(config: SpecactConfig, stack: ExitStack, fallback: Fallback, 
     remote, waits = _connect(config, stack, row), config.execution == "synchronous"
     execute = remote.spec.chunk if config.n_action_steps is None else config.n_action_steps
     execution = Execution(config.execution, execute, 0 if waits else execute // 2)  # type: ignore[arg-type]
-    inference: Inference = InlineInference(remote) if waits else stack.enter_context(InferenceThread(remote))
+    inference = Inference(remote) if waits else stack.enter_context(InferenceThread(remote))
     # Where the robot waits for its chunks, a control step is a period, however long it takes.
     clock: Clock = VirtualClock() if waits else Clock()
     runner = ChunkRunner(inference, execution, fallback=fallback, seed=config.seed, robot=row, clock=clock)

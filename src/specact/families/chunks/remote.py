@@ -13,12 +13,13 @@ from specact.families.chunks.openpi import PREFIX, openpi_source
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, chunk_contract, spec_of
 from specact.observation import Observation, ObservationHistory, Window
+from specact.records import validated
 from specact.remote.client import Client, NativeConversation
 from specact.remote.endpoint import Endpoint, tls_context
-from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
 from specact.types import ActionUnits, Miss
 from specact.wire.exchange import Request
+from specact.wire.messages import Deadline
 
 _INPAINTS_TIMEOUT_MS = 10_000.0
 
@@ -95,9 +96,8 @@ class RemotePolicy:
         """
         shape = (self.spec.chunk, self.spec.actions)
         zeros = Inpainting(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32))
-        found = self._ask(
-            self.spec.observation.zeros(), self._address, zeros, max(_INPAINTS_TIMEOUT_MS, self._deadline_ms)
-        )
+        window, within_ms = self.spec.observation.zeros(), max(_INPAINTS_TIMEOUT_MS, self._deadline_ms)
+        found = self._ask(window, self._address, zeros, within_ms)
         if isinstance(found, Miss) and found.cause != "refused":
             raise MissError(f"the server did not say whether its policy inpaints ({found.cause})", found.cause)
         return not isinstance(found, Miss)
@@ -127,8 +127,9 @@ class RemotePolicy:
         self.client.close()
 
 
+@validated
 def connect(
-    url: str, *, deadline_ms: float = 1000.0, token: str | None = None, ca: str | Path | None = None,
+    url: str, *, deadline_ms: Deadline = 1000.0, token: str | None = None, ca: str | Path | None = None,
     robot: str = "robot", timeout: float = 5.0, jpeg_quality: int | None = None, seed: int = 0,
 ) -> RemotePolicy:  # fmt: skip
     """The chunk policy of a server, ``ws://host:port``, ``wss`` likewise; its spec comes from the server.
@@ -143,7 +144,6 @@ def connect(
         BundleError: if the server's spec is invalid.
     """
     tls = tls_context(None if ca is None else Path(ca))
-    positive_deadline(deadline_ms)
     endpoint: Endpoint
     if url.startswith(PREFIX):
         found = openpi_source(url, token, tls, timeout)
