@@ -19,12 +19,14 @@ from specact.families.codes.sampling import CodeDistribution, rejection_probabil
 from specact.families.tokens.pair import Decoding, TokenParts
 from specact.families.tokens.policy import Tokens, to_actions
 from specact.families.tokens.speculative import TAIL, Decoded
+from specact.gates.gate import Gate
 from specact.gates.learned import DistanceHead, TargetHead, head_observation
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Row, Table, distance, observation_columns, stacked
 from specact.lab.rollout.timed import BatchVerifier, Prepared, SharedClock, TokenBatch
 from specact.observation import Window
 from specact.pair import Drafter, LocalTarget, Pair, Target, TargetPolicy, Verifier
+from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, StepStreams, streams
 from specact.systems.flash import Round
 from specact.systems.flow import FULL, FlashParts
@@ -37,9 +39,9 @@ RULES: dict[str, Rule] = {"speculative": verify, "target": take_target}
 class FamilyRollout:
     """One method of one pair; as it stands, of a family of the user's own: only the members of its pair are used.
 
-    The step table has ``distance``, root mean square between the drafted actions and the verified ones, mean over the
-    executed actions of a chunk (normalised units); ``action_change``, mean distance over these actions between the
-    executed and the verified ones, 0 where the step was verified. Both are 0 where the target's answer is a miss.
+    The step table has ``distance``, root mean square between drafted and verified actions, mean over a chunk's executed
+    actions (normalised units), and ``action_change``, mean distance over these between executed and verified ones, 0
+    where the step was verified. Both are 0 where the target's answer is a miss.
     ``measured`` is whether the target's time depends on the draft, so that times are measured and not accounted;
     ``can_take_target`` whether its own answers can replace the verdict; ``has_lessons`` whether a gate can be trained.
     """
@@ -74,6 +76,11 @@ class FamilyRollout:
         """The method's verifier."""
         return self.pair.verifier(target)
 
+    def policy(self, gate: Gate, seed: int) -> SpeculativePolicy:
+        """The method of one robot, with the pair's target in this process."""
+        verifier = self.verifier(LocalTarget(self.pair.target()))
+        return SpeculativePolicy(self.pair, gate, drafter=self.drafter(), verifier=verifier, seed=seed)
+
     def measured_verifier(self, clock: SharedClock) -> Verifier:
         """The verifier of one of several robots in lock step, with the pair's target in this process and its clock."""
         return self.pair.verifier(LocalTarget(self.pair.target(), clock))
@@ -94,23 +101,21 @@ class FamilyRollout:
         return stacked(rows)
 
     def wanted(self, targets: Sequence[Any]) -> Sequence[Chunk]:
-        """The target's chunks from its outputs, normalised.
-
-        Raises:
-            ConfigError: where a family does not say.
-        """
-        raise ConfigError(
-            f"{self.pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
-            "gate of your own, MODULE:GATE"
-        )
+        """The target's chunks from its outputs, here chunks in the environment's units, normalised."""
+        return [self.pair.units.from_environment(chunk) for chunk in targets]
 
     def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         """The training columns, from proposals and the outputs of draft and target for the same windows.
 
         They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, root mean
         square between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to
-        the length of the draft's.
+        the length of the draft's. A family of the user's own has none: :exc:`ConfigError`.
         """
+        if not self.has_lessons:
+            raise ConfigError(
+                f"{self.pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it "
+                "a gate of your own, MODULE:GATE"
+            )
         count, chunks = self.pair.execute, self.wanted(targets)
         drafted = np.stack([proposal.actions[:count] for proposal in proposals])
         wanted = np.stack([chunk[: len(proposal.actions)] for chunk, proposal in zip(chunks, proposals, strict=True)])
@@ -215,10 +220,8 @@ class CodesRollout(FamilyRollout):
 class ChunksRollout(FamilyRollout):
     """Of chunk policies.
 
-    Columns: ``distance``, root mean square between the drafted and the target's actions, mean over the executed actions
-    of a chunk (normalised units); ``prefix``, number of drafted actions that verification would have accepted;
-    ``action_change``, mean distance over these actions between the executed and the verified ones, 0 where the step
-    was verified.
+    Columns: ``distance`` and ``action_change`` as of :class:`FamilyRollout`, the first to the target's actions;
+    ``prefix``, number of drafted actions that verification would have accepted.
     """
 
     can_take_target = has_lessons = True
@@ -247,20 +250,16 @@ class ChunksRollout(FamilyRollout):
         change = _change(record, verified)
         return {"distance": chunk_distance(drafted, wanted), "prefix": accepted, "action_change": change}
 
-    def wanted(self, targets: Sequence[Chunk]) -> Sequence[Chunk]:
-        return [self.pair.units.from_environment(chunk) for chunk in targets]
-
 
 class TokensRollout(FamilyRollout):
     """Of token policies, whose target reads and decodes when it is queried.
 
-    Columns: ``distance``, root mean square between executed actions and those of greedy decoding, mean over the chunk
-    (normalised units), ``drafted_distance``, the same of the drafted ones, and ``action_change``, the same as mean
-    distance where the step was not verified; ``greedy``, whether all tokens are those of greedy decoding; ``passes`` of
-    the target's decoder, that over the prefix included, and ``read``, tokens they read after it; ``accepted``, number
-    of accepted drafted tokens; ``rejected``, index of the first rejected one, T if none was; ``compensated``, tokens
-    from a tail; ``tolerance`` [bins]; ``tail_i``, the tail's error in dimension i, mean over its tokens (normalised
-    units), NaN without a tail. For steps that were not verified, all but the first four are 0.
+    Columns: ``distance`` of the executed actions and ``drafted_distance`` of the drafted ones to greedy decoding's;
+    ``action_change``; ``greedy``, whether all tokens are those of greedy decoding; ``passes`` of the target's decoder,
+    that over the prefix included, and ``read``, tokens they read after it; ``accepted`` drafted tokens; ``rejected``,
+    index of the first rejected one, T if none was; ``compensated``, tokens from a tail; ``tolerance`` [bins];
+    ``tail_i``, the tail's error in dimension i, mean over its tokens (normalised units), NaN without a tail. For steps
+    that were not verified, all but the first four are 0.
     """
 
     measured = has_lessons = True
@@ -290,15 +289,13 @@ class TokensRollout(FamilyRollout):
             "drafted_distance": chunk_distance(record.proposal.actions, wanted),
             "action_change": 0.0 if record.outcome is not None else distance(wanted, record.actions),
         }
-        chunk, dimensions = wanted.shape
-        if record.outcome is None:
-            counts = ("passes", "read", "accepted", "rejected", "compensated", "tolerance")
-            tails = np.full(dimensions, np.nan, np.float32)
-            row |= {"greedy": False} | dict.fromkeys(counts, 0)
-        else:
+        tails = np.full(wanted.shape[1], np.nan, np.float32)
+        counts = ("passes", "read", "accepted", "rejected", "compensated", "tolerance")
+        row |= {"greedy": False} | dict.fromkeys(counts, 0)
+        if record.outcome is not None:
             outcome: Decoded = record.outcome.evidence
-            tail = (outcome.sources == TAIL).reshape(chunk, dimensions)
-            error = np.abs(to_actions(outcome.tokens).reshape(tail.shape) - wanted)
+            tail = (outcome.sources == TAIL).reshape(wanted.shape)
+            error = np.abs(to_actions(outcome.tokens).reshape(wanted.shape) - wanted)
             with np.errstate(invalid="ignore"):
                 mean = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
             tails = mean.astype(np.float32)
@@ -317,12 +314,10 @@ class TokensRollout(FamilyRollout):
 class FlashRollout(FamilyRollout):
     """Of flow policies, whose target checks or denoises when it is queried.
 
-    Columns: ``distance``, root mean square between executed actions and those of a full round from the same noise, mean
-    over the executed actions of the chunk (normalised units), ``drafted_distance``, the same of the drafted ones, and
-    ``action_change``, the same as mean distance where the step was not verified; ``full``, whether the round ended as a
-    full one; ``checked``, whether a drafted chunk was checked; ``accepted``, number of accepted drafted actions;
-    ``actions``, number of executed ones; ``deviation``, the check's largest one of the first action, NaN without a
-    check; ``reused``, the reused share of the cameras' tokens.
+    Columns: ``distance`` of the executed actions and ``drafted_distance`` of the drafted ones to those of a full round
+    from the same noise; ``action_change``; ``full``, whether the round ended as a full one; ``checked``, whether a
+    drafted chunk was checked; ``accepted`` drafted and executed ``actions``; ``deviation``, the check's largest one of
+    the first action, NaN without a check; ``reused``, the reused share of the cameras' tokens.
     """
 
     measured = has_lessons = True
@@ -337,21 +332,14 @@ class FlashRollout(FamilyRollout):
         wanted, count = self.pair.units.from_environment(target)[: len(drafted)], len(executed)
         row: Row = {
             "distance": chunk_distance(executed, wanted[:count]), "drafted_distance": chunk_distance(drafted, wanted),
+            "action_change": distance(wanted, executed) if record.outcome is None else 0.0, "actions": count,
+            "full": False, "checked": False, "accepted": 0, "deviation": np.nan, "reused": 0.0,
         }  # fmt: skip
-        if record.outcome is None:
-            return row | {
-                "action_change": distance(wanted, executed), "full": False, "checked": False, "accepted": 0,
-                "actions": count, "deviation": np.nan, "reused": 0.0,
-            }  # fmt: skip
-        outcome: Round = record.outcome.evidence
-        return row | {
-            "action_change": 0.0, "full": outcome.full, "checked": outcome.checked, "accepted": outcome.accepted,
-            "actions": count, "deviation": float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan,
-            "reused": outcome.reused_share,
-        }  # fmt: skip
-
-    def wanted(self, targets: Sequence[Chunk]) -> Sequence[Chunk]:
-        return [self.pair.units.from_environment(chunk) for chunk in targets]
+        if record.outcome is not None:
+            done: Round = record.outcome.evidence
+            row |= {"full": done.full, "checked": done.checked, "accepted": done.accepted, "reused": done.reused_share}
+            row["deviation"] = float(done.deviation[:, 0].max()) if done.deviation.size else np.nan
+        return row
 
 
 FAMILIES: dict[type, type[FamilyRollout]] = {
@@ -386,23 +374,17 @@ def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
 
 
 def rollout_of(pair: Pair[Any], method: Method) -> FamilyRollout:
-    """The family-specific part of a rollout.
-
-    Args:
-        pair: as it was loaded.
-        method: see :data:`~specact.lab.rollout.methods.METHODS`.
+    """The family-specific part of a rollout, of a pair as it was loaded.
 
     Raises:
         ConfigError: for a method that the family does not have.
     """
     pair = decoded_by(method, pair)
     family = family_of(pair)
-    codes = method.proposes == "head" or method.needs_codes or method.gate == "learned_action"
-    takes_target, learned = method.verifier == "target", method.needs_head
     if (
-        (codes and family is not CodesRollout)
-        or (takes_target and not family.can_take_target)
-        or (learned and not family.has_lessons)
+        (method.needs_codes and family is not CodesRollout)
+        or (method.verifier == "target" and not family.can_take_target)
+        or (method.needs_head and not family.has_lessons)
     ):
         more = "target, target_on_device, " * family.can_take_target + "random_learned, learned, " * family.has_lessons
         raise ConfigError(

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from specact.errors import unknown_name
 from specact.families.codes.policy import CodePolicy
+from specact.families.tokens.pair import Decoding
 from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.imports import is_plugin
 from specact.pair import Pair
+from specact.systems.flash import Rounds
 from specact.systems.flow import ROUNDS
 from specact.systems.tokens import DECODINGS
 
+# How a token policy or a flow policy drafts and verifies, and the gate that it runs with.
+Composition = Decoding | Rounds
 # A method that a run is compared with; of several names the first one that ran.
 Rival = str | tuple[str, ...]
-
-
-@runtime_checkable
-class Composition(Protocol):
-    """How a token policy or a flow policy drafts and verifies: a ``Decoding`` or ``Rounds``."""
-
-    @property
-    def about(self) -> str:
-        """A description in one line."""
-
-    @property
-    def gate(self) -> str:
-        """The gate that it runs with."""
-
-    @property
-    def rate_of(self) -> str | None:
-        """Of a random gate: the method at whose achieved rate it runs."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +58,8 @@ class Method:
 
     @property
     def needs_codes(self) -> bool:
-        """Whether its gate reads the distributions over codes."""
-        return self.gate in ("uncertainty", *ORACLES)
+        """Whether its gate or draft reads the distributions over codes."""
+        return self.gate in ("uncertainty", "learned_action", *ORACLES) or self.proposes == "head"
 
     @property
     def needs_head(self) -> bool:
@@ -116,10 +103,7 @@ def random_control(method: Method, name: str = "", *rivals: Rival) -> Method:
 CHANCE = ("random_learned", "random")
 HYBRID = Method("hybrid", "always", "every step verified", rivals=("target",))
 _ADAHI = Method(
-    "adahi",
-    "deviation",
-    "verified where the action deviates",
-    rivals=("random", "hybrid", "gated_target", "head_draft"),
+    "adahi", "deviation", "verified where the action deviates", rivals=("random", "hybrid", "gated_target", "head_draft")
 )
 _LEARNED = Method(
     "learned", "learned", "verified where a learned head expects rejection",

@@ -20,19 +20,11 @@ from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import STAGES, Audit, Table
-from specact.lab.rollout.timed import (
-    Prepared,
-    Route,
-    SharedClock,
-    SimulatedTarget,
-    TimedDrafter,
-    TimedGate,
-    TimedTarget,
-)
+from specact.lab.rollout.timed import Prepared, Route, SharedClock, SimulatedTarget, TimedDrafter, TimedGate
 from specact.links.link import load_link
 from specact.load import load_pair
 from specact.observation import ObservationSpec
-from specact.pair import LocalTarget, Pair, PairSource, Target, Verifier
+from specact.pair import Pair, PairSource, Verifier
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
@@ -177,8 +169,7 @@ def begin(
     In real time with a verifier, or where the family's times are measured: then draft and target run in this process.
     """
     pair, method = family.pair, shard.method
-    clock: Clock = CLOCK
-    prepared: tuple[Prepared[Any], Prepared[Any]] | None = None
+    clock, prepared = CLOCK, None
     if verifier is not None or family.measured:
         gate, drafter = shard.gate.build(pair), family.drafter()
         if verifier is None:
@@ -186,12 +177,9 @@ def begin(
             verifier = family.measured_verifier(shared)
     else:
         clock, prepared = VirtualClock(), (Prepared[Any](), Prepared[Any]())
-        draft, remote = prepared
-        target: Target[Any] = LocalTarget(TimedTarget(remote, clock, shard.target_s), clock)
-        if not method.on_device:
-            link = stream(shard.seed, Role.LINK, episode=episode)
-            route = Route.of(load_link(shard.link), pair.exchange.contract, link)
-            target = SimulatedTarget(remote, route, clock, shard.target_s)
+        (draft, remote), link = prepared, stream(shard.seed, Role.LINK, episode=episode)
+        route = None if method.on_device else Route.of(load_link(shard.link), pair.exchange.contract, link)
+        target = SimulatedTarget(remote, route, clock, shard.target_s)
         gate = TimedGate(shard.gate.build(pair, remote), clock, shard.gate_s)
         drafter = TimedDrafter(family.drafter(draft), clock, shard.draft_s if method.waits_for_draft else 0.0)
         verifier = family.verifier(target)

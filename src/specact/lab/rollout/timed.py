@@ -56,18 +56,6 @@ class TimedDrafter(_Telling):
         return self._drafter.propose(window, rng)
 
 
-class TimedTarget(Generic[A]):
-    """A :class:`~specact.pair.TargetPolicy` whose answers take an accounted time; arguments as above."""
-
-    def __init__(self, policy: TargetPolicy[A], clock: Clock, latency_s: float) -> None:
-        self._policy, self._clock, self._latency_s = policy, clock, latency_s
-
-    def answer(self, window: Window, address: StepAddress) -> A:
-        """The policy's."""
-        self._clock.sleep(self._latency_s)
-        return self._policy.answer(window, address)
-
-
 class TimedRounds:
     """The verifier of a flow policy, another one's, whose rounds take the accounted time ``duration_s``."""
 
@@ -145,15 +133,15 @@ class Route:
 
 
 class SimulatedTarget(Generic[A]):
-    """A :class:`~specact.pair.Target` over a route, which takes ``target_s`` for its inference; it never misses."""
+    """A :class:`~specact.pair.Target` over a route, or on the device; its inference takes ``target_s``, no miss."""
 
-    def __init__(self, policy: TargetPolicy[A], route: Route, clock: Clock, target_s: float) -> None:
+    def __init__(self, policy: TargetPolicy[A], route: Route | None, clock: Clock, target_s: float) -> None:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.pair.Target`."""
         clock, sent_at = self._clock, self._clock.now()
-        network = self._route.round_trip_s(sent_at)
+        network = 0.0 if self._route is None else self._route.round_trip_s(sent_at)
         took = network + self._target_s
 
         def result() -> Answer[A]:
