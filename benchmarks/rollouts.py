@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from specact.gates.calibration import find_calibration
-from specact.lab.evaluation.calibrate import gate_of_method, uncalibrated_gate
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate, write_shard
+from specact.lab.evaluation.calibrate import gate_of_method
+from specact.lab.evaluation.run import Evaluation, evaluate, write_shard
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
@@ -59,8 +58,8 @@ def main() -> None:
 def shard_of(pair: Pair[Any], name: str) -> Shard:
     """The method's first shard, with its stored calibration, random gates at 0.6, and fixed accounted times."""
     method = load_method(name)
-    wanted, stored = uncalibrated_gate(method, (), pair), find_calibration(pair, method.gate, 0.6)
-    gate = gate_of_method(method, wanted, 0.6, {}, lambda: wanted) if stored is None else stored.settings
+    stored = find_calibration(pair, method.gate, 0.6)
+    gate = gate_of_method(method, pair, 0.6, lambda wanted: wanted if stored is None else stored.settings)
     shard = Shard.of(pair, pair.env, method, gate, range(EPISODES), 1)
     return replace(shard, link="wifi-paper", draft_s=2e-4, target_s=5e-4, gate_s=5e-5)
 

@@ -28,8 +28,7 @@ from tests.tiny import quiet
 import specact
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.gates.settings import GateSettings
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.rollout.pool import Pool, join
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.pair import PairSource

@@ -18,8 +18,7 @@ from tests.tiny import quiet
 from specact.errors import ConfigError
 from specact.files import check_name, is_name, remove_torn, write_whole
 from specact.lab.data.folder import locked
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train

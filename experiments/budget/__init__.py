@@ -27,8 +27,7 @@ from specact.bundle.manifest import read_manifest
 from specact.families.codes.pair import CodeParts, load_codes
 from specact.gates.settings import gate_settings
 from specact.lab.evaluation.advice import HEAD_DRAFT, TABLE, TARGET, measure_parts
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import read_table
+from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.head import HeadRecipe, train_head

@@ -15,7 +15,7 @@ from experiments.flash.methods import METHODS, StaleVerifier
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated, evaluation_cell, specact
 from experiments.measure import draw_success, interleaved, relative_costs
 from experiments.tables import about_table, contrast_table, interval_text, markdown, named, table
-from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.load import load_pair, load_policy
 from specact.observation import Window

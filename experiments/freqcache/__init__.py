@@ -17,8 +17,7 @@ from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_n
 from experiments.measure import draw_success, interleaved, paired, relative_costs, seconds_of
 from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table
 from specact.families.chunks.flow import FlowParts
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import read_table
+from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange, target_path
 from specact.load import load_pair

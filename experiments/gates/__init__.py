@@ -22,8 +22,8 @@ from specact.families.chunks import PairSettings
 from specact.families.codes.pair import load_codes
 from specact.gates.codes import Kind
 from specact.gates.settings import gate_settings
-from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
+from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.statistics import holm
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head

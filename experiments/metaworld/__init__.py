@@ -28,8 +28,7 @@ from experiments.metaworld import device, tables
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import read_table
+from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.statistics import contrast, seeds_interval
 from specact.load import make_pair
 from specact.observation import Field

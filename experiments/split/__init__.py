@@ -16,9 +16,8 @@ import numpy as np
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
-from experiments.split.sockets import GATED, Device, staged_client, target_windows
+from experiments.split.sockets import GATED, Device, calibrate_along, staged_client, target_windows
 from experiments.tables import markdown, named, table
-from specact.lab.evaluation.calibrate import calibrate_along
 from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.processes import serving
 from specact.lab.train.split import split_bundle

@@ -20,10 +20,12 @@ from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_
 from specact.execution.player import WAIT, LateVerdicts
 from specact.families.codes.policy import CodeDrafter, CodePolicy
 from specact.gates import Always
-from specact.gates.settings import GateSettings
+from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.envs import env_of
+from specact.lab.evaluation.calibrate import decided, find_threshold
 from specact.lab.rollout.processes import linked, serving
 from specact.lab.rollout.rollout import target_path
+from specact.lab.rollout.steps import Table
 from specact.links.link import load_link
 from specact.observation import Window
 from specact.pair import Pair, Verifier
@@ -166,3 +168,24 @@ class Device:
 
         for inference in range(len(self.seen)):
             yield inference, lambda inference=inference: due(inference)  # type: ignore[misc]
+
+
+def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:
+    """The deviation gate with its threshold for a rate along these observations, each with its episode's number.
+
+    Every observation is inferred on; the rest of its chunk is executed without waiting.
+    """
+
+    def roll(tried: GateSettings, number: int) -> Table:
+        policy, decisions = SpeculativePolicy(pair, tried.build(pair), seed=seed), []
+        for episode, window in path:
+            if policy.record is None or policy.record.address.episode != episode:
+                policy.reset(episode)
+            policy.act_on(window)
+            assert policy.record is not None
+            decisions.append(policy.record.decision)
+            while not policy.wants_inference:
+                policy.act_on(window)
+        return decided(decisions)
+
+    return find_threshold(gate_settings("deviation", pair), rate, 6, roll).settings

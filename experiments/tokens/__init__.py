@@ -26,9 +26,8 @@ from experiments.tables import (
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
-from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
-from specact.lab.evaluation.run import read_table
+from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair

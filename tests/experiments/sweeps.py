@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from specact.lab.evaluation.metrics import Table
+from specact.lab.rollout.steps import Table
 from specact.lab.tised.equations import age_s, chunk_s, exact_task_s, stall_s
 
 STEPS = (10, 5, 2, 1)

@@ -22,8 +22,8 @@ from tests.experiments.sweeps import (
 )
 
 from specact.errors import DataError
-from specact.lab.evaluation.metrics import Table
 from specact.lab.rollout.statistics import holm
+from specact.lab.rollout.steps import Table
 from specact.lab.tised.analysis import COLUMNS, contrasts_of, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
 

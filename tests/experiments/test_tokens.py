@@ -21,8 +21,7 @@ from tests.tiny import quiet
 
 from specact.errors import ConfigError
 from specact.families.tokens.pair import TokenParts
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate, read_table
+from specact.lab.evaluation.run import Evaluation, evaluate, read_table
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import REASONS
 from specact.load import load_pair

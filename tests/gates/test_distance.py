@@ -24,9 +24,8 @@ from specact.gates.calibration import calibrated_gate
 from specact.gates.learned import DistanceHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.episodes import Episodes
-from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.rollout.distillation import DistillationData, collector
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool

@@ -21,7 +21,7 @@ from specact.families.codes.sampling import CodeDistribution, Drafted, sample_co
 from specact.gates import Learned, Oracle
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.rollout.distillation import DistillationData, collect, collector
+from specact.lab.rollout.distillation import DistillationData, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.observation import Window
@@ -90,7 +90,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     with Pool(1) as pool:
         roll = collector(2000, pool, quiet)
         metrics = train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
-        data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
+        data = collector(20, pool, quiet)(bundle, [GateSettings("always")], 5)
     assert metrics["efficiency_0.2"] > 0.4
     gate = gate_settings("learned", bundle).build(bundle)
     head = TargetHead(bundle)

@@ -23,8 +23,7 @@ from tests.tiny import needs_bundle
 
 from specact.errors import ConfigError
 from specact.lab.envs import load_task
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate, read_table
+from specact.lab.evaluation.run import Evaluation, evaluate, read_table
 from specact.lab.rollout.pool import Pool
 
 pytest.importorskip("vla_eval")

@@ -153,28 +153,12 @@ class Demonstrations(Options):
             ConfigError: if there is no recipe, or it names files and there is no folder.
             DataError: if they cannot be read.
         """
-        from specact.families.codes.pair import CodeParts
-        from specact.lab.data.generate import demonstrations
-        from specact.lab.envs import load_task
-        from specact.lab.evaluation.offline import demonstration_split
+        from specact.lab.data.generate import split_demonstrations
+        from specact.lab.evaluation.offline import demonstrations_of
         from specact.lab.train.recipe import Recipe, load_recipe
 
-        if self.recipe is None:
-            if not isinstance(pair.parts, CodeParts) or not pair.parts.manifest.recipe:
-                raise ConfigError(
-                    f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the "
-                    "recipe of the draft, and --data, the folder of its files"
-                )
-            return demonstration_split(pair.parts, self.data, self.env)
-        wanted = load_recipe(self.recipe, Recipe)
-        if wanted.data and self.data is None:
-            raise ConfigError(f"{self.recipe} names files ({', '.join(wanted.data)}); give their folder with --data")
-        made = demonstrations(
-            None if wanted.env is None else load_task(wanted.env),
-            [(self.data or Path()) / name for name in wanted.data], wanted.generate_episodes, wanted.generate_noise,
-            wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz,
-        )  # fmt: skip
-        return made.split(wanted.held_out, wanted.seed)
+        recipe = demonstrations_of(pair, self.env) if self.recipe is None else load_recipe(self.recipe, Recipe)
+        return split_demonstrations(recipe, self.data)
 
 
 @dataclass(frozen=True)

@@ -117,13 +117,11 @@ Data = (
 
 def _as_read(recipe: Path, path: Path) -> tuple[Episodes, dict[str, ObservationSpec]]:
     """Demonstrations as a recipe reads them, and what each of its policies sees."""
-    from specact.lab.data.generate import demonstrations
-    from specact.lab.envs import load_task
+    from specact.lab.data.generate import read_demonstrations
     from specact.lab.train.dataset import observation_of
     from specact.lab.train.recipe import Recipe, load_recipe
 
     wanted = load_recipe(recipe, Recipe)
-    task = None if wanted.env is None else load_task(wanted.env)
-    made = demonstrations(task, [path], 0, 0.0, wanted.seed, sources=wanted.observations, rate_hz=wanted.rate_hz)
+    made = read_demonstrations(wanted, [path])
     seen = {who: observation_of(policy, wanted, made, f"policy {who!r}") for who, policy in wanted.seeing.items()}
     return made, seen

@@ -103,8 +103,7 @@ class Eval(Options):
     details: Rare[Details] = field(default_factory=Details)
 
     def run(self) -> None:
-        from specact.lab.evaluation.evaluation import Evaluation
-        from specact.lab.evaluation.run import evaluate
+        from specact.lab.evaluation.run import Evaluation, evaluate
         from specact.lab.rollout.pool import Pool
 
         options = self.options
@@ -175,8 +174,7 @@ class Demo(Options):
     json: bool = False  # print the summary as JSON
 
     def run(self) -> None:
-        from specact.lab.evaluation.evaluation import Evaluation
-        from specact.lab.evaluation.run import evaluate
+        from specact.lab.evaluation.run import Evaluation, evaluate
         from specact.lab.rollout.pool import Pool
         from specact.load import load_pair
 

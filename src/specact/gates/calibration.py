@@ -48,7 +48,7 @@ class Calibration:
         fingerprint, rate: of the bundle it was made for, and the requested transmission rate.
         held_out: result on held-out episodes: ``rate``, ``episodes``, ``inferences``.
         rounds: threshold and achieved rate of every round on states of the gated policy.
-        model: fit of rejection over score, see :mod:`specact.lab.evaluation.rejection`.
+        model: fit of rejection over score, see :mod:`specact.lab.evaluation.calibrate`.
         made_by: the settings of the run that made it.
         decoding: of a token or flow policy, on which what is proposed and so the score depend; empty for the default.
     """

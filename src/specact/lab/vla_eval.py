@@ -24,13 +24,12 @@ from specact.gates.gate import Gate
 from specact.gates.settings import load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.calibrate import gate_of_method, uncalibrated_gate
+from specact.lab.evaluation.calibrate import gate_of_method
 from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
 from specact.load import load_pair
 from specact.observation import Field
-from specact.pair import LocalTarget
 from specact.policy import SpeculativePolicy
 
 _CAMERA = "image."
@@ -75,13 +74,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
     async def on_episode_start(self, config: dict[str, Any], ctx: SessionContext) -> None:
         """Creates the policy of the episode."""
         task = config.get("task", {})
-        policy = SpeculativePolicy(
-            self._pair,
-            self._gate(),
-            drafter=self._family.drafter(None),
-            verifier=self._family.verifier(LocalTarget(self._pair.target())),
-            seed=task.get("seed", self._seed),
-        )
+        policy = self._family.policy(self._gate(), task.get("seed", self._seed))
         policy.reset(episode_of(task))
         self._policies[ctx.episode_id] = policy
 
@@ -101,11 +94,10 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
 
     def _gate(self) -> Gate:
         """A gate for one episode, with the threshold that ``specact eval`` gives it."""
-        method, pair = self._method, self._pair
+        method, pair, rate = self._method, self._pair, self._rate
         if load_gate(method.gate).calibrated:
-            return calibrated_gate(pair, method.gate, self._rate)
-        settings = uncalibrated_gate(method, (), pair)
-        return gate_of_method(method, settings, self._rate, {}, lambda: settings).build(pair)
+            return calibrated_gate(pair, method.gate, rate)
+        return gate_of_method(method, pair, rate, lambda settings: settings).build(pair)
 
 
 class TaskBenchmark(StepBenchmark):  # type: ignore[misc]

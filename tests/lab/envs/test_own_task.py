@@ -15,8 +15,7 @@ from specact.cli.tised import Sweep
 from specact.errors import ConfigError
 from specact.gates.settings import GateSettings
 from specact.lab.envs import env_of, load_task
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
 from specact.pair import Pair

@@ -20,8 +20,7 @@ from specact import load_pair
 from specact.cli.report import Advise
 from specact.errors import ConfigError
 from specact.lab.evaluation.advice import advise, parts_of, round_trip_ms, runs_of, ways_of
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.evaluation.runs import Run
 from specact.lab.rollout.pool import Pool
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from specact.lab.evaluation.metrics import Table, contrasts
+from specact.lab.evaluation.metrics import contrasts
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.statistics import contrast, holm
+from specact.lab.rollout.steps import Table
 
 
 def outcomes(**rates: float) -> dict[str, Table]:

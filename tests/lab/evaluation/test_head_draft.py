@@ -19,8 +19,7 @@ from specact.errors import ConfigError
 from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate, read_gates, read_table
+from specact.lab.evaluation.run import Evaluation, evaluate, read_gates, read_table
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import OBSERVATION

@@ -14,11 +14,10 @@ from specact.errors import ConfigError, DataError
 from specact.families.codes.sampling import sample_codes
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.generate import demonstrations, generate
+from specact.lab.data.generate import generate, read_demonstrations, split_demonstrations
 from specact.lab.envs import load_task
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import OpenLoop, calibrate_offline, demonstration_split, evaluate_offline
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.offline import OpenLoop, calibrate_offline, demonstrations_of, evaluate_offline
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.rollout.methods import Method, composed, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.statistics import holm
@@ -45,7 +44,7 @@ def shown() -> Episodes:
 
 @pytest.fixture
 def kept_back(tiny_bundle: Path) -> Episodes:
-    return demonstration_split(load_pair(tiny_bundle).parts, None)[1]
+    return split_demonstrations(demonstrations_of(load_pair(tiny_bundle)), None)[1]
 
 
 def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_on(
@@ -123,13 +122,12 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match="run"):
         evaluate_offline(ball, ("draft",), shown, 0.5, out, pool, quiet)
     with pytest.raises(ConfigError, match="--data"):
-        demonstration_split(load_pair("kitchen").parts, None)
+        split_demonstrations(demonstrations_of(load_pair("kitchen")), None)
 
 
 def test_the_demonstrations_are_those_that_training_kept_back(kept_back: Episodes, tiny_recipe: Path) -> None:
     recipe = load_recipe(tiny_recipe, CodesRecipe)
-    made = demonstrations(load_task("ball"), (), recipe.generate_episodes, recipe.generate_noise, recipe.seed)
-    episodes = prepare(made, recipe).held_out.episodes
+    episodes = prepare(read_demonstrations(recipe, []), recipe).held_out.episodes
     assert np.array_equal(kept_back.observation["state"], episodes.observation["state"])
     assert np.array_equal(kept_back.action, episodes.action)
 

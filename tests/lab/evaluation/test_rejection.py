@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specact.lab.evaluation.rejection import fit_rejection
+from specact.lab.evaluation.calibrate import fit_rejection
 
 
 def test_a_linear_law_is_recovered() -> None:

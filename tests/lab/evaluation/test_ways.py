@@ -139,7 +139,7 @@ def test_descriptions_name_how_chunks_are_decoded() -> None:
         "unchecked": "the draft (unchecked), 50% verified at random",
     }
     here = replace(way("full_1", 0.0, 1.0, [0]), decoded_on_device=True)
-    assert str(here) == "the target on the device (full_1)" and here.on_device and not here.needs_server
+    assert str(here) == "the target on the device (full_1)" and here.on_device
     assert {name for name in METHODS if runs_alone(name)} == {"ar", "full", "full_5", "full_2", "full_1"}
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.tiny import made_once, quiet
 
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.run import evaluate
+from specact.lab.evaluation.run import Evaluation, evaluate
 from specact.lab.report.report import Report, write_report
 from specact.lab.rollout.pool import Pool
 

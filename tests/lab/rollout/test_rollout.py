@@ -17,15 +17,14 @@ from specact import load_pair
 from specact.errors import ConfigError
 from specact.gates.calibration import read_calibration
 from specact.gates.settings import GateSettings
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, method_metrics
-from specact.lab.evaluation.run import evaluate, read_gates, read_table
+from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, method_metrics
+from specact.lab.evaluation.run import Evaluation, evaluate, read_gates, read_table
 from specact.lab.rollout import rollout
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.statistics import choice_efficiency
-from specact.lab.rollout.steps import REASONS, STAGES, Audit
+from specact.lab.rollout.steps import REASONS, STAGES, Audit, Table
 from specact.links.link import LINKS
 from specact.types import Origin, StepRecord
 

@@ -25,7 +25,7 @@ from specact.files import write_json
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.data.sources import Source
-from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, collect, collector, join
+from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, collector, join
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders
 from specact.lab.train.head import HeadRecipe, train_head
@@ -42,7 +42,7 @@ def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Pair[Any]:
     with Pool(1) as pool:
 
         def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
-            return collect(pair, gates, 1500, number, pool, lambda done: None)
+            return collector(1500, pool, quiet)(pair, gates, number)
 
         return load_pair(distil(load_pair(bundle), recipe, roll, out, quiet))
 
@@ -70,7 +70,7 @@ def test_it_is_closer_to_the_target_where_the_gated_policy_goes(
     original, made = load_pair(tiny_bundle), distilled[0]
     for pair in (original, made):
         with Pool(1) as pool:
-            states = collect(pair, [GateSettings("random", threshold=0.5)], 500, 7, pool, lambda done: None)
+            states = collector(500, pool, quiet)(pair, [GateSettings("random", threshold=0.5)], 7)
         assert rejection(made, states) < 0.7 * rejection(original, states)
 
 
@@ -96,7 +96,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: P
     with Pool(1) as pool:
 
         def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
-            return collect(pair, gates, 1500, number, pool, lambda done: None)
+            return collector(1500, pool, quiet)(pair, gates, number)
 
         told = 0
 
@@ -134,7 +134,7 @@ FEW_CHUNKS = DistilRecipe(rates=(0.0, 0.5), rounds=2)
 
 def lessons(pair: Pair[Any], number: int, wanted: int = 400) -> DistillationData:
     with Pool(1) as pool:
-        return collect(pair, [GateSettings("random", threshold=0.5)], wanted, number, pool, quiet)
+        return collector(wanted, pool, quiet)(pair, [GateSettings("random", threshold=0.5)], number)
 
 
 def teach_chunks(pair: Pair[Any], out: Path, *, shuffled: bool = False) -> Pair[Any]:
@@ -212,8 +212,7 @@ def roll(pool: Pool, folder: Path) -> Collect:
 def test_frames_are_on_disk_and_each_window_is_the_one_that_the_draft_saw(made: Path, tmp_path: Path) -> None:
     bundle = load_pair(made / "dots")
     with Pool(1) as pool:
-        data = collect(bundle, [GateSettings("always")], 100, 0, pool, quiet, 0, DOTS, tmp_path)
-        more = collect(bundle, [GateSettings("always")], 100, 1, pool, quiet, 0, DOTS, tmp_path)
+        data, more = (roll(pool, tmp_path)(bundle, [GateSettings("always")], number) for number in (0, 1))
     both = join([data, more])
     for part, first in ((data, 0), (more, len(data))):
         windows, joined = part.observation["image"], both.observation["image"]

@@ -18,10 +18,10 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.tokens.policy import TokenBundle, causal, load_tokens
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.distillation import TokenRollouts, read_rollouts
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import wilson
 from specact.lab.rollout.steps import SHARD
-from specact.lab.rollout.token_rollouts import TokenRollouts, read_rollouts
 from specact.lab.train.attention import Statistics
 from specact.lab.train.chunks import write_chunk_bundle
 from specact.lab.train.drafter_settings import agreement, fit_skip

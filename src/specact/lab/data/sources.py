@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from specact.errors import DataError, unknown_name
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames
-from specact.records import Count, Record, WholeNumber
+from specact.records import BelowOne, Count, NotNegative, Positive, Record, Seed, WholeNumber
 
 
 class Source(Record, frozen=True):
@@ -33,6 +34,24 @@ class Source(Record, frozen=True):
 
 
 Sources = Mapping[str, Source]
+
+
+class Demonstrations(Record, frozen=True, kw_only=True):
+    """The demonstrations of a recipe; ``env`` is an environment's name or ``MODULE:TASK``.
+
+    A robot without an environment has the control rate ``rate_hz`` instead. They are the files ``data``, with the
+    sources ``observations`` by name (if empty, all known ones), or ``generate_episodes`` of the scripted expert, with
+    ``generate_noise`` on its actions; the share ``held_out`` of their episodes is kept for validation.
+    """
+
+    env: str | None = None
+    rate_hz: Positive | None = None
+    observations: dict[str, Source] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    generate_episodes: WholeNumber = 0
+    generate_noise: NotNegative = 0.0
+    seed: Seed = 0
+    held_out: BelowOne = 0.05
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from specact.gates.learned import has_fitting_head
 from specact.gates.settings import LEARNED, gate_settings
 from specact.lab.evaluation.cost import decision, median_ms
 from specact.lab.evaluation.runs import Run, find_runs
-from specact.lab.rollout.families import decoded_by, family_of, rollout_of
+from specact.lab.rollout.families import decoded_by, rollout_of
 from specact.lab.rollout.methods import HYBRID, METHODS, load_method
 from specact.lab.rollout.statistics import Interval, seeds_interval, wilson
-from specact.links.link import load_link, round_trip
+from specact.lab.rollout.timed import Route
+from specact.links.link import load_link
 from specact.pair import Pair
 from specact.rng import StepAddress
 from specact.systems.flow import ROUNDS, FlashParts
@@ -53,24 +54,20 @@ _UNDRAFTED = {
     for name, decoding in DECODINGS.items()
     if (decoding.proposes, decoding.then, decoding.gate) == ("nothing", "none", "always")
 } | {name for name, rounds in ROUNDS.items() if rounds.proposes == "nothing" and not rounds.local}
-# Methods that have to be evaluated for a recommendation, if the pair can run them.
-_METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
-# Likewise, of a token policy or a flow policy with a draft, with its own drafters, and alone.
+# Methods that have to be evaluated for a recommendation, if the pair can run them: of a token policy or a flow policy
+# alone and with its own drafters, and of a pair with a draft.
 _DECODED = ("ar", "full", "full_2", "full_1", "specvla", "last", "flash", "block")
-_GATES_OF_TOKENS = {"periodic", "verify_skip", "similarity"}
+_DRAFTED = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to act.
+    """A method with a draft, of this description; empty where none is evaluated.
 
-    Attributes:
-        draft: description of the draft; empty where none is evaluated.
-        method: see :data:`~specact.lab.rollout.methods.METHODS`.
-        asked, rate: requested and achieved transmission rate, in [0, 1].
-        cost: time of an inference on the device, decision of the gate included: [ms], or as a share of the target's.
-        successes: by training seed, the success of each episode by its name; names are common to all ways.
-        decoded_on_device: whether the target of :func:`runs_alone` runs on the device.
+    ``asked`` and ``rate`` are requested and achieved transmission rate, in [0, 1]; ``cost`` is the time of an inference
+    on the device, decision of the gate included, in ms or as a share of the target's; ``successes`` by training seed
+    the success of each episode by its name, which is common to all ways; ``decoded_on_device`` whether the target of
+    :func:`runs_alone` runs on the device.
     """
 
     draft: str
@@ -83,10 +80,9 @@ class Way:
 
     @cached_property
     def success(self) -> Interval:
-        """Mean over training seeds, with the union of two 95 % intervals.
+        """Mean over training seeds, with the union of the 95 % intervals of seeds and episodes, and Wilson's over all.
 
-        These are :func:`~specact.lab.rollout.statistics.seeds_interval`, and Wilson's over all episodes, whose width is
-        not zero where all episodes have the same outcome.
+        The width of the latter is not zero where all episodes have the same outcome.
         """
         groups = [_as_floats(one.values()) for one in self.successes.values()]
         over_seeds, every = seeds_interval(groups), np.concatenate(groups)
@@ -99,11 +95,6 @@ class Way:
         return sum(map(len, self.successes.values()))
 
     @property
-    def needs_server(self) -> bool:
-        """Whether any request is sent."""
-        return self.asked > 0.0
-
-    @property
     def on_device(self) -> bool:
         """Whether the target runs on the device, without a draft and a server."""
         return self.decoded_on_device or load_method(self.method).on_device
@@ -113,7 +104,7 @@ class Way:
         """The simpler, the smaller: the target on the device, no server, a low rate, a simple gate, a low cost."""
         gate = load_method(self.method).gate
         complexity = _GATES.index(gate) if gate in _GATES else len(_GATES)
-        return not self.on_device, self.needs_server, self.asked, complexity, self.cost
+        return not self.on_device, self.asked > 0.0, self.asked, complexity, self.cost
 
     def __str__(self) -> str:
         """A description."""
@@ -135,17 +126,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommendation for a budget.
-
-    Attributes:
-        way: the simplest acceptable one.
-        best: the one with the highest success; ``way`` is not significantly worse.
-        behind: success of ``best`` minus that of ``way``, on the same episodes.
-    """
+    """The recommendation for a budget: the simplest way that is not significantly worse than the ``best`` one."""
 
     way: Way
     best: Way
-    behind: Interval
 
     def __str__(self) -> str:
         """A description, with its success and whether a gate is needed."""
@@ -173,15 +157,14 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
     :data:`MARGIN`. They are ordered by :attr:`Way.simplicity`. Those with few episodes are left out, see
     :data:`ENOUGH`. ``budget`` is the maximum cost of an inference on the device, in the unit of the ways' costs.
     """
-    ways = list(ways)
-    enough = ENOUGH * max((way.episodes for way in ways), default=0)
-    affordable = [way for way in ways if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough]
-    best = max(sorted(affordable, key=lambda way: way.simplicity), key=lambda way: way.success.mean, default=None)
-    for way in sorted(affordable, key=lambda way: way.simplicity):
-        assert best is not None
+    simplest = sorted(ways, key=lambda way: way.simplicity)
+    enough = ENOUGH * max((way.episodes for way in simplest), default=0)
+    affordable = [way for way in simplest if way.cost <= budget and way.asked <= most_rate and way.episodes >= enough]
+    for way in affordable:
+        best = max(affordable, key=lambda way: way.success.mean)
         deficit = behind(way, best)
         if deficit is not None and deficit.low <= 0.0 and deficit.mean <= MARGIN:
-            return Choice(way, best, deficit)
+            return Choice(way, best)
     return None  # the best way is never behind itself, so that nothing fits
 
 
@@ -190,29 +173,22 @@ def without_server(ways: Sequence[Way]) -> float | None:
     least = None
     for budget in sorted({way.cost for way in ways}, reverse=True):
         choice = choose(ways, budget)
-        if choice is None or choice.way.needs_server:
+        if choice is None or choice.way.asked > 0.0:
             break
         least = budget
     return least
 
 
 def runs_alone(method: str) -> bool:
-    """Whether a method decodes the target's chunks without a drafter, and so runs on a server or on the device alone.
-
-    These are a token policy's greedy decoding, and full rounds of a flow policy in any number of steps.
-    """
+    """Whether a method decodes the target's chunks without a drafter, and so runs on a server or the device alone."""
     return load_method(method).decoding in _UNDRAFTED
 
 
 def device_cost(method: str, parts: Mapping[str, float], rate: float, *, on_device: bool = False) -> float:
-    """Time of a method's inference on the device, in the unit of ``parts``.
+    """Time of a method's inference on the device, in the unit of ``parts``, if this share of inferences is transmitted.
 
-    Args:
-        method: its name.
-        parts: see :func:`measure_parts`; without ``ask``, as in older results, asking takes no time. A part that is
-            needed and was not measured is a :exc:`KeyError`.
-        rate: share of the inferences that are transmitted, in [0, 1].
-        on_device: whether a target that :func:`runs_alone` does so there.
+    A part that is needed and was not measured, see :func:`measure_parts`, is a :exc:`KeyError`; without ``ask``, as in
+    older results, asking takes no time. ``on_device`` is whether a target that :func:`runs_alone` does so there.
     """
     method_ = load_method(method)
     if on_device or method_.on_device:
@@ -227,19 +203,16 @@ def device_cost(method: str, parts: Mapping[str, float], rate: float, *, on_devi
 def measure_parts(
     pairs: Mapping[str, Pair[Any]], rounds: int = 400, gates: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Median milliseconds of the parts of pairs on one core of this machine, called alternately.
+    """Median milliseconds of the parts of pairs on one core of this machine, called alternately, by pair.
 
-    ONNX Runtime, one thread, batch 1, observations of zeros; each pair decoded as the method that is timed, and
-    ``gates`` are further ones to time.
-
-    Returns:
-        By pair ``draft``, ``target`` (where the pair has it), ``head_draft`` (draft and head, where it has one),
-        ``ask``: encoding a request and reading its reply, without a link, and for each gate that the pair can have
-        ``gate NAME``: a decision, of a learned gate with its head.
+    ONNX Runtime, one thread, batch 1, observations of zeros; each pair decoded as the method that is timed. Parts are
+    ``draft``, ``target`` (where the pair has it), ``head_draft`` (draft and head, where it has one), ``ask``: encoding
+    a request and reading its reply, without a link, and for each gate that the pair can have, and the further ones
+    ``gates``, ``gate NAME``: a decision, of a learned gate with its head.
     """
-    calls = {(name, part): call for name, pair in pairs.items() for part, call in _parts(pair, gates).items()}
-    times = median_ms(calls, rounds)
-    return {name: {part: ms for (of, part), ms in times.items() if of == name} for name in pairs}
+    calls = {name: _parts(pair, gates) for name, pair in pairs.items()}
+    times = median_ms({(name, part): call for name, parts in calls.items() for part, call in parts.items()}, rounds)
+    return {name: {part: times[name, part] for part in parts} for name, parts in calls.items()}
 
 
 def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], object]]:
@@ -280,15 +253,9 @@ def advise(
     pair: Pair[Any], runs: Sequence[Run], budget_ms: float, here_ms: Parts, *, kappa: float = 1.0,
     link: str = "wifi-paper",
 ) -> dict[str, Any]:  # fmt: skip
-    """The recommendation, and all that it is made of, as plain values.
+    """The recommendation for a pair, see :func:`runs_of` and :func:`parts_of`, and all that it is made of.
 
-    Args:
-        pair: the policies.
-        runs: of this pair, see :func:`runs_of`.
-        budget_ms: time of one core that is available for an inference on the device [ms].
-        here_ms: times on this machine, see :func:`parts_of`.
-        kappa: how many times slower the device is.
-        link: to the server; see :func:`~specact.links.link.load_link`.
+    Of a device whose core has so much time for an inference [ms], and is slower than this one by a factor ``kappa``.
     """
     trip_ms = round_trip_ms(pair, link)
     device_ms = {name: {part: kappa * ms for part, ms in parts.items()} for name, parts in here_ms.items()}
@@ -331,7 +298,7 @@ def parts_of(pair: Pair[Any], runs: Sequence[Run]) -> dict[str, dict[str, float]
     found = measure_parts({"": pair})
     for name in sorted({name for run in runs for name in METHODS.keys() & run.methods.keys()}):
         if (method := METHODS[name]).decoding:
-            found |= measure_parts({name: decoded_by(method, pair)}, 50, sorted({method.gate} & _GATES_OF_TOKENS))
+            found |= measure_parts({name: decoded_by(method, pair)}, 50, (method.gate,))
     return found
 
 
@@ -357,10 +324,8 @@ def runs_of(pair: Pair[Any], folders: Sequence[Path]) -> tuple[list[Run], dict[P
 def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
     """The methods that were evaluated and can be timed, with the episodes of all their runs.
 
-    The accounted times of a run are not used, because they may have been set by options.
-
-    Raises:
-        ConfigError: if an episode ended otherwise in another run.
+    The accounted times of a run are not used, because they may have been set by options. An episode that ended
+    otherwise in another run is a :exc:`ConfigError`.
     """
     won: dict[tuple[float, str, bool], dict[str, bool]] = {}
     rates: dict[tuple[float, str, bool], list[tuple[float, int]]] = {}
@@ -396,8 +361,8 @@ def ways_of(runs: Sequence[Run], device_ms: Parts) -> list[Way]:
 
 def round_trip_ms(pair: Pair[Any], name: str) -> float:
     """Mean round trip of the link model with the arrays of a request and its reply [ms]."""
-    link, (up, down), rng = load_link(name), pair.exchange.contract.array_bytes, np.random.default_rng(0)
-    return float(1e3 * np.mean([round_trip(link, up, down, at, rng) for at in np.linspace(0.0, 60.0, 300).tolist()]))
+    route = Route.of(load_link(name), pair.exchange.contract, np.random.default_rng(0))
+    return float(1e3 * np.mean([route.round_trip_s(at) for at in np.linspace(0.0, 60.0, 300).tolist()]))
 
 
 def _row(way: Way, ways: Sequence[Way], verified_ms: Mapping[str, float]) -> dict[str, Any]:
@@ -439,22 +404,14 @@ def _missing(pair: Pair[Any], ways: Sequence[Way], here_ms: Mapping[str, float])
 
 def _possible(pair: Pair[Any]) -> list[str]:
     """The methods that a recommendation for this pair compares."""
-    of_codes, has_head = isinstance(pair.parts, CodeParts), has_fitting_head(pair)
-    possible = [
-        name
-        for name in _METHODS
-        if (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
-        and (METHODS[name].verifier == "speculative" or not family_of(pair).measured)
-        and (has_head or not METHODS[name].needs_head)
-    ]
-    if not isinstance(pair.parts, TokenParts | FlashParts):
-        return possible
+    has_head = has_fitting_head(pair)
 
-    def composes(name: str) -> bool:
+    def runs(name: str) -> bool:
         try:
-            return decoded_by(METHODS[name], pair).drafter() is not None
+            return rollout_of(pair, METHODS[name]).drafter() is not None and (has_head or not METHODS[name].needs_head)
         except SpecactError:
             return False
 
     # Without a draft policy nothing acts where a gate does not ask.
-    return [*filter(composes, _DECODED), *(possible if pair.parts.draft is not None else [])]
+    undrafted = isinstance(pair.parts, TokenParts | FlashParts) and pair.parts.draft is None
+    return [*filter(runs, _DECODED if undrafted else (*_DECODED, *_DRAFTED))]

@@ -1,11 +1,14 @@
-"""The gates of an evaluation: thresholds for a rate, found where the gate leads, and random gates at a rival's rate."""
+"""The gates of an evaluation: thresholds for a rate, found where the gate leads, and random gates at a rival's rate.
+
+A calibration says how well the gate's score predicts the target's rejection (ADAHI, equation 6).
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,17 +18,15 @@ from scipy import optimize, stats
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateSettings, gate_settings, load_gate
 from specact.lab.envs import env_of
-from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.methods import HYBRID, Method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import EpisodeRange, Shard
+from specact.lab.rollout.statistics import roc_auc
 from specact.lab.rollout.steps import REASONS, Table, free_steps
-from specact.observation import Window
 from specact.pair import Pair
-from specact.policy import SpeculativePolicy
 from specact.records import Count, InsideUnit, Seed, check_fields
 from specact.systems.flash import Rounds
-from specact.types import Decision
+from specact.types import Decision, Floats
 
 TOLERANCE = 0.03
 # Default inferences per episode of a random gate: so many that the first one is negligible.
@@ -92,29 +93,8 @@ def calibrate(
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
         found = find_threshold(settings, run.rate, run.rounds, roll)
-    made_by = {"env": world, **dataclasses.asdict(run)}
+    made_by = {"env": world, **asdict(run)}
     return found.calibration(bundle, run.rate, run.episodes, made_by, method.decoding or bundle.source.decoding)
-
-
-def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:
-    """The deviation gate with its threshold for a rate along these observations, each with its episode's number.
-
-    Every observation is inferred on; the rest of its chunk is executed without waiting.
-    """
-
-    def roll(tried: GateSettings, number: int) -> Table:
-        policy, decisions = SpeculativePolicy(pair, tried.build(pair), seed=seed), []
-        for episode, window in path:
-            if policy.record is None or policy.record.address.episode != episode:
-                policy.reset(episode)
-            policy.act_on(window)
-            assert policy.record is not None
-            decisions.append(policy.record.decision)
-            while not policy.wants_inference:
-                policy.act_on(window)
-        return decided(decisions)
-
-    return find_threshold(gate_settings("deviation", pair), rate, 6, roll).settings
 
 
 def decided(decisions: Sequence[Decision]) -> Table:
@@ -231,44 +211,46 @@ def _wanted_of_free(table: Table, rate: float) -> float:
     return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
 
 
-def uncalibrated_gate(method: Method, options: Sequence[str], bundle: Pair[Any]) -> GateSettings:
+def uncalibrated_gate(method: Method, options: Sequence[str], pair: Pair[Any]) -> GateSettings:
     """A method's gate without its threshold; a random baseline has the forced first step and the limit of its rival.
 
-    Raises :exc:`ConfigError` if the gate, or the rival's, needs a head that the bundle does not have.
+    Raises :exc:`ConfigError` if the gate, or the rival's, needs a head that the pair does not have.
     """
-    settings = gate_settings(method.gate, bundle, options)
+    settings = gate_settings(method.gate, pair, options)
     if method.limits_of is None:
         return settings
-    rival = gate_settings(method.limits_of, bundle, options)
+    rival = gate_settings(method.limits_of, pair, options)
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 
 def gate_of_method(
-    method: Method, uncalibrated: GateSettings, rate: float, steps: Mapping[str, Table],
-    calibrated: Callable[[], GateSettings],
+    method: Method, pair: Pair[Any], rate: float, calibrated: Callable[[GateSettings], GateSettings],
+    *, options: Sequence[str] = (), steps: Mapping[str, Table] = MappingProxyType({}),
 ) -> GateSettings:  # fmt: skip
     """The gate that a method runs with.
 
     Args:
-        method, uncalibrated: see :func:`uncalibrated_gate`.
+        method, pair, options: see :func:`uncalibrated_gate`.
         rate: of the evaluation.
+        calibrated: makes the calibration of a gate that has one, given its other settings.
         steps: step tables of the methods that ran; a random baseline runs at the rate that its rival achieved there,
             over episodes as long as the rival's.
-        calibrated: makes the calibration of a gate that has one.
     """
+    settings = uncalibrated_gate(method, options, pair)
     if load_gate(method.gate).calibrated:
-        return calibrated()
+        return calibrated(settings)
     if method.rate_of is None:
-        return uncalibrated
+        return settings
     rival, lengths = steps.get(method.rate_of), _DEFAULT_LENGTHS
     if rival is not None:
         # A baseline that requests only full rounds makes as many as its rival, not as many requests.
         only_full = isinstance(method.composition, Rounds) and method.composition.full
         rate = float(rival["full" if only_full else "transmitted"].mean())
         lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
-    force_first = dict(uncalibrated.options).get("force_first", False)
-    free = free_probability(rate, uncalibrated.max_skips, force_first=force_first, lengths=lengths)
-    return replace(uncalibrated, threshold=free)
+    force_first = dict(settings.options).get("force_first", False)
+    return replace(
+        settings, threshold=free_probability(rate, settings.max_skips, force_first=force_first, lengths=lengths)
+    )
 
 
 def free_probability(
@@ -311,3 +293,83 @@ def expected_rate(free: float, max_skips: int | None, *, force_first: bool, leng
             runs[1:] = (0.0 if force_first and step == 0 else 1.0 - free) * runs[:-1]
             runs[0] = probability
     return float(np.cumsum(sent)[ends - 1] @ count / (ends @ count))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``r = slope * x + intercept`` over bins, with ``x = D`` (linear, shift 0) or ``x = ln(D + shift)`` (logarithmic).
+
+    ``r2`` is the explained share of the bins' variance.
+    """
+
+    slope: float
+    intercept: float
+    shift: float
+    r2: float
+
+
+@dataclass(frozen=True)
+class RejectionModel:
+    """Rejection over score.
+
+    R² of the bins can be high with a negative slope, where the gate asks at the wrong steps; so report the slope's
+    sign and the step-level figures as well.
+    """
+
+    # Mean score, mean rejection and its standard error per bin of equal count, [bins].
+    scores: list[float]
+    rejections: list[float]
+    errors: list[float]
+    linear: Fit
+    logarithmic: Fit
+    spearman: float  # rank correlation over single steps
+    auroc: float  # area under the ROC curve of the score, for rejections above 1/2; 0.5 is chance
+    steps: int
+
+
+def rejection_models(steps: Mapping[str, Floats]) -> dict[str, Any]:
+    """The rejection models of a gate's freely decided steps, as plain values.
+
+    Args:
+        steps: columns ``score``, ``rejection`` and ``rejection_0`` of a step table.
+
+    Returns:
+        The :class:`RejectionModel` of R(z), the rejection of any code, and as ``primary`` that of r, the rejection of
+        the primary code, as in the paper's figure 2.
+    """
+    model = asdict(fit_rejection(steps["score"], steps["rejection"]))
+    return {**model, "primary": asdict(fit_rejection(steps["score"], steps["rejection_0"]))}
+
+
+def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> RejectionModel:
+    """Fits both models to steps ``[N]``; bins hold equal counts."""
+    order = np.argsort(scores, kind="stable")
+    parts = [part for part in np.array_split(order, min(bins, len(order))) if len(part)]
+    x = np.array([scores[part].mean() for part in parts])
+    y = np.array([rejections[part].mean() for part in parts])
+    errors = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
+    auroc, constant = roc_auc(scores, rejections > 0.5), np.ptp(scores) == 0.0 or np.ptp(rejections) == 0.0
+    spearman = float("nan") if constant else float(stats.spearmanr(scores, rejections).statistic)
+    auroc = float("nan") if auroc is None else auroc
+    fits = _line(x, y, 0.0), _logarithm(x, y)
+    return RejectionModel(x.tolist(), y.tolist(), errors, *fits, spearman, auroc, len(scores))
+
+
+def _line(x: Floats, y: Floats, shift: float) -> Fit:
+    if np.ptp(x) == 0.0 or np.ptp(y) == 0.0:
+        return Fit(0.0, float(y.mean()), shift, 0.0)
+    line: Any = stats.linregress(x, y)
+    return Fit(float(line.slope), float(line.intercept), shift, float(line.rvalue**2))
+
+
+def _logarithm(x: Floats, y: Floats) -> Fit:
+    """The shift is searched between a thousandth and a hundred times the largest score."""
+    lowest, top = float(x.min()), max(float(x.max()), 1e-9)
+    x = x - min(0.0, lowest)
+
+    def fit(log_shift: float) -> Fit:
+        shift = float(np.exp(log_shift))
+        return _line(np.log(x + shift), y, shift)
+
+    bounds = (np.log(top * 1e-3), np.log(top * 1e2))
+    return fit(float(optimize.minimize_scalar(lambda value: -fit(value).r2, bounds=bounds, method="bounded").x))

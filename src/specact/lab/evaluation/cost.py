@@ -5,25 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from specact.bundle.manifest import MANIFEST, read_manifest
 from specact.families.codes.pair import CodeParts
 from specact.gates.gate import Gate
-from specact.gates.settings import gate_settings
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.rollout.families import decoded_by, rollout_of
-from specact.lab.rollout.methods import HYBRID, Method
+from specact.lab.rollout.methods import Method
 from specact.lab.rollout.rollout import Shard
 from specact.pair import Pair
 from specact.rng import Role, stream
 
 Key = TypeVar("Key")
-
-# Gates without a decision, and oracles, which query the target: their time is not meaningful.
-_WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
 
 
 @dataclass(frozen=True)
@@ -48,28 +42,6 @@ class Timing:
     def target_s(self, method: Method) -> float:
         """Time of one inference of the target, on the method's device or server [s]."""
         return (self.target_on_device_ms if method.on_device else self.target_ms) / 1e3
-
-
-def measure(evaluation: Evaluation, pair: Pair[Any]) -> Timing:
-    """The times of an evaluation: those that its settings give, and measured ones for the others."""
-    methods, kappa, family = evaluation.resolved, evaluation.kappa, rollout_of(pair, HYBRID)
-
-    def of_part(part: Literal["draft", "target", "head"], given_ms: float | None) -> float:
-        return median_ms({part: family.call(part)})[part] if given_ms is None else given_ms
-
-    draft_ms, target_ms = of_part("draft", evaluation.draft_ms), of_part("target", evaluation.target_ms)
-    head_ms = of_part("head", evaluation.head_ms) if any(method.uses_head for method in methods) else 0.0
-    gate_ms = {}
-    for gate, method in sorted({method.gate: method for method in methods}.items()):
-        if gate in _WITHOUT_TIME:
-            gate_ms[gate] = 0.0
-        elif evaluation.gate_ms is not None:
-            gate_ms[gate] = kappa * evaluation.gate_ms
-        else:
-            decoded = decoded_by(method, pair)
-            decide = decision(gate_settings(gate, decoded, evaluation.gate_options).build(decoded), decoded)
-            gate_ms[gate] = kappa * median_ms({gate: decide})[gate]
-    return Timing(kappa * draft_ms, kappa * head_ms, target_ms, kappa * target_ms, gate_ms)
 
 
 def median_ms(calls: Mapping[Key, Callable[[], object]], repeats: int = 200, warm_up: int = 10) -> dict[Key, float]:

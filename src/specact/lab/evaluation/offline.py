@@ -21,11 +21,9 @@ from specact.gates.calibration import Calibration
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
-from specact.lab.data.generate import demonstrations as read_demonstrations
-from specact.lab.data.readers import format_of
-from specact.lab.data.sources import Source
-from specact.lab.envs import env_of, load_task
-from specact.lab.evaluation.calibrate import find_threshold, gate_of_method, uncalibrated_gate
+from specact.lab.data.sources import Demonstrations
+from specact.lab.envs import env_of
+from specact.lab.evaluation.calibrate import find_threshold, gate_of_method
 from specact.lab.evaluation.metrics import contrasts, step_metrics
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
@@ -35,50 +33,28 @@ from specact.lab.rollout.statistics import mean_interval
 from specact.lab.rollout.steps import Audit, Table
 from specact.load import load_pair
 from specact.observation import Observation
-from specact.pair import LocalTarget, Pair, PairSource
-from specact.policy import SpeculativePolicy
+from specact.pair import Pair, PairSource
 from specact.records import read_record
 
 Progress = Callable[[str, int, int], None]
 
 
-def demonstration_files(pair: CodeParts, data: Path | None) -> list[Path]:
-    """The files that a pair was trained on; none where its demonstrations come from a scripted expert.
+def demonstrations_of(pair: Pair[Any], env: str | None = None) -> Demonstrations:
+    """The demonstrations that a pair was trained on, as its manifest says.
 
-    Args:
-        pair: made by ``specact train``.
-        data: folder that the recipe's data paths are relative to.
+    ``env`` is the environment that the user named, see :func:`~specact.lab.envs.env_of`, whose error it raises too.
 
     Raises:
-        ConfigError: if the recipe names files and no folder is given.
-        DataError: if a file is missing, or of unknown format.
+        ConfigError: if its manifest says none.
     """
-    names = pair.manifest.recipe["data"]
-    if names and data is None:
+    if not isinstance(pair.parts, CodeParts) or not (recipe := pair.parts.manifest.recipe):
         raise ConfigError(
-            f"the demonstrations of {pair.name!r} are files ({', '.join(names)}); give their folder with --data FOLDER"
+            f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the recipe of "
+            "the draft, and --data, the folder of its files (of specact eval leave out --mse)"
         )
-    files = [(data or Path()) / name for name in names]
-    for file in files:
-        format_of(file)
-    return files
-
-
-def demonstration_split(pair: CodeParts, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
-    """The demonstrations that a pair was trained on, and the held-out ones, made again from its manifest.
-
-    Args:
-        pair, data: see :func:`demonstration_files`, errors too.
-        env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
-    """
-    recipe = pair.manifest.recipe
-    episodes = read_demonstrations(
-        load_task(env_of(pair, env)) if pair.env else None, demonstration_files(pair, data),
-        recipe["generate_episodes"], recipe["generate_noise"], recipe["seed"],
-        sources=read_record(recipe.get("observations", {}), dict[str, Source], "observations"),
-        rate_hz=recipe.get("rate_hz"),
-    )  # fmt: skip
-    return episodes.split(recipe["held_out"], recipe["seed"])
+    known = {name: recipe[name] for name in Demonstrations.__struct_fields__ if name in recipe}
+    known["env"] = env_of(pair, env) if pair.env else None
+    return read_record(known, Demonstrations, "recipe")
 
 
 @dataclass(frozen=True)
@@ -103,8 +79,7 @@ class OpenLoop:
         """Observes the demonstrated states, whatever its actions; executes chunks as on the robot."""
         family = rollout_of(load_pair(self.source), self.method)
         pair = family.pair
-        verifier, drafter = family.verifier(LocalTarget(pair.target())), family.drafter()
-        policy = SpeculativePolicy(pair, self.gate.build(pair), drafter=drafter, verifier=verifier, seed=self.seed)
+        policy = family.policy(self.gate.build(pair), self.seed)
         normalised, raw, audit, episodes = [], [], Audit(family), self.episodes
         # Unused frames are not read: that would cost time, and they may be missing.
         seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
@@ -235,13 +210,13 @@ def evaluate_offline(
     with locked(out):
         for done, method in enumerate(sorted(ran, key=lambda method: method.rate_of is not None)):
             progress("methods", done, len(ran))
-            wanted = uncalibrated_gate(method, gate_options, pair)
 
-            def calibrated(method: Method = method, gate: GateSettings = wanted) -> GateSettings:
+            def calibrated(gate: GateSettings, method: Method = method) -> GateSettings:
                 return calibrate_offline(pair, gate, rate, kept, pool, progress, method=method, seed=seed).settings
 
             steps = {name: result.steps for name, result in results.items()}
-            settings[method.name] = gate = gate_of_method(method, wanted, rate, steps, calibrated)
+            gate = gate_of_method(method, pair, rate, calibrated, options=gate_options, steps=steps)
+            settings[method.name] = gate
             results[method.name] = _run(pair, method, gate, judged, pool, seed)
         progress("methods", len(ran), len(ran))
         summary = {

@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,27 +21,98 @@ from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.learned import head_fingerprint
-from specact.gates.settings import GateSettings, gate_settings
+from specact.gates.settings import ORACLES, GateSettings, gate_settings
 from specact.lab.data.fit import check_fit
 from specact.lab.data.folder import RunFolder, locked
+from specact.lab.data.generate import demonstration_files, split_demonstrations
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate, gate_of_method, uncalibrated_gate
-from specact.lab.evaluation.cost import Timing, measure, method_cost, timed
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.evaluation.offline import OpenLoop, demonstration_files, demonstration_split
-from specact.lab.rollout.families import family_of, rollout_of
-from specact.lab.rollout.methods import Method
+from specact.lab.evaluation.cost import Timing, decision, median_ms, method_cost, timed
+from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, contrasts, method_metrics
+from specact.lab.evaluation.offline import OpenLoop, demonstrations_of
+from specact.lab.rollout.families import decoded_by, family_of, rollout_of
+from specact.lab.rollout.methods import HYBRID, Method, load_method
 from specact.lab.rollout.pool import Pool, RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
-from specact.load import load_pair
-from specact.pair import Pair
+from specact.lab.rollout.steps import Table
+from specact.links.link import load_link
+from specact.load import check_decoding, load_pair
+from specact.pair import Pair, PairSource
+from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, check_fields
 
 Progress = Callable[[str, int, int], None]
 
+# Gates without a decision, and oracles, which query the target: their time is not meaningful.
+_WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
 _ALONE = "every time is measured, with draft and target in one process and no link; the simulated world waits"
 _ACCOUNTED = "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to evaluate, as plain values, kept in a run folder's manifest; times are measured if not given."""
+
+    bundle: str  # path or name of a bundle, or MODULE:NAME for a pair of your own
+    env: str | None = None  # environment, a name or MODULE:TASK; the bundle's own if not given
+    methods: tuple[str | Method, ...] = ("draft", "target", "hybrid", "random", "adahi")  # or names of load_method
+    episodes: Count = 100  # per method; episode k starts the same for all of them
+    seed: Seed = 0
+    # For which gates are calibrated; random runs at the rate ADAHI achieved and with ADAHI's forced steps,
+    # random_METHOD at another's.
+    rate: InsideUnit = 0.6
+    link: str = "wifi-paper"  # see load_link
+    gate_options: tuple[str, ...] = ()  # parameters that the papers do not specify, see gate_settings
+    draft_ms: NotNegative | None = None  # accounted time of a draft inference
+    gate_ms: NotNegative | None = None  # accounted time of a gate's decision
+    head_ms: NotNegative | None = None  # accounted time of the learned gate's head where it is the draft
+    target_ms: NotNegative | None = None  # accounted time of a target inference
+    kappa: Positive = 1.0  # factor on the computation times of the device, to model a slower one
+    shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
+    calibration_episodes: Count = 40  # per round, where a calibration has to be made first
+    realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
+    deadline_ms: Positive = 200.0  # in real time: how long a step waits for the target
+    mse: bool = False  # also measure each method's error along the demonstrations that were kept back in training
+    data: str | None = None  # of these demonstrations: folder that the recipe's data paths are relative to
+    demonstrations: Count | None = None  # at most so many of them; all that were kept back if not given
+    # Of a pair of chunk policies, where the pair does not name them: MODULE:NAME or a .toml file; the draft of a token
+    # or flow policy is any bundle of a policy.
+    draft: str | None = None
+    target: str | None = None
+    # Of a token or flow policy: how draft, hybrid, random, adahi, random_learned, learned and gates of your own propose
+    # and verify; any method of such a policy.
+    decoding: str = ""
+
+    @property
+    def resolved(self) -> tuple[Method, ...]:
+        """Its methods, those that are given by name among them."""
+        return tuple(map(load_method, self.methods))
+
+    @property
+    def source(self) -> PairSource:
+        """How the pair is loaded."""
+        return PairSource(self.bundle, self.draft, self.target, self.decoding)
+
+    @property
+    def data_folder(self) -> Path | None:
+        """The folder of :attr:`data`."""
+        return None if self.data is None else Path(self.data)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        load_link(self.link)
+        check_decoding(self.decoding)
+        names = [method.name for method in self.resolved]
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(f"methods must be named once each, got {', '.join(names) or 'none'}")
+        times = self.draft_ms, self.gate_ms, self.head_ms, self.target_ms
+        if self.realtime and (times != (None,) * 4 or self.kappa != 1.0):
+            raise ConfigError("in real time every time is measured; leave out the accounted ones and kappa")
+        if self.realtime and any(method.gate in ORACLES for method in self.resolved):
+            raise ConfigError(
+                "the latency of an oracle gate is not meaningful, because it queries the target before it decides; "
+                "remove it from --methods"
+            )
 
 
 def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
@@ -63,17 +134,13 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
     pair = load_pair(evaluation.source)
     env = evaluation.env or env_of(pair, None)
     task, ran = load_task(env), evaluation.resolved
-    initial_gates = {method.name: uncalibrated_gate(method, evaluation.gate_options, pair) for method in ran}
-    for settings in initial_gates.values():
-        settings.check_rate(evaluation.rate)
+    for method in ran:
+        uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)
     for method in ran:
         rollout_of(pair, method)
     check_fit(pair, task)
     if evaluation.mse:
-        env_of(pair, evaluation.env)
-        if not isinstance(pair.parts, CodeParts):
-            raise ConfigError(f"nobody knows what {pair.name!r} was trained on; leave out --mse")
-        demonstration_files(pair.parts, evaluation.data_folder)
+        demonstration_files(demonstrations_of(pair, evaluation.env), evaluation.data_folder)
     manifest = _claim(out, evaluation, pair, env, command)
     started, timing = time.perf_counter(), Timing(**manifest["timing"])
     outcomes, steps = dict[str, Table](), dict[str, Table]()
@@ -85,15 +152,15 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         # Random gates run last, at the rate that their rival achieved.
         for method in sorted(ran, key=lambda method: method.rate_of is not None):
 
-            def calibrated(method: Method = method) -> GateSettings:
+            def calibrated(wanted: GateSettings, method: Method = method) -> GateSettings:
                 # By the gate, and by the method's composition where it has one: the score depends on what is proposed.
                 key = "-".join(filter(None, (method.gate, method.decoding)))
                 if key not in calibrations:
-                    calibrations[key] = _calibration(pair, env, method, evaluation, out, pool, progress)
+                    calibrations[key] = _calibration(pair, env, method, wanted, evaluation, out, pool, progress)
                 return calibrations[key].settings
 
-            name = method.name
-            gates[name] = gate_of_method(method, initial_gates[name], evaluation.rate, steps, calibrated)
+            name, options = method.name, evaluation.gate_options
+            gates[name] = gate_of_method(method, pair, evaluation.rate, calibrated, options=options, steps=steps)
             shard = Shard.of(pair, env, method, gates[name], range(evaluation.episodes), evaluation.seed)
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
@@ -151,6 +218,28 @@ def read_table(folder: Path) -> Table:
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
+def _measured(evaluation: Evaluation, pair: Pair[Any]) -> Timing:
+    """The times of an evaluation: those that its settings give, and measured ones for the others."""
+    methods, kappa, family = evaluation.resolved, evaluation.kappa, rollout_of(pair, HYBRID)
+
+    def of_part(part: Literal["draft", "target", "head"], given_ms: float | None) -> float:
+        return median_ms({part: family.call(part)})[part] if given_ms is None else given_ms
+
+    draft_ms, target_ms = of_part("draft", evaluation.draft_ms), of_part("target", evaluation.target_ms)
+    head_ms = of_part("head", evaluation.head_ms) if any(method.uses_head for method in methods) else 0.0
+    gate_ms = {}
+    for gate, method in sorted({method.gate: method for method in methods}.items()):
+        if gate in _WITHOUT_TIME:
+            gate_ms[gate] = 0.0
+        elif evaluation.gate_ms is not None:
+            gate_ms[gate] = kappa * evaluation.gate_ms
+        else:
+            decoded = decoded_by(method, pair)
+            decide = decision(gate_settings(gate, decoded, evaluation.gate_options).build(decoded), decoded)
+            gate_ms[gate] = kappa * median_ms({gate: decide})[gate]
+    return Timing(kappa * draft_ms, kappa * head_ms, target_ms, kappa * target_ms, gate_ms)
+
+
 def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) -> None:
     """Writes a shard's tables into a run folder."""
     columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in fields(Outcome)}
@@ -180,7 +269,7 @@ def _claim(out: Path, evaluation: Evaluation, pair: Pair[Any], env: str, command
     return RunFolder(out, "evaluation").claim(
         asdict(evaluation) | methods | {"env": env} | weights,
         command,
-        lambda: {"timing": asdict(measure(evaluation, pair)), "order": order},
+        lambda: {"timing": asdict(_measured(evaluation, pair)), "order": order},
     )
 
 
@@ -203,14 +292,14 @@ def _file(out: Path, kind: str, shard: Shard) -> Path:
 
 
 def _calibration(
-    pair: Pair[Any], env: str, method: Method, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
-) -> Calibration:
+    pair: Pair[Any], env: str, method: Method, wanted: GateSettings, evaluation: Evaluation, out: Path, pool: Pool,
+    progress: Progress,
+) -> Calibration:  # fmt: skip
     """The run folder's calibration; else the pair's or a new one, stored there so that the run can resume."""
     gate, decoding = method.gate, method.decoding or pair.source.decoding
     path = out / "calibration" / calibration_file(gate, evaluation.rate, decoding)
     if path.exists():
         return read_calibration(path, pair)
-    wanted = gate_settings(gate, pair, evaluation.gate_options)
     in_bundle = None if pair.path is None else pair.path / "calibration" / path.name
     stored = read_calibration(in_bundle, pair) if in_bundle is not None and in_bundle.is_file() else None
     if stored is None or env != pair.env or wanted != stored.settings.without_threshold():
@@ -231,7 +320,7 @@ def _imitation_errors(
     errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
     missing = [method for method in evaluation.resolved if method.name not in errors]
     if missing:
-        _, shown = demonstration_split(pair.parts, evaluation.data_folder, evaluation.env)
+        _, shown = split_demonstrations(demonstrations_of(pair, evaluation.env), evaluation.data_folder)
         if evaluation.demonstrations is not None:
             shown = shown.select(np.arange(min(evaluation.demonstrations, len(shown))))
         stage, total = "along demonstrations", len(evaluation.methods)

@@ -14,9 +14,9 @@ import msgspec
 
 from specact.errors import ConfigError, DataError
 from specact.files import file_stem
-from specact.lab.evaluation.metrics import Table
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import METHODS
+from specact.lab.rollout.steps import Table
 from specact.records import read_json, read_record
 
 
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Its settings, see :class:`~specact.lab.evaluation.evaluation.Evaluation`."""
+        """Its settings, see :class:`~specact.lab.evaluation.run.Evaluation`."""
         return dict(self.manifest["evaluation"])
 
     @property

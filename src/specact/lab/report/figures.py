@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specact.lab.evaluation.rejection import RejectionModel, fit_rejection
+from specact.lab.evaluation.calibrate import RejectionModel, fit_rejection
 from specact.lab.evaluation.runs import Run, Study
 from specact.lab.report.drawing import GROUND, MUTED, STAGE_COLOURS, Drawing, blank, legend_below, style_of
 from specact.lab.rollout.methods import METHODS

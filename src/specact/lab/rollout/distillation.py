@@ -1,29 +1,39 @@
-"""Training data of a gate or a draft: states visited by a pair under gates, and the outputs of both policies."""
+"""Training data from rollouts, of a gate or a draft: states visited by a pair under gates, and both policies' outputs.
+
+And of a token policy's drafters, of its own rollouts: on demonstrations it is more certain than anywhere else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from specact.errors import ConfigError
 from specact.families.codes.pair import CodeParts
+from specact.families.tokens.policy import TokenBundle, load_tokens
+from specact.files import write_whole
 from specact.gates.settings import GateSettings
 from specact.lab.data.frames import Frames, as_frames, copied, join_frames
-from specact.lab.envs import env_of
+from specact.lab.data.generate import Each
+from specact.lab.envs import env_of, load_task
+from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import EpisodeRange, Shard
-from specact.lab.rollout.steps import OBSERVATION
+from specact.lab.rollout.rollout import EpisodeRange, Shard, episode_seed
+from specact.lab.rollout.steps import OBSERVATION, SHARD
+from specact.observation import ObservationHistory, Window
 from specact.pair import Pair
 
 # Every round has its own million of episodes.
 _ROUND = 1_000_000
-_SHARD = 10
 # Columns of the step table that are kept, of all families.
 _OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "drafted_distance", "wanted")
 
@@ -101,50 +111,6 @@ def _concatenated(columns: Sequence[Column]) -> Column:
 Collect = Callable[[Pair[Any], Sequence[GateSettings], int], DistillationData]
 
 
-def collect(
-    pair: Pair[Any],
-    gates: Sequence[GateSettings],
-    wanted: int,
-    number: int,
-    pool: Pool,
-    advance: Callable[[int], None],
-    seed: int = 0,
-    env: str | None = None,
-    folder: Path | None = None,
-) -> DistillationData:
-    """Rolls a pair out under each gate and keeps the outputs of both policies at every inference.
-
-    At least ``wanted`` inferences, in whole batches of episodes, in states that the gates determine; round ``number``
-    has its own episodes. ``env`` is the pair's own if None; camera frames are written to ``folder``.
-
-    Raises:
-        ConfigError: for a pair that cannot be distilled, or if there is no disk space for camera frames.
-    """
-    if isinstance(pair.parts, CodeParts) and pair.parts.spec.sequential:
-        raise ConfigError(
-            f"the bundle {pair.name!r} has a sequential secondary head; gates and drafts can be trained only for "
-            "independent codebooks"
-        )
-    batches: list[DistillationData] = []
-    first = number * _ROUND
-    env_name = env or env_of(pair, None)
-    while (done := sum(map(len, batches))) < wanted:
-        advance(done)
-        shards = []
-        # Four shards per gate keep any pool busy; the number does not depend on the machine.
-        for gate in [gate for gate in gates for _ in range(4)]:
-            episodes = EpisodeRange.LESSONS.episodes(_SHARD, first)
-            shards.append(replace(Shard.of(pair, env_name, HYBRID, gate, episodes, seed), learning=True))
-            first += _SHARD
-        # Frames are written to disk at once.
-        batch_of = {
-            shard.episodes[0]: data_of(table, folder, shard.episodes[0]) for shard, (_, table) in pool.run(shards)
-        }
-        batches += [batch_of[key] for key in sorted(batch_of)]
-    advance(wanted)
-    return join(batches)
-
-
 def collector(
     wanted: int,
     pool: Pool,
@@ -152,17 +118,40 @@ def collector(
     env: str | None = None,
     folder: Path | None = None,
 ) -> Collect:
-    """:func:`collect` as a function of pair, gates and round number; progress is (round, inferences so far, total).
+    """A function of a pair, gates and a round's number, which keeps both policies' outputs at every inference.
+
+    At least ``wanted`` inferences, in whole batches of episodes, in states that the gates determine; every round has
+    its own episodes. Progress is (round, inferences so far, wanted). ``env`` is the pair's own if None; camera frames
+    are written to ``folder``.
 
     Raises:
-        ConfigError: for less than one inference.
+        ConfigError: for less than one inference, a pair that cannot be distilled, or no disk space for camera frames.
     """
     if wanted < 1:
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
 
     def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
-        stage = f"lessons {number + 1}"
-        return collect(pair, gates, wanted, number, pool, lambda done: progress(stage, done, wanted), 0, env, folder)
+        if isinstance(pair.parts, CodeParts) and pair.parts.spec.sequential:
+            raise ConfigError(
+                f"the bundle {pair.name!r} has a sequential secondary head; gates and drafts can be trained only for "
+                "independent codebooks"
+            )
+        batches, first, env_name = list[DistillationData](), number * _ROUND, env or env_of(pair, None)
+        while (done := sum(map(len, batches))) < wanted:
+            progress(f"lessons {number + 1}", done, wanted)
+            shards = []
+            # Four shards per gate keep any pool busy; the number does not depend on the machine.
+            for gate in [gate for gate in gates for _ in range(4)]:
+                episodes = EpisodeRange.LESSONS.episodes(SHARD, first)
+                shards.append(replace(Shard.of(pair, env_name, HYBRID, gate, episodes, 0), learning=True))
+                first += SHARD
+            # Frames are written to disk at once.
+            batch_of = {
+                shard.episodes[0]: data_of(table, folder, shard.episodes[0]) for shard, (_, table) in pool.run(shards)
+            }
+            batches += [batch_of[key] for key in sorted(batch_of)]
+        progress(f"lessons {number + 1}", wanted, wanted)
+        return join(batches)
 
     return roll
 
@@ -182,3 +171,99 @@ def data_of(table: dict[str, NDArray[Any]], folder: Path | None, number: int) ->
     columns = {name.removeprefix(OBSERVATION): column for name, column in table.items() if name.startswith(OBSERVATION)}
     observation = {name: stored(name, column) for name, column in columns.items()}
     return DistillationData(table["episode"], observation, {name: table[name] for name in _OUTPUTS if name in table})
+
+
+@dataclass(frozen=True)
+class TokenRollouts:
+    """Recorded inferences of a token policy, one per row: numbers of ``episode`` and control ``step``, int64 ``[N]``.
+
+    ``tokens`` are the decoded ones, uint8 ``[N, T]``; ``features`` the inputs of the output layer for each, float16
+    ``[N, T, W]``; ``seen`` the mean of the encoder's tokens of the observation, float16 ``[N, W]``; ``state`` the
+    newest row of the observation ``state``, float32 ``[N, S]``, S = 0 without one; ``success`` that of the row's
+    episode, ``[N]``.
+    """
+
+    episode: NDArray[np.int64]
+    step: NDArray[np.int64]
+    tokens: NDArray[np.uint8]
+    features: NDArray[np.float16]
+    seen: NDArray[np.float16]
+    state: NDArray[np.float32]
+    success: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+
+def record_rollouts(
+    target: str, env: str, seed: int, folder: Path, count: int, each: Each, progress: Callable[[int, int], None]
+) -> list[Path]:
+    """Records the missing ones of so many files, of :data:`SHARD` episodes each, and returns all of them.
+
+    The token policy decodes greedily; every action of its chunks is executed. ``each`` runs the work, such as
+    :meth:`Pool.each <specact.lab.rollout.pool.Pool.each>`; progress is (files done, total).
+    """
+    files = [folder / f"{number:05}.safetensors" for number in range(count)]
+    missing = [number for number, file in enumerate(files) if not file.exists()]
+    progress(count - len(missing), count)
+    for done, _ in enumerate(each(partial(_record, target, env, seed, folder), missing), count - len(missing) + 1):
+        progress(done, count)
+    return files
+
+
+def read_rollouts(files: Iterable[Path]) -> TokenRollouts:
+    """Reads and concatenates files.
+
+    Raises:
+        ConfigError: if one is damaged.
+    """
+    parts = []
+    for file in files:
+        try:
+            parts.append(TokenRollouts(**load_file(file)))
+        except (SafetensorError, TypeError) as error:
+            raise ConfigError(f"{file} is damaged ({error}); delete it to record it again") from None
+    return TokenRollouts(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
+
+
+def _record(target: str, env: str, seed: int, folder: Path, number: int) -> None:
+    """Writes one file."""
+    bundle, robots = _loaded(target, env)
+    policy = bundle.policy()
+    episodes = np.array(EpisodeRange.RECORDED.episodes(SHARD, SHARD * number))
+    histories = [ObservationHistory(bundle.spec.observation) for _ in robots]
+    for robot, episode in zip(robots, episodes.tolist(), strict=True):
+        robot.start(episode_seed(seed, episode, robot.task))
+    running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
+    while running:
+        windows = [histories[i].push(robots[i].observe()) for i in running]
+        output = policy.decode(windows)
+        rows.append({
+            "row": np.array(running), "step": np.array([robots[i].steps for i in running]), "tokens": output.tokens,
+            "features": np.stack(output.features, 1), "seen": output.seen.mean(1),
+            "state": np.stack([_state(window) for window in windows]),
+        })  # fmt: skip
+        for i, chunk in zip(running, policy.to_environment(output.tokens), strict=True):
+            play(robots[i], histories[i], chunk)
+        running = [i for i in running if not robots[i].done]
+    table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    owner = table.pop("row")
+    success = np.array([robot.success for robot in robots])
+    dtypes = {"step": np.int64, "tokens": np.uint8, "features": np.float16, "seen": np.float16, "state": np.float32}
+    columns = {name: table[name].astype(kind) for name, kind in dtypes.items()}
+    write_whole(
+        folder / f"{number:05}.safetensors", save({"episode": episodes[owner], "success": success[owner], **columns})
+    )
+
+
+def _state(window: Window) -> NDArray[np.float32]:
+    state = window.arrays.get("state", np.empty((1, 0), np.float32))
+    newest: NDArray[np.float32] = state.reshape(-1, state.shape[-1])[-1]
+    return newest
+
+
+@cache
+def _loaded(target: str, env: str) -> tuple[TokenBundle, list[SimulatedRobot]]:
+    """The policy and worlds of this process, cached across files because some worlds take a second to build."""
+    bundle = load_tokens(target)
+    return bundle, [SimulatedRobot(load_task(env, bundle.spec.observation)) for _ in range(SHARD)]

@@ -103,7 +103,10 @@ def random_control(method: Method, name: str = "", *rivals: Rival) -> Method:
 CHANCE = ("random_learned", "random")
 HYBRID = Method("hybrid", "always", "every step verified", rivals=("target",))
 _ADAHI = Method(
-    "adahi", "deviation", "verified where the action deviates", rivals=("random", "hybrid", "gated_target", "head_draft")
+    "adahi",
+    "deviation",
+    "verified where the action deviates",
+    rivals=("random", "hybrid", "gated_target", "head_draft"),
 )
 _LEARNED = Method(
     "learned", "learned", "verified where a learned head expects rejection",

@@ -28,7 +28,7 @@ from specact.pair import Pair, PairSource, Verifier
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
-from specact.types import CLOCK, Clock, StepRecord, VirtualClock
+from specact.types import CLOCK, StepRecord, VirtualClock
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError, unknown_name
 from specact.lab.data.folder import JsonLines, Row
-from specact.lab.evaluation.metrics import Table
 from specact.lab.rollout.statistics import Contrast, Interval, bootstrap_interval, contrast, holm, wilson
+from specact.lab.rollout.steps import Table
 from specact.lab.tised.drivers import ON_BOARD
 from specact.lab.tised.equations import Decomposition, decompose
 from specact.lab.tised.sweep import CALIBRATIONS, EPISODES, sweep_folder

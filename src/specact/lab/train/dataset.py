@@ -19,7 +19,6 @@ from specact.errors import ConfigError, DataError, unknown_name
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames, copied
-from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.train.attention import Statistics
@@ -34,19 +33,6 @@ _BATCH = 64  # windows that a teacher answers to at once
 def task_of(recipe: Recipe) -> Task | None:
     """The recipe's environment; None where it says a control rate instead."""
     return None if recipe.env is None else load_task(recipe.env)
-
-
-def read_demonstrations(recipe: Recipe, data: Path, progress: Progress) -> Episodes:
-    """The demonstrations of a recipe: read from files below ``data``, or made by the task's scripted expert.
-
-    Raises:
-        DataError: if they cannot be read or do not fit the task.
-    """
-    return demonstrations(
-        task_of(recipe), tuple(data / name for name in recipe.data), recipe.generate_episodes, recipe.generate_noise,
-        recipe.seed, lambda done: progress("demonstrations", done, recipe.generate_episodes),
-        sources=recipe.observations, rate_hz=recipe.rate_hz,
-    )  # fmt: skip
 
 
 def needed(episodes: Episodes, specs: Iterable[ObservationSpec], learned: Iterable[str] = ()) -> Episodes:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.families.tokens.policy import causal, to_actions
 from specact.families.tokens.speculative import grouped
+from specact.lab.rollout.distillation import TokenRollouts
 from specact.lab.rollout.statistics import wilson
-from specact.lab.rollout.token_rollouts import TokenRollouts
 from specact.systems.heisd import KinematicMetric, Memory, SkipRule, unit
 from specact.systems.kerv import Kalman, typical_change, variability
 from specact.systems.specvla import TokenHead

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from specact.errors import ConfigError
 from specact.families.tokens.policy import BINS, TokenBundle, load_tokens
 from specact.lab.envs import env_of
+from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.steps import SHARD
-from specact.lab.rollout.token_rollouts import RolloutRequest, TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.train.attention import HIDDEN, Layer
 from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
 from specact.lab.train.export import BundleFolder, Graph, deployed, stored_weights
@@ -53,16 +53,14 @@ class DrafterTraining(Training):
     @contextmanager
     def prepared(self, progress: Progress) -> Iterator[None]:
         recipe, target = self.recipe, self.target
-        # By path, so that other processes read the same bundle.
-        rollouts = RolloutRequest(str(target.path), env_of(target, recipe.env), recipe.seed, self.out / "rollouts")
-        files = recipe.episodes // SHARD
         with Pool(self._jobs) as pool:
-            record_rollouts(rollouts, files, pool.each, partial(progress, "rollouts"))
-        first_held_out = files - max(1, round(recipe.held_out * files))
-        self.train, self.held_out = (
-            read_rollouts([rollouts.file(number) for number in part])
-            for part in (range(first_held_out), range(first_held_out, files))
-        )
+            # By path, so that other processes read the same bundle.
+            files = record_rollouts(
+                str(target.path), env_of(target, recipe.env), recipe.seed, self.out / "rollouts",
+                recipe.episodes // SHARD, pool.each, partial(progress, "rollouts"),
+            )  # fmt: skip
+        first_held_out = len(files) - max(1, round(recipe.held_out * len(files)))
+        self.train, self.held_out = read_rollouts(files[:first_held_out]), read_rollouts(files[first_held_out:])
         # Before the training, so that errors are raised early.
         settings = fit_settings(
             self.train, self.held_out, target.spec.actions, strict=recipe.strict, groups=recipe.groups,

@@ -20,6 +20,7 @@ from specact.files import check_folder, write_json
 from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
+from specact.lab.data.generate import demonstration_files, read_demonstrations
 from specact.lab.rollout.pool import Pool
 from specact.lab.train import loop
 from specact.lab.train.dataset import (
@@ -29,7 +30,6 @@ from specact.lab.train.dataset import (
     labelled,
     needed,
     prepare,
-    read_demonstrations,
 )
 from specact.lab.train.loop import Accelerator, Progress, Stage, Weights, run
 from specact.lab.train.recipe import Recipe
@@ -117,7 +117,11 @@ class FromDemonstrations(Training):
         self._seed, self._teacher = seed, teacher
 
     def read(self, progress: Progress) -> None:
-        episodes, seen = read_demonstrations(self._demonstrations, self._data, progress), list[ObservationSpec]()
+        recipe, seen = self._demonstrations, list[ObservationSpec]()
+        episodes = read_demonstrations(
+            recipe, demonstration_files(recipe, self._data),
+            lambda done: progress("demonstrations", done, recipe.generate_episodes),
+        )  # fmt: skip
         if self._teacher is not None:
             check_teacher(self._teacher, self._demonstrations.chunk, episodes)
             seen.append(self._teacher.policy.spec.observation)

@@ -14,7 +14,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.sources import kind_of_source
 from specact.files import check_name
 from specact.gates.settings import table_entries
-from specact.lab.data.sources import Source
+from specact.lab.data.sources import Demonstrations, Source
 from specact.lab.rollout.steps import SHARD
 from specact.records import (
     BelowOne,
@@ -36,29 +36,18 @@ Precision = Literal["float16", "float32"]
 _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabytes
 
 
-class Recipe(Record, frozen=True, kw_only=True):
+class Recipe(Demonstrations, frozen=True, kw_only=True):
     """What recipes that learn from demonstrations have in common.
 
-    ``env`` is an environment's name or ``MODULE:TASK``; a robot without one has the control rate ``rate_hz`` instead.
-    The demonstrations are the files ``data``, with the sources ``observations`` by name (if empty, all known ones), or
-    ``generate_episodes`` of the scripted expert, with ``generate_noise`` on its actions; the share ``held_out`` of
-    their episodes is kept for validation. With ``skip_disturbed`` chunks beyond a disturbed step do not count, see
+    With ``skip_disturbed`` chunks beyond a disturbed step do not count, see
     :meth:`~specact.lab.data.episodes.Episodes.followed`. An observation's history has length ``window`` by default, a
     goal none; a policy predicts ``chunk`` actions at once. ``precision`` is that of the exported weights.
     """
 
-    env: str | None = None
-    rate_hz: Positive | None = None
-    observations: dict[str, Source] = field(default_factory=dict)
-    data: tuple[str, ...] = ()
-    generate_episodes: WholeNumber = 0
-    generate_noise: NotNegative = 0.0
     skip_disturbed: bool = False
     window: Size = 5
     chunk: Size = 1
     precision: Precision = "float16"
-    seed: Seed = 0
-    held_out: BelowOne = 0.05
 
     @property
     def seeing(self) -> Mapping[str, Seeing]:
