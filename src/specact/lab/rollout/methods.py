@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from specact.errors import unknown_name
 from specact.families.codes.policy import CodePolicy
@@ -18,7 +18,10 @@ from specact.systems.flow import ROUNDS
 from specact.systems.tokens import DECODINGS
 
 # How a token policy or a flow policy drafts and verifies, and the gate that it runs with.
-Composition = Decoding | Rounds
+if TYPE_CHECKING:
+    Composition: TypeAlias = Decoding | Rounds
+else:
+    Composition = Any  # msgspec, which checks settings, knows no unions of dataclasses
 # A method that a run is compared with; of several names the first one that ran.
 Rival = str | tuple[str, ...]
 
