@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -12,9 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from specact.gates import Always
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.report.drawing import INK, RULE
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import contrast, holm, mean_interval
+from specact.pair import Pair
+from specact.policy import SpeculativePolicy
+from specact.types import StepRecord
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -53,6 +61,32 @@ def slowed(work: Callable[..., T], seconds: Callable[..., float]) -> Callable[..
         return answer
 
     return slow
+
+
+def target_path(
+    pair: Pair[Any],
+    env: str,
+    episodes: Iterable[int],
+    seed: int,
+    on_action: Callable[[NDArray[np.float32]], None] = lambda action: None,
+) -> Iterator[StepRecord]:
+    """The inferences of a pair's own rollouts with everything verified, each before the first of its actions runs.
+
+    The pair is decoded as the target should act; ``on_action`` is called with every action, in the environment's units.
+    """
+    policy, robot = SpeculativePolicy(pair, Always(), seed=seed), SimulatedRobot(load_task(env, pair.observation))
+    for number in episodes:
+        policy.reset(number)
+        robot.start(episode_seed(seed, number, robot.task))
+        while not robot.done:
+            inferring = policy.wants_inference
+            policy.ask(policy.observe(robot.observe()) if policy.wants_observation else None)
+            action = policy.finish()
+            if inferring and policy.record is not None:
+                yield policy.record
+            robot.act(action)
+            on_action(action)
+    robot.close()
 
 
 def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[float]) -> dict[str, dict[str, float]]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from experiments.flash.methods import METHODS, StaleVerifier
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated, evaluation_cell, specact
-from experiments.measure import draw_success, interleaved, relative_costs
+from experiments.measure import draw_success, interleaved, relative_costs, target_path
 from experiments.tables import about_table, contrast_table, interval_text, markdown, named, table
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.lab.rollout.rollout import EpisodeRange
 from specact.load import load_pair, load_policy
 from specact.observation import Window
 from specact.pair import Pair

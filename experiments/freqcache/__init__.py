@@ -14,12 +14,12 @@ import numpy as np
 
 from experiments.flash.methods import METHODS as FULL
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
-from experiments.measure import draw_success, interleaved, paired, relative_costs, seconds_of
+from experiments.measure import draw_success, interleaved, paired, relative_costs, seconds_of, target_path
 from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table
 from specact.families.chunks.flow import FlowParts
 from specact.lab.evaluation.run import Evaluation, read_table
 from specact.lab.rollout.methods import Method, composed
-from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.lab.rollout.rollout import EpisodeRange
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.measure import slowed
+from experiments.measure import slowed, target_path
 from experiments.split.forecast import load_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, StudyLink, bandwidths_of, chooser_of, oracle_of
 from specact.execution.player import WAIT, LateVerdicts
@@ -24,7 +24,6 @@ from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.envs import env_of
 from specact.lab.evaluation.calibrate import decided, find_threshold
 from specact.lab.rollout.processes import linked, serving
-from specact.lab.rollout.rollout import target_path
 from specact.lab.rollout.steps import Table
 from specact.links.link import load_link
 from specact.observation import Window

@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from experiments.measure import target_path
 from experiments.tokens.methods import DEFINED, FILTER, METHODS, PERFECT, RANDOM
 from specact.families.tokens.pair import Decoding, TokenDrafter
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded, relaxed
-from specact.lab.rollout.rollout import EpisodeRange, target_path
+from specact.lab.rollout.rollout import EpisodeRange
 from specact.lab.rollout.statistics import mean_interval
 from specact.observation import Window
 from specact.pair import LocalTarget, Pair

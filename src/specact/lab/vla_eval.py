@@ -66,24 +66,20 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         self._gate()  # what is wrong with it is said before anybody connects
 
     def get_observation_params(self) -> dict[str, Any]:
-        """The pair's cameras, for the benchmark."""
         fields = self._pair.observation.fields
         cameras = {name: list(field.shape[:2]) for name, field in fields.items() if field.is_image}
         return {"cameras": cameras} if cameras else {}
 
     async def on_episode_start(self, config: dict[str, Any], ctx: SessionContext) -> None:
-        """Creates the policy of the episode."""
         task = config.get("task", {})
-        policy = self._family.policy(self._gate(), task.get("seed", self._seed))
+        self._policies[ctx.episode_id] = policy = self._family.policy(self._gate(), task.get("seed", self._seed))
         policy.reset(episode_of(task))
-        self._policies[ctx.episode_id] = policy
 
+    # Also called when the connection is lost.
     async def on_episode_end(self, result: dict[str, Any], ctx: SessionContext) -> None:
-        """Deletes the episode's policy; also called when the connection is lost."""
         self._policies.pop(ctx.episode_id, None)
 
     def predict(self, obs: dict[str, Any], ctx: SessionContext) -> dict[str, Any]:
-        """One control step."""
         policy = self._policies.get(ctx.episode_id)
         if policy is None:
             raise ObservationError("no episode is under way on this connection; send episode_start first")
@@ -103,13 +99,9 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
 class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
     """An environment as a benchmark; each task of a suite is one of its tasks.
 
-    Args:
-        env: see :func:`~specact.lab.envs.load_task`.
-        seed: of the starts; of the tasks too, and so of the random streams of a :class:`PairServer`.
-        cameras: height and width of the frames by the camera's name; a :class:`PairServer` says it itself.
-
-    Raises:
-        ConfigError: if there is no such environment or camera.
+    For ``env`` see :func:`~specact.lab.envs.load_task`; ``seed`` is of the starts, and of a :class:`PairServer`'s
+    random streams; ``cameras`` are height and width of the frames by the camera's name, which such a server says
+    itself. An unknown environment or camera is a :exc:`ConfigError`, as is an action that is none of the environment.
     """
 
     def __init__(self, env: str, seed: int = 0, cameras: Mapping[str, tuple[int, int]] | None = None) -> None:
@@ -126,7 +118,6 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         self._inferred = self._transmitted = 0
 
     def get_tasks(self) -> list[dict[str, Any]]:
-        """The environment, or the tasks of the suite."""
         names = self._world.task.tasks or (self._env_name,)
         return [
             {"name": name, "suite": self._env_name, "seed": self._seed, "number": number, "tasks": len(names)}
@@ -134,25 +125,17 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         ]
 
     def get_metadata(self) -> dict[str, Any]:
-        """The maximum number of control steps."""
         return {"max_steps": self._world.task.max_steps}
 
     def get_metric_keys(self) -> dict[str, str]:
-        """The metrics that are averaged over episodes."""
         return dict.fromkeys(("success", "score", "transmission_rate"), "mean")
 
     def reset(self, task: dict[str, Any]) -> Any:
-        """Starts the episode, in the initial state of ``specact eval``."""
         self._inferred = self._transmitted = 0
         self._world.start(episode_seed(self._seed, episode_of(task), self._world.task))
         return self._world.observe()
 
     def step(self, action: dict[str, Any]) -> StepResult:
-        """Executes an action ``[A]``.
-
-        Raises:
-            ConfigError: if it is none of this environment.
-        """
         executed, shape = np.asarray(action["actions"], np.float32), self._world.env.action_space.shape
         if executed.shape != shape or not np.isfinite(executed).all():
             raise ConfigError(
@@ -165,28 +148,19 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         return StepResult(obs=self._world.observe(), reward=0.0, done=self._world.done, info={})
 
     def make_obs(self, raw_obs: Any, task: dict[str, Any]) -> dict[str, Any]:
-        """The observation for the model server."""
         return to_harness(raw_obs)
 
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:
-        """The episode's result; with a transmission rate, if the model server reports transmissions."""
         rate = {"transmission_rate": self._transmitted / self._inferred} if self._inferred else {}
         return self._world.outcome | rate
 
     def get_hold_action(self, last_action: dict[str, Any] | None) -> dict[str, Any]:
-        """The robot's action in live mode without a new one: the task's ``hold``.
-
-        Raises:
-            NotImplementedError: if the task does not define it; the harness then refuses live mode.
-        """
-        hold = self._world.task.hold
-        if hold is None:
+        if (hold := self._world.task.hold) is None:  # the harness then refuses live mode
             raise NotImplementedError(f"{self._env_name} does not say how its robot stays as it is: Task(hold=...)")
         last = np.zeros(self._world.env.action_space.shape or (), np.float32)
         return {"actions": hold(last if last_action is None else np.asarray(last_action["actions"], np.float32))}
 
     def cleanup(self) -> None:
-        """Closes the environment."""
         self._world.close()
 
 

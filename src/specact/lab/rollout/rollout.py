@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.errors import BundleError
-from specact.gates.gate import Always
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -221,32 +219,6 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
         latencies_s = time_by_episode(table)
     ended = zip(shard.episodes, worlds, strict=False)
     return [Outcome.of(episode, world, latencies_s[episode]) for episode, world in ended], table
-
-
-def target_path(
-    pair: Pair[Any],
-    env: str,
-    episodes: Iterable[int],
-    seed: int,
-    on_action: Callable[[NDArray[np.float32]], None] = lambda action: None,
-) -> Iterator[StepRecord]:
-    """The inferences of a pair's own rollouts with everything verified, each before the first of its actions runs.
-
-    The pair is decoded as the target should act; ``on_action`` is called with every action, in the environment's units.
-    """
-    policy, robot = SpeculativePolicy(pair, Always(), seed=seed), SimulatedRobot(load_task(env, pair.observation))
-    for number in episodes:
-        policy.reset(number)
-        robot.start(episode_seed(seed, number, robot.task))
-        while not robot.done:
-            inferring = policy.wants_inference
-            policy.ask(policy.observe(robot.observe()) if policy.wants_observation else None)
-            action = policy.finish()
-            if inferring and policy.record is not None:
-                yield policy.record
-            robot.act(action)
-            on_action(action)
-    robot.close()
 
 
 def time_by_episode(table: Table) -> dict[int, float]:
