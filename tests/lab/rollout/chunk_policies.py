@@ -18,14 +18,9 @@ def small(inputs: Inputs, rngs: Sequence[np.random.Generator]) -> Chunk:
 
 
 @chunk_policy(
-    observation={"state": Field((8,), history=3), "goal": Field((2,), history=0)},
-    chunk=4,
-    actions=2,
-    rate_hz=20.0,
-    low=(-1.0, -1.0),
-    high=(1.0, 1.0),
-    seeded=True,
-)
+    observation={"state": Field((8,), history=3), "goal": Field((2,), history=0)}, chunk=4, actions=2, rate_hz=20.0,
+    low=(-1.0, -1.0), high=(1.0, 1.0), seeded=True,
+)  # fmt: skip
 def large(inputs: Inputs, rngs: Sequence[np.random.Generator]) -> Chunk:
     """To the goal, with noise."""
     noise = np.stack([rng.normal(0.0, 0.05, (4, 2)) for rng in rngs])

@@ -139,8 +139,6 @@ def test_what_a_family_of_ones_own_cannot_be_asked_for_is_refused() -> None:
             rollout_of(load_pair(OWN), load_method(method))
     with pytest.raises(ConfigError, match="nobody knows what a gate could learn"):
         run_shard(replace(shard(OWN, "hybrid", (0,)), learning=True))
-    with pytest.raises(ConfigError, match="nobody knows what a gate could learn"):
-        rollout_of(load_pair(OWN), load_method("hybrid")).lessons([], [], [])
 
 
 class Trusting(TargetVerifier[Chunk]):

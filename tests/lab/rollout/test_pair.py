@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.families.codes.policy import CodeVerifier
-
 pytest.importorskip("mujoco")
 
 from tests.lab.rollout.conftest import Instant, TapedBall
@@ -17,7 +15,8 @@ from tests.lab.rollout.conftest import Instant, TapedBall
 from specact import Pair
 from specact.execution.schedule import Execution
 from specact.families.chunks.wire import chunk_contract
-from specact.families.codes.policy import CodeChunks
+from specact.families.codes.policy import CodeChunks, CodeVerifier
+from specact.gates import ActionDeviation
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -27,10 +26,11 @@ from specact.lab.rollout.families import RULES, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, begin, episode_seed, run_together
 from specact.lab.rollout.steps import Audit
-from specact.lab.rollout.timed import Route
+from specact.lab.rollout.timed import Route, TimedGate
 from specact.links.link import LINKS
 from specact.links.model import SteadyLink
 from specact.policy import SpeculativePolicy
+from specact.types import StepRecord, VirtualClock
 
 TASK = replace(load_task("ball"), make=TapedBall)
 SEED = 5
@@ -144,16 +144,20 @@ def test_same_seeds_same_episode(ball: Pair[Any]) -> None:
 def late(
     bundle: Pair[Any], method: str = "hybrid", late_for_s: float = inf, **changes: object
 ) -> tuple[Episode, Mapping[str, int], list[np.ndarray]]:
-    how, world = pairing(method, bundle, late_for_s=late_for_s, **changes), MovingWorld(TASK)
-    result, counts = run_pair(world, bundle, how, start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0)
+    """The episode, its counts, and what was commanded; what the gate wanted is told apart from what was sent."""
+    how, world, told = pairing(method, bundle, late_for_s=late_for_s, **changes), MovingWorld(TASK), list[Any]()
+    result, counts = run_pair(
+        world, bundle, how, start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0,
+        on_decision=lambda decision, wanted: told.append((decision.transmit, wanted)),
+    )  # fmt: skip
     assert isinstance(world.env, TapedBall)
+    assert [sum(of) for of in zip(*told, strict=True)] == [counts["transmitted"], counts["wanted"]]
     return result, counts, world.env.commands[1:]
 
 
 def test_a_verdict_that_takes_no_time_is_verification(ball: Pair[Any]) -> None:
-    method = "adahi"
-    result, counts, commands = late(ball, method)
-    usual, wanted = moved(ball, pairing(method, ball))
+    result, counts, commands = late(ball, "adahi")
+    usual, wanted = moved(ball, pairing("adahi", ball))
     assert len(commands) == len(wanted) and all(map(np.array_equal, commands, wanted))
     assert counts["wanted"] == counts["transmitted"] == counts["in_time"] > 0
     assert result == usual
@@ -195,14 +199,33 @@ def test_a_verdict_on_too_old_an_observation_is_not_used(ball: Pair[Any]) -> Non
     assert late(ball, link=link, late_for_s=0.09)[1]["in_time"] == 0
 
 
-def test_what_the_gate_wanted_is_told_apart_from_what_was_sent(ball: Pair[Any]) -> None:
-    """Of a verdict that takes longer than a chunk every second step is not sent, and wanted all the same."""
-    told: list[tuple[bool, bool]] = []
-    how = pairing("hybrid", ball, late_for_s=inf, target_s=0.3)
-    _, counts = run_pair(
-        MovingWorld(TASK), ball, how, start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0,
-        on_decision=lambda decision, wanted: told.append((decision.transmit, wanted)),
-    )  # fmt: skip
-    sent, wanted = zip(*told, strict=True)
-    assert all(wanted) and len(wanted) == counts["wanted"]
-    assert sum(sent) == counts["transmitted"] < counts["wanted"]
+def test_a_gate_that_takes_time_decides_as_it_would_at_once(ball: Pair[Any]) -> None:
+    """And hears of the same verifications: virtual time and the robot drive a gate in the same way."""
+
+    class Told(ActionDeviation):
+        told = 0
+
+        def on_verified(self, record: StepRecord) -> None:
+            self.told += 1
+
+    def decisions(threshold: float, latency_s: float | None) -> list[tuple[bool, float, str]]:
+        clock, gate, found = VirtualClock(), Told(threshold, max_skips=2), []
+        timed = gate if latency_s is None else TimedGate(gate, clock, latency_s)
+        policy = SpeculativePolicy(ball, timed, seed=SEED, clock=clock)
+        for episode in range(2):
+            policy.reset(episode)
+            for _ in range(12):
+                for _ in range(ball.execute):
+                    policy.act_on(ball.observation.zeros())
+                assert policy.record is not None
+                decision = policy.record.decision
+                found.append((decision.transmit, decision.score, decision.reason))
+        assert gate.told == policy.counts["transmitted"]
+        assert clock.now() == pytest.approx(len(found) * (latency_s or 0.0))
+        return found
+
+    # Half of the free steps lie above it.
+    threshold = float(np.median([score for _, score, _ in decisions(np.inf, None)]))
+    plain = decisions(threshold, None)
+    assert decisions(threshold, 0.003) == plain
+    assert {"first", "max_skips", "score"} <= {reason for _, _, reason in plain}, "one of them is not tested"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.lab import toys
 
-from specact.contracts import check_task
 from specact.errors import ConfigError
 from specact.gates.settings import GateSettings
 from specact.lab.data.fit import check_fit
@@ -30,11 +28,6 @@ def ran(method: str, episodes: int) -> tuple[list[Outcome], dict[str, np.ndarray
     return run_shard(replace(shard, draft_s=0.001, target_s=0.001))
 
 
-def test_keeps_the_contract() -> None:
-    check_task(toys.SUITE)
-    check_task(load_task(f"{SUITE}/left"))
-
-
 def test_a_policy_sees_its_camera_in_its_size_and_hears_the_instruction() -> None:
     outcomes, _ = ran("hybrid", 8)
     assert all(outcome.success for outcome in outcomes)
@@ -53,17 +46,12 @@ def test_success_is_told_by_task() -> None:
     assert "tasks" not in method_metrics(columns, steps)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 77])
-def test_tasks_take_turns_whatever_the_seed(seed: int) -> None:
+def test_tasks_take_turns_whatever_the_seed() -> None:
     ten = Task("ten", toys.Hand, 20.0, 10, "", lambda episodes: episodes, tasks=tuple("abcdefghij"))
-    starts = [episode_seed(seed, episode, ten) for episode in range(60)]
+    starts = [episode_seed(77, episode, ten) for episode in range(60)]
     assert [start % 10 for start in starts] == 6 * list(range(10))
     assert len(set(starts)) == 60 and len({start // 10 for start in starts}) > 50
-    assert Counter(start % 10 for start in starts) == dict.fromkeys(range(10), 6)
-
-
-def test_without_tasks_the_seed_is_the_one_drawn() -> None:
-    assert load_task("ball").start(12345, 7) == 12345
+    assert load_task("ball").start(12345, 7) == 12345, "without tasks the seed is the one drawn"
 
 
 def test_one_task_of_a_suite() -> None:
@@ -80,8 +68,8 @@ def test_one_task_of_a_suite() -> None:
 def test_a_camera_is_looked_through_where_it_is_asked_for() -> None:
     assert "image.top" not in toys.SUITE.shapes()
     fields = {"image.top": Field((10, 12, 3), "uint8"), "image.other": Field((9, 9, 3), "uint8")}
-    assert toys.SUITE.seeing(fields).shapes()["image.top"] == (10, 12, 3)
-    assert "image.other" not in toys.SUITE.seeing(fields).shapes()
+    shapes = toys.SUITE.seeing(fields).shapes()
+    assert shapes["image.top"] == (10, 12, 3) and "image.other" not in shapes
     check_fit(load_pair(PAIR), toys.SUITE)
     with pytest.raises(ConfigError, match="the bundle 'hand' has"):
         check_fit(load_pair(PAIR), load_task("ball"))
