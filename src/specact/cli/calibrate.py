@@ -16,7 +16,7 @@ from tyro.conf import Positional
 from specact.cli.eval import Comparison
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark, table_of
-from specact.errors import ConfigError, unknown_name
+from specact.errors import unknown_name
 from specact.files import check_folder
 from specact.gates.settings import CALIBRATED, LEARNED, check_options, gate_for, gate_settings, load_gate
 from specact.records import Count, InsideUnit, Seed

@@ -36,15 +36,10 @@ def reading(what: str, advice: str = "copy it again") -> Iterator[None]:
 
 
 class Frames:
-    """Camera frames, uint8 ``[N, H, W, 3]``, indexed along the first axis as a NumPy array is.
+    """Camera frames, uint8 ``[N, H, W, 3]`` (else a DataError), indexed along the first axis as a NumPy array is.
 
-    Args:
-        shape: ``(N, H, W, 3)``.
-        read: reads stored frames by index. It must be picklable if the frames are sent to other processes.
-        rows: indices of the stored frames, in order of appearance; None for ``0 ... N - 1``.
-
-    Raises:
-        DataError: for any other shape.
+    ``read`` reads stored frames by index, and must be picklable if the frames are sent to other processes; ``rows`` are
+    indices of the stored frames, in order of appearance; None for ``0 ... N - 1``.
     """
 
     dtype = np.dtype(np.uint8)

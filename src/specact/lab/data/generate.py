@@ -83,9 +83,7 @@ def generate(
         DataError: if the expert fails nearly always.
     """
     check_expert(task)
-    env = task.make(render_mode=None)
-    kept: list[Episodes] = []
-    tried = 0
+    env, kept, tried = task.make(render_mode=None), list[Episodes](), 0
     try:
         while len(kept) < episodes:
             if tried >= MOST_TRIES * episodes:
@@ -157,14 +155,9 @@ def demonstrate(
 
 
 class Order(Record, frozen=True):
-    """The settings of a recording.
+    """The settings of a recording of a task with an expert; for ``noise`` see :func:`generate`.
 
-    Attributes:
-        env: name of a task with an expert.
-        seed: random seed.
-        noise: see :func:`generate`.
-        pixels: height and width of camera frames; 0 for none.
-        privileged: whether the task's privileged observations are recorded.
+    ``pixels`` are height and width of camera frames, 0 for none.
     """
 
     env: str

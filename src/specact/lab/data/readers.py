@@ -26,14 +26,10 @@ SUPPORTED = (
 
 
 def read(path: Path | str, sources: Mapping[str, Source] = MappingProxyType({})) -> Episodes:
-    """Reads demonstrations; camera frames are read lazily, except those of a ``.npz`` file.
+    """Reads a ``.npz`` file, a zarr replay buffer, a LeRobot dataset's folder or a robomimic HDF5 file.
 
-    Args:
-        path: a ``.npz`` file, a zarr replay buffer, a LeRobot dataset's folder or a robomimic HDF5 file.
-        sources: the observations to read, by name; if empty, all known ones.
-
-    Raises:
-        DataError: if ``path`` is missing, of unknown format, or damaged; names the path.
+    ``sources`` are the observations to read, by name; if empty, all known ones. Camera frames are read lazily, except
+    those of a ``.npz`` file. A path that is missing, of unknown format, or damaged is a :exc:`DataError` with its name.
     """
     path = Path(path)
     reader = READERS[format_of(path)]

@@ -57,14 +57,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording.
+    """A recording: its control steps in order of time, and success and score of each judged episode, by its number.
 
-    Attributes:
-        path: of the file.
-        about: metadata: ``policy``, ``fingerprint``, ``units``, ``rate_hz``, ``env``, ``command`` and others.
-        steps: control steps, in order of time.
-        judged: success and score of each judged episode, by its number.
-        whole: False if the file is truncated.
+    ``about`` has ``policy``, ``fingerprint``, ``units``, ``rate_hz``, ``env``, ``command`` and others; a truncated
+    file is not ``whole``.
     """
 
     path: Path
@@ -238,9 +234,7 @@ def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], 
     if (out / "meta").exists():
         raise ConfigError(f"{out} holds a dataset already; choose another --out")
     with locked(out):
-        first: Recorded | None = None
-        number = left_out = cut = 0
-        tasks: dict[str, int] = {}
+        first, number, left_out, cut, tasks = None, 0, 0, 0, dict[str, int]()
         for done, path in enumerate(paths):
             progress(done, len(paths))
             recorded = read_recording(path)

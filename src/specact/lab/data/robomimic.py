@@ -28,8 +28,7 @@ def read_robomimic(path: Path) -> Recording:
 
     ``state`` is the concatenation of the low-dimensional float entries of ``obs`` (one number or one row per step) in
     the order of their names; a camera's entry ``front_image`` is known as ``image.front``, and its frames stay on disk.
-    Any entry can be asked for by its own name. The rate is ``control_freq`` in the file's ``env_args``, where it is
-    told.
+    Any entry can be asked for by its own name. The rate is ``control_freq`` in the file's ``env_args``.
 
     Raises:
         DataError: for damaged files, files without observations, and demonstrations that do not fit together.

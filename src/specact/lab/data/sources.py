@@ -17,14 +17,10 @@ from specact.records import BelowOne, Count, NotNegative, Positive, Record, Seed
 
 
 class Source(Record, frozen=True):
-    """The source of one observation, and its preprocessing.
+    """The dataset's own name of an observation's array, such as ``observation.images.front``, and its preprocessing.
 
-    Attributes:
-        key: the dataset's own name of the array, such as ``observation.images.front``.
-        size: height and width that camera frames are resized to, or None.
-        crop: top, left, height and width of the crop before resizing, or None.
-        history: default history of policies; 0 for only the newest one, without a time axis; None for the recipe's
-            ``window``, and 0 for a goal.
+    Camera frames are cropped (top, left, height and width), and resized to height and width. ``history`` is the default
+    of policies: 0 for only the newest one, without a time axis; None for the recipe's ``window``, and 0 for a goal.
     """
 
     key: str
@@ -56,13 +52,10 @@ class Demonstrations(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Recording:
-    """A file or folder of demonstrations, before its observations are read.
+    """A file or folder of demonstrations, before its observations are read; else as its episodes.
 
-    Attributes:
-        names: the dataset's own name of each known observation.
-        keys: the dataset's own names of all loadable arrays.
-        load: loads the array of a key; camera frames lazily.
-        action, ends, rate_hz, instructions, disturbed: see :class:`~specact.lab.data.episodes.Episodes`.
+    ``names`` are the dataset's own ones of each known observation, ``keys`` those of all loadable arrays, which
+    ``load`` loads, camera frames lazily.
     """
 
     names: Mapping[str, str]
