@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from specact.gates import Always
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.evaluation.run import read_table
 from specact.lab.report.drawing import INK, RULE
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import contrast, holm, mean_interval
@@ -105,6 +107,12 @@ def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[fl
             "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,
         }  # fmt: skip
     return costs
+
+
+def outcomes(folder: Path, method: str, column: str = "success") -> np.ndarray:
+    """An end point of every episode of a method in the folder of an evaluation, in order."""
+    table = read_table(folder / "episodes" / method)
+    return np.asarray(table[column][np.argsort(table["episode"])], np.float64)
 
 
 def paired(values: Mapping[Any, np.ndarray], pairs: Sequence[tuple[Any, Any]]) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ each draft, trains a learned gate's head for each pair, and evaluates every meth
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +20,13 @@ from msgspec import structs
 
 from experiments.budget import tables
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated
+from experiments.measure import outcomes
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
 from specact.families.codes.pair import CodeParts, load_codes
 from specact.gates.settings import gate_settings
 from specact.lab.evaluation.advice import HEAD_DRAFT, TABLE, TARGET, measure_parts
-from specact.lab.evaluation.run import Evaluation, read_table
+from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.lab.train.head import HeadRecipe, train_head
@@ -144,7 +143,7 @@ def finish(draft: Draft, folder: Path, run: Run) -> dict[str, Any]:
     bundle = with_head(get_bundle(draft, run), draft.seed, run)
     rows = [row for name, what in evaluations(draft, bundle) for row in rows_of(draft, what, folder / name, run)]
     counts = read_manifest(bundle.path).parameters
-    return {"machine": machine(), "parameters": {draft.task: {draft.about: counts}}, "rows": rows}
+    return {"parameters": {draft.task: {draft.about: counts}}, "rows": rows}
 
 
 def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluation]]:
@@ -171,7 +170,7 @@ def rows_of(draft: Draft, evaluation: Evaluation, folder: Path, run: Run) -> Ite
     """A row for each method: who won which episode, as a letter 1 or 0."""
     summary = evaluated(evaluation, folder, run)
     for method, metrics in summary["methods"].items():
-        won = "".join(str(int(won)) for won in read_table(folder / "episodes" / method)["success"])
+        won = "".join(str(int(won)) for won in outcomes(folder, method))
         asked = float(method in ("hybrid", TARGET)) if folder.name == "ends" else evaluation.rate
         about = {"task": draft.task, "draft": "" if method == TARGET else draft.about}
         sent = metrics["transmission_rate"]
@@ -250,7 +249,7 @@ def with_head(bundle: CodeParts, seed: int, run: Run, lessons: int = LESSONS, st
 
 
 def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
-    """Milliseconds of all parts of every size of a task, of networks that are hardly trained, and their machine.
+    """Milliseconds of all parts of every size of a task, of networks that are hardly trained.
 
     The sizes alternate: costs of two drafts can only be compared if they were measured in one run. The target's time is
     the median over the sizes, as its network is the same for all of them.
@@ -265,7 +264,7 @@ def times(task: str, folder: Path, run: Run) -> dict[str, Any]:
     parts = measure_parts(pairs, rounds)
     target_ms = sorted(found["target"] for found in parts.values())[len(parts) // 2]
     measured = {size: found | {"target": target_ms} for size, found in parts.items()}
-    return {"machine": machine(), "rounds": rounds, "parts": measured}
+    return {"parts": measured}
 
 
 def targets(folder: Path, run: Run) -> dict[str, Any]:
@@ -280,12 +279,7 @@ def targets(folder: Path, run: Run) -> dict[str, Any]:
         found[name] = {
             "target_ms": parts["target"], "draft_ms": parts["draft"] if drafts else None, "chunk_ms": chunk_ms,
         }  # fmt: skip
-    return {"machine": machine(), "rounds": rounds, "pairs": found}
-
-
-def machine() -> dict[str, Any]:
-    """This machine."""
-    return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    return {"pairs": found}
 
 
 def gathered(drafts: Iterable[Mapping[str, Any]], times: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import numpy as np
 
 from experiments.flash.methods import METHODS as FULL
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
-from experiments.measure import draw_success, interleaved, paired, relative_costs, seconds_of, target_path
+from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table
 from specact.families.chunks.flow import FlowParts
-from specact.lab.evaluation.run import Evaluation, read_table
+from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange
 from specact.load import load_pair
@@ -243,7 +243,7 @@ def smaller(folder: Path, run: Run) -> dict[str, Any]:
         found = evaluated(evaluation, folder / name, run)
         for method in methods:
             success[f"{name} {method}"] = found["methods"][method]["success"]
-            won[f"{name} {method}"] = read_table(folder / name / "episodes" / method)["success"]
+            won[f"{name} {method}"] = outcomes(folder / name, method)
     pairs = [(f"{SMALLER} full", f"{WHOLE} {method}") for method in ("full", "freqcache")]
     loaded = {name: load_pair(bundle) for name, bundle in bundles.items()}
     return {

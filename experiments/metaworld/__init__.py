@@ -23,12 +23,12 @@ import mujoco
 import numpy as np
 
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated, specact
-from experiments.measure import paired
+from experiments.measure import outcomes, paired
 from experiments.metaworld import device, tables
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
-from specact.lab.evaluation.run import Evaluation, read_table
+from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.statistics import contrast, seeds_interval
 from specact.load import make_pair
 from specact.observation import Field
@@ -121,12 +121,6 @@ def evaluation(
     return evaluated(what, folder, run, KEPT)
 
 
-def successes(folder: Path, method: str, column: str = "success") -> np.ndarray:
-    """An end point of every episode, in order."""
-    table = read_table(folder / "episodes" / method)
-    return np.asarray(table[column][np.argsort(table["episode"])], np.float64)
-
-
 def rendering(folder: Path, run: Run) -> dict[str, Any]:
     """Processor time of a control step with and without frames, drawn by software on one core.
 
@@ -184,7 +178,7 @@ def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:
 def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """Every gate of a pair with a learned gate's head at one rate; Holm's correction over its contrasts."""
     found = evaluation(source(name, run), GATED, EACH, folder / "run", run)
-    won = {method: successes(folder / "run", method) for method in GATED}
+    won = {method: outcomes(folder / "run", method) for method in GATED}
     return {"episodes": found["episodes"], "methods": found["methods"], "contrasts": paired(won, GATE_CONTRASTS)}
 
 
@@ -192,7 +186,7 @@ def seeds(folder: Path, run: Run) -> dict[str, Any]:
     """By method and contrast the success of each training seed, and of all with an interval over seeds and episodes."""
     methods = tables.METHODS
     told = [evaluation(source(name, run), methods, EACH, folder / name, run)["methods"] for name in SEEDS]
-    success = {method: [successes(folder / name, method) for name in SEEDS] for method in methods}
+    success = {method: [outcomes(folder / name, method) for name in SEEDS] for method in methods}
     contrasts = {
         f"{first} - {second}": [a - b for a, b in zip(success[first], success[second], strict=True)]
         for first, second in (("adahi", "random"), ("hybrid", "adahi"), ("hybrid", "draft"))
@@ -217,7 +211,7 @@ def curve(name: str, folder: Path, run: Run) -> dict[str, Any]:
     return {
         "bundle": name, "steps": steps, "samples": steps * recipe["batch"], "episodes": found["episodes"],
         "success": method["success"], "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
-        "won": successes(folder / "run", TARGET).tolist(),
+        "won": outcomes(folder / "run", TARGET).tolist(),
     }  # fmt: skip
 
 
@@ -232,7 +226,7 @@ def replanning(name: str, folder: Path, run: Run) -> dict[str, Any]:
     chosen = {number: tried(number, "chosen", EACH // 2, CHOSEN_SEED)["success"] for number in EXECUTED}
     best = max(EXECUTED, key=lambda number: chosen[number]["rate"])
     judged = {number: tried(number, "judged", EACH, run.seed) for number in {EXECUTED[0], best}}
-    won = {number: successes(folder / f"judged-{number}", TARGET) for number in judged}
+    won = {number: outcomes(folder / f"judged-{number}", TARGET) for number in judged}
     return {
         "policy": name, "tried": {str(number): success for number, success in chosen.items()}, "best": best,
         "judged": {
@@ -253,7 +247,7 @@ def cameras(folder: Path, run: Run) -> dict[str, Any]:
     for name, kinds in CAMERAS.items():
         found = evaluated(Evaluation(name, None, kinds, 100, run.seed), folder / name, run)
         methods[name], episodes = found["methods"], found["episodes"]
-        scores |= {f"{name} {method}": successes(folder / name, method, "score") for method in kinds}
+        scores |= {f"{name} {method}": outcomes(folder / name, method, "score") for method in kinds}
     return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
 
 

@@ -147,7 +147,6 @@ def cell_summary(cell: Mapping[str, Any]) -> dict[str, Any]:
         "mean_ms": float(latency.mean()), "median_ms": float(np.median(latency)),
         "p95_ms": float(np.quantile(latency, 0.95)), "inferences": len(latency), "missed": cell.get("missed", 0),
         "switches": cell.get("switches", changes), "cuts": {str(cut): int(count) for cut, count in counts},
-        "counts": cell.get("counts"),
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
@@ -62,17 +62,9 @@ def staged_client(staged: StagedFolder, port: int) -> Client:
 
 @dataclass(frozen=True)
 class Device:
-    """A device on a recorded link: every method begins at the same time of the recording.
+    """A slower device on a recorded link: every method begins behind the part that the forecast was trained on.
 
-    Attributes:
-        staged, bundle: the target in stages, and the pair.
-        link: replayed behind the part that the forecast was trained on.
-        forecast: file of the learned forecast.
-        costs: of the stages, on the slower device.
-        draft_s: time of the draft there [s].
-        gate: ADAHI's, calibrated.
-        seen: observations of the inferences.
-        seed: random seed.
+    The costs of the target's stages and ``draft_s``, the time of the draft [s], are those there.
     """
 
     staged: StagedFolder
@@ -124,8 +116,7 @@ class Device:
     def _alone(self, target: SplitTarget[Any]) -> dict[str, Any]:
         """The target without a draft; the robot waits for every answer."""
         latencies, cuts, missed = [], [], 0
-        for inference, due in self._schedule():
-            started = due()
+        for inference, started in self._schedule():
             answer = target.submit(self.seen[inference][1], StepAddress(self.seed, 0, 0, inference)).result()
             latencies.append(1e3 * (time.monotonic() - started))
             missed += isinstance(answer, Miss)
@@ -142,8 +133,8 @@ class Device:
             verdicts=LateVerdicts(np.inf) if method == "late" else WAIT, seed=self.seed,
         )  # fmt: skip
         latencies, period_s = [], 1.0 / self.bundle.rate_hz
-        for inference, due in self._schedule():
-            started, (episode, window) = due(), self.seen[inference]
+        for inference, started in self._schedule():
+            episode, window = self.seen[inference]
             if policy.record is None or policy.record.address.episode != episode:
                 policy.reset(episode)
             policy.act_on(window)
@@ -153,20 +144,15 @@ class Device:
                 time.sleep(max(0.0, started + action * period_s - time.monotonic()))
                 if not policy.wants_inference:
                     policy.act_on(window)
-        names = ("steps", "wanted", "transmitted", "missed", "in_time", "replaced")
-        counts = {name: policy.counts[name] for name in names}
         switches = None if target is None else target.counts["switches"]
-        return {"latency_ms": latencies, "cuts": [], "missed": counts["missed"], "switches": switches, "counts": counts}
+        return {"latency_ms": latencies, "cuts": [], "missed": policy.counts["missed"], "switches": switches}
 
-    def _schedule(self) -> Iterator[tuple[int, Callable[[], float]]]:
+    def _schedule(self) -> Iterator[tuple[int, float]]:
+        """Each inference when it is due, and its time [s]."""
         first = time.monotonic()
-
-        def due(inference: int) -> float:
-            time.sleep(max(0.0, first + inference * PERIOD_S - time.monotonic()))
-            return time.monotonic()
-
         for inference in range(len(self.seen)):
-            yield inference, lambda inference=inference: due(inference)  # type: ignore[misc]
+            time.sleep(max(0.0, first + inference * PERIOD_S - time.monotonic()))
+            yield inference, time.monotonic()
 
 
 def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: float, seed: int) -> GateSettings:

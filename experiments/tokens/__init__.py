@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.flash.methods import METHODS as FLOW
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
-from experiments.measure import draw_success, interleaved, paired, relative_costs
+from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs
 from experiments.tables import (
     about_table,
     contrast_table,
@@ -27,7 +27,7 @@ from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
 from specact.lab.evaluation.metrics import END_POINTS, contrasts
-from specact.lab.evaluation.run import Evaluation, read_table
+from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair
@@ -110,11 +110,11 @@ def plan(run: Run) -> Iterator[Cell]:
 def with_outcomes(evaluation: Evaluation, folder: Path, run: Run) -> dict[str, Any]:
     """What the tables need of a run, with the outcome of every episode."""
     summary = evaluated(evaluation, folder, run)
-    tables = {method: read_table(folder / "episodes" / method) for method in summary["methods"]}
-    outcomes = {
-        method: {point: table[point].astype(float).tolist() for point in END_POINTS} for method, table in tables.items()
+    found = {
+        method: {point: outcomes(folder, method, point).tolist() for point in END_POINTS}
+        for method in summary["methods"]
     }
-    return summary | {"outcomes": outcomes}
+    return summary | {"outcomes": found}
 
 
 def gain(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -160,9 +160,9 @@ def times(policy: str, policies: Mapping[str, tuple[Any, ...]], rounds: int = 60
     return relative_costs(warm, warm["ar"])
 
 
-def compared(outcomes: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, Any]:
+def compared(of: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, Any]:
     """Other policies beside decodings, on the same episodes."""
-    won = {name: np.array(outcomes[name]["success"]) for name in rivals}
+    won = {name: np.array(of[name]["success"]) for name in rivals}
     won |= {label: np.array(values) for label, values in found["success"].items()}
     return {
         "episodes": len(next(iter(won.values()))),

@@ -38,9 +38,7 @@ class Pair(Options):
 
     def run(self) -> None:
         made = make_pair(self.out, self.draft, self.target, self.settings)
-        found = {"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute}
-        executed = f"{made.execute} of {made.parts.target_spec.chunk} actions executed per chunk"
-        print_result(self.json, found, [f"{self.out}: draft {self.draft}, target {self.target}, {executed}"])
+        print_result(self.json, {"name": made.name, "fingerprint": made.fingerprint, "execute": made.execute})
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Split(Options):
         spec = split_bundle(self.bundle, self.out).spec
         activations = [list(shape) for shape in spec.activations]
         found = {"path": str(self.out), "network": spec.network, "stages": spec.stages, "activations": activations}
-        cuts = [f"cut {cut:2}: {' x '.join(map(str, shape))} numbers" for cut, shape in enumerate(activations, 1)]
-        print_result(self.json, found, [f"{self.out}: {spec.stages} stages of the network {spec.network}", *cuts])
+        print_result(self.json, found)
 
 
 @dataclass(frozen=True)
@@ -113,8 +110,7 @@ class Export(Options):
             if manifest.kind == "tokens":
                 load_pair(copy)  # checks the drafters
             copy.rename(out)
-        summary = {"path": str(out), "fingerprint": made.fingerprint, "parity": manifest.parity}
-        print_result(self.json, summary, [f"{out}: fingerprint {made.fingerprint}, parity {manifest.parity}"])
+        print_result(self.json, {"path": str(out), "fingerprint": made.fingerprint, "parity": manifest.parity})
 
     def _source(self) -> Path:
         """The bundle's folder."""

@@ -219,19 +219,17 @@ class OfflineEval(Options):
                 pair, options.names, held_out, options.rate, options.out, pool, update,
                 gate_options=options.gate_options, seed=options.seed, command=command_line(),
             )  # fmt: skip
-        rows = []
-        for name, metrics in summary["methods"].items():
-            error, change = metrics["error"], metrics["action_change_loss"]
-            rows.append({
-                "method": name, "error": f"{error['mean']:.4f}", "95 %": f"{error['low']:.3f}-{error['high']:.3f}",
-                "sent": f"{metrics['transmission_rate']:.2f}", "change": "-" if change is None else f"{change:.2f}",
-            })  # fmt: skip
+        rows = [{"method": name, **found} for name, found in summary["methods"].items()]
+        shown = {
+            "method": "method", "error.mean": "error", "error.low": "low", "error.high": "high",
+            "transmission_rate": "sent", "action_change_loss": "change",
+        }  # fmt: skip
         caption = (
             "error: mean squared error to the demonstrated actions, normalised · sent: transmission rate · change: "
             "mean change of the action that verification of a skipped step would have made"
         )
         title = f"{summary['bundle']}: {summary['episodes']} demonstrations"
-        options.report(summary, table_of(title, rows, caption))
+        options.report(summary, table_of(title, rows, shown, caption))
 
 
 Offline = (

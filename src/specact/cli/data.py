@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import lines_of, print_result, progress_bars, remark, rows_of
+from specact.cli.output import lines_of, print_result, progress_bars, remark
 from specact.errors import ConfigError
 from specact.files import check_folder
 from specact.records import Count, NotNegative, Seed, WholeNumber
@@ -76,9 +76,7 @@ class Record(Options):
             "steps": made.steps,
             "tasks": {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept},
         }  # fmt: skip
-        line = f"{counts['kept']} episodes ({made.steps} steps) of {counts['tried']} tried: {self.out}"
-        tasks = {name: f"{made.kept[name]} of {made.tried[name]}" for name in made.kept}
-        print_result(self.json, counts, [line, *rows_of(tasks, 40)])
+        print_result(self.json, counts)
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,10 @@ class FromRecording(Options):
         check_folder(self.out)
         with progress_bars() as update:
             written, left_out, cut = to_dataset(self.recordings, self.out, partial(update, "recordings"))
-        counts = {
+        print_result(self.json, {
             "path": str(self.out), "episodes": sum(written.kept.values()), "steps": written.steps,
             "tasks": written.kept, "left_out": left_out, "cut": cut,
-        }  # fmt: skip
-        line = (
-            f"{counts['episodes']} episodes ({written.steps} steps): {self.out}; {left_out} steps left out, "
-            f"{cut} episodes begin after a gap"
-        )
-        print_result(self.json, counts, [line])
+        })  # fmt: skip
 
 
 Data = (

@@ -11,7 +11,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from specact.cli.options import Flat, Maybe, Options, Parts, Rare
-from specact.cli.output import command_line, print_result, progress_bars, table_of
+from specact.cli.output import command_line, print_result, progress_bars, table_of, value_at
 from specact.errors import ConfigError
 from specact.files import write_whole
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
@@ -19,14 +19,12 @@ from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
 if TYPE_CHECKING:
     from specact.pair import Pair
 
-# Columns of the report's table of methods that are printed, under a short heading.
+# Metrics of a method that are printed, on 80 characters, where there are some.
 _SHOWN = {
-    "success": "success", "score": "score", "sent": "sent", "true skip": "true skip", "gated loss": "loss",
-    "action change": "change", "passes": "passes", "accepted per pass": "accepted", "full": "full",
-    "ms per action": "ms/action",
+    "method": "method", "success.rate": "success", "success.low": "low", "success.high": "high", "score.mean": "score",
+    "transmission_rate": "sent", "true_skip_ratio": "true skip", "gated_loss": "loss", "action_change_loss": "change",
+    "passes": "passes", "accepted_per_pass": "accepted", "full": "full", "latency.per_action_ms": "ms/action",
 }  # fmt: skip
-
-
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
 # Of flow and token policies; the first two need no drafter that was trained for the target.
 FLOW, TOKENS = ("full", "full_2", "flash", "unchecked"), ("ar", "strict_last", "specvla", "kerv")
@@ -117,30 +115,25 @@ class Eval(Options):
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The methods of an evaluation side by side, narrow enough for 80 columns; without columns that no method has."""
-    from specact.lab.report.tables import COLUMNS, NONE, networks_of
+    """The methods of an evaluation side by side."""
+    from specact.lab.report.tables import networks_of
 
     methods: dict[str, dict[str, Any]] = summary["methods"]
+    rows = [{"method": name, **metrics} for name, metrics in methods.items()]
     binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
-    rows, notes = [{"method": name} for name in methods], list[str]()
-    for head, hint, cell in COLUMNS:
-        cells = [cell(metrics) for metrics in methods.values()]
-        if head not in _SHOWN or set(cells) == {NONE} or (head == "score" and binary):
-            continue
-        notes += [] if head in ("success", "score") else [f"{_SHOWN[head]}: {hint}"]
-        for row, found in zip(rows, cells, strict=True):
-            row[_SHOWN[head]] = found if isinstance(found, str) else found[0][0]
-            if head == "success":
-                row["95 %"] = found[0][1].replace(" to ", "-")
+    shown = {
+        name: head for name, head in _SHOWN.items()
+        if any(value_at(row, name) is not None for row in rows) and not (binary and name == "score.mean")
+    }  # fmt: skip
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
-    notes.append("measured in one process" if summary["link"] == "none" else how)
+    notes = ["measured in one process" if summary["link"] == "none" else how, "low, high: 95 % interval of success"]
     networks = [f"{name} {text}" for name, text in networks_of(methods.values()).items()]
     notes += [f"parameters and time at batch 1: {'; '.join(networks)}"] if networks else []
     for least in next(iter(methods.values())).get("success_at", {}):
         shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
         notes.append(f"success with a score above {least}: {shares}")
     title = f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}"
-    return table_of(title, rows, " · ".join(notes))
+    return table_of(title, rows, shown, " · ".join(notes))
 
 
 def contrast_lines(summary: dict[str, Any]) -> list[str]:

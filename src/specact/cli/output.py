@@ -35,12 +35,12 @@ def print_error(message: str) -> None:
     remarks.print(Text.assemble(("specact:", "bold red"), f" {message}"), soft_wrap=True)
 
 
-def print_result(json: bool, value: Any, lines: Iterable[str | Table]) -> None:
-    """Prints a result as lines, or as JSON, where NaN is null, which every parser accepts."""
+def print_result(json: bool, value: Any, lines: Iterable[str | Table] | None = None) -> None:
+    """Prints a result as lines, its own by default, or as JSON, where NaN is null, which every parser accepts."""
     if json:
         print(to_json(value))
         return
-    for line in lines:
+    for line in lines_of(value) if lines is None else lines:
         say(line)
 
 
@@ -54,8 +54,8 @@ def lines_of(values: Mapping[str, Any], width: int = 20) -> list[str]:
     return rows_of({name: text_of(value) for name, value in values.items() if value is not None}, width)
 
 
-def text_of(value: Any) -> str:
-    """A plain value as text: numbers with three decimals; nested lists and mappings on lines of their own."""
+def text_of(value: Any, digits: int = 4) -> str:
+    """A plain value as text: numbers with so many digits; nested lists and mappings on lines of their own."""
     if isinstance(value, Mapping):
         known = {name: entry for name, entry in value.items() if entry is not None}
         if any(isinstance(entry, list | Mapping) for entry in known.values()):
@@ -63,17 +63,25 @@ def text_of(value: Any) -> str:
         return ", ".join(f"{name} {text_of(entry)}" for name, entry in known.items()) or "none"
     if isinstance(value, list):
         return (", " if value and isinstance(value[0], str) else " ").join(map(text_of, value)) or "none"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+    return str(value)
 
 
-def table_of(title: str, rows: list[dict[str, str]], caption: str = "") -> Table:
-    """A table with the columns of its first row, the first of which names the row."""
+def table_of(title: str, rows: Iterable[Mapping[str, Any]], shown: Mapping[str, str], caption: str = "") -> Table:
+    """A table of plain values: ``shown`` has the headings of their names, ``mean.low`` for what is nested."""
     table = Table(title=title, caption=caption, box=None, padding=(0, 2, 0, 0))
-    for number, column in enumerate(rows[0] if rows else ()):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for number, head in enumerate(shown.values()):
+        table.add_column(head, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*("-" if (value := value_at(row, name)) is None else text_of(value, 3) for name in shown))
     return table
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a name, ``mean.low`` for what is nested; None where there is none."""
+    first, _, rest = name.partition(".")
+    return value_at(row.get(first) or {}, rest) if rest else row.get(first)
 
 
 def command_line() -> str:

@@ -15,6 +15,12 @@ from specact.cli.output import lines_of, print_result, progress_bars, remark, ta
 from specact.errors import ConfigError
 from specact.records import NotNegative, Positive
 
+# Columns of the ways that advice is about.
+_SHOWN = {
+    "method": "method", "rate": "sent", "device_ms": "device", "mean_ms": "mean", "success.mean": "success",
+    "success.low": "low", "success.high": "high", "over_chance.mean": "gain",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Report(Options):
@@ -38,17 +44,12 @@ class Report(Options):
             made = write_report(self.runs, self.out, files, update, films=self.films)
         for skipped in made.skipped:
             remark(f"skipped {skipped.folder}: {skipped.reason}", warn=True)
-        for title, gaps in made.missing.items():
-            for gap in gaps:
-                remark(f"{title}: {gap}")
-        found = {
+        print_result(self.json, {
             "page": str(made.page), "files": [str(path) for path in made.files], "runs": made.runs,
             "recordings": made.recordings,
             "skipped": [{"folder": str(each.folder), "reason": each.reason} for each in made.skipped],
             "missing": {title: [str(gap) for gap in gaps] for title, gaps in made.missing.items()},
-        }  # fmt: skip
-        counts = f"{made.runs} runs, {made.recordings} recordings; {len(made.files)} figures and tables beside it"
-        print_result(self.json, found, [f"{made.page}: {counts}"])
+        })  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +92,14 @@ def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
         episodes = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
         caption = (
             f"{episodes} episodes each; device: ms of an inference on the device; mean: with link and server, whose "
-            "target takes what it takes here"
+            "target takes what it takes here; gain: over chance"
         )
-        yield table_of("", [_row(way) for way in advice["ways"]], caption)
+        yield table_of("", map(_named, advice["ways"]), _SHOWN, caption)
     yield from lines_of({name: advice[name] for name in ("advice", "no_server_from_ms", "others")}, 24)
     for missing in advice["missing"]:
         yield f"not measured: {missing}"
 
 
-def _row(way: Mapping[str, Any]) -> dict[str, str]:
+def _named(way: Mapping[str, Any]) -> dict[str, Any]:
     where = ", on the device" if way["on_device"] and way["method"] != "target_on_device" else ""
-    rate = f" {way['asked']:g}" if 0.0 < way["asked"] < 1.0 else ""
-    success, over = way["success"], way["over_chance"]
-    chance = "-" if over is None else f"{over['mean']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]"
-    return {
-        "method": f"{way['method']}{where}{rate}", "sent": f"{way['rate']:.2f}", "device": f"{way['device_ms']:.3g}",
-        "mean": f"{way['mean_ms']:.3g}", "success": f"{success['mean']:.3f}",
-        "95 %": f"{success['low']:.2f}-{success['high']:.2f}", "over chance": chance,
-    }  # fmt: skip
+    return {**way, "method": f"{way['method']}{where}" + (f" {way['asked']:g}" if 0.0 < way["asked"] < 1.0 else "")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +16,6 @@ from specact.files import check_folder, write_json
 from specact.records import Count, NotNegative, Seed
 
 if TYPE_CHECKING:
-    from specact.lab.tised.analysis import Cell
     from specact.lab.tised.levers import Subject
     from specact.lab.train.variants import BundleVariants
 
@@ -98,6 +96,13 @@ class Sweep(Options):
         return Subject(loaded, self.details.execute or usual, variants, self.details.steps), variants
 
 
+# Columns that are printed, on 80 characters: times in seconds; N, T chunk and T task over successes.
+_SHOWN = {
+    "strength": "at", "success.mean": "success", "success.low": "low", "success.high": "high", "chunks": "N",
+    "chunk_s": "T chunk", "task_s": "T task", "restricted_s.mean": "restricted", "inference_s": "T inf",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Analyse(Options):
     """Analyse sweeps: every setting with intervals, and against its lever's baseline on the same episodes."""
@@ -123,9 +128,16 @@ class Analyse(Options):
         out = self.out or self.runs[0] / "analysis.json"
         write_json(out, everything)
         shown = known if self.lever is None else {self.lever}
-        lines = ["times in s; T inf, stall and age in ms; N and T over successes"]
-        lines += [_table(str(curve.place), curve.cells) for curve in curves if curve.place.lever in shown]
-        lines += map(_calibration_line, gates)
+        lines: list[Any] = []
+        for curve in (curve for curve in curves if curve.place.lever in shown):
+            title = f"{curve.place}, {curve.cells[0].n} episodes"
+            lines.append(table_of(title, map(asdict, curve.cells), _SHOWN))
+        for gate in gates:
+            where = f"at pace {gate['pace']:g}, idle {gate['idle']}, {gate['hardware']} over {gate['link']}"
+            held_out = f"{gate['held_out_rate']:.3f} of {gate['inferences']} inferences on held-out episodes"
+            lines.append(
+                f"gate of {gate['lever']} {gate['strength']:g} {where} for a rate of {gate['rate']:g}; {held_out}"
+            )
         if self.lever is not None:
             lines += [f"{each.place}: {each.explain()}" for each in contrasts if each.place.lever == self.lever]
         print_result(self.json, everything, lines)
@@ -150,27 +162,3 @@ Tised = (
     | Annotated[Analyse, tyro.conf.subcommand("analyse")]
     | Annotated[Levers, tyro.conf.subcommand("levers")]
 )
-
-
-def _calibration_line(row: dict[str, Any]) -> str:
-    """A calibrated gate's threshold and its rate on held-out episodes, as text."""
-    where = f"at pace {row['pace']:g}, idle {row['idle']}, {row['hardware']} over {row['link']}"
-    return (
-        f"gate of {row['lever']} {row['strength']:g} {where}: threshold {row['gate']['threshold']:.3f} for a rate of "
-        f"{row['rate']:g}; {row['held_out_rate']:.3f} of {row['inferences']} inferences on held-out episodes"
-    )
-
-
-def _table(place: str, cells: Sequence[Cell]) -> Any:
-    """The settings of a lever at a place as a table of at most 80 columns."""
-    rows = [
-        {
-            "at": f"{cell.strength:g}", "success": f"{cell.success.mean:.3f}",
-            "95 %": f"{cell.success.low:.2f}-{cell.success.high:.2f}", "N": f"{cell.chunks:.1f}",
-            "T chunk": f"{cell.chunk_s:.3f}", "T task": f"{cell.task_s:.2f}",
-            "restricted": f"{cell.restricted_s.mean:.2f}", "T inf": f"{1e3 * cell.inference_s:.1f}",
-            "stall": f"{1e3 * cell.stall_s:.1f}", "age": f"{1e3 * cell.age_s:.1f}",
-        }
-        for cell in cells
-    ]  # fmt: skip
-    return table_of(f"{place}, {cells[0].n} episodes", rows)

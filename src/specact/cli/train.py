@@ -11,7 +11,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options
-from specact.cli.output import print_result, progress_bars, remark
+from specact.cli.output import print_result, progress_bars
 from specact.files import check_folder
 from specact.records import Count
 
@@ -47,11 +47,7 @@ class Train(Options):
                 recipe, self.data, self.out, update, teacher=teacher, threads=self.threads, jobs=jobs,
                 on=self.accelerator,
             )  # fmt: skip
-        for stage, line in made.metrics.items():
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in line["held_out"].items())
-            remark(f"{stage:18} after {line['step']} steps, held out: {numbers}")
-        bundles = [str(path) for path in made.bundles]
-        print_result(self.json, asdict(made) | {"bundles": bundles}, [f"bundle: {path}" for path in bundles])
+        print_result(self.json, asdict(made) | {"bundles": [str(path) for path in made.bundles]})
 
 
 @dataclass(frozen=True)
@@ -78,4 +74,4 @@ class Distil(Options):
             roll = collector(self.lessons, pool, update, self.env, self.out / "frames")
             made = distil(pair, DistilRecipe(), roll, self.out, update, threads=self.threads)
         shutil.rmtree(self.out / "frames", ignore_errors=True)
-        print_result(self.json, {"bundles": [str(made)]}, [f"bundle: {made}"])
+        print_result(self.json, {"bundles": [str(made)]})
