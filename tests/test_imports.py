@@ -19,8 +19,6 @@ LIST = [1]
 class Arm:
     def observe(self): ...
     def act(self, action): ...
-class Deaf:
-    def observe(self): ...
 class Absent:
     def __init__(self): raise OSError("no such device: /dev/arm0")
 class Needy:
@@ -60,17 +58,12 @@ def test_modules_of_the_current_directory_are_found(here: Path, name: str, value
     ("name", "said"),
     [
         ("plug_mine", "MODULE:NAME"),
-        ("plug_mine:", "MODULE:NAME"),
-        (":VALUE", "MODULE:NAME"),
-        ("../plug_mine:VALUE", "MODULE:NAME"),
         ("C:\\arms:VALUE", "MODULE:NAME"),
         ("plug_nobody:VALUE", "'plug_nobody'"),
-        ("plug_package.nobody:VALUE", "'plug_package.nobody'"),
         ("plug_broken:VALUE", "ZeroDivisionError"),
         ("plug_needs:VALUE", "'plug_of_nobody'"),
         ("plug_ends:VALUE", "SystemExit"),
         ("plug_mine:VALU", "'VALU'"),
-        ("plug_package.inner:NUMBER", "'NUMBER'"),
         ("plug_mine:LIST", r"'plug_mine:LIST' is [1]. It must be a number; plug_mine has VALUE"),
     ],
 )
@@ -84,15 +77,7 @@ def test_a_class_is_called_without_arguments(here: Path) -> None:
     assert type(make_object("plug_mine:Arm", "robot", ("observe", "act"))).__name__ == "Arm"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Absent", "/dev/arm0"),
-        ("Needy", "'port'"),
-        ("Deaf", "'act'"),
-        ("VALUE", "robot"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), [("Absent", "/dev/arm0"), ("Needy", "'port'"), ("VALUE", "robot")])
 def test_what_cannot_be_made_is_one_sentence(here: Path, name: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make_object(f"plug_mine:{name}", "robot", ("observe", "act"))

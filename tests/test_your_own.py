@@ -8,8 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +49,11 @@ class Reader:
     """Somebody who does what the page says, in a folder of their own."""
 
     def __init__(self, folder: Path, command: list[str], environment: dict[str, str]) -> None:
-        self._folder, self._command, self._environment = folder, command, environment
-        self._server: subprocess.Popen[str] | None = None
-        self._url = ""
+        self._folder, self._command, self._environment = folder, command, environment | {"OMP_NUM_THREADS": "1"}
+        self._url, self._server = "", ExitStack()
+        for path in THIRD_PARTY.iterdir():
+            if path.is_file():
+                shutil.copy(path, folder)
 
     def follow(self, blocks: list[Block]) -> None:
         """Runs snippets and commands; every command must succeed. A server runs until the next one, or the end."""
@@ -63,31 +64,27 @@ class Reader:
                 self._run([sys.executable, "-c", block.text])
                 continue
             for line in block.text.splitlines():
-                words = shlex.split(line, comments=True)
-                if words[:2] == ["specact", "serve"]:
-                    self._serve(words[1:])
-                elif words[:2] == ["specact", "run"]:
-                    self._run([*self._command, *words[1:], "--server", self._url])
-                elif words[0] == "specact":
-                    self._run([*self._command, *words[1:]])
-                else:
-                    self._run([sys.executable, *words[1:]])
+                program, *words = shlex.split(line, comments=True)
+                if program == "specact" and words[0] == "serve":
+                    self._serve(words)
+                    continue
+                server = ["--server", self._url] if words[0] == "run" else []
+                self._run([*(self._command if program == "specact" else [sys.executable]), *words, *server])
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.terminate()
-            self._server.communicate(timeout=60)
+        self._server.close()
 
     def _serve(self, words: list[str]) -> None:
         self.close()
-        self._server = subprocess.Popen(
+        server = self._server.enter_context(subprocess.Popen(
             [*self._command, *words, "--port", "0"],
             cwd=self._folder, env=self._environment, text=True, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        assert self._server.stderr is not None
+        ))  # fmt: skip
+        self._server.callback(server.terminate)
+        assert server.stderr is not None
         found: re.Match[str] | None = None
         said = ""
-        for line in self._server.stderr:  # what it loads may talk before it
+        for line in server.stderr:  # what it loads may talk before it
             said, found = said + line, re.search(r"ws://[\d.:]+", line)
             if found is not None:
                 break
@@ -101,27 +98,15 @@ class Reader:
         assert done.returncode == 0, f"{shlex.join(words[-12:])}\n{done.stdout}\n{done.stderr}"
 
 
-@contextmanager
-def reading(folder: Path, command: list[str], environment: dict[str, str]) -> Iterator[Reader]:
-    for path in THIRD_PARTY.iterdir():
-        if path.is_file():
-            shutil.copy(path, folder)
-    reader = Reader(folder, command, environment | {"OMP_NUM_THREADS": "1"})
-    try:
-        yield reader
-    finally:
-        reader.close()
-
-
 def test_your_own_data(tmp_path: Path, command: list[str], environment: dict[str, str]) -> None:
-    with reading(tmp_path, command, environment) as reader:
+    with closing(Reader(tmp_path, command, environment)) as reader:
         reader.follow(sections()["Your data"])
 
 
 def test_your_own_simulator_robot_gate_policy_and_family(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
-    with reading(tmp_path, command, environment) as reader:
+    with closing(Reader(tmp_path, command, environment)) as reader:
         for title, blocks in sections().items():
             if title not in ("Your data", "A LeRobot policy"):  # families/chunks/test_lerobot.py follows the latter
                 reader.follow(blocks)

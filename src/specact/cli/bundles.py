@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
@@ -15,10 +13,7 @@ from specact.cli.output import print_result
 from specact.errors import ConfigError
 from specact.families.chunks.pair import PairSettings
 from specact.files import check_folder
-from specact.load import load_pair, make_pair
-
-if TYPE_CHECKING:
-    from specact.bundle.bundle import Bundle
+from specact.load import load_pair, load_policy, make_pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +71,11 @@ class Export(Options):
     def run(self) -> None:
         from specact.bundle.bundle import copy_bundle
         from specact.bundle.manifest import KINDS, LEFT_OUT, read_manifest
-        from specact.families.chunks.flow import load_flow
-        from specact.families.chunks.sources import load_regression
-        from specact.families.codes.pair import load_codes
-        from specact.families.tokens.policy import load_tokens
         from specact.gates.learned import TRAINING
 
         source, out = self._source(), self.out
         manifest = read_manifest(source)
-        loaders: dict[str, Callable[[Path], Bundle[Any]]] = {
-            "pair": load_codes, "flow": load_flow, "regression": load_regression, "tokens": load_tokens,
-        }  # fmt: skip
-        if manifest.kind not in loaders:
+        if manifest.kind not in ("pair", "flow", "regression", "tokens"):
             raise ConfigError(f"{source} is no policy, but {KINDS[manifest.kind]}; copy the folder")
         if self.device and manifest.kind not in LEFT_OUT:
             raise ConfigError(f"{source} is one policy, without a draft and a target to separate; leave out --device")
@@ -103,12 +91,11 @@ class Export(Options):
             # A head's unfinished training is of no use elsewhere.
             copy_bundle(source, copy, device=self.device, ignore=[TRAINING])
             if self.refresh:
+                from specact.families.chunks.flow import load_flow
                 from specact.lab.train.freqcache import add_refresh
 
                 add_refresh(load_flow(copy))
-            made = loaders[manifest.kind](copy)
-            if manifest.kind == "tokens":
-                load_pair(copy)  # checks the drafters
+            made = load_pair(copy) if manifest.kind in ("pair", "tokens") else load_policy(str(copy))
             copy.rename(out)
         print_result(self.json, {"path": str(out), "fingerprint": made.fingerprint, "parity": manifest.parity})
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
 
     from specact.families.chunks.lerobot import LeRobotParts
 
-from tests.test_your_own import reading, sections
+from tests.test_your_own import Reader, sections
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, integrate
@@ -412,7 +412,7 @@ def test_the_commands_of_the_page(
     made: Callable[[str], Made], tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     shutil.copytree(made("act").path, tmp_path / "pretrained_model")
-    with reading(tmp_path, command, environment) as reader:
+    with closing(Reader(tmp_path, command, environment)) as reader:
         reader.follow(sections()["A LeRobot policy"])
     manifest = json.loads((tmp_path / "runs/lerobot/manifest.json").read_text())
     assert manifest["sources"]["target"] is None  # whoever uses the pair names it again
