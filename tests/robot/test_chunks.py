@@ -243,27 +243,15 @@ def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() 
 
 def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
     """The process is suspended after two ticks; when it wakes, it looks again before it moves."""
+
+    class Suspended(Arm):
+        def act(self, action: NDArray[np.float32]) -> None:
+            super().act(action)
+            self.clock.sleep(10.0 * (len(self.moved) == 2))
+
     for limit_ms, then in ((1e3, 20.0), (None, 12.0)):
-        arm = Arm(VirtualClock())
-        noted = list[Tick]()
-        inference = Timed(Answers(), arm.clock, 0.0)
-        runner = ChunkRunner(
-            inference,
-            Execution("naive", 6, 0),
-            period_s=PERIOD,
-            fallback=Fallback(max_chunk_age_ms=limit_ms),
-            clock=arm.clock,
-        )
-
-        def note(tick: Tick, arm: Arm = arm, noted: list[Tick] = noted) -> None:
-            noted.append(tick)
-            if len(noted) == 2:
-                arm.clock.sleep(10.0)
-
-        def proceed(noted: list[Tick] = noted) -> bool:
-            return len(noted) < 3
-
-        run_loop(arm, runner, PERIOD, arm.clock, proceed, note)
+        arm = Suspended(VirtualClock())
+        drive(arm, Answers(), Execution("naive", 6, 0), 3, 0.0, fallback=Fallback(max_chunk_age_ms=limit_ms))
         assert [action for _, action in arm.moved] == [10.0, 11.0, then]
 
 

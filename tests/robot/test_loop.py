@@ -52,29 +52,25 @@ class Slow:
         offsets = np.full((1, 2, 2, 1), 0.001 * window["state"][-1, 0], np.float32)
         return CodeDistribution(np.array([[0.5, 0.5]]), offsets)
 
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.infer(window) for window in windows]
 
-
-@dataclass
 class Arm:
-    """A robot that remembers when it was moved."""
+    """A robot that remembers when it was moved; it shows what it is told, one thing per tick and then the last."""
 
-    clock: VirtualClock
-
-    def __post_init__(self) -> None:
-        self.observed = 0
+    def __init__(self, clock: VirtualClock, *shown: Any) -> None:
+        self.clock, self.shown = clock, list(shown)
         self.moved: list[float] = []
         self.actions: list[float] = []
 
-    def observe(self) -> np.ndarray:
-        self.observed += 1
-        return np.array([float(self.observed)])
+    def observe(self) -> Any:
+        return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0] if self.shown else GOOD * len(self.moved)
 
     def act(self, action: np.ndarray) -> None:
         assert action.shape == (1,)
         self.moved.append(self.clock.now())
         self.actions.append(float(action[0]))
+
+
+GOOD, NAN, WIDE = np.array([1.0]), np.array([np.nan]), np.zeros(2)
 
 
 class Missing:
@@ -119,6 +115,13 @@ def drive(arm: Arm, policy: SpeculativePolicy, ticks: int, clock: VirtualClock) 
     return noted, began
 
 
+def summary_of(ticks: Sequence[Tick]) -> dict[str, Any]:
+    journal = Journal(PERIOD)
+    for tick in ticks:
+        journal.note(tick)
+    return journal.summary()
+
+
 def test_the_robot_moves_once_a_period() -> None:
     clock = VirtualClock(100.0)
     arm = Arm(clock)
@@ -153,18 +156,6 @@ AGED = Fallback(max_chunk_age_ms=3e3 * PERIOD)
 # ---- observations that cannot be used -------------------------------------------------------------------------------
 
 
-class Seeing(Arm):
-    """An arm that shows what it is told, one thing per tick, and for ever what it was told last."""
-
-    def __init__(self, clock: VirtualClock, *shown: Any) -> None:
-        super().__init__(clock)
-        self.shown = list(shown)
-
-    def observe(self) -> Any:
-        return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
-
-
-GOOD, NAN, WIDE = np.array([1.0]), np.array([np.nan]), np.zeros(2)
 UNUSABLE = [(None, "absent"), ({"states": GOOD}, "missing"), ("north", "type"), (WIDE, "shape"), (NAN, "not_finite")]
 
 
@@ -173,24 +164,22 @@ def test_an_observation_that_cannot_be_used_ends_the_loop_at_first_and_later_hol
     shown: Any, cause: str
 ) -> None:
     clock = VirtualClock()
-    first = Seeing(clock, shown, GOOD)
+    first = Arm(clock, shown, GOOD)
     with pytest.raises(ObservationError) as caught:
         drive(first, policy_of(clock, [QUICK]), 4, clock)
     assert caught.value.cause == cause and first.moved == []
     clock = VirtualClock()
-    arm, journal = Seeing(clock, GOOD, GOOD, GOOD, shown, GOOD, GOOD), Journal(PERIOD)
+    arm = Arm(clock, GOOD, GOOD, GOOD, shown, GOOD, GOOD)
     ticks, began = drive(arm, policy_of(clock, [QUICK]), 6, clock)
-    for tick in ticks:
-        journal.note(tick)
     assert [tick.unusable is not None for tick in ticks] == [False, False, False, True, False, False]
     assert len(arm.moved) == 6 and arm.actions[3] == arm.actions[2]
     # The chunk goes on where it was.
-    twin = Seeing(VirtualClock(), GOOD)
+    twin = Arm(VirtualClock(), GOOD)
     drive(twin, policy_of(twin.clock, [QUICK]), 5, twin.clock)
     assert arm.actions[:3] + arm.actions[4:] == twin.actions
     assert [tick.record is not None for tick in ticks] == [True, False, True, False, False, True]
     assert began == [i * PERIOD for i in range(6)]
-    summary = journal.summary()
+    summary = summary_of(ticks)
     assert summary["unusable"] == {cause: 1} and summary["inferences"] == 3 and summary["misses"] == {}
 
 
@@ -208,22 +197,22 @@ class Overflowing(Slow):
 def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used() -> None:
     clock, bad = VirtualClock(), np.array([5.0])
     drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
-    arm = Seeing(clock, GOOD, GOOD, bad, GOOD)
+    arm = Arm(clock, GOOD, GOOD, bad, GOOD)
     ticks, _ = drive(arm, policy_of(clock, [QUICK], drafter=drafter), 4, clock)
     assert [None if tick.unusable is None else tick.unusable.cause for tick in ticks] == [None, None, "action", None]
     assert np.isfinite(arm.actions).all() and len(arm.actions) == 4
     with pytest.raises(ObservationError, match="not finite"):
-        drive(Seeing(clock, bad), policy_of(clock, [QUICK], drafter=drafter), 1, clock)
+        drive(Arm(clock, bad), policy_of(clock, [QUICK], drafter=drafter), 1, clock)
     # Too many in a row stop the robot.
     policy = policy_of(clock, [QUICK], drafter=drafter, fallback=Fallback(max_consecutive_misses=3, stop_action=(0.0,)))
-    ticks, _ = drive(Seeing(clock, GOOD, GOOD, bad), policy, 8, clock)
+    ticks, _ = drive(Arm(clock, GOOD, GOOD, bad), policy, 8, clock)
     assert policy.safety.stopped and sum(tick.unusable is not None for tick in ticks) == 4
 
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------
 
 
-class Stopping(Seeing):
+class Stopping(Arm):
     """An arm that can stop by itself, if it does not fail at it."""
 
     def __init__(self, clock: VirtualClock, *shown: Any, fails: bool = False) -> None:
@@ -255,7 +244,7 @@ def broken_after(ticks: int, error: BaseException) -> Callable[[Tick], None]:
 @pytest.mark.parametrize("error", [OSError("the cable is out"), KeyboardInterrupt(), SystemExit(3)])
 def test_every_error_ends_in_the_stop_action(error: BaseException) -> None:
     clock = VirtualClock()
-    arm = Seeing(clock, GOOD)
+    arm = Arm(clock, GOOD)
     with pytest.raises(type(error)) as caught:
         run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(3, error))
     assert caught.value is error
@@ -264,7 +253,7 @@ def test_every_error_ends_in_the_stop_action(error: BaseException) -> None:
 
 def test_at_the_end_of_its_time_a_robot_stops_by_its_own_stop_or_the_stop_action_or_not_at_all() -> None:
     clock = VirtualClock()
-    arm, other, own = Seeing(clock, GOOD), Seeing(clock, GOOD), Stopping(clock, GOOD)
+    arm, other, own = Arm(clock, GOOD), Arm(clock, GOOD), Stopping(clock, GOOD)
     drive(arm, stopping_policy(clock), 3, clock)
     drive(other, policy_of(clock, [QUICK]), 3, clock)
     drive(own, stopping_policy(clock), 3, clock)
@@ -286,7 +275,7 @@ def test_where_it_fails_the_stop_action_is_sent_and_the_first_error_is_the_one_t
 
 
 def test_where_a_robot_cannot_even_say_how_it_stops_the_stop_action_is_sent() -> None:
-    class Odd(Seeing):
+    class Odd(Arm):
         @property
         def stop(self) -> Any:
             raise OSError("the driver is gone")
@@ -312,7 +301,7 @@ def test_a_signal_that_the_robots_own_code_swallows_ends_the_loop_as_well() -> N
     assert arm.stops == 1 and len(arm.actions) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_loop_and_waits_while_the_robot_stops(number: signal.Signals) -> None:
     clock = VirtualClock()
     before = signal.getsignal(number)
@@ -349,7 +338,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     try:
         ticks = iter(range(2))
         run_loop(
-            Seeing(clock, GOOD), policy_of(clock, [QUICK]), PERIOD, clock, lambda: next(ticks, None) is not None,
+            Arm(clock, GOOD), policy_of(clock, [QUICK]), PERIOD, clock, lambda: next(ticks, None) is not None,
             lambda tick: signal.raise_signal(signal.SIGHUP),
         )  # fmt: skip
     finally:
@@ -362,7 +351,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 def test_after_a_stall_the_rest_of_an_old_chunk_is_dropped() -> None:
     clock = VirtualClock()
 
-    class Stalling(Seeing):
+    class Stalling(Arm):
         def act(self, action: np.ndarray) -> None:
             super().act(action)
             if len(self.actions) == 3:
@@ -372,12 +361,9 @@ def test_after_a_stall_the_rest_of_an_old_chunk_is_dropped() -> None:
     ticks, _ = drive(arm, policy_of(clock, [QUICK], fallback=AGED), 8, clock)
     # Ticks 0 and 2 began a chunk of two; the stall in tick 2 costs the rest of its chunk.
     assert [tick.record is not None for tick in ticks] == [True, False, True, True, False, True, False, True]
-    journal = Journal(PERIOD)
-    for tick in ticks:
-        journal.note(tick)
     # Tick 3 began 20 periods and an inference after tick 2, instead of one.
-    assert journal.summary()["overruns"] == 19
-    assert journal.summary()["longest_lateness_ms"] == 1e3 * (19 * PERIOD + QUICK)
+    assert summary_of(ticks)["overruns"] == 19
+    assert summary_of(ticks)["longest_lateness_ms"] == 1e3 * (19 * PERIOD + QUICK)
     unlimited = Stalling(clock, GOOD)
     ticks, _ = drive(unlimited, policy_of(clock, [QUICK]), 8, clock)
     assert [tick.record is not None for tick in ticks] == [True, False] * 4
@@ -385,28 +371,23 @@ def test_after_a_stall_the_rest_of_an_old_chunk_is_dropped() -> None:
 
 def test_an_action_that_took_too_long_to_choose_is_not_sent_but_the_next_one_is() -> None:
     clock = VirtualClock()
-    arm, journal = Seeing(clock, GOOD), Journal(PERIOD)
+    arm = Arm(clock, GOOD)
     policy = policy_of(clock, [QUICK, 20 * PERIOD, QUICK], fallback=AGED)
     ticks, began = drive(arm, policy, 6, clock)
     assert [tick.acted for tick in ticks] == [True, True, False, True, True, True]
     assert len(arm.actions) == 5
     # It is chosen anew at once.
     assert began[3] == began[2] + 20 * PERIOD and ticks[3].record is not None
-    for tick in ticks:
-        journal.note(tick)
-    assert journal.summary()["outdated"] == 1
-
-
-def test_where_every_inference_takes_that_long_every_second_action_is_sent() -> None:
-    clock = VirtualClock()
-    arm = Seeing(clock, GOOD)
+    assert summary_of(ticks)["outdated"] == 1
+    # Where every inference takes that long, every second action is sent.
+    arm = Arm(clock, GOOD)
     ticks, _ = drive(arm, policy_of(clock, [20 * PERIOD], fallback=AGED), 6, clock)
     assert [tick.acted for tick in ticks] == [False, True] * 3 and len(arm.actions) == 3
 
 
 def test_a_robot_that_stopped_is_told_to_stand_still() -> None:
     clock = VirtualClock()
-    arm, fallback = Seeing(clock, GOOD), Fallback("stop", None, STILL)
+    arm, fallback = Arm(clock, GOOD), Fallback("stop", None, STILL)
     policy = policy_of(clock, [QUICK], Always(), verifier=Missing(clock, "deadline"), fallback=fallback)
     ticks, _ = drive(arm, policy, 4, clock)
     assert set(arm.actions) == {0.75}
@@ -414,22 +395,19 @@ def test_a_robot_that_stopped_is_told_to_stand_still() -> None:
     assert [tick.record is not None for tick in ticks] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("period", [0.0, -1.0, float("nan")])
-def test_a_period_is_positive(period: float) -> None:
+def test_a_period_is_positive() -> None:
     clock = VirtualClock()
-    with pytest.raises(ConfigError, match="period"):
-        run_loop(Arm(clock), policy_of(clock, [QUICK]), period, clock, lambda: True, lambda tick: None)
+    for period in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="period"):
+            run_loop(Arm(clock), policy_of(clock, [QUICK]), period, clock, lambda: True, lambda tick: None)
 
 
 def test_the_journal_holds_what_happened() -> None:
     clock = VirtualClock()
     verifier = Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD)
     policy = policy_of(clock, [QUICK], Always(), verifier=verifier)
-    journal = Journal(PERIOD)
-    for tick in drive(Arm(clock), policy, 7, clock)[0]:
-        journal.note(tick)
     stall = PERIOD + QUICK
-    assert journal.summary() == {
+    assert summary_of(drive(Arm(clock), policy, 7, clock)[0]) == {
         "ticks": 7,
         # Three ticks began late, by an eighth of a period each: none is lost.
         "overruns": 0,
@@ -449,16 +427,11 @@ def test_the_journal_of_inferences_and_lost_ticks() -> None:
     clock = VirtualClock()
     policy = policy_of(clock, [QUICK])
     policy.act(np.array([1.0]))
-    journal = Journal(PERIOD)
-    empty = journal.summary()
+    empty = summary_of([])
     assert empty["ticks"] == empty["inferences"] == empty["overruns"] == 0 and empty["longest_stall_ms"] == 0.0
     assert empty["transmission_rate"] is None and empty["inference_ms"] == {"p50": None, "p95": None, "p99": None}
-    for i in range(101):
-        journal.note(Tick(0.0, 0.0, 1e-3 * i, policy.record))
-        journal.note(Tick(0.0, 0.0, 0.0, None))
-    for late in (0.5, 0.0, 0.75, 2.0):
-        journal.note(Tick(late * PERIOD, 0.0, 0.0, None))
-    summary = journal.summary()
+    ticks = [tick for i in range(101) for tick in (Tick(0.0, 0.0, 1e-3 * i, policy.record), Tick(0.0, 0.0, 0.0, None))]
+    summary = summary_of([*ticks, *(Tick(late * PERIOD, 0.0, 0.0, None) for late in (0.5, 0.0, 0.75, 2.0))])
     assert summary["inferences"] == 101 and summary["ticks"] == 206 and summary["overruns"] == 3
     assert summary["inference_ms"] == pytest.approx({"p50": 50.0, "p95": 95.0, "p99": 99.0})
     assert summary["transmission_rate"] == 0.0 and summary["misses"] == {}

@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from specact.execution.player import LateVerdicts
 from specact.execution.schedule import Execution
 from specact.gates import Always
 from specact.lab.data.recordings import read_recording
-from specact.lab.rollout.processes import ServerProcess, serving
 from specact.pair import LocalTarget, Pending
 from specact.robot import recording, ros
 from specact.robot.chunks import ChunkRunner
@@ -299,73 +298,50 @@ ARM = """
 import numpy as np
 
 class Arm:
-    def __init__(self):
-        self.steps = 0
+    steps = 0
 
     def observe(self):
         return {"state": np.full(8, 0.001 * self.steps), "goal": np.array([0.2, 0.1])}
 
     def act(self, action):
         self.steps += 1
-        with open("steps.txt", "w") as file:
-            file.write(str(self.steps))
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("ball") as child:
-        yield child
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, command: list[str], environment: dict[str, str], server: ServerProcess
-) -> Iterator[subprocess.Popen[str]]:
-    """A run of a robot that is recorded to ``run.mcap``; it is ended with the test."""
-    (tmp_path / "toy.py").write_text(ARM)
-    words = [
-        *command, "run", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "toy:Arm", "--record",
-        "run.mcap", "--json", "--seconds", "600", "--stop-action", "0", "0",
-    ]  # fmt: skip
-    with subprocess.Popen(
-        words, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        yield process
-        process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
-    run: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+    tmp_path: Path, command: list[str], environment: dict[str, str], number: signal.Signals
 ) -> None:
-    path = tmp_path / "run.mcap"
+    (tmp_path / "toy.py").write_text(ARM)
+    path, words = tmp_path / "run.mcap", ["play", "ball#target", "--robot", "toy:Arm", "--record", "run.mcap"]
+    words += ["--json", "--seconds", "600", "--stop-action", "0", "0"]
+    run = subprocess.Popen([*command, *words], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE)
+    try:
 
-    def flushed() -> bool:
-        assert run.poll() is None, run.communicate()
-        with suppress(DataError):  # it is not there yet, or has just been made
-            return len(read_recording(path).steps) >= 10
-        return False
+        def flushed() -> bool:
+            assert run.poll() is None, run.communicate()
+            with suppress(DataError):  # it is not there yet, or has just been made
+                return len(read_recording(path).steps) >= 10
+            return False
 
-    wait_for(flushed)
-    before = len(read_recording(path).steps)
-    run.send_signal(number)
-    out, _ = run.communicate(timeout=300)
-    (raw, about), found = by_mcap(path), by_rosbags(path)
+        wait_for(flushed)
+        before = len(read_recording(path).steps)
+        run.send_signal(number)
+        out, _ = run.communicate(timeout=300)
+    finally:
+        run.kill()
+    (raw, about), found, steps = by_mcap(path), by_rosbags(path), read_recording(path).steps
     states = [message.values.tolist() for message in found["/observation/state"]]
-    seen = [np.full(8, 0.001 * step, np.float32).tolist() for step in range(len(states))]
-    assert len(states) >= before and states == seen
+    assert len(states) >= before
+    assert states == [np.full(8, 0.001 * step, np.float32).tolist() for step in range(len(states))]
     assert {topic: len(messages) for topic, messages in raw.items()} == {
         topic: len(messages) for topic, messages in found.items()
     }
-    steps = read_recording(path).steps
     # The last one may have been interrupted when the robot had seen something and not acted yet.
     assert [step.number for step in steps] == list(range(len(steps))) and len(states) - len(steps) in (0, 1)
-    assert json.loads(about["command"]).startswith("specact run ball")
-    assert json.loads(about["units"]).keys() == {"centre", "scale"}
+    assert json.loads(about["command"]).startswith("specact play ")
     if number == signal.SIGTERM:
         # Nothing is missing, and the stop action comes last.
         summary = json.loads(out)
         assert run.returncode == 143 and len(steps) == summary["ticks"] == summary["recording"]["steps"]
         assert found["/action"][-1].values.tolist() == [0.0, 0.0] and found["/action"][-1].origin == "fallback"
-        assert np.mean([each.transmit for each in found["/inference"]]) == pytest.approx(summary["transmission_rate"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -149,61 +148,28 @@ except Interrupted as error:
 """
 
 
-@pytest.fixture
-def driven(tmp_path: Path) -> Any:
-    """Starts a control loop in a process whose lines are the robot's actions; it is ended with the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(kind: str) -> tuple[subprocess.Popen[str], Path]:
-        out = tmp_path / "actions"
-        root = Path(__file__).parents[2]
-        script = SCRIPT.format(kind=kind, folder=str(root / "src"), root=str(root))
-        with out.open("w") as file:
-            process = subprocess.Popen([sys.executable, "-c", script], stdout=file, text=True)
-        started.append(process)
-        wait_for(lambda: out.read_text().count("1.0") > 3)
-        return process, out
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def state_of(process: subprocess.Popen[str]) -> str:
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-@pytest.mark.parametrize(("kind", "last"), [("Arm", "0.0"), ("Braked", "stop")])
-def test_a_signal_that_ends_the_run_stops_the_robot_first(driven: Any, kind: str, last: str, number: int) -> None:
-    process, out = driven(kind)
-    process.send_signal(number)
-    assert process.wait(PATIENCE_S) == 128 + number
-    assert out.read_text().splitlines()[-1] == last
-
-
-@needs_proc
-def test_a_suspended_robot_stands_still_and_goes_on_when_it_is_continued(driven: Any) -> None:
-    process, out = driven("Arm")
-    process.send_signal(signal.SIGTSTP)
-    wait_for(lambda: state_of(process) == "T")
-    lines = out.read_text().splitlines()
-    assert lines[-1] == "0.0"
-    os.kill(process.pid, signal.SIGCONT)
-    wait_for(lambda: len(out.read_text().splitlines()) > len(lines) + 3)
-    assert out.read_text().splitlines()[len(lines)] == "1.0"
-
-
-@needs_proc
-def test_a_suspended_robot_with_a_stop_of_its_own_is_not_moved_again(driven: Any) -> None:
-    process, out = driven("Braked")
-    process.send_signal(signal.SIGTSTP)
-    wait_for(lambda: state_of(process) == "T")
-    assert out.read_text().splitlines()[-1] == "stop"
-    os.kill(process.pid, signal.SIGCONT)
-    assert process.wait(PATIENCE_S) == 128 + signal.SIGTSTP
-    assert out.read_text().splitlines()[-2:] == ["stop", "stop"]
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("kind", "still"), [("Arm", "0.0"), ("Braked", "stop")])
+def test_a_suspended_robot_stands_still_and_goes_on_unless_it_stopped_itself(
+    kind: str, still: str, tmp_path: Path
+) -> None:
+    out, root = tmp_path / "actions", Path(__file__).parents[2]
+    script = SCRIPT.format(kind=kind, folder=str(root / "src"), root=str(root))
+    with out.open("w") as file, subprocess.Popen([sys.executable, "-c", script], stdout=file, text=True) as process:
+        try:
+            wait_for(lambda: out.read_text().count("1.0") > 3)
+            process.send_signal(signal.SIGTSTP)
+            wait_for(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+            lines = out.read_text().splitlines()
+            assert lines[-1] == still
+            process.send_signal(signal.SIGCONT)
+            if kind == "Arm":
+                wait_for(lambda: len(out.read_text().splitlines()) > len(lines) + 3)
+                assert out.read_text().splitlines()[len(lines)] == "1.0"
+                process.send_signal(signal.SIGQUIT)
+            # One with a stop of its own is not moved again.
+            ended_by = signal.SIGQUIT if kind == "Arm" else signal.SIGTSTP
+            assert process.wait(PATIENCE_S) == 128 + ended_by and out.read_text().splitlines()[-1] == still
+            assert kind == "Arm" or out.read_text().splitlines()[len(lines) :] == ["stop"]
+        finally:
+            process.kill()

@@ -9,10 +9,9 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
+from tests.children import wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -43,7 +43,7 @@ class Doubling:
 
     Attributes:
         batches: how many requests each inference had.
-        open: inferences wait while it is not set.
+        open: inferences wait while it is not set; with ``wait`` it is not at first, except for the warm-up.
         fails: the error that the next inference raises.
     """
 
@@ -55,26 +55,20 @@ class Doubling:
         self.contract = Contract("doubling", {"width": 2}, vectors(1, state=2), kinds)
         self.batches: list[int] = []
         self.open = threading.Event()
+        self.open.set()
         self.fails: BaseException | None = None
-        self._warm = False
-        if not wait:
-            self.open.set()
+        self.waits = wait
 
     def read(self, arrays: Arrays) -> Any:
         return arrays["x"]
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        if self._warm:
-            self.batches.append(len(requests))
-            assert self.open.wait(PATIENCE)
+        self.batches.append(len(requests))
+        assert self.open.wait(PATIENCE)
         if self.fails is not None:
             raise self.fails
         with np.errstate(over="ignore"):
             return [{"x": 2 * request.window["state"][0]} for request in requests]
-
-    def serve(self) -> None:
-        """From now on inferences count."""
-        self._warm = True
 
 
 def state(value: float) -> Window:
@@ -94,10 +88,10 @@ class Robot:
 
     def send(
         self, number: int, window: Window, kind: str = "infer", deadline_ms: float = 60_000.0,
-        arrays: Arrays | None = None, address: StepAddress = HERE,
+        arrays: Arrays | None = None, report: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        request = Request(window, address, {} if arrays is None else arrays)
-        self.connection.send(encode(ask(request, self.contract, kind, number, deadline_ms)))
+        request = Request(window, HERE, {} if arrays is None else arrays)
+        self.connection.send(encode(ask(request, self.contract, kind, number, deadline_ms, report)))
 
     def receive(self) -> Reply | Failure:
         return read_reply(self._receive())
@@ -183,7 +177,7 @@ class Here(Listening):
 
     def __init__(self, exchange: Any, limits: Limits | None = None, token: str | None = None, **address: Any) -> None:
         self.exchange, self.contract = exchange, exchange.contract
-        self.service = Service(exchange, limits, Address(port=0, **address), token)
+        self.service = Service(exchange, limits, Address(**{"port": 0} | address), token)
         self._up = threading.Event()
 
     def __enter__(self) -> Here:
@@ -191,7 +185,9 @@ class Here(Listening):
             listener = stack.enter_context(bind(self.service))
             self.service.batcher.warm_up()
             if isinstance(self.exchange, Doubling):
-                self.exchange.serve()
+                self.exchange.batches.clear()
+                if self.exchange.waits:
+                    self.exchange.open.clear()
             self.port = listener.getsockname()[1]
             self._thread = threading.Thread(target=lambda: uvloop.run(self._run(listener)), name="server")
             self._thread.start()
@@ -199,9 +195,7 @@ class Here(Listening):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
@@ -215,6 +209,23 @@ class Here(Listening):
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.ensure_future(run(self.service, listener, lambda url: self._up.set()))
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+@contextmanager
+def busy(robots: int = 1, **limits: Any) -> Iterator[tuple[Here, list[Robot]]]:
+    """A server whose target computes the first robot's request 0 until ``exchange.open`` is set, and the robots."""
+    with ExitStack() as stack:
+        server = stack.enter_context(Here(Doubling(wait=True), Limits(**limits)))
+        made = [stack.enter_context(server.robot()) for _ in range(robots)]
+        made[0].send(0, state(0.0))
+        wait_for(lambda: server.exchange.batches == [1], "the target is busy")
+        yield server, made
+        server.exchange.open.set()
+
+
+def waiting(server: Here, count: int) -> None:
+    """Waits until so many requests are queued."""
+    wait_for(lambda: server.service.batcher.queued == count, "they wait")
 
 
 class Process(ServerProcess, Listening):

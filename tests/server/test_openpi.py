@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.conftest import Doubling, Here, Robot
+from tests.server.conftest import Here, Robot
 from websockets.exceptions import ConnectionClosed
 
-from specact.families.chunks.flow import FlowBundle, load_flow
+from specact.families.chunks.flow import load_flow
 from specact.families.chunks.sources import chunk_policy
 from specact.families.chunks.wire import ChunkExchange
 from specact.load import load_exchange
@@ -57,18 +57,6 @@ def drawn(episode: int, step: int, seed: int = 0, robot: int = 0) -> np.float32:
 
 
 @pytest.fixture(scope="module")
-def flow() -> FlowBundle:
-    return load_flow("ball-chase-flow")
-
-
-@pytest.fixture(scope="module")
-def flow_server() -> Iterator[Here]:
-    """One request per inference: a served chunk is the local one to its last bit."""
-    with Here(load_exchange("ball-chase-flow"), Limits(max_batch=1)) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def seeing() -> Iterator[Here]:
     with Here(ChunkExchange(seer.spec, "seer", "0" * 16, lambda: seer)) as server:
         yield server
@@ -97,12 +85,14 @@ def actions(robot: Robot, message: Fields | bytes) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
-def test_the_real_client_gets_the_policys_own_chunks(flow_server: Here, flow: FlowBundle) -> None:
+def test_the_real_client_gets_the_policys_own_chunks() -> None:
     theirs = pytest.importorskip(
         "openpi_client.websocket_client_policy", reason="needs openpi-client 0.1.2 (see the Makefile)"
     )
-    robot = theirs.WebsocketClientPolicy("127.0.0.1", flow_server.port)
-    try:
+    flow = load_flow("ball-chase-flow")
+    # One request per inference: a served chunk is the local one to its last bit.
+    with Here(load_exchange("ball-chase-flow"), Limits(max_batch=1)) as server:
+        robot = theirs.WebsocketClientPolicy("127.0.0.1", server.port)
         said = robot.get_server_metadata()
         assert (said["bundle"], said["fingerprint"]) == ("ball-chase-flow", flow.fingerprint)
         assert (said["action_horizon"], said["action_dim"], said["rate_hz"]) == (16, 2, 20.0)
@@ -119,7 +109,6 @@ def test_the_real_client_gets_the_policys_own_chunks(flow_server: Here, flow: Fl
         with pytest.raises(RuntimeError, match="state has shape") as refused:
             robot.infer({"state": states[0, :3]})
         assert "Traceback" not in str(refused.value) and "File" not in str(refused.value)
-    finally:
         robot._ws.close()
 
 
@@ -211,18 +200,15 @@ def test_a_token_is_an_api_key() -> None:
             with server.connect("/", **headers) as refused:
                 assert refused.closed() == 1008
         for scheme in ("Api-Key", "Bearer"):
-            with client(server, Authorization=f"{scheme} {TOKEN}") as (robot, _):
+            with client(server, Authorization=f"{scheme} {TOKEN}") as (robot, _), ExitStack() as stack:
                 # With the token it is not pending, and makes no room for others.
-                others = [server.connect() for _ in range(4)]
-                for other in others:
-                    other.__enter__()
+                for _ in range(4):
+                    stack.enter_context(server.connect())
                 assert actions(robot, {"state": np.zeros(12)}).shape == (16, 2)
-                for other in others:
-                    other.__exit__(None, None, None)
 
 
-def test_a_target_without_chunks_says_so_at_once() -> None:
-    with Here(Doubling()) as server, server.connect("/") as robot:
+def test_a_target_without_chunks_says_so_at_once(doubling: Here) -> None:
+    with doubling.connect("/") as robot:
         with pytest.raises(ConnectionClosed) as closing:
             robot.connection.recv(timeout=60)
         assert closing.value.rcvd is not None and closing.value.rcvd.code == 1008

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.server.conftest import HERE, PATIENCE, Doubling, Here, Process, state
+from tests.server.conftest import HERE, PATIENCE, Doubling, Here, Process, busy, state, waiting
 from websockets.exceptions import InvalidStatus
 
 from specact import Pair
@@ -93,12 +93,10 @@ def test_a_request_whose_arrays_cannot_be_used_is_refused_by_its_id_and_the_robo
 
 
 def test_an_answer_that_is_not_finite_is_an_error_of_its_request_alone() -> None:
-    with Here(Doubling(wait=True)) as server, server.robot() as robot, server.robot() as other:
-        robot.send(0, state(0.0))
-        wait_for(lambda: server.exchange.batches, "the target is busy")
+    with busy(2) as (server, (robot, other)):
         robot.send(1, state(3e38))
         other.send(2, state(1.0))
-        wait_for(lambda: server.service.batcher.queued == 2, "both wait")
+        waiting(server, 2)
         server.exchange.open.set()
         assert isinstance(robot.receive(), Reply) and robot.failure().id == 1
         assert isinstance(other.receive(), Reply)
@@ -126,17 +124,12 @@ def test_a_deadline_in_the_past_is_not_computed(doubling: Here) -> None:
 
 
 def test_a_batch_is_what_came_in_while_the_last_was_computed_and_robots_take_turns() -> None:
-    with (
-        Here(Doubling(wait=True), Limits(max_batch=3, max_under_way=10)) as server,
-        server.robot() as greedy, server.robot() as modest,
-    ):  # fmt: skip
-        greedy.send(0, state(0.0))
-        wait_for(lambda: server.exchange.batches == [1], "the target is busy")
+    with busy(2, max_batch=3, max_under_way=10) as (server, (greedy, modest)):
         for number in range(1, 6):
             greedy.send(number, state(number))
-        wait_for(lambda: server.service.batcher.queued == 5, "they wait")
+        waiting(server, 5)
         modest.send(50, state(5.0))
-        wait_for(lambda: server.service.batcher.queued == 6, "it waits, too")
+        waiting(server, 6)
         server.exchange.open.set()
         first = modest.receive()
         assert isinstance(first, Reply) and (first.id, first.batch) == (50, 3)
@@ -145,28 +138,24 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed_and_robots_take_tur
 
 
 def test_kinds_of_one_batch_are_computed_apart() -> None:
-    with Here(Doubling(wait=True)) as server, server.robot() as robot, server.robot() as other:
-        robot.send(0, state(0.0))
-        wait_for(lambda: server.exchange.batches, "the target is busy")
+    with busy(2) as (server, (robot, other)):
         robot.send(1, state(1.0))
         other.send(2, state(2.0), "verify", arrays={"x": np.zeros(2, np.float32)})
-        wait_for(lambda: server.service.batcher.queued == 2, "both wait")
+        waiting(server, 2)
         server.exchange.open.set()
         assert [robot.receive().id for _ in range(2)] == [0, 1] and other.receive().id == 2
         assert server.exchange.batches == [1, 1, 1]
 
 
 def test_a_full_queue_says_so_at_once_and_a_robot_has_so_many_under_way() -> None:
-    limits = Limits(max_queue=2, max_under_way=2)
-    with Here(Doubling(wait=True), limits) as server, server.robot() as robot, server.robot() as other:
-        robot.send(0, state(0.0))
-        wait_for(lambda: server.exchange.batches, "one is computed")
+    with busy(2, max_queue=2, max_under_way=2) as (server, (robot, other)):
         for number in range(1, 4):
             robot.send(number, state(number))
-        wait_for(lambda: server.service.batcher.queued == 1, "one waits, two are not read")
+        # Two more are not read.
+        waiting(server, 1)
         for number in (10, 11):
             other.send(number, state(1.0))
-        wait_for(lambda: server.service.batcher.queued == 2, "the queue is full")
+        waiting(server, 2)
         assert other.failure().code == "overloaded"
         server.exchange.open.set()
         assert [robot.receive().id for _ in range(4)] == [0, 1, 2, 3]
@@ -174,16 +163,14 @@ def test_a_full_queue_says_so_at_once_and_a_robot_has_so_many_under_way() -> Non
 
 
 def test_who_leaves_takes_its_requests_along() -> None:
-    with Here(Doubling(wait=True)) as server, server.robot() as busy:
-        busy.send(0, state(0.0))
-        wait_for(lambda: server.exchange.batches == [1], "the target is busy")
-        with server.robot() as robot:
-            robot.send(1, state(1.0))
+    with busy() as (server, (robot,)):
+        with server.robot() as other:
+            other.send(1, state(1.0))
             wait_for(lambda: server.service.batcher.in_flight == 2, "both are in flight")
         wait_for(lambda: server.service.batcher.in_flight == 1, "it is cancelled")
         server.exchange.open.set()
-        busy.receive()
-        wait_for(lambda: not server.service.batcher.queued, "it is dropped")
+        robot.receive()
+        waiting(server, 0)
         assert server.exchange.batches == [1]
 
 
@@ -228,8 +215,7 @@ def test_health_metrics_and_status_say_what_happened(doubling: Here) -> None:
 def test_what_a_robot_reports_is_on_the_page(doubling: Here) -> None:
     report = {"steps": 10, "transmitted": 5, "missed": 1, "verified": 4, "accepted": 3}
     with doubling.robot() as robot:
-        robot.connection.send(encode(ask(Request(state(1.0), HERE), doubling.contract, "infer", 1, 1e4, report)))
-        robot.receive()
+        robot.ask(1, state(1.0), report=report)
         [row] = doubling.status()["robots"]
     assert (row["transmission_rate"], row["acceptance"], row["missed"]) == (0.5, 0.75, 1)
 
@@ -252,11 +238,9 @@ def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Pa
 
 
 def test_a_server_does_not_wait_for_a_target_that_is_stuck() -> None:
-    with Here(Doubling(wait=True), Limits(drain_s=60.0)) as server, server.robot() as robot:
-        for number in range(2):
-            robot.send(number, state(1.0))
-        wait_for(lambda: server.exchange.batches and server.service.batcher.in_flight == 2, "it is stuck")
+    with busy() as (server, (robot,)):
+        robot.send(1, state(1.0))
+        wait_for(lambda: server.service.batcher.in_flight == 2, "it is stuck")
         server.call(server.service.abandon)
         assert [robot.failure().code for _ in range(2)] == ["shutting_down"] * 2
         assert server.service.abandoned == 2
-        server.exchange.open.set()

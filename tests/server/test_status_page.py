@@ -2,22 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import numpy as np
-import pytest
 from tests.browser import Browser
 from tests.children import wait_for
-from tests.server.conftest import Process
+from tests.server.conftest import Doubling, Here, state
 
-from specact import Pair, SpeculativePolicy, load_pair
-from specact.families.codes.policy import CodeVerifier
-from specact.gates.gate import Always
-from specact.remote import Client, Endpoint, RemoteTarget
 from specact.server import telemetry as server_telemetry
 from specact.server.telemetry import Telemetry
 from specact.wire.messages import Reply
@@ -26,7 +18,6 @@ PAGE = Path(server_telemetry.__file__).with_name("status.html")
 TOKEN = "a token/with+odd=characters"
 HOSTILE = "<img src=x onerror=alert(1)>"
 REQUESTS, P99 = 2, 9  # columns of the robots' table
-Serve = Callable[..., Process]
 
 
 def pretend(browser: Browser, status: dict[str, Any]) -> None:
@@ -52,41 +43,21 @@ def enter(browser: Browser, token: str) -> None:
     browser.page.click("#ask button")
 
 
-def url(server: Process) -> str:
+def url(server: Here) -> str:
     return f"http://127.0.0.1:{server.port}/"
 
 
-@pytest.fixture
-def serve(ball: Pair[Any]) -> Iterator[Serve]:
-    """Starts servers; they end with the test."""
-    with ExitStack() as running:
-        yield lambda token="", port=0: running.enter_context(
-            Process(ball.exchange.contract, "ball", "--port", str(port), token=token)
-        )
-
-
-@contextmanager
-def robot(server: Process, name: str) -> Iterator[Callable[[], object]]:
-    """A robot that asks the server in every step; yields what makes it step."""
-    bundle = load_pair("ball")
-    with Client(Endpoint("ws", "127.0.0.1", server.port), bundle.exchange.contract, name) as client:
-        client.connect(20.0)
-        target = RemoteTarget(client, bundle.exchange, deadline_ms=5000.0)
-        policy = SpeculativePolicy(bundle, Always(), verifier=CodeVerifier(target, bundle.parts.tokenizer))
-        client.report = policy.counts
-        yield lambda: policy.act({"state": np.zeros(8, np.float32), "goal": np.zeros(2, np.float32)})
-
-
-def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> None:
-    server = serve()
-    with robot(server, "ball-07") as calm, robot(server, HOSTILE) as hostile:
+def test_it_shows_the_server_and_its_robots(browser: Browser) -> None:
+    with Here(Doubling()) as server, server.connect() as calm, server.connect() as hostile:
+        calm.hello(robot="ball-07"), hostile.hello(robot=HOSTILE)
 
         def work() -> None:
-            calm(), calm(), hostile()
+            for robot in (calm, calm, hostile):
+                robot.ask(1, state(1.0), report={"steps": 1, "transmitted": 1})
 
         browser.open(url(server))
         wait_for(lambda: browser.shows("Ready requests are answered"), "the server is ready", work)
-        assert browser.text("h1") == "ball"
+        assert browser.text("h1") == "doubling"
         assert sorted(column(browser, 0)) == sorted(["ball-07", HOSTILE])
         assert browser.page.locator("main img").count() == 0
         seen = sort(browser, REQUESTS)
@@ -98,53 +69,49 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
         wait_for(lambda: re.search(r"total(\s+\d+\.\d+){3}", browser.text("#stages")), "stages are timed", work)
         wait_for(lambda: all(re.match(r"\d+\.\d+", cell) for cell in column(browser, P99)), "robots are timed", work)
         assert browser.shows("100.0 %"), "every step was transmitted"
-    wait_for(lambda: browser.shows("No robot is connected"), "they have hung up")
+        for robot in (calm, hostile):
+            robot.connection.close()
+        wait_for(lambda: browser.shows("No robot is connected"), "they have hung up")
     assert browser.complaints == []
     assert {urlsplit(request).netloc for request in browser.requests} == {urlsplit(url(server)).netloc}
 
 
-def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
-    server = serve(token=TOKEN)
-    browser.open(url(server))
-    wait_for(lambda: browser.shows("Token needed"), "the token is asked for")
-    assert browser.shows("Token of this server")
-    assert browser.text("main") == ""
-    enter(browser, "not the token, but long enough")
-    wait_for(lambda: browser.shows("Wrong token"), "it is refused")
-    asked = len(browser.requests)
-    enter(browser, TOKEN)
-    wait_for(lambda: browser.shows("Ready"), "it is accepted")
-    assert "/v1/status" in browser.requests[asked]
-    assert not browser.shows("Token")
-    assert browser.page.input_value("#token") == ""
-    assert browser.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
-    browser.open(url(server))
-    wait_for(lambda: browser.shows("Ready"), "the tab remembers it")
-    assert not any("odd" in request for request in browser.requests)
+def test_it_asks_for_the_token_or_takes_it_from_the_address(browser: Browser) -> None:
+    with Here(Doubling(), token=TOKEN) as server:
+        browser.open(url(server))
+        wait_for(lambda: browser.shows("Token needed"), "the token is asked for")
+        assert browser.shows("Token of this server") and browser.text("main") == ""
+        enter(browser, "not the token, but long enough")
+        wait_for(lambda: browser.shows("Wrong token"), "it is refused")
+        asked = len(browser.requests)
+        enter(browser, TOKEN)
+        wait_for(lambda: browser.shows("Ready"), "it is accepted")
+        assert "/v1/status" in browser.requests[asked] and not browser.shows("Token")
+        assert browser.page.input_value("#token") == ""
+        assert browser.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+        browser.open(url(server))
+        wait_for(lambda: browser.shows("Ready"), "the tab remembers it")
+        assert not any("odd" in request for request in browser.requests)
+        for fragment in (quote(TOKEN, safe=""), quote(TOKEN, safe="+/=")):
+            browser.page.evaluate("sessionStorage.clear()")
+            browser.open("about:blank")
+            browser.open(f"{url(server)}#token={fragment}")
+            wait_for(lambda: browser.shows("Ready"), "it is accepted")
+            assert browser.page.url == url(server)
 
 
-@pytest.mark.parametrize("fragment", [quote(TOKEN, safe=""), quote(TOKEN, safe="+/=")])
-def test_a_token_in_the_address_is_used_and_removed(serve: Serve, browser: Browser, fragment: str) -> None:
-    server = serve(token=TOKEN)
-    browser.open(f"{url(server)}#token={fragment}")
-    wait_for(lambda: browser.shows("Ready"), "it is accepted")
-    assert browser.page.url == url(server)
-    assert browser.complaints == []
-
-
-def test_it_says_when_the_server_is_gone_and_when_it_is_back(serve: Serve, browser: Browser) -> None:
-    server = serve()
-    browser.open(url(server))
-    wait_for(lambda: browser.shows("Ready"), "the server is ready")
-    assert browser.text("#age").startswith("live")
-    assert server.stop() == 0
+def test_it_says_when_the_server_is_gone_and_when_it_is_back(browser: Browser) -> None:
+    with Here(Doubling()) as server:
+        browser.open(url(server))
+        wait_for(lambda: browser.shows("Ready"), "the server is ready")
+        assert browser.text("#age").startswith("live")
     wait_for(lambda: browser.shows("Unreachable"), "it says so")
     wait_for(lambda: re.match(r"last numbers \d+ s old, from \d\d:\d\d:\d\d", browser.text("#age")), "how old they are")
-    assert browser.text("h1") == "ball"
+    assert browser.text("h1") == "doubling"
     assert browser.shows("Answers per second"), "the last numbers stay"
-    serve(port=server.port)
-    wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
-    assert browser.text("#age").startswith("live")
+    with Here(Doubling(), port=server.port):
+        wait_for(lambda: browser.shows("Ready"), "the page comes back by itself")
+        assert browser.text("#age").startswith("live")
 
 
 def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:

@@ -82,17 +82,12 @@ def test_a_request_carries_frames_raw_or_as_jpeg() -> None:
     np.testing.assert_array_equal(again["state"], request.window["state"])
 
 
-@pytest.mark.parametrize("files", [[], [WHOLE], [WHOLE] * 3])
-def test_another_number_of_frames_is_refused(files: list[bytes]) -> None:
+def test_another_number_of_frames_is_refused() -> None:
     spec = ObservationSpec({"image": Field(SHAPE[1:], "uint8", 2)})
-    with pytest.raises(WireError, match="2"):
-        read_images(files, spec)
+    for count in (0, 1, 3):
+        with pytest.raises(WireError, match="2"):
+            read_images([WHOLE] * count, spec)
     assert read_images([WHOLE] * 2, spec)["image"].shape == SHAPE
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_grey_and_four_colours_become_rgb(mode: str) -> None:
-    assert read_jpegs([jpeg((16, 12), mode)] * 2, "image", SHAPE).shape == SHAPE
 
 
 REFUSED = {
@@ -121,26 +116,19 @@ def test_what_is_no_jpeg_of_this_size_is_refused_by_name(file: bytes) -> None:
     assert refused.value.code == "bad_message"
 
 
-@pytest.mark.parametrize("file", [progressive(10), progressive(MAX_SCANS), padded(b"\xff", MAX_HEADER_BYTES - 8192)])
+@pytest.mark.parametrize("file", [progressive(10), progressive(MAX_SCANS), padded(b"\xff", MAX_HEADER_BYTES - 8192),
+                                  *(jpeg((16, 12), mode) for mode in ("L", "CMYK"))])  # fmt: skip
 def test_what_is_just_within_the_limits_is_read(file: bytes) -> None:
     assert read_jpegs([file], "image", ONE).shape == ONE
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A file with a few bytes changed, cut out or put in, or its end cut off."""
+    """A file with a few stretches of bytes replaced by others, or by none."""
     file = bytearray(WHOLE)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(file)))
-        match draw(st.sampled_from("xcpe")):
-            case "x":
-                file[at : at + 1] = bytes([draw(st.integers(0, 255))])
-            case "c":
-                del file[at : at + draw(st.integers(1, 20))]
-            case "p":
-                file[at:at] = draw(st.binary(max_size=10))
-            case "e":
-                del file[at:]
+        file[at : at + draw(st.sampled_from((0, 1, 20, len(file))))] = draw(st.binary(max_size=10))
     return bytes(file)
 
 

@@ -53,10 +53,10 @@ class ClientSettings(Record, frozen=True):
     silence_s: Positive = 3.0
 
 
-class NativeConversation:
+class NativeConversation(Stream):
     """A connection after its handshake, used by one thread at a time; without a contract it asks for the server's.
 
-    Its methods raise StreamClosedError if it has ended, and :meth:`receive` WireError for an unreadable message.
+    Its methods raise StreamClosedError if it has ended, and :meth:`reply` WireError for an unreadable message.
 
     Attributes:
         single: whether an outstanding reply blocks further requests.
@@ -74,50 +74,32 @@ class NativeConversation:
         until, self._contract, self._jpeg_quality = time.monotonic() + timeout, contract, jpeg_quality
         limit = HANDSHAKE_BYTES if contract is None else contract.max_message_bytes
         terms = () if contract is None else (contract.family, dict(contract.spec))
-        self._stream = Stream(endpoint, messages.PATH, "Bearer", timeout, limit)
-        try:
+        super().__init__(endpoint, messages.PATH, "Bearer", timeout, limit)
+        with self.handshake("refuses this device"):
             # The server may have refused and closed already; then it has said why.
             with suppress(StreamClosedError):
-                self._stream.send(
-                    messages.encode(messages.Hello(messages.PROTOCOL, robot, *terms)), until - time.monotonic()
-                )
+                self.send(messages.encode(messages.Hello(messages.PROTOCOL, robot, *terms)), until - time.monotonic())
             self.welcome = self._read_welcome(until)
-        except (StreamClosedError, WireError) as error:
-            self.close()
-            raise RemoteError(f"{endpoint} refuses this device: {printable(str(error))}") from None
 
-    @property
-    def last_activity_s(self) -> float:
-        """When it was last known to be alive, in seconds of the monotonic clock."""
-        return self._stream.last_activity_s
-
-    def send(
+    def ask(
         self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
     ) -> None:
         """Sends a request within ``timeout`` seconds."""
         assert self._contract is not None, "otherwise there are no requests"
         message = messages.ask(request, self._contract, kind, identity, deadline_ms, report, self._jpeg_quality)
-        self._stream.send(messages.encode(message), timeout)
+        self.send(messages.encode(message), timeout)
 
-    def receive(self, timeout: float) -> Reply | Failure | None:
+    def reply(self, timeout: float) -> Reply | Failure | None:
         """The next reply, or None if none arrives within ``timeout`` seconds; 0 does not block."""
-        message = self._stream.receive(timeout)
+        message = self.receive(timeout)
         if message is None:
             return None
         if isinstance(message[0], str):
             raise bad("text messages are not part of the protocol")
         return messages.read_reply(message[0])
 
-    def ping(self) -> None:
-        """Asks for a sign of life."""
-        self._stream.ping()
-
-    def close(self) -> None:
-        """Closes it immediately; idempotent."""
-        self._stream.close()
-
     def _read_welcome(self, until: float) -> Welcome:
-        message = self._stream.receive(max(0.0, until - time.monotonic()))
+        message = self.receive(max(0.0, until - time.monotonic()))
         if message is None:
             raise StreamClosedError("the server did not answer the hello in time")
         welcome = messages.read_welcome(message[0] if isinstance(message[0], bytes) else b"")
@@ -266,7 +248,7 @@ class Client:
             return
         self._next_id += 1
         left = pending.until - time.monotonic()
-        conversation.send(kind, request, self._next_id, pending.deadline_ms, self.report, left)
+        conversation.ask(kind, request, self._next_id, pending.deadline_ms, self.report, left)
         self._outstanding[self._next_id], pending.sent = pending, True
         if len(self._outstanding) > _MAX_OUTSTANDING:
             oldest = self._outstanding.pop(next(iter(self._outstanding)))
@@ -276,7 +258,7 @@ class Client:
     def _read(self, conversation: Conversation, timeout: float) -> bool:
         """Reads one message and hands it to the request that it answers; False if none arrives in time."""
         try:
-            reply = conversation.receive(timeout)
+            reply = conversation.reply(timeout)
         except WireError:
             self.counts["unreadable"] += 1
             if conversation.single and self._outstanding:

@@ -7,6 +7,8 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from specact.errors import ConfigError, RemoteError, unknown_name
+from specact.errors import ConfigError, RemoteError, WireError, unknown_name
 from specact.wire.messages import printable
 
 PORT = 8600
@@ -150,10 +152,11 @@ class Stream:
         self._parts: list[bytes] = []
         self._text, self.last_pong, self._second, self._idle_frames = False, b"", 0, 0
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
+        self._endpoint = endpoint
         self._socket = endpoint.connect(until)
         self.last_activity_s = time.monotonic()
         try:
-            self._open(endpoint, until, scheme)
+            self._open(until, scheme)
         except (StreamClosedError, InvalidHandshake) as error:
             self.close()
             hint = "" if endpoint.encrypted else "; for a server with TLS use wss://"
@@ -162,6 +165,15 @@ class Stream:
         except RemoteError:
             self.close()
             raise
+
+    @contextmanager
+    def handshake(self, refusal: str) -> Iterator[None]:
+        """Closes the stream where its first messages fail, and raises RemoteError with this refusal."""
+        try:
+            yield
+        except (StreamClosedError, WireError) as error:
+            self.close()
+            raise RemoteError(f"{self._endpoint} {refusal}: {printable(str(error))}") from None
 
     def send(self, payload: bytes, timeout: float, mark: bytes = b"") -> None:
         """Sends a binary message within ``timeout`` seconds.
@@ -210,10 +222,10 @@ class Stream:
             pass
         self._socket.close()
 
-    def _open(self, endpoint: Endpoint, until: float, scheme: str) -> None:
+    def _open(self, until: float, scheme: str) -> None:
         request = self._protocol.connect()
-        if endpoint.token is not None:
-            request.headers["Authorization"] = f"{scheme} {endpoint.token}"
+        if self._endpoint.token is not None:
+            request.headers["Authorization"] = f"{scheme} {self._endpoint.token}"
         self._protocol.send_request(request)
         self._flush(until - time.monotonic())
         while self._protocol.state is State.CONNECTING:
@@ -221,7 +233,7 @@ class Stream:
             if self._protocol.handshake_exc is not None:
                 raise self._protocol.handshake_exc
             if time.monotonic() > until:
-                raise RemoteError(f"{endpoint} accepted the connection but did not answer in time")
+                raise RemoteError(f"{self._endpoint} accepted the connection but did not answer in time")
 
     def _read(self, timeout: float) -> None:
         """Handles what arrives within ``timeout`` seconds, or has arrived already."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specact.errors import RemoteError, WireError
 from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
 from specact.wire import openpi
 from specact.wire.exchange import Contract, Request
@@ -49,7 +48,7 @@ class OpenpiEndpoint(Endpoint):
     names_endpoint: bool = False
 
 
-class OpenpiConversation:
+class OpenpiConversation(Stream):
     """As :class:`~specact.remote.client.NativeConversation`, with requests of the kind ``infer`` only, without ids.
 
     So nothing is sent before the last reply has arrived. Each request is preceded by a ping with its id: a message
@@ -64,38 +63,33 @@ class OpenpiConversation:
     single = True
 
     def __init__(self, endpoint: OpenpiEndpoint, timeout: float, contract: Contract | None = None) -> None:
-        until, self._endpoint, self._contract = time.monotonic() + timeout, endpoint, contract
+        until, self._format, self._contract = time.monotonic() + timeout, endpoint, contract
         limit = max(_MAX_MESSAGE_BYTES, contract.max_message_bytes if contract else 0)
-        self._stream = Stream(endpoint, endpoint.path, "Api-Key", timeout, limit)
-        self.last_activity_s = time.monotonic()
+        super().__init__(endpoint, endpoint.path, "Api-Key", timeout, limit)
         self._outstanding: int | None = None
-        self._supported = True
-        self._last_message = b""
-        try:
+        self._supported, self._last_message = True, b""
+        with self.handshake("does not speak openpi's protocol"):
             self.welcome = self._welcome(until)
-        except (StreamClosedError, WireError) as error:
-            self.close()
-            raise RemoteError(f"{endpoint} does not speak openpi's protocol: {printable(str(error))}") from None
 
-    def send(
+    def ask(
         self, kind: str, request: Request, identity: int, deadline_ms: float, report: Mapping[str, int], timeout: float
     ) -> None:
         self._outstanding, self._supported, self.last_activity_s = identity, kind == "infer", time.monotonic()
         if self._supported:
-            self._stream.send(openpi.encode(self._observation(request)), timeout, _mark(identity))
+            self.send(openpi.encode(self._observation(request)), timeout, _mark(identity))
 
-    def receive(self, timeout: float) -> Reply | Failure | None:
+    def reply(self, timeout: float) -> Reply | Failure | None:
         identity = self._outstanding
         if identity is not None and not self._supported:
             self._outstanding = None
             return Failure(identity, ErrorCode.BAD_MESSAGE, "openpi's protocol has requests of the kind infer only")
-        message = self._stream.receive(timeout)
+        message = self.receive(timeout)
         if message is None:
             return None
         content, pong = message
         if identity is None or pong != _mark(identity):
             raise StreamClosedError("the server sent a message that answers no request, or leaves pings unanswered")
-        self._outstanding, self.last_activity_s = None, time.monotonic()
+        self._outstanding = None
         if isinstance(content, str):
             return Failure(identity, ErrorCode.INTERNAL, content)
         if content == self._last_message and _TIMING_KEY in content:
@@ -103,19 +97,13 @@ class OpenpiConversation:
         self._last_message = content
         return self._reply(openpi.decode(content), identity)
 
-    def ping(self) -> None:
-        """Nothing: a pong does not show whether inference blocks the server or its reply is lost."""
-
-    def close(self) -> None:
-        self._stream.close()
-
     def _welcome(self, until: float) -> Welcome:
         """The metadata as the answer to a hello.
 
         Raises:
             WireError: for no message of the protocol, or ``mismatch``.
         """
-        message = self._stream.receive(max(0.0, until - time.monotonic()))
+        message = self.receive(max(0.0, until - time.monotonic()))
         if message is None:
             raise StreamClosedError("it did not say its metadata in time")
         if isinstance(message[0], str):
@@ -130,7 +118,7 @@ class OpenpiConversation:
         return Welcome(PROTOCOL, bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, family, spec, {})
 
     def _observation(self, request: Request) -> dict[str, Any]:
-        endpoint, contract, ours = self._endpoint, self._contract, "specact" in self.metadata
+        endpoint, contract, ours = self._format, self._contract, "specact" in self.metadata
         assert contract is not None, "otherwise there are no requests"
         window = contract.observation.select(request.window)
         sent: dict[str, Any] = {} if window.instruction is None else {"prompt": window.instruction}

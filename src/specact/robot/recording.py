@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, MissingExtraError
 from specact.observation import Observation, ObservationSpec, read_observation
-from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished
 from specact.robot.loop import Acting, Robot, Tick
 from specact.robot.ros import ACTION, ARRAY, CHUNK, CONTROL, EPISODE, IMAGE, INFERENCE, TEXT, MessageType
 from specact.types import Miss, Origin, StepRecord
 from specact.wire.images import to_jpeg
 
-_MAX_QUEUED_BYTES = 1 << 26
 _CLOSE_TIMEOUT_S = 10.0
 # Topics of messages other than observations, which are arrays or camera frames.
 TOPICS = {
@@ -60,17 +58,14 @@ class Step:
     number: int
     messages: list[tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
     nbytes: int = 1 << 10
-
-    @property
-    def is_control(self) -> bool:
-        """Whether it is a control step."""
-        return any(topic == "/control" for topic, _, _ in self.messages)
+    is_control: bool = False
 
 
 class Recorder:
     """Records a run to a file that must not exist. Use it as a context manager, or call :meth:`close`.
 
-    ``about`` is its metadata, as plain values. Steps beyond ``max_queued_bytes`` are dropped.
+    From :meth:`begin` on it stands in for the robot. ``about`` is its metadata, as plain values. Steps beyond
+    ``max_queued_bytes`` are dropped.
 
     Raises:
         ConfigError: if the file cannot be written, or exists.
@@ -78,12 +73,9 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        path: Path,
-        observation: ObservationSpec,
-        about: Mapping[str, Any],
-        max_queued_bytes: int = _MAX_QUEUED_BYTES,
+        self, path: Path, observation: ObservationSpec, about: Mapping[str, Any], max_queued_bytes: int = 1 << 26
     ) -> None:
+        self._robot: Any = None
         self._path, self._observation, self._max_queued_bytes = path, observation, max_queued_bytes
         channels = {topic_of(name): IMAGE if each.is_image else ARRAY for name, each in observation.fields.items()}
         self._file = _File(path, channels | TOPICS, dict(about) | {"observation": observation.describe()})
@@ -104,11 +96,34 @@ class Recorder:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._robot, name)
+
     def begin(self, robot: Robot, acting: Acting, episode: int) -> Robot:
         """Begins an episode of this number; returns the robot for the control loop, whose steps are recorded."""
-        self._acting, self._episode = acting, episode
+        self._robot, self._acting, self._episode = robot, acting, episode
         self._record = self._ended = None
-        return _RecordedRobot(robot, self)
+        return self
+
+    def observe(self) -> Observation:
+        """The robot's observation, copied now: acting may change its arrays; an unusable one is not recorded."""
+        seen: Observation = self._robot.observe()
+        now = self._now()
+        try:
+            arrays, instruction = read_observation(seen, self._observation)
+        except Exception:  # noqa: BLE001 - the policy raises the error next
+            return seen
+        for name, array in arrays.items():
+            self._add(topic_of(name), now, {"array": array})
+            self._step.nbytes += array.nbytes
+        if instruction is not None:
+            self._add("/instruction", now, {"data": instruction})
+        return seen
+
+    def act(self, action: NDArray[np.float32]) -> Any:
+        """The robot's, of an action that is copied: robots may reuse their buffers."""
+        self._sent = self._now(), np.array(action)
+        return self._robot.act(action)
 
     def note(self, tick: Tick) -> None:
         """Records a control step after it has ended; never raises."""
@@ -148,23 +163,6 @@ class Recorder:
             self._path.unlink(missing_ok=True)
         return {"file": str(self._path), "steps": kept, "dropped": self._ticks - kept, "error": error}
 
-    def record_observation(self, observation: Observation) -> None:
-        """Copies an observation; an unusable one is not recorded."""
-        try:
-            arrays, instruction = read_observation(observation, self._observation)
-        except Exception:  # noqa: BLE001 - the policy raises the error next
-            return
-        now = self._now()
-        for name, array in arrays.items():
-            self._add(topic_of(name), now, {"array": array})
-            self._step.nbytes += array.nbytes
-        if instruction is not None:
-            self._add("/instruction", now, {"data": instruction})
-
-    def record_action(self, action: NDArray[np.float32]) -> None:
-        """Copies an action; robots may reuse their buffers."""
-        self._sent = self._now(), np.array(action)
-
     def _now(self) -> int:
         return self._since_ns + time.perf_counter_ns()
 
@@ -182,7 +180,8 @@ class Recorder:
         if acting.record is not None and acting.record is not self._record:
             self._record = acting.record
             self._add("/inference", now, _of_inference(acting.record))
-        ended = acting.ended if isinstance(acting, ChunkRunner) else None
+        # Of a chunk policy alone.
+        ended = getattr(acting, "ended", None)
         if ended is not None and ended is not self._ended:
             self._ended = ended
             self._add("/chunk", now, _of_chunk(ended))
@@ -190,6 +189,7 @@ class Recorder:
         unusable = "" if tick.unusable is None else tick.unusable.cause
         values = {"late_s": tick.late_s, "stall_s": tick.stall_s, "acted": tick.acted, "unusable": unusable}
         self._add("/control", now, {"episode": self._episode, **values})
+        self._step.is_control = True
 
     def _put(self) -> None:
         """Queues the step, or drops it if the queue is full; never blocks."""
@@ -211,26 +211,6 @@ class Recorder:
                 self._file.finish()
                 return
             self._file.write(step)
-
-
-class _RecordedRobot:
-    """A proxy of a robot that records its observations and actions."""
-
-    def __init__(self, robot: Robot, recorder: Recorder) -> None:
-        self._robot, self._recorder = robot, recorder
-
-    def observe(self) -> Observation:
-        seen = self._robot.observe()
-        # Copied now: acting may change its arrays.
-        self._recorder.record_observation(seen)
-        return seen
-
-    def act(self, action: NDArray[np.float32]) -> Any:
-        self._recorder.record_action(action)
-        return self._robot.act(action)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._robot, name)
 
 
 def _of_inference(record: StepRecord) -> dict[str, Any]:
