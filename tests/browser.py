@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import ConsoleMessage, Page, sync_playwright
@@ -67,13 +65,3 @@ def running_browser(width: int) -> Iterator[Browser]:
         page.set_default_timeout(120_000.0)
         yield Browser(page)
         browser.close()
-
-
-def stop(process: subprocess.Popen[Any]) -> None:
-    """Ends a process of ours and everything it holds."""
-    process.terminate()
-    try:
-        process.wait(15.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

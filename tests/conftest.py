@@ -66,18 +66,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     return folder if worker_id == "master" else folder.parent
 
 
-@pytest.fixture(scope="session")
-def tiny_run(shared: Path) -> Path:
-    """A finished training run of :data:`TINY`, with ``recipe.toml`` beside it. Read only: copy before damaging it."""
+def trained(place: Path, recipe: str) -> Path:
+    """A finished training run, with ``recipe.toml`` beside it."""
 
     def make(folder: Path) -> None:
         from specact.lab.train.recipe import load_recipe
         from specact.lab.train.train import train
 
-        (folder / "recipe.toml").write_text(TINY)
+        (folder / "recipe.toml").write_text(recipe)
         train(load_recipe(folder / "recipe.toml"), Path(), folder / "run", quiet)
 
-    return made_once(shared / "tiny", make) / "run"
+    return made_once(place, make) / "run"
+
+
+@pytest.fixture(scope="session")
+def tiny_run(shared: Path) -> Path:
+    """The run of :data:`TINY`. Read only: copy before damaging it."""
+    return trained(shared / "tiny", TINY)
 
 
 @pytest.fixture(scope="session")
@@ -95,15 +100,7 @@ def tiny_bundle(tiny_run: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_flow(shared: Path) -> Path:
     """A flow bundle that has learned next to nothing. Read only; its training run is two folders above it."""
-
-    def make(folder: Path) -> None:
-        from specact.lab.train.recipe import load_recipe
-        from specact.lab.train.train import train
-
-        (folder / "recipe.toml").write_text(TINY_FLOW)
-        train(load_recipe(folder / "recipe.toml"), Path(), folder / "run", quiet)
-
-    return made_once(shared / "tiny-flow", make) / "run" / "bundles" / "tiny-flow"
+    return trained(shared / "tiny-flow", TINY_FLOW) / "bundles" / "tiny-flow"
 
 
 @pytest.fixture

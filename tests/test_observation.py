@@ -85,17 +85,13 @@ def test_what_the_caller_does_with_its_arrays_later_changes_no_window(name: str)
         ({"joints.right": [1e39]}, r"joints\.right", "not_finite"),
         ({"force": [[0.0, 0.0], [np.nan, 0.0]]}, "force", "not_finite"),
         ({"state": np.zeros(3)}, r"state.*\(3,\)", "shape"),
-        ({"state": np.zeros((1, 2))}, r"state.*\(1, 2\)", "shape"),
         ({"state": 1.0}, "state", "shape"),
-        ({"force": np.zeros(4)}, "force", "shape"),
         ({"image.front": np.zeros((2, 2, 3), np.uint8)}, r"image\.front", "shape"),
-        ({"state": ["left", "right"]}, "state", "type"),
         ({"state": ["0.1", "0.2"]}, "state", "type"),
         ({"state": np.array(["0.1", 0.2], object)}, "state.*text", "type"),
         ({"state": [[1.0], [1.0, 2.0]]}, "state", "type"),
         ({"state": {"x": 1.0}}, "state", "type"),
         ({"state": [10**400, 0]}, "state", "type"),
-        ({"state": np.array(["2020-01-01", "2020-01-02"], "M8[D]")}, "state", "type"),
         ({"state": np.zeros(2, complex)}, "state.*complex", "type"),
         ({"state": None}, "state", "shape"),
         ({"image.wrist": None}, r"image\.wrist", "type"),
@@ -254,26 +250,6 @@ def test_arrays_that_no_observation_can_have(shape: Any, dtype: Any, history: An
 def test_names_that_no_graph_could_have(name: Any) -> None:
     with pytest.raises(BundleError):
         ObservationSpec({name: Field((1,))})
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["fields", "instruction", "shape", "dtype", "history", "state"]) | st.text(max_size=3),
-                inner,
-            )
-        ),
-    )
-)
-def test_reading_any_plain_value_gives_a_spec_or_says_why_not(value: Any) -> None:
-    try:
-        found = read_spec(value)
-    except BundleError:
-        return
-    assert read_spec(found.describe()) == found
 
 
 def test_a_spec_is_not_changed_through_the_mapping_it_was_made_of() -> None:

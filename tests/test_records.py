@@ -73,8 +73,8 @@ def test_dataclasses_can_be_checked_by_their_annotations() -> None:
         check_fields(Options(float("nan")))
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\xff"])
-def test_text_that_is_no_json_is_an_error_of_the_given_kind(text: str) -> None:
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "1" * 5000, "\xff", b"\xff\xfe\x00"])
+def test_text_that_is_no_json_is_an_error_of_the_given_kind(text: Any) -> None:
     with pytest.raises(BundleError, match=r"whole\.json"):
         read_json(text, Whole, "whole.json", BundleError)
 

@@ -48,15 +48,6 @@ def test_what_is_not_a_number_stays_none() -> None:
     assert np.isnan(found.from_environment(np.array([[0.0, np.nan]], np.float32))[0]).tolist() == [False, True]
 
 
-def test_actions_beyond_the_range_are_beyond_one_in_normalised_units() -> None:
-    found = units((-1.0, 2.0), (2.0, 8.0))
-    np.testing.assert_allclose(found.centre, [0.0, 6.0])
-    np.testing.assert_allclose(found.scale, [1.0, 4.0])
-    normalised = found.from_environment(np.array([[2.0, 6.0], [0.0, -2.0]], np.float32))
-    np.testing.assert_allclose(normalised, [[2.0, 0.0], [0.0, -2.0]])
-    np.testing.assert_allclose(found.to_environment(normalised), [[1.0, 6.0], [0.0, 2.0]])
-
-
 def test_a_dimension_that_never_moves_has_a_positive_scale() -> None:
     found = units((0.5, 0.0), (0.0, 2.0))
     assert found.scale[0] > 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -12,13 +13,7 @@ class SpecactError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Serialisation between processes, with the attributes of subclasses."""
-        return _restored, (type(self), self.args, vars(self))
-
-
-def _restored(kind: type[SpecactError], arguments: tuple[Any, ...], values: dict[str, Any]) -> SpecactError:
-    error = kind.__new__(kind, *arguments)
-    vars(error).update(values)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class ConfigError(SpecactError):

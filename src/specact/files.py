@@ -23,11 +23,7 @@ def is_name(value: object) -> bool:
 
 
 def check_name(kind: str, value: object) -> None:
-    """Refuses an unsafe name of a file or folder, see :func:`is_name`.
-
-    Raises:
-        ConfigError: for such a name.
-    """
+    """Refuses an unsafe name of a file or folder, see :func:`is_name`; ConfigError for such a name."""
     if not is_name(value):
         raise ConfigError(
             f"{kind} cannot be named {value!r:.80}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ + - "

@@ -11,26 +11,22 @@ from typing import Any
 
 from specact.errors import ConfigError, MissingExtraError, SpecactError
 
-# Extra to module to package, as in pyproject.toml. Pillow comes with Matplotlib, so that it is listed there too; the
-# first extra that lists a package is the one that is advised.
+# Packages of each extra of pyproject.toml. The first extra that lists a package is the one that is advised, and Pillow
+# comes with Matplotlib.
+_PACKAGES = {
+    "sim": "gymnasium mujoco gymnasium-robotics gym-pusht metaworld pymunk pyarrow scipy",
+    "report": "matplotlib pillow jinja2 av",
+    "train": "torch onnx onnxscript zarr h5py pyarrow av pillow",
+    "server": "picows uvloop prometheus-client pillow",
+    "record": "mcap pillow",
+    "vla-eval": "vla-eval",
+    "ray": "ray",
+}
+# Extra to module to package.
 EXTRAS: dict[str, dict[str, str]] = {
-    "sim": {
-        "gymnasium": "gymnasium", "mujoco": "mujoco", "gymnasium_robotics": "gymnasium-robotics",
-        "gym_pusht": "gym-pusht", "metaworld": "metaworld", "pymunk": "pymunk", "pyarrow": "pyarrow", "scipy": "scipy",
-    },
-    "report": {"matplotlib": "matplotlib", "PIL": "pillow", "jinja2": "jinja2", "av": "av"},
-    "train": {
-        "torch": "torch", "onnx": "onnx", "onnxscript": "onnxscript", "zarr": "zarr", "h5py": "h5py",
-        "pyarrow": "pyarrow", "av": "av", "PIL": "pillow",
-    },
-    "server": {
-        "picows": "picows", "uvloop": "uvloop",
-        "prometheus_client": "prometheus-client", "PIL": "pillow",
-    },
-    "record": {"mcap": "mcap", "PIL": "pillow"},
-    "vla-eval": {"vla_eval": "vla-eval"},
-    "ray": {"ray": "ray[serve]"},
-}  # fmt: skip
+    extra: {"PIL" if package == "pillow" else package.replace("-", "_"): package for package in packages.split()}
+    for extra, packages in _PACKAGES.items()
+}
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # Ctrl-C, a supervisor's request, a closed terminal or ssh connection, and Ctrl-\.
@@ -49,9 +49,7 @@ class Interrupts:
                 signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.held = True
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specact.bundle.bundle import find_bundle
-from specact.bundle.manifest import read_manifest
+from specact.bundle.manifest import KINDS, Kind, read_manifest
 from specact.bundle.network import CPU, Compute
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.flow import load_flow
@@ -41,18 +41,13 @@ from specact.wire.exchange import Exchange
 
 COMPOSITIONS = {**DECODINGS, **ROUNDS}
 # Kinds of bundles whose chunks are drafted and verified in several ways, with the way that needs no name.
-_DECODED = {"tokens": "ar", "flow": "full", "flash": "full"}
+_DECODED: dict[Kind, str] = {"tokens": "ar", "flow": "full", "flash": "full"}
+# What may be chosen for a pair or a served target, and for which kinds of bundles.
+_CHOICES: dict[str, tuple[Kind, ...]] = {
+    "draft": ("chunks", *_DECODED), "target": ("flash", "chunks"),
+    "decoding": tuple(_DECODED), "steps": ("flow", "flash"),
+}  # fmt: skip
 _EXCHANGE = ("name", "fingerprint", "contract", "read", "answer")
-
-
-def check_decoding(name: str) -> None:
-    """Refuses a decoding that no family has, see :func:`load_pair`; empty is allowed.
-
-    Raises:
-        ConfigError: if the name is unknown.
-    """
-    if name and name not in COMPOSITIONS:
-        raise unknown_name("decoding", name, COMPOSITIONS)
 
 
 def load_pair(
@@ -78,41 +73,42 @@ def load_pair(
         name_or_path = PairSource(str(name_or_path), draft, target, decoding)
     elif draft or target or decoding:
         raise ConfigError("a PairSource names draft, target and decoding itself; use dataclasses.replace(source, ...)")
-    source, name, is_code = name_or_path, name_or_path.name_or_path, kind_of_source(name_or_path.name_or_path) == "code"
-    path = Path() if is_code else find_bundle(name)
-    kind = None if is_code else read_manifest(path).kind
-    default = _DECODED.get(str(kind))
-    if source.decoding and default is None:
-        raise ConfigError(
-            f"{name} is no token policy and no flow policy, and only these have decodings; leave out the decoding "
-            f"{source.decoding!r}"
-        )
-    if source.target is not None and kind not in ("flash", "chunks"):
-        raise ConfigError(
-            f"{name} is a target, or has its own; --target {source.target} is for FLASH's block and for a pair of "
-            "chunk policies, leave it out"
-        )
-    if kind is None or kind == "pair":
-        if source.draft is not None:
-            raise ConfigError(
-                f"{name} is no pair of chunk policies, no token policy and no flow policy, and only these can have "
-                f"another draft; leave out --draft {source.draft}"
-            )
-        return _own_pair(name) if kind is None else load_codes(path, compute=compute).pair()
-    source = replace(source, name_or_path=str(path), decoding="" if source.decoding == default else source.decoding)
+    source, name = name_or_path, name_or_path.name_or_path
+    path = None if kind_of_source(name) == "code" else find_bundle(name)
+    kind = None if path is None else read_manifest(path).kind
+    _check_choices(name, kind, decoding=source.decoding or None, target=source.target, draft=source.draft)
+    if path is None or kind is None:
+        return _own_pair(name)
+    if kind == "pair":
+        return load_codes(path, compute=compute).pair()
+    chosen = "" if source.decoding == _DECODED.get(kind) else source.decoding
+    source = replace(source, name_or_path=str(path), decoding=chosen)
     if kind == "chunks":
         return load_chunk_pair(path, load_policy, source, compute)
     small = None if source.draft is None else load_policy(source.draft, compute=compute)
-    if source.decoding and source.decoding not in (known := DECODINGS if kind == "tokens" else ROUNDS):
-        raise unknown_name("decoding", source.decoding, known)
+    if chosen and chosen not in (known := DECODINGS if kind == "tokens" else ROUNDS):
+        raise unknown_name("decoding", chosen, known)
     if kind == "tokens":
-        how = DECODINGS[source.decoding or "ar"]
+        how = DECODINGS[chosen or "ar"]
         return load_token_pair(load_tokens(path, compute=compute), small, source, decoding=how, compute=compute)
-    rounds = ROUNDS[source.decoding or "full"]
+    rounds = ROUNDS[chosen or "full"]
     if kind == "flow":
         return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=rounds, compute=compute)
     served = None if source.target is None else load_policy(source.target, compute=compute)
     return load_block_pair(path, served, small, source, rounds=rounds, compute=compute)
+
+
+def _check_choices(name: str, kind: Kind | None, **choices: object) -> None:
+    """Refuses a draft, target, decoding or Euler steps for what cannot have another one; None is not chosen."""
+    for option, value in choices.items():
+        if value is not None and kind not in _CHOICES[option]:
+            wanted, held = (
+                ", ".join(KINDS[each] for each in _CHOICES[option]),
+                "your own code" if kind is None else KINDS[kind],
+            )
+            raise ConfigError(
+                f"{name} is {held}, which takes no {option}; leave out --{option} {value}, which is for {wanted}"
+            )
 
 
 def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
@@ -191,37 +187,28 @@ def load_exchange(
         raise ConfigError(f"{source} has a runtime of its own; leave out --provider and --threads, of ONNX Runtime")
     path = find_bundle(source) if kind == "folder" else Path()
     holds = read_manifest(path).kind if kind == "folder" else None
-    if holds == "flash" and target is None:
-        raise ConfigError(f"{source} is FLASH's block alone; name its flow policy, as in --target lerobot:PATH@HZ")
-    if target is not None and holds not in ("flash", "chunks"):
-        raise ConfigError(f"{source} has a target; leave out --target, for FLASH's block and pairs of chunk policies")
-    if steps is not None and kind != "lerobot" and holds not in ("flow", "flash"):
-        raise ConfigError(f"{source} is no flow policy, so it has no Euler steps; leave out --steps {steps}")
-    exchange: Exchange[Any]
+    _check_choices(source, holds, target=target, steps=None if kind == "lerobot" else steps)
     if holds == "flash":
-        assert target is not None
+        if target is None:
+            raise ConfigError(f"{source} is FLASH's block alone; name its flow policy, as in --target lerobot:PATH@HZ")
         flow_policy = load_policy(target, steps=steps or 10, compute=compute)
-        exchange = load_block_pair(path, flow_policy, compute=compute).exchange
-    elif holds == "chunks":
-        exchange = load_chunk_target(path, load_policy, target, compute)
-    elif holds == STAGED:
-        exchange = SplitExchange(load_staged(path, compute=compute))
-    elif holds == "flow":
+        return load_block_pair(path, flow_policy, compute=compute).exchange
+    if holds == "chunks":
+        return load_chunk_target(path, load_policy, target, compute)
+    if holds == STAGED:
+        return SplitExchange(load_staged(path, compute=compute))
+    if holds == "flow":
         # Whatever drafts for it, the fingerprint is the flow policy's.
         flow = load_flow(path, compute=compute)
         served = load_flow_pair(flow, compute=compute)
-        exchange = served.composed(policy=flow.policy(steps or 10), fingerprint=flow.fingerprint).exchange
-    elif holds is not None and holds != "regression":
-        exchange = load_pair(source, compute=compute).exchange
-    elif kind == "code" and (own := _own_exchange(source)) is not None:
-        exchange = own
-    else:
-        loaded = load_policy(source, steps=steps or 10, compute=compute)
-        try_out(loaded)
-        exchange = ChunkExchange(
-            loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy, loaded.units
-        )
-    return exchange
+        return served.composed(policy=flow.policy(steps or 10), fingerprint=flow.fingerprint).exchange
+    if holds is not None and holds != "regression":
+        return load_pair(source, compute=compute).exchange
+    if kind == "code" and (own := _own_exchange(source)) is not None:
+        return own
+    loaded = load_policy(source, steps=steps or 10, compute=compute)
+    try_out(loaded)
+    return ChunkExchange(loaded.policy.spec, loaded.name, loaded.fingerprint, lambda: loaded.policy, loaded.units)
 
 
 def _own_pair(source: str) -> Pair[Any]:
@@ -242,24 +229,23 @@ def _own_pair(source: str) -> Pair[Any]:
 
 def _own_exchange(source: str) -> Exchange[Any] | None:
     """The exchange ``MODULE:NAME``, or that of a pair of this name; None if the name is that of a chunk policy."""
+
+    def is_exchange(value: object) -> bool:
+        """Without evaluating properties."""
+        missing = object()
+        has = all(getattr_static(value, name, missing) is not missing for name in _EXCHANGE)
+        return has and not isinstance(value, type)
+
     kind = "target: a chunk policy, a pair of policies or an exchange"
-    found = load_instance(
-        source, kind, lambda value: is_policy(value) or isinstance(value, Pair) or _is_exchange(value)
-    )
+    found = load_instance(source, kind, lambda value: is_policy(value) or isinstance(value, Pair) or is_exchange(value))
     if is_policy(found):
         return None
     if isinstance(found, Pair):
         found = found.exchange
-    if not _is_exchange(found):
+    if not is_exchange(found):
         raise ConfigError(
             f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.Pair and "
             f"specact.wire.exchange.Exchange; an exchange has {', '.join(_EXCHANGE)}"
         )
     check_name("exchange", found.name)
     return cast("Exchange[Any]", found)
-
-
-def _is_exchange(value: object) -> bool:
-    """Without evaluating properties."""
-    missing = object()
-    return not isinstance(value, type) and all(getattr_static(value, m, missing) is not missing for m in _EXCHANGE)

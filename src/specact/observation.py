@@ -61,11 +61,6 @@ class Field:
         """Shape of the policy's input array: ``[T, *shape]``, or ``[*shape]`` without a history."""
         return (self.history, *self.shape) if self.history else self.shape
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the policy's input array, uncompressed [bytes]."""
-        return int(np.prod(self.window_shape)) * np.dtype(self.dtype).itemsize
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -132,7 +127,8 @@ class ObservationSpec:
     @property
     def nbytes(self) -> int:
         """Size of one window, camera frames uncompressed [bytes]."""
-        return sum(field.nbytes for field in self.fields.values())
+        fields = self.fields.values()
+        return sum(int(np.prod(field.window_shape)) * np.dtype(field.dtype).itemsize for field in fields)
 
     def union(self, other: ObservationSpec) -> ObservationSpec:
         """The spec that covers both: every field of either, with the longer history.

@@ -18,19 +18,7 @@ from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, Follower, LocalTarget, Pair, Verifier, is_valid
 from specact.rng import Role, StepAddress, StepStreams
 from specact.safety import EXECUTE_DRAFT, NOT_FINITE, Fallback, Safety
-from specact.types import (
-    CLOCK,
-    NO_OFFLOAD,
-    Chunk,
-    Clock,
-    Decision,
-    Miss,
-    Origin,
-    Outcome,
-    StageTimes,
-    StepRecord,
-    all_from,
-)
+from specact.types import CLOCK, NO_OFFLOAD, Chunk, Clock, Miss, Origin, Outcome, StageTimes, StepRecord, all_from
 
 _INFERENCE_S = 2.0  # more than an inference takes, for the usual age of a chunk
 
@@ -77,13 +65,14 @@ class SpeculativePolicy:
         self._drafter = pair.drafter() if drafter is None else drafter
         self._followers: list[Follower] = [gate, *([self._drafter] if isinstance(self._drafter, Follower) else [])]
         self._verifier = pair.verifier(LocalTarget(pair.target(), self.clock)) if verifier is None else verifier
-        self._verdicts, self._address, self._streams = verdicts, StepAddress(seed, robot, 0, 0), StepStreams()
+        # The address is that of the next inference.
+        self._verdicts, self.address, self._streams = verdicts, StepAddress(seed, robot, 0, 0), StepStreams()
         self._history, self._player = ObservationHistory(pair.observation), ChunkPlayer(pair.execute, pair.overlap)
         self.reset(episode=0)
 
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
-        self._address = self._address._replace(episode=episode, step=0)
+        self.address = self.address._replace(episode=episode, step=0)
         self.safety.reset()
         self._verdicts.reset()
         self._history.reset()
@@ -92,11 +81,6 @@ class SpeculativePolicy:
             follower.reset()
         self.record: StepRecord | None = None
         self._inference: Callable[[], StepRecord] | None = None
-
-    @property
-    def address(self) -> StepAddress:
-        """Address of the next inference."""
-        return self._address
 
     @property
     def wants_inference(self) -> bool:
@@ -173,14 +157,18 @@ class SpeculativePolicy:
 
     def _infer(self, window: Window) -> Callable[[], StepRecord]:
         """Algorithm 1: drafts, decides and requests; the result waits for the verification and says what to execute."""
-        address, clock = self._address, self.clock
+        address, clock = self.address, self.clock
         started = clock.now()
         self.safety.see(started)
         proposal = self._drafter.propose(window, self._streams(Role.DRAFT, address))
         if not is_valid(proposal.actions):
             raise ObservationError(NOT_FINITE)
         drafted = clock.now()
-        decision = self._sendable(self.gate.decide(proposal, self._streams(Role.GATE, address)))
+        decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
+        if self._verdicts.late:
+            self.counts["wanted"] += decision.transmit
+            if not self._verdicts.free:
+                decision = replace(decision, transmit=False)
         decided = clock.now()
         request = self._verdicts.ask(self._verifier, proposal, address, started) if decision.transmit else NO_OUTCOME
         asked = clock.now()
@@ -194,17 +182,11 @@ class SpeculativePolicy:
             times = StageTimes(drafted - started, decided - drafted, offload, rest)
             self.counts["steps"] += 1
             self.counts["transmitted"] += decision.transmit
-            self._address = address.following
+            self.address = address.following
             actions, origins = self._chosen(proposal.actions, result, proposal.origin)
             return StepRecord(address, proposal, decision, result, actions, origins, times)
 
         return conclude
-
-    def _sendable(self, decision: Decision) -> Decision:
-        """The gate's decision, without ``transmit`` while a late verdict is awaited."""
-        if self._verdicts.late:
-            self.counts["wanted"] += decision.transmit
-        return decision if self._verdicts.free or not decision.transmit else replace(decision, transmit=False)
 
     def _chosen(
         self, drafted: Chunk, result: Outcome | Miss | None, origin: Origin = Origin.DRAFTED
@@ -230,12 +212,12 @@ class SpeculativePolicy:
         verdict = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
         if verdict is None:
             return
-        if record is None or not verdict.in_time:
+        result, in_time = verdict
+        if record is None or not in_time:
             # Its chunk was executed unverified, as after a miss, whatever the verdict would have been.
             self.counts["missed"] += 1
             self.safety.missed()
             return
-        result = verdict.result
         actions, origins = self._chosen(record.actions, result)
         played, left = self._player.played, self._player.replace(actions)
         # Actions played before the verdict are the draft's, in the record too.

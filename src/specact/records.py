@@ -7,15 +7,18 @@ import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import wraps
 from inspect import signature
+from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
-from msgspec import Meta, inspect
+from msgspec import Meta
 
 from specact.errors import ConfigError, SpecactError, unknown_name
 
@@ -130,63 +133,51 @@ def _convert(values: Any, kind: Any, where: str, error: type[SpecactError], *, f
         raise error(f"{where} must be a finite number, got {values}")
     try:
         return msgspec.convert(values, kind)
-    except msgspec.ValidationError as failure:
-        raise error(_explain(str(failure), values, inspect.type_info(kind), where, file)) from None
+    except msgspec.ValidationError:
+        raise error(str(_explain(values, kind, where, ": " if file else "."))) from None
     except SpecactError as failure:  # of a record's own check
         raise error(f"{where}: {failure}" if file else str(failure)) from None
 
 
-def _explain(failure: str, values: Any, kind: inspect.Type, where: str, file: bool) -> str:
-    """Msgspec's message with the path in the file, the value that was found and the nearest valid name."""
-    message, _, at = failure.partition(" - at `$")
-    steps, path, found = re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", at.rstrip("`")), "", values
-    for name, index in steps:
-        kind = _inner(kind, name)
-        if index == "...":  # msgspec does not say which entry of a table
-            found = list(found.items()) if isinstance(found, dict) else list(enumerate(found))
-            key, found = next((entry for entry in found if _fails(entry[1], kind)), found[0])
-            path += f".{key}" if isinstance(key, str) else f"[{key}]"
-        elif index:
-            found, path = found[int(index)], f"{path}[{index}]"
-        else:
-            found, path = found[name], f"{path}.{name}"
-    path = path.lstrip(".")
-    between = ": " if file else "" if path.startswith("[") else "."
-    place = f"{where}{between}{path}" if path else where
-    fields = sorted(field.encode_name for field in getattr(_only(kind), "fields", ()))
+def _explain(values: Any, kind: Any, where: str, between: str = ".") -> str | None:
+    """What is wrong with a value, and where; msgspec names neither the value nor the nearest valid name."""
+    try:
+        msgspec.convert(values, kind)
+        return None
+    except SpecactError as failure:
+        return f"{where}: {failure}"
+    except msgspec.ValidationError as failure:
+        message = str(failure).partition(" - at ")[0]
+    kind, hints = _only(kind), dict[str, Any]()
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
+        hints = get_type_hints(kind, include_extras=True)
+    for step, value, inner in _inside(values, kind, hints):
+        place = f"{where}[{step}]" if isinstance(step, int) else f"{where}{between}{step}"
+        if (found := _explain(value, inner, place)) is not None:
+            return found
     if unknown := re.search(r"unknown field `(.+)`", message):
-        return str(unknown_name(f"key in {place}", unknown[1], fields))
+        return str(unknown_name(f"key in {where}", unknown[1], hints))
     if missing := re.search(r"missing required field `(.+)`", message):
-        return f"{place} has no {missing[1]!r}; its keys: {', '.join(fields)}"
-    kind = _only(kind)
-    if isinstance(kind, inspect.LiteralType):
-        return str(unknown_name(f"value of {place}", str(found), map(str, kind.values)))
+        return f"{where} has no {missing[1]!r}; its keys: {', '.join(sorted(hints))}"
+    if get_origin(kind) is Literal:
+        return str(unknown_name(f"value of {where}", str(values), map(str, get_args(kind))))
     wanted = re.sub(r"^Expected |, got .*$", "", message)
     wanted = re.sub(r"`(.+?)`", lambda name: " or ".join(_NAMES.get(n, n) for n in name[1].split(" | ")), wanted)
-    return f"{place} must be {wanted}, got {reprlib.repr(found)}"
+    return f"{where} must be {wanted}, got {reprlib.repr(values)}"
 
 
-def _fails(value: Any, kind: inspect.Type) -> bool:
-    try:
-        msgspec.convert(value, getattr(_only(kind), "cls", Any))
-    except (msgspec.ValidationError, SpecactError):
-        return True
-    return False
-
-
-def _only(kind: inspect.Type) -> inspect.Type:
-    """The type itself, or the one of an optional type that is not None."""
-    if isinstance(kind, inspect.UnionType):
-        return next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+def _only(kind: Any) -> Any:
+    """The type itself, without its limits, or the one of an optional type that is not None."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
     return kind
 
 
-def _inner(kind: inspect.Type, name: str) -> inspect.Type:
-    kind = _only(kind)
-    for field in getattr(kind, "fields", ()):
-        if field.encode_name == name:
-            return _only(field.type)
-    for attribute in ("value_type", "item_type"):
-        if hasattr(kind, attribute):
-            return _only(getattr(kind, attribute))
-    return kind
+def _inside(values: Any, kind: Any, hints: Mapping[str, Any]) -> Iterator[tuple[str | int, Any, Any]]:
+    """What a table or list holds: key or index, value, and type."""
+    inner = get_args(kind)
+    if isinstance(values, dict):
+        yield from ((key, value, hints.get(key, inner[-1] if inner else Any)) for key, value in values.items())
+    elif isinstance(values, list | tuple) and inner:
+        kinds = repeat(inner[0]) if len(inner) == 1 or inner[1] is Ellipsis else inner
+        yield from ((at, *entry) for at, entry in enumerate(zip(values, kinds, strict=False)))

@@ -40,9 +40,8 @@ def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int
     The address, integers in [0, 2^64), is the key and the upper counter words of a Philox 4x64 generator, so that
     different addresses never overlap (each has 2^64 blocks) and the same address always gives the same numbers.
     """
-    key, counter = _address(seed, role, robot, episode, step)
-    words = np.array(key, dtype=np.uint64), np.array(counter, dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=words[0], counter=words[1]))
+    key, counter = np.array([seed, role], np.uint64), np.array([0, step, episode, robot], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def streams(role: Role, addresses: Iterable[StepAddress]) -> list[np.random.Generator]:
@@ -65,15 +64,8 @@ class StepStreams:
         generator = self._generators.get(role)
         if generator is None:
             generator = self._generators[role] = stream(seed, role)
-        key, counter = _address(seed, role, robot, episode, step)
         # As in a new Philox, the buffer is marked as used and there is no cached half word. Python integers take a
         # third of the time of arrays here.
-        self._state["state"] = {"counter": counter, "key": key}
+        self._state["state"] = {"counter": (0, step, episode, robot), "key": (seed, role)}
         generator.bit_generator.state = self._state
         return generator
-
-
-def _address(
-    seed: int, role: Role, robot: int, episode: int, step: int
-) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    return (seed, role), (0, step, episode, robot)

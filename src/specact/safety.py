@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, ObservationError, unknown_name
+from specact.errors import ConfigError, ObservationError
 from specact.records import Positive, WholeNumber, check_fields
 from specact.types import Chunk, Clock, Units
 
@@ -38,8 +38,6 @@ class Fallback:
     max_stall_ms: Positive = 2000.0
 
     def __post_init__(self) -> None:
-        if self.on_miss not in get_args(OnMiss):
-            raise unknown_name("rule for missed steps", self.on_miss, get_args(OnMiss))
         if self.stop_action is not None:
             # Arrays are accepted as well.
             object.__setattr__(self, "stop_action", tuple(np.asarray(self.stop_action, np.float64).ravel().tolist()))

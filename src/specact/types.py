@@ -82,11 +82,6 @@ class Decision:
     threshold: float
     reason: str
 
-    @property
-    def forced(self) -> bool:
-        """Whether it was transmitted regardless of its score."""
-        return self.reason in ("first", "max_skips")
-
 
 @value
 class OffloadTimes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,64 +91,47 @@ def truncated(file: Path) -> Path:
     return file
 
 
-def removed(name: str) -> Damage:
-    return lambda path: (path / name).unlink()
+def replaced(name: str, make: Callable[[Path], Any] = lambda path: None) -> Damage:
+    """Something else in place of a file, or nothing."""
 
-
-def shortened(name: str) -> Damage:
-    return lambda path: truncated(path / name)
-
-
-def sparse(name: str) -> Damage:
-    """A file of 4 TiB that takes no room on the disk."""
-
-    def damage(path: Path) -> None:
-        with (path / name).open("wb") as file:
-            file.truncate(1 << 42)
-
-    return damage
-
-
-def linked(name: str, target: str) -> Damage:
     def damage(path: Path) -> None:
         (path / name).unlink()
-        (path / name).symlink_to(target)
+        make(path / name)
 
     return damage
 
 
-def folder(path: Path) -> None:
-    (path / PARTS["target"]).unlink()
-    (path / PARTS["target"]).mkdir()
+def sparse(file: Path) -> None:
+    """A file of 4 TiB that takes no room on the disk."""
+    with file.open("wb") as opened:
+        opened.truncate(1 << 42)
 
 
 REFUSED: dict[str, tuple[Damage, str]] = {
-    **{f"no {file}": (removed(file), file) for file in (MANIFEST, *PARTS.values())},
-    **{f"{file} truncated": (shortened(file), file) for file in PARTS.values()},
-    **{f"{file} of 4 TiB": (sparse(file), file) for file in (MANIFEST, *PARTS.values())},
+    **{f"no {file}": (replaced(file), file) for file in (MANIFEST, *PARTS.values())},
+    **{f"{file} of 4 TiB": (replaced(file, sparse), file) for file in (MANIFEST, *PARTS.values())},
+    "a network truncated": (lambda path: truncated(path / "target.onnx"), "target.onnx"),
+    "a table truncated": (lambda path: truncated(path / "table.safetensors"), "table.safetensors"),
     "truncated and vouched for": (vouched(truncated), "target.onnx"),
     "a network of any size": (vouched(huge), "target.onnx"),
-    "a folder for a part": (folder, "target.onnx"),
-    "a device for a manifest": (linked(MANIFEST, "/dev/zero"), MANIFEST),
-    "a part that cannot be read": (linked("target.onnx", "/proc/self/mem"), "target.onnx"),
+    "a folder for a part": (replaced("target.onnx", Path.mkdir), "target.onnx"),
+    "a device for a manifest": (replaced(MANIFEST, lambda file: file.symlink_to("/dev/zero")), MANIFEST),
+    "a part that cannot be read": (
+        replaced("target.onnx", lambda file: file.symlink_to("/proc/self/mem")),
+        "target.onnx",
+    ),
     "a head of another bundle": (lambda path: doubling(path / HEAD), HEAD),
     "no JSON": (lambda path: truncated(path / MANIFEST), MANIFEST),
-    "no text": (lambda path: (path / MANIFEST).write_bytes(b"\xff\xfe\x00"), MANIFEST),
     "no object": (lambda path: (path / MANIFEST).write_text("5"), MANIFEST),
-    "too deep": (lambda path: (path / MANIFEST).write_text('{"format": ' + "[" * 100_000), MANIFEST),
-    "too many digits": (lambda path: (path / MANIFEST).write_text('{"format": ' + "1" * 5000 + "}"), MANIFEST),
     "another format": (changed(format=99), "format 99"),
     "another kind": (changed(kind="flow"), "a flow policy"),
     "an unknown kind": (changed(kind="pear"), "pear"),
     **{f"no {key}": (changed(**{key: None}), key) for key in ("name", "env", "spec", "fingerprints")},
     "no fingerprint": (changed(fingerprints={"table": "0"}), "target"),
     "a name elsewhere": (changed(name="../../elsewhere"), "name"),
-    "a number for an environment": (changed(env=5), "env"),
-    "a list for gates": (changed(gates=[1]), "gates"),
     "an unknown part left out": (changed(left_out=["table"]), "left_out"),
     "an unknown entry in the spec": (changed(spec={"actions": 2, "colour": 3}), "colour"),
     "a number out of range": (changed(spec={"actions": 1 << 70}), "actions"),
-    "a number that is none": (changed(spec={"actions": math.nan}), "actions"),
     "shared with nobody": (changed(shared={"target": "absent"}), "absent"),
     "shared outside": (changed(shared={"target": "../some"}), "shared"),
     "a file that the table misses": (changed(files={"table.safetensors": "0"}), "target.onnx"),

@@ -83,7 +83,7 @@ def test_a_budget_has_a_unit() -> None:
     size = exchange_bytes(pair.exchange.contract)
     assert arrays < size < arrays + 500
     share, time_, link = (read_budget(text, pair, 4.0) for text in ("0.25", "30ms", "10kbit"))
-    assert isinstance(share, RateBudget) and share.rate == 0.25
+    assert type(share) is RateBudget and share.rate == 0.25
     assert isinstance(time_, LatencyBudget) and time_.seconds == 0.03
     assert isinstance(link, LinkBudget) and link.rate == pytest.approx(1_250.0 / (4.0 * size))
     for wrong in ("1.5", "30", "ms", "-1kbit", "0ms", "1.2.3", ".", "nan"):

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.execution.history import SampledHistory
-from specact.families.chunks.wire import MAX_HISTORY
 from specact.observation import vectors
 
 
@@ -25,35 +24,3 @@ def test_a_window_holds_the_nearest_observations_and_the_newer_of_two(gaps: list
         away = [np.abs(times[newest_first] - (time - 0.5 * back)) for back in reversed(range(length))]
         expected = [newest_first[np.argmin(distances)] for distances in away]
         assert history.window()["state"][:, 0].tolist() == expected
-
-
-class Moment(float):
-    """A time that counts what is done with it."""
-
-    uses = 0
-
-    def __sub__(self, other: float) -> float:
-        Moment.uses += 1
-        return float(self) - float(other)
-
-    def __rsub__(self, other: float) -> float:
-        Moment.uses += 1
-        return float(other) - float(self)
-
-    def __lt__(self, other: float) -> bool:
-        Moment.uses += 1
-        return float(self) < float(other)
-
-    def __gt__(self, other: float) -> bool:
-        Moment.uses += 1
-        return float(self) > float(other)
-
-
-def test_the_longest_history_that_a_server_may_ask_for_costs_a_step_little() -> None:
-    """Its square would be a million, and half a second of a control loop."""
-    history = SampledHistory(vectors(MAX_HISTORY, state=1), 0.02)
-    for step in range(MAX_HISTORY):
-        history.sample(Moment(0.02 * step), {"state": np.array([step])})
-    Moment.uses = 0
-    assert history.window()["state"][:, 0].tolist() == list(range(MAX_HISTORY))
-    assert 0 < Moment.uses < 50 * MAX_HISTORY

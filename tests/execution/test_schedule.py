@@ -14,11 +14,8 @@ from specact.execution.schedule import Execution, inpainting_of, soft_mask
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (("syncronous", 4), "'synchronous'"),
         (("synchronous", 4, 1), "overlap"),
         (("naive", 4, 5), "overlap"),
-        (("naive", 4, -1), "overlap"),
-        (("naive", 0), "execute"),
     ],
 )
 def test_numbers_out_of_range(given: Any, named: str) -> None:

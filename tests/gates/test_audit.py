@@ -12,10 +12,8 @@ from scipy import stats
 from tests.gates.steps import ERROR_RATE, RNG, STEP, binomial_bounds, record
 
 from specact import load_pair
-from specact.families.codes.policy import executed_codes
-from specact.gates import Always, Gate, Never, Random
+from specact.gates import Never, Random
 from specact.gates.audit import AuditEstimator, DriftAlarm, RunningMean, expected_true_skip
-from specact.policy import SpeculativePolicy
 from specact.types import Decision
 
 AUDIT = Decision(True, 0.0, 1.0, "audit")
@@ -45,54 +43,6 @@ def test_an_audit_ends_a_run_of_skips() -> None:
     assert 0 < len(forced) < sum(decision.reason == "audit" for decision in decisions)
 
 
-def test_an_audited_step_is_a_verified_step_like_any_other() -> None:
-    bundle = load_pair("ball")
-    shadowed, always = Never(), Always()
-    shadowed.audit_rate = 0.5
-    verified = 0
-    for episode in range(12):
-        records = []
-        for gate in (shadowed, always):
-            policy = SpeculativePolicy(bundle, gate, seed=3)
-            policy.reset(episode)
-            policy.act({"state": np.full(8, 0.1 * episode - 0.5), "goal": np.array([0.5, 0.0])})
-            assert policy.record is not None
-            records.append(policy.record)
-        mine, other = records
-        if mine.decision.transmit:
-            verified += 1
-            assert mine.decision.reason == "audit"
-            np.testing.assert_array_equal(executed_codes(mine), executed_codes(other))
-            np.testing.assert_array_equal(mine.actions, other.actions)
-    assert 0 < verified < 12
-
-
-def test_the_estimate_is_unbiased_where_the_verified_steps_are_not() -> None:
-    # R(z) grows with the score, as a gate hopes, so what it transmits is not like what it skips.
-    estimates, transmitted, truths = [], [], []
-    for life in range(300):
-        rng = RNG(life)
-        audits, kept, seen = AuditEstimator(), [], []
-        gate: Gate = Random(0.5)
-        gate.audit_rate = 0.05
-        for _ in range(400):
-            decision = gate.decide(STEP, rng)
-            rejected = float(np.clip(1.2 * decision.score - 0.1, 0.0, 1.0))
-            audits.take(record(decision, rejected=rejected if decision.transmit else None))
-            if decision.reason == "audit" or not decision.transmit:
-                kept.append(1.0 - rejected)
-            if decision.transmit:
-                seen.append(1.0 - rejected)
-        if (found := audits.estimate().mean) is not None:
-            estimates.append(found)
-            transmitted.append(np.mean(seen))
-            truths.append(np.mean(kept))
-    off = np.array(estimates) - truths
-    # Five standard errors: 6e-7.
-    assert abs(off.mean()) < 5.0 * off.std() / math.sqrt(len(off))
-    assert abs(np.mean(transmitted) - np.mean(truths)) > 0.2
-
-
 def test_misses_give_no_value_and_are_counted() -> None:
     audits = AuditEstimator()
     for decision, rejected in (
@@ -109,15 +59,8 @@ def test_misses_give_no_value_and_are_counted() -> None:
     assert sum(told) == 1 and audits.alarm is not None and audits.alarm.raised
 
 
-STREAMS: dict[str, Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]] = {
-    "coin": lambda rng, n: ((rng.random(n) < 0.3).astype(float), np.full(n, 0.3)),
-    "rare": lambda rng, n: ((rng.random(n) < 0.02).astype(float), np.full(n, 0.02)),
-    "uniform": lambda rng, n: (rng.random(n), np.full(n, 0.5)),
-}
-
-
 def drifting(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every mean depends on the value before."""
+    """Values, and their means, each of which depends on the value before."""
     values, means = np.zeros(n), np.zeros(n)
     for t in range(n):
         means[t] = 0.35 + 0.3 * (values[t - 1] if t else 0.5) + 0.2 * math.sin(t / 50.0)
@@ -125,10 +68,9 @@ def drifting(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
     return values, means
 
 
-@pytest.mark.parametrize("name", [*STREAMS, "drifting"])
-def test_the_interval_holds_at_all_times_at_once(name: str) -> None:
+@pytest.mark.parametrize("draw", [lambda rng, n: (rng.random(n) < 0.02, np.full(n, 0.02)), drifting])
+def test_the_interval_holds_at_all_times_at_once(draw: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
     lives, n, error = 150, 500, 0.1
-    draw = STREAMS.get(name, drifting)
     missed = naive = 0
     for life in range(lives):
         values, means = draw(RNG(life), n)
@@ -145,7 +87,7 @@ def test_the_interval_holds_at_all_times_at_once(name: str) -> None:
     limit = float(stats.binom.isf(ERROR_RATE, lives, error))
     assert missed <= limit
     # An interval for one look at a fixed n, looked at after each value.
-    assert name == "uniform" or naive > limit
+    assert naive > limit
 
 
 @pytest.mark.parametrize("level", [0.0, 0.2, 0.5, 0.97, 1.0])
@@ -170,7 +112,7 @@ def test_no_bet_is_better_than_fair(level: float) -> None:
     np.testing.assert_allclose(best[reached], 1.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("mean", [0.35, 0.4, 0.45])
+@pytest.mark.parametrize("mean", [0.35, 0.45])
 def test_false_alarms_are_as_rare_as_promised(mean: float) -> None:
     lives, n, run_length = 250, 300, 1000.0
     false = 0
@@ -180,15 +122,6 @@ def test_false_alarms_are_as_rare_as_promised(mean: float) -> None:
             alarm.take(float(value))
         false += alarm.raised
     assert false <= stats.binom.isf(ERROR_RATE, lives, n / run_length)
-
-
-def test_the_average_run_length_is_at_least_what_was_asked_for() -> None:
-    runs = []
-    for life in range(150):
-        alarm, rng = DriftAlarm(0.4, run_length=100.0), RNG(life)
-        # Cut off at 1000, which only shortens the mean.
-        runs.append(next((t for t in range(1, 1000) if alarm.take(float(rng.random() < 0.45))), 1000))
-    assert np.mean(runs) - 5.0 * np.std(runs) / math.sqrt(len(runs)) > 100.0
 
 
 @pytest.mark.parametrize(("after", "within"), [(0.1, 100), (0.2, 220), (0.6, 220), (0.9, 50)])

@@ -1,6 +1,5 @@
 """The learned gate: exact where its head is right, taught from the target alone, and tied to its pair."""
 
-import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.gates.steps import RNG, Fixed, distribution, proposal, tokenizer
 from tests.tiny import KilledError, kill_at, quiet
 
 from specact import load_pair
-from specact.bundle.bundle import HEAD
+from specact.bundle.bundle import HEAD, find_bundle
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.sampling import CodeDistribution, Drafted, sample_codes
@@ -25,7 +24,6 @@ from specact.lab.rollout.distillation import DistillationData, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, train_head
 from specact.observation import Window
-from specact.pair import Pair
 from specact.types import Proposal
 
 FEW = HeadRecipe(hidden=32, steps=400, batch=128, rounds=2)
@@ -65,20 +63,24 @@ def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) ->
     assert wrong.score(step, RNG(0)) == pytest.approx(0.0, abs=1e-6)  # it thinks that both say the same
 
 
-@pytest.fixture(scope="module")
-def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair[Any], dict[str, float]]:
-    """The tiny bundle with a head, and the head's held-out metrics."""
-    path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("taught") / "tiny"))
-    bundle = load_pair(path)
+def test_a_taught_head_finds_most_of_what_the_oracle_would_and_is_there_after_the_last_round_alone(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """Chance has efficiency 0 and the oracle 1; this tiny pair is easy."""
+    bundle = load_pair(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
+    path, before = bundle.parts.path, {file.name for file in tiny_bundle.iterdir()}
     with Pool(1) as pool:
         roll = collector(2000, pool, quiet)
+        with pytest.raises(KilledError):
+            train_head(bundle, FEW, roll, path / "gate", kill_at("head-1", 15))
+        assert {file.name for file in path.iterdir()} == {*before, "gate"}
+        with pytest.raises(ConfigError, match=r"has no learned gate.*specact calibrate .* --gate learned"):
+            gate_settings("learned", load_pair(path))
         metrics = train_head(bundle, FEW, roll, path / "gate", quiet)
-    return bundle, metrics
-
-
-def test_a_taught_head_finds_most_of_what_the_oracle_would(taught: tuple[Pair[Any], dict[str, float]]) -> None:
-    """Chance has efficiency 0 and the oracle 1; this tiny pair is easy."""
-    assert taught[1]["efficiency_0.2"] > 0.5 and taught[1]["efficiency_0.6"] > 0.3
+    assert metrics["efficiency_0.2"] > 0.5 and metrics["efficiency_0.6"] > 0.3
+    again = load_pair(path)
+    assert again.fingerprint == bundle.fingerprint
+    assert fingerprint_of(path / HEAD) == again.parts.manifest.head
 
 
 def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_gate(
@@ -104,46 +106,8 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)
 
 
-def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
-    bundle = load_pair(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
-    recipe, before = structs.replace(FEW, steps=30, rates=(0.4,)), {path.name for path in bundle.parts.path.iterdir()}
-    with Pool(1) as pool:
-        roll = collector(300, pool, quiet)
-        with pytest.raises(KilledError):
-            train_head(bundle, recipe, roll, bundle.parts.path / "gate", kill_at("head-1", 15))
-        assert {path.name for path in bundle.parts.path.iterdir()} == {*before, "gate"}
-        with pytest.raises(ConfigError, match="has no learned gate"):
-            gate_settings("learned", load_pair(bundle.parts.path))
-        train_head(bundle, recipe, roll, bundle.parts.path / "gate", quiet)
-    again = load_pair(bundle.parts.path)
-    assert again.fingerprint == bundle.fingerprint
-    assert fingerprint_of(again.parts.path / HEAD) == again.parts.manifest.head
-
-
-def test_a_head_that_the_manifest_does_not_name_is_refused(
-    taught: tuple[Pair[Any], dict[str, float]], tmp_path: Path
-) -> None:
-    """Even where it says itself that it was made for this pair."""
-    copy = Path(shutil.copytree(taught[0].parts.path, tmp_path / "copy"))
-    model = onnx.load(copy / HEAD)
-    model.doc_string += "x"
-    onnx.save(model, copy / HEAD)
-    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the manifest was written for \w+: "):
-        load_pair(copy)
-    file = copy / "manifest.json"
-    manifest = json.loads(file.read_text())
-    del manifest["head"]
-    file.write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+"):
-        load_pair(copy)
-
-
-def test_a_head_of_another_pair_or_none_is_refused(
-    taught: tuple[Pair[Any], dict[str, float]], tiny_bundle: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"specact calibrate .* --gate learned"):
-        gate_settings("learned", load_pair(tiny_bundle))
-    copy = Path(shutil.copytree(taught[0].parts.path, tmp_path / "other"))
+def test_a_head_of_another_pair_or_none_is_refused(tmp_path: Path) -> None:
+    copy = shutil.copytree(find_bundle("ball"), tmp_path / "other")
     bundle, content = load_pair(copy), (copy / HEAD).read_bytes()
     model = onnx.load(copy / HEAD)
     model.metadata_props[0].value = "0123456789abcdef"
@@ -155,8 +119,8 @@ def test_a_head_of_another_pair_or_none_is_refused(
         TargetHead(bundle)
 
 
-def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Pair[Any], dict[str, float]]) -> None:
-    bundle, _ = taught
+def test_a_threshold_found_for_another_head_is_refused() -> None:
+    bundle = load_pair("ball")
     for name, on in (("learned", "rejection"), ("learned_action", "action_change")):
         assert vars(gate_settings(name, bundle).build(bundle))["on"] == on
     options = (("on", "rejection"), ("weights", "0123456789abcdef"))

@@ -25,7 +25,7 @@ from specact.bundle.manifest import (
     read_manifest,
     weights_of,
 )
-from specact.bundle.network import Shape
+from specact.bundle.network import Shape, fits
 from specact.bundle.vetting import remember, vet
 from specact.errors import BundleError, ConfigError, unknown_name
 from specact.files import write_json, write_whole
@@ -195,7 +195,7 @@ def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence
 
 
 def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file by name, of a dtype and shape; a size that is a name may be any, above 0.
+    """The arrays of a safetensors file by name, of a dtype and shape; a name is one size, above 0, wherever it stands.
 
     Raises:
         BundleError: if the file is damaged, or an array is missing, has another dtype or shape, or is not finite.
@@ -204,9 +204,10 @@ def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]
         found: dict[str, NDArray[Any]] = load_file(file)
     except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+    sizes = dict[str, int]()
     for name, (dtype, shape) in wanted.items():
         array = found.get(name)
-        if array is None or array.dtype != dtype or not fits(array.shape, shape) or not array.size:
+        if array is None or array.dtype != dtype or not fits(array.shape, shape, sizes) or not array.size:
             held = "none" if array is None else f"{array.dtype} {list(array.shape)}"
             raise BundleError(
                 f"{file} must hold {name} as {np.dtype(dtype)} {list(shape)}, and holds {held}: it does not belong to "
@@ -215,13 +216,6 @@ def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise BundleError(f"{file} holds {name} with NaN or infinite numbers; export the bundle again")
     return {name: found[name] for name in wanted}
-
-
-def fits(found: Sequence[int], wanted: Shape) -> bool:
-    """Whether a shape is the wanted one, in which a name stands for any size."""
-    return len(found) == len(wanted) and all(
-        isinstance(size, str) or size == given for given, size in zip(found, wanted, strict=True)
-    )
 
 
 def check_scale(file: Path, centre: NDArray[np.float32], scale: NDArray[np.float32]) -> None:

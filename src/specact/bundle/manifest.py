@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import stat
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from specact.bundle.vetting import remember
 from specact.errors import BundleError, ConfigError
 from specact.files import write_json
-from specact.records import Record, Size, check_fields, read_record
+from specact.records import Record, Size, check_fields, read_json, read_record
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -139,21 +138,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a bundle's folder.
-
-    Raises:
-        BundleError: if it cannot be read, or an entry is missing or not allowed.
-    """
+    """The manifest of a bundle's folder; BundleError if it cannot be read, or an entry is missing or not allowed."""
     file = path / MANIFEST
     if not file.exists():
         raise BundleError(
             f"{path} is not a bundle: it has no {MANIFEST}; name the bundle's own folder, as in RUN/bundles/NAME"
         )
-    try:
-        values = json.loads(read_part(file, MAX_JSON_BYTES))
-    except (ValueError, RecursionError) as error:  # invalid text, JSON or number; or too deep
-        raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
-    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+    values = read_json(read_part(file, MAX_JSON_BYTES), Values, str(file), BundleError)
+    if values.get("format", FORMAT) != FORMAT:
         raise BundleError(
             f"{file} has format {values['format']!r:.20}, this version of specact reads {FORMAT}; export the bundle "
             "again with this version"

@@ -86,7 +86,9 @@ class Network:
         self.inputs, self.outputs = _shapes(self._session.get_inputs()), _shapes(self._session.get_outputs())
         self.sizes = dict(sizes)
         for verb, found, wanted in (("takes", self.inputs, inputs), ("gives", self.outputs, outputs)):
-            if wanted is not None and not self._fit(found, wanted):
+            if wanted is not None and not (
+                found.keys() == wanted.keys() and all(fits(found[name], wanted[name], self.sizes) for name in found)
+            ):
                 told = {name: list(shape) for name, shape in wanted.items()}
                 raise BundleError(
                     f"{file} {verb} {found}, but the bundle's manifest and its other parts say {told}: they do not "
@@ -105,16 +107,13 @@ class Network:
         outputs: list[NDArray[Any]] = self._session.run(self._names, inputs)
         return outputs
 
-    def _fit(self, found: Mapping[str, list[int | str]], wanted: Shapes) -> bool:
-        return found.keys() == wanted.keys() and all(
-            len(found[name]) == len(shape) and all(map(self._fits, found[name], shape))
-            for name, shape in wanted.items()
-        )
 
-    def _fits(self, found: int | str, wanted: int | str) -> bool:
-        if isinstance(wanted, int):
-            return found == wanted
-        return not isinstance(found, int) or self.sizes.setdefault(wanted, found) == found
+def fits(found: Shape, wanted: Shape, sizes: dict[str, int]) -> bool:
+    """Whether a shape is the wanted one; notes in ``sizes`` the numbers that named sizes stand for."""
+    return len(found) == len(wanted) and all(
+        size == given if isinstance(size, int) else isinstance(given, str) or sizes.setdefault(size, given) == given
+        for given, size in zip(found, wanted, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -151,11 +150,7 @@ class NetworkInputs:
 
 
 def open_session(file: Path, compute: Compute = CPU) -> onnxruntime.InferenceSession:
-    """A session for an ONNX model.
-
-    Raises:
-        BundleError: if the file cannot be read, or is no ONNX model.
-    """
+    """A session for an ONNX model; BundleError if the file cannot be read, or is no ONNX model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = compute.threads, 1
     options.log_severity_level = 3

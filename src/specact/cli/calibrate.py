@@ -18,7 +18,7 @@ from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import CALIBRATED, LEARNED, check_options, gate_for, gate_settings, load_gate
+from specact.gates.settings import CALIBRATED, LEARNED, check_options, gate_settings, load_gate
 from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ class GateOptions(Options):
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
         loaded = self.parts.load(pair)
         check_options(self.gate_options, [self.gate], loaded.exchange.contract.family)
-        gate_for(self.gate, loaded)
         check_folder(self._folder(loaded))
         return loaded
 
@@ -64,9 +63,9 @@ class GateOptions(Options):
         self, pair: Pair[Any], collect: Collect, update: Callable[[str, int, int], None], rounds: int = 2
     ) -> GateSettings:
         """The gate without its threshold; the head of a learned one is trained if it has to be."""
-        from specact.bundle.bundle import HEAD
+        from specact.gates.learned import head_file
 
-        if self.gate in LEARNED and (self.retrain or pair.path is None or not (pair.path / HEAD).exists()):
+        if self.gate in LEARNED and (self.retrain or head_file(pair) is None):
             from specact.families.codes.pair import CodeParts
             from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
@@ -133,9 +132,9 @@ class Calibrate(Options):
 
 def training_folder(pair: Pair[Any]) -> Path:
     """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
-    from specact.gates.learned import TRAINING, TrainedFor
+    from specact.gates.learned import TRAINING, trained_for
 
-    return Path(pair.path or ".") / TRAINING / "-".join(filter(None, vars(TrainedFor.of(pair)).values()))
+    return Path(pair.path or ".") / TRAINING / "-".join(filter(None, trained_for(pair).values()))
 
 
 @dataclass(frozen=True)

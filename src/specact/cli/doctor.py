@@ -78,7 +78,7 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
         "specact": __version__, "python": platform.python_version(), "machine": platform.machine(),
         "providers": onnxruntime.get_available_providers(),
         "missing": {
-            extra: [package for package in packages.values() if package.partition("[")[0] not in installed]
+            extra: [package for package in packages.values() if package not in installed]
             for extra, packages in EXTRAS.items()
         },
         "bundle": str(pair.path), "fingerprint": pair.fingerprint,

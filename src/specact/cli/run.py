@@ -18,7 +18,7 @@ from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
-from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
+from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
 from specact.gates.settings import UNRATED
 from specact.interrupts import Interrupts
 from specact.pair import Pair, Verifier
@@ -152,7 +152,7 @@ class Run(Options):
         return pair.verifier(placed), client, placed
 
 
-def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
+def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> RateBudget:
     """A share of inferences, ``0.4``, their mean time, ``30ms``, or a share of the link, ``100kbit`` per second.
 
     Raises:
@@ -172,7 +172,7 @@ def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> Budget:
     return RateBudget(amount)
 
 
-def audits_of(pair: Pair[Any], gate: str, rate: float, budget: Budget | None) -> AuditEstimator:
+def audits_of(pair: Pair[Any], gate: str, rate: float, budget: RateBudget | None) -> AuditEstimator:
     """Audits of the skipped steps, with an alarm if the gate's calibration predicts the true skip ratio."""
     from specact.gates.calibration import find_calibration
 

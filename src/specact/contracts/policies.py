@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -60,7 +62,9 @@ def _copies(window: Window) -> Named:
     return {name: value.copy() for name, value in window.arrays.items()}
 
 
-def _random_windows(spec: ObservationSpec, count: int, rng: np.random.Generator) -> list[Window]:
+def _random_windows(spec: ObservationSpec, count: int) -> list[Window]:
+    rng = np.random.default_rng(0)
+
     def array(field: Field) -> NDArray[Any]:
         if field.is_image:
             return rng.integers(0, 256, field.window_shape, np.uint8)
@@ -85,24 +89,19 @@ def _check_batches(what: str, answer: Callable[[Sequence[int]], list[Named]], co
 # ---- a chunk policy --------------------------------------------------------------------------------------------------
 
 
-def check_policy(policy: ChunkPolicy, *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
+def check_policy(policy: ChunkPolicy, *, within: float = 1e-3) -> None:
     """Checks a chunk policy: shapes, and that a chunk depends on its window and generator alone.
 
-    A policy with an internal queue of actions or history fails, because a server serves many robots in turn.
-
-    Args:
-        policy: the policy.
-        windows: test inputs, at least two; random if not given.
-        seed: of the windows and the policy's random generators.
-        within: relative tolerance between chunks from batches of different sizes, of their largest absolute action.
+    A policy with an internal queue of actions or history fails, because a server serves many robots in turn. Chunks
+    from batches of different sizes may differ by ``within``, as a share of their largest absolute action.
     """
     spec = policy.spec
     expect(isinstance(spec, ChunkSpec), f"spec must be a ChunkSpec, got {spec!r:.60}")
-    windows = windows or _random_windows(spec.observation, 4, np.random.default_rng(seed))
+    windows = _random_windows(spec.observation, 4)
 
     def infer(which: Sequence[int]) -> list[Named]:
         batch = [windows[i] for i in which]
-        before, rngs = list(map(_copies, batch)), [np.random.default_rng([seed, i]) for i in which]
+        before, rngs = list(map(_copies, batch)), [np.random.default_rng([0, i]) for i in which]
         chunks = list(policy.infer_batch(batch, rngs))
         wanted = f"infer_batch must give {len(which)} chunks, one per window"
         expect(len(chunks) == len(which), f"{wanted}; got {len(chunks)}")
@@ -113,7 +112,7 @@ def check_policy(policy: ChunkPolicy, *, windows: Sequence[Window] = (), seed: i
 
     chunks = _check_batches("a chunk", infer, len(windows), within)
     for i, (window, chunk) in enumerate(zip(windows, chunks, strict=True)):
-        single = policy.infer(window, np.random.default_rng([seed, i]))
+        single = policy.infer(window, np.random.default_rng([0, i]))
         expect_array("a chunk of infer", single, np.float32, (spec.chunk, spec.actions))
         expect(same([{"chunk": single}], [chunk], within), "infer must give what infer_batch gives")
 
@@ -121,19 +120,15 @@ def check_policy(policy: ChunkPolicy, *, windows: Sequence[Window] = (), seed: i
 # ---- a pair ----------------------------------------------------------------------------------------------------------
 
 
-def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
+def check_pair(pair: Pair[Any], *, within: float = 1e-3) -> None:
     """Checks a pair with its target: proposals, verification, and equivalence of local and remote answers.
 
-    Args:
-        pair: the pair.
-        windows: test inputs, at least two; random if not given.
-        seed: of the windows and the random streams.
-        within: relative tolerance between answers from batches of different sizes, of their largest absolute number.
+    Answers from batches of different sizes may differ by ``within``, as a share of their largest absolute number.
     """
     _check_values(pair)
     contract, exchange = pair.exchange.contract, pair.exchange
-    windows = windows or _random_windows(pair.observation, 4, np.random.default_rng(seed))
-    addresses = [StepAddress(seed, 0, 0, step) for step in range(len(windows))]
+    windows = _random_windows(pair.observation, 4)
+    addresses = [StepAddress(0, 0, 0, step) for step in range(len(windows))]
     proposals = [_check_proposal(pair, *step) for step in zip(windows, addresses, strict=True)]
     asked = [ask(Request(*step), contract, "infer", 1, 1e3) for step in zip(windows, addresses, strict=True)]
     requests = [request_of(read_ask(encode(message)), contract) for message in asked]
@@ -146,7 +141,8 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
             np.array_equal(here.actions, again.actions),
             "the same proposal and address must give the same outcome again: draw from the address's own stream",
         )
-        there = _verify(pair, _ReadyTarget(exchange.read(arrays)), proposal, address)
+        ready = Pending(partial(Answer, exchange.read(arrays), OffloadTimes()))
+        there = _verify(pair, SimpleNamespace(submit=lambda *_, ready=ready: ready), proposal, address)
         expect(
             here.accepted == there.accepted and np.allclose(here.actions, there.actions, rtol=0.0, atol=within),
             f"a server's answer must give the outcome that the target in this process gives; {here.accepted} were "
@@ -212,16 +208,6 @@ def _answers(pair: Pair[Any], requests: Sequence[Request]) -> list[Named]:
     return crossed
 
 
-class _ReadyTarget:
-    """A target whose answer is already there."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[Any]]:
-        return Pending(lambda: Answer(self._value, OffloadTimes()))
-
-
 def _verify(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:
     drafted = proposal.actions.copy()
     outcome = pair.verifier(target).submit(proposal, address).result()
@@ -245,26 +231,22 @@ def _check_chunk(actions: Chunk, pair: Pair[Any], where: str) -> None:
 # ---- a gate ----------------------------------------------------------------------------------------------------------
 
 
-def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int = 50, **options: Any) -> None:
+def check_gate(gate: type[Gate], pair: Pair[Any], *, steps: int = 50, **options: Any) -> None:
     """Checks a gate: that it can be made from stored settings, and that its scores and decisions can be calibrated.
 
-    Args:
-        gate: the class.
-        pair: source of proposals, with the evidence of the pair's family.
-        seed: of windows and proposals.
-        steps: inferences of an episode.
-        options: constructor parameters without a default.
+    It is given the proposals of a pair, in episodes of so many inferences. The options are parameters of its
+    constructor without a default.
     """
     kind: Any = gate
     expect(isinstance(kind, type) and issubclass(kind, Gate), f"a gate must be a subclass of Gate, got {gate!r:.60}")
-    rng = np.random.default_rng(seed)
-    proposals = [pair.drafter().propose(window, rng) for window in _random_windows(pair.observation, steps, rng)]
+    rng = np.random.default_rng(1)
+    proposals = [pair.drafter().propose(window, rng) for window in _random_windows(pair.observation, steps)]
 
     def make_gate(threshold: float, **limits: Any) -> Gate:
         settings: dict[str, Any] = {"tie_probability": 0.0, "max_skips": None} | options | limits
         return gate.for_pair(pair, threshold, **settings)
 
-    def decide(made: Gate, count: int = steps, salt: int = seed) -> list[Decision]:
+    def decide(made: Gate, count: int = steps, salt: int = 0) -> list[Decision]:
         """The decisions of an episode that executes the drafted actions."""
         made.reset()
         decisions = []
@@ -278,13 +260,12 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
     checked = make_gate(0.0)
     first = decide(checked)
     for score in (decision.score for decision in first):
-        finite = "score must give a finite number"
-        expect(math.isfinite(score), f"{finite}, got {score}; where there is nothing to go by, 0.0")
+        expect(math.isfinite(score), f"score must be finite, got {score}; where there is nothing to go by, 0.0")
     expect(
         decide(make_gate(0.0)) == first,
         "two gates that see the same proposals must decide the same; what is random in score must come from its rng",
     )
-    decide(checked, steps // 2, seed + 1)
+    decide(checked, steps // 2, 1)
     expect(decide(checked) == first, "reset must forget the episode; call super().reset() in it")
     if not gate.calibrated:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -76,17 +75,6 @@ class ChunkPlayer:
         return drafted, executed
 
 
-@dataclass(frozen=True, slots=True)
-class LateVerdict:
-    """A verdict that arrived after its chunk started.
-
-    It is ``in_time`` if its chunk is being executed and its observation is not too old.
-    """
-
-    result: Outcome | Miss
-    in_time: bool
-
-
 class Verdicts:
     """How a policy waits for the outcomes of its verifications; this one waits for each, as in the paper."""
 
@@ -106,8 +94,11 @@ class Verdicts:
         """Requests verification of a step observed at ``seen_s`` [s]; the result is None if the verdict comes late."""
         return verifier.submit(proposal, address)
 
-    def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
-        """A late verdict that has arrived by ``now`` [s], or None; it can be used for the step ``wanted`` only."""
+    def arrived(self, now: float, wanted: StepAddress | None) -> tuple[Outcome | Miss, bool] | None:
+        """A late verdict that has arrived by ``now`` [s], or None, and whether it is in time.
+
+        That is, of the step ``wanted``, whose chunk is being executed, and of an observation that is not too old.
+        """
         return None
 
 
@@ -151,9 +142,9 @@ class LateVerdicts(Verdicts):
         self._in_flight = request, address, seen_s
         return NO_OUTCOME
 
-    def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
+    def arrived(self, now: float, wanted: StepAddress | None) -> tuple[Outcome | Miss, bool] | None:
         if self._in_flight is None or not self._in_flight[0].done():
             return None
         (request, address, seen_s), self._in_flight = self._in_flight, None
         # Taken in any case: the client counts its misses when they are taken.
-        return LateVerdict(request.result(), in_time=address == wanted and now - seen_s <= self._max_age_s)
+        return request.result(), address == wanted and now - seen_s <= self._max_age_s

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specact.bundle.manifest import MAX_JSON_BYTES, read_part
 from specact.errors import BundleError, ConfigError
 from specact.files import file_stem, write_json
-from specact.gates.controller import Budget, Controller
+from specact.gates.controller import Controller, RateBudget, threshold_of
 from specact.gates.gate import Gate
 from specact.gates.learned import calibrate_command
 from specact.gates.settings import GateSettings, check_options, gate_settings, load_gate
@@ -33,11 +33,7 @@ def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float,
     """
     if not len(scores):
         raise ConfigError("every step was transmitted by force, so there is no threshold to find; raise max_skips")
-    ordered = np.sort(scores)
-    index = min(int((1.0 - rate) * len(ordered)), len(ordered) - 1)
-    threshold = float(ordered[index])
-    above, equal = float(np.mean(scores > threshold)), float(np.mean(scores == threshold))
-    return threshold, float(np.clip((rate - above) / equal, 0.0, 1.0))
+    return threshold_of(np.sort(scores).tolist(), rate)
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def _damaged(path: Path, error: Exception) -> BundleError:
 
 
 def deciding_gate(
-    bundle: Pair[Any], name: str, rate: float, budget: Budget | None, gate_options: tuple[str, ...] = ()
+    bundle: Pair[Any], name: str, rate: float, budget: RateBudget | None, gate_options: tuple[str, ...] = ()
 ) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 

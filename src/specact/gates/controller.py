@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,33 +22,22 @@ from specact.records import AtLeastOne, Count, Positive, Share, validated
 from specact.types import Proposal, StepRecord
 
 
-class Budget(Protocol):
-    """A mean budget per inference.
-
-    Attributes:
-        rate: estimate of the transmission rate that uses exactly the budget, in [0, 1].
-    """
-
-    @property
-    def rate(self) -> float: ...
-
-    def overspent(self, record: StepRecord) -> float:
-        """This inference's spending beyond the budget, in transmissions; negative if below it."""
-        ...
-
-
 class RateBudget:
-    """A transmission rate in [0, 1], forced transmissions and audits included; it may be changed at any time."""
+    """A transmission rate in [0, 1], forced transmissions and audits included; it may be changed at any time.
+
+    Of a subclass, ``rate`` is an estimate of the transmission rate that uses exactly the budget.
+    """
 
     @validated
     def __init__(self, rate: Share) -> None:
         self.rate = rate
 
     def overspent(self, record: StepRecord) -> float:
+        """This inference's spending beyond the budget, in transmissions; negative if below it."""
         return record.decision.transmit - self.rate
 
 
-class LinkBudget:
+class LinkBudget(RateBudget):
     """A robot's share of a link's bandwidth; requests that were not sent do not count.
 
     That is ``bytes_per_s``, both ways together [B/s], for requests that with their reply have ``request_bytes`` [B], at
@@ -57,42 +46,36 @@ class LinkBudget:
 
     @validated
     def __init__(self, bytes_per_s: Positive, request_bytes: Positive, inferences_hz: Positive) -> None:
-        self.rate = min(1.0, bytes_per_s / (request_bytes * inferences_hz))
+        super().__init__(min(1.0, bytes_per_s / (request_bytes * inferences_hz)))
 
     def overspent(self, record: StepRecord) -> float:
         return (record.decision.transmit and not record.unsent) - self.rate
 
 
-class LatencyBudget:
+class LatencyBudget(RateBudget):
     """A mean latency of an inference [s].
 
     The rate follows from moving averages, over ``memory`` inferences each, of the latencies of skipped and of
-    transmitted ones.
+    transmitted ones; it is 1/2 until both kinds were seen.
     """
 
     @validated
     def __init__(self, seconds: Positive, memory: Count = 50) -> None:
+        super().__init__(0.5)
         self.seconds, self.memory = seconds, memory
         # Mean latencies and counts of skipped and of transmitted inferences.
         self._mean_s, self._count = [0.0, 0.0], [0, 0]
-
-    @property
-    def rate(self) -> float:
-        """See :class:`Budget`; 1/2 until both kinds of inference were seen."""
-        if 0 in self._count:
-            return 0.5
-        return min(1.0, max(0.0, (self.seconds - self._mean_s[0]) / self._transmission_cost_s))
-
-    @property
-    def _transmission_cost_s(self) -> float:
-        """Latency that a transmission adds [s], at least a microsecond."""
-        return max(1e-6, self._mean_s[1] - self._mean_s[0])
 
     def overspent(self, record: StepRecord) -> float:
         kind, took = int(record.decision.transmit), record.times.total
         self._count[kind] += 1
         self._mean_s[kind] += (took - self._mean_s[kind]) / min(self._count[kind], self.memory)
-        return 0.0 if 0 in self._count else (took - self.seconds) / self._transmission_cost_s
+        if 0 in self._count:
+            return 0.0
+        # The latency that a transmission adds.
+        added_s = max(1e-6, self._mean_s[1] - self._mean_s[0])
+        self.rate = min(1.0, max(0.0, (self.seconds - self._mean_s[0]) / added_s))
+        return (took - self.seconds) / added_s
 
 
 class Controller(Gate):
@@ -108,7 +91,7 @@ class Controller(Gate):
     """
 
     @validated
-    def __init__(self, inner: Gate, budget: Budget, *, window: Count = 200, horizon: AtLeastOne = 100.0) -> None:
+    def __init__(self, inner: Gate, budget: RateBudget, *, window: Count = 200, horizon: AtLeastOne = 100.0) -> None:
         super().__init__(
             -math.inf, max_skips=inner.max_skips, force_first=inner.force_first, audit_rate=inner.audit_rate
         )
@@ -116,11 +99,6 @@ class Controller(Gate):
         self._inner, self._budget, self._debt = inner, budget, 0.0
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
-
-    @property
-    def rate(self) -> float:
-        """The budget's current transmission rate, in [0, 1]."""
-        return self._budget.rate
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         return self._inner.score(proposal, rng)
@@ -139,29 +117,25 @@ class Controller(Gate):
         self._inner.on_inference(record)
         decision = record.decision
         # The score of a forced step had no effect, and that of an episode's first step is undefined.
-        if not decision.forced and not math.isnan(decision.score):
-            self._add_score(decision.score)
+        if decision.reason not in ("first", "max_skips") and not math.isnan(decision.score):
+            if len(self._recent) == self.window:
+                del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            self._recent.append(decision.score)
+            insort(self._sorted, decision.score)
         limit = self.horizon + 1.0
         self._debt = min(limit, max(-limit, self._debt + self._budget.overspent(record)))
         share = self._budget.rate - self._debt / self.horizon
-        self.threshold, self.tie_probability = _threshold(self._sorted, share)
+        # At 0 and 1 the threshold is infinite, so that a new extreme score cannot exceed a spent budget.
+        if share <= 0.0:
+            self.threshold, self.tie_probability = math.inf, 0.0
+        elif share >= 1.0 or not self._sorted:
+            self.threshold, self.tie_probability = -math.inf, 1.0
+        else:
+            self.threshold, self.tie_probability = threshold_of(self._sorted, share)
 
-    def _add_score(self, score: float) -> None:
-        if len(self._recent) == self.window:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(score)
-        insort(self._sorted, score)
 
-
-def _threshold(ordered: list[float], share: float) -> tuple[float, float]:
-    """Threshold and tie probability that transmit a share of these scores.
-
-    For a share of 0 or 1 the threshold is infinite, so that a new extreme score cannot exceed a spent budget.
-    """
-    if share <= 0.0:
-        return math.inf, 0.0
-    if share >= 1.0 or not ordered:
-        return -math.inf, 1.0
+def threshold_of(ordered: Sequence[float], share: float) -> tuple[float, float]:
+    """Threshold and tie probability that transmit a share, in [0, 1], of some scores in ascending order."""
     wanted = share * len(ordered)
     threshold = ordered[min(int(len(ordered) - wanted), len(ordered) - 1)]
     above = len(ordered) - bisect_right(ordered, threshold)

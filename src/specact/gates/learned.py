@@ -7,7 +7,6 @@ far the target's actions are. A head knows the pair and the decoding that it was
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -29,19 +28,10 @@ from specact.types import Chunk, Floats, Proposal
 TRAINING = "gate"
 
 
-def head_file(pair: Pair[Any]) -> Path:
-    """The file of the pair's head.
-
-    Raises:
-        ConfigError: if the pair has none.
-    """
+def head_file(pair: Pair[Any]) -> Path | None:
+    """The file of the pair's head, if it has one."""
     file = None if pair.path is None else pair.path / HEAD
-    if file is None or not file.is_file():
-        raise ConfigError(
-            f"{pair.name!r} has no learned gate; train one with: {calibrate_command(pair)}, or with specact offline "
-            "calibrate where there is no simulator"
-        )
-    return file
+    return file if file is not None and file.is_file() else None
 
 
 def calibrate_command(pair: Pair[Any], gate: str = "learned") -> str:
@@ -50,35 +40,28 @@ def calibrate_command(pair: Pair[Any], gate: str = "learned") -> str:
 
 
 def head_fingerprint(pair: Pair[Any]) -> str:
-    """The fingerprint of the pair's head; errors as of :func:`head_file`."""
-    return fingerprint_of(head_file(pair))
+    """The fingerprint of the pair's head; ConfigError if it has none."""
+    file = head_file(pair)
+    if file is None:
+        raise ConfigError(
+            f"{pair.name!r} has no learned gate; train one with: {calibrate_command(pair)}, or with specact offline "
+            "calibrate where there is no simulator"
+        )
+    return fingerprint_of(file)
+
+
+def trained_for(pair: Pair[Any]) -> dict[str, str]:
+    """What a head of a pair as it was loaded is trained for, the metadata of its file: ``pair``, ``decoding``.
+
+    That is the fingerprint, and the decoding of a token or flow policy, empty for the default.
+    """
+    return {"pair": pair.fingerprint, "decoding": pair.source.decoding}
 
 
 def has_fitting_head(pair: Pair[Any]) -> bool:
     """Whether the pair has a head that was trained for it, as it was loaded."""
-    file = None if pair.path is None else pair.path / HEAD
-    return file is not None and file.is_file() and TrainedFor.read(Network(file)) == TrainedFor.of(pair)
-
-
-@dataclass(frozen=True)
-class TrainedFor:
-    """What a head was trained for, as stored in its file: a pair's fingerprint, and the decoding that it judges.
-
-    The decoding is that of a token or flow policy; empty for the default.
-    """
-
-    pair: str
-    decoding: str = ""
-
-    @classmethod
-    def of(cls, pair: Pair[Any]) -> TrainedFor:
-        """For a pair as it was loaded."""
-        return cls(pair.fingerprint, pair.source.decoding)
-
-    @classmethod
-    def read(cls, network: Network) -> TrainedFor:
-        """As a head's file says."""
-        return cls(network.metadata.get("pair", ""), network.metadata.get("decoding", ""))
+    file, wanted = head_file(pair), trained_for(pair)
+    return file is not None and wanted == {name: Network(file).metadata.get(name, "") for name in wanted}
 
 
 class Head:
@@ -93,17 +76,16 @@ class Head:
     _loaded: ClassVar[dict[tuple[Any, ...], Any]] = {}
 
     def __init__(self, pair: Pair[Any], inputs: Shapes, outputs: Shapes) -> None:
-        file, wanted = head_file(pair), TrainedFor.of(pair)
+        file = Path(pair.path or ".") / HEAD
         again = f"train it again with: {calibrate_command(pair)} --retrain"
-        self._network, self.fingerprint = Network(file, inputs, outputs, repair=again), fingerprint_of(file)
-        found = TrainedFor.read(self._network)
-        if found.pair != wanted.pair:
-            raise BundleError(
-                f"{file} was trained for the pair {found.pair}, but the bundle beside it is {wanted.pair}; {again}"
-            )
-        if found != wanted:
-            trained, asked = (repr(one.decoding) if one.decoding else "of default" for one in (found, wanted))
-            raise BundleError(f"{file} was trained on drafts of the decoding {trained}, not of {asked}; {again}")
+        self._network = Network(file, inputs, outputs, repair=again)
+        for name, wanted in trained_for(pair).items():
+            found = self._network.metadata.get(name, "")
+            if found != wanted:
+                raise BundleError(
+                    f"{file} was trained for the {name} {found or 'default'!r}, but the bundle beside it was loaded "
+                    f"with the {name} {wanted or 'default'!r}; {again}"
+                )
 
     @classmethod
     def of(cls, pair: Pair[Any], weights: str | None = None) -> Self:
@@ -112,14 +94,14 @@ class Head:
         Raises:
             BundleError: as of the class, or if a threshold was calibrated for another head.
         """
-        file, found = head_file(pair), head_fingerprint(pair)
+        found = head_fingerprint(pair)
         if weights not in (None, found):
             raise BundleError(
-                f"{file} has fingerprint {found}, but the gate was calibrated for {weights}; calibrate again "
-                f"with: {calibrate_command(pair)}"
+                f"{head_file(pair)} has fingerprint {found}, but the gate was calibrated for {weights}; calibrate "
+                f"again with: {calibrate_command(pair)}"
             )
         # A file can be overwritten with another head.
-        key = cls, file, found, TrainedFor.of(pair), pair.execute
+        key = cls, pair.path, found, *trained_for(pair).values(), pair.execute
         if key not in cls._loaded:
             cls._loaded[key] = cls(pair)  # type: ignore[call-arg]
         head: Self = cls._loaded[key]

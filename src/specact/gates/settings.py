@@ -65,38 +65,26 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
     The learned gate depends on the family of the pair; with None it is that of action codes.
 
     Raises:
-        ConfigError: if there is none, or it cannot be imported.
+        ConfigError: if there is none, it cannot be imported, or it reads another family's evidence.
     """
-    kind: type[Gate]
+
+    def is_gate(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, Gate) and not isabstract(value)
+
     if is_plugin(name):
-        kind = load_object(name, "subclass of specact.gates.Gate that implements score", _is_gate)
-        return kind
-    if name not in GATES:
+        kind: type[Gate] = load_object(name, "subclass of specact.gates.Gate that implements score", is_gate)
+    elif name not in GATES:
         raise unknown_name("gate", name, GATES, plugins=True)
-    place = "specact.gates.learned:LearnedDistance" if (name, family) == ("learned", "chunks") else GATES[name]
-    module, _, attribute = place.partition(":")
-    kind = getattr(import_module(module), attribute)
-    return kind
-
-
-def gate_for(name: str, pair: Pair[Any]) -> type[Gate]:
-    """The class of a gate for a pair.
-
-    Raises:
-        ConfigError: as :func:`load_gate`, or if the gate reads another family's evidence.
-    """
-    family = pair.exchange.contract.family
-    kind = load_gate(name, family)
-    if kind.family not in (None, family):
+    else:
+        place = "specact.gates.learned:LearnedDistance" if (name, family) == ("learned", "chunks") else GATES[name]
+        module, _, attribute = place.partition(":")
+        kind = getattr(import_module(module), attribute)
+    if None not in (family, kind.family) and kind.family != family:
         raise ConfigError(
-            f"the gate {name!r} reads what the family {kind.family!r} knows of a draft, but {pair.name} is of "
-            f"the family {family!r}; choose a gate that looks at actions alone, such as deviation"
+            f"the gate {name!r} reads what the family {kind.family!r} knows of a draft, but this pair is of the family "
+            f"{family!r}; choose a gate that looks at actions alone, such as deviation"
         )
     return kind
-
-
-def _is_gate(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Gate) and not isabstract(value)
 
 
 def parameters_of(kind: type[Gate]) -> type[msgspec.Struct]:
@@ -163,8 +151,8 @@ def _read(gate: str, kind: type[Gate], entries: Iterable[tuple[str, Any]]) -> di
         of, _, name = path.rpartition(".")
         if of == gate or (not of and (is_plugin(gate) or name in hints)):
             values[name] = _plain(value) if isinstance(value, str) and hints.get(name) is not str else value
-    read_record(values, record, f"the gate {gate!r}")
-    return {name: float(value) if hints[name] is float else value for name, value in values.items()}
+    found = read_record(values, record, f"the gate {gate!r}")
+    return {name: getattr(found, name) for name in values}
 
 
 def _plain(text: str) -> Any:
@@ -223,7 +211,7 @@ class GateSettings:
         options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name in ORACLES:
             options["target"] = target
-        kind = gate_for(self.name, pair)
+        kind = load_gate(self.name, pair.exchange.contract.family)
         try:
             return kind.for_pair(pair, self.threshold, **options)
         except SpecactError:
@@ -246,7 +234,7 @@ def gate_settings(gate: str, pair: Pair[Any], options: Sequence[str] = ()) -> Ga
     Raises:
         ConfigError: for an unknown gate, an unknown parameter, or a learned gate that the pair does not have.
     """
-    kind = gate_for(gate, pair)
+    kind = load_gate(gate, pair.exchange.contract.family)
     known = parameters_of(kind).__struct_fields__
     values = {name: value for name, value in _DEFAULTS.get(gate, {}).items() if name in known}
     values |= _read(gate, kind, table_entries(pair.recommended_gates))

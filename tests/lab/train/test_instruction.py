@@ -19,7 +19,7 @@ from tests.tiny import quiet
 from specact.bundle.bundle import HEAD
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.policy import CodePolicy, OnnxPolicy
-from specact.gates.learned import TargetHead, TrainedFor
+from specact.gates.learned import TargetHead
 from specact.lab.data.generate import generate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
@@ -176,7 +176,7 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
             for part in (features, data)
         )  # fmt: skip
     torch.testing.assert_close(found, frames)
-    export_head(network, TrainedFor.of(pair), copy / HEAD)
+    export_head(network, pair, copy / HEAD)
     head, (seen, *_) = TargetHead(pair), windows(LEFT)
     draft = pair.parts.draft.infer(seen)
     for camera in ("image.front", "image.top"):

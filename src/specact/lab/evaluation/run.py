@@ -36,7 +36,7 @@ from specact.lab.rollout.pool import Pool, RealTime
 from specact.lab.rollout.rollout import Outcome, Shard
 from specact.lab.rollout.steps import Table
 from specact.links.link import load_link
-from specact.load import check_decoding, load_pair
+from specact.load import load_pair
 from specact.pair import Pair, PairSource
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed, check_fields
 
@@ -101,7 +101,6 @@ class Evaluation:
     def __post_init__(self) -> None:
         check_fields(self)
         load_link(self.link)
-        check_decoding(self.decoding)
         names = [method.name for method in self.resolved]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"methods must be named once each, got {', '.join(names) or 'none'}")

@@ -22,7 +22,7 @@ from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.tokens.pair import TokenParts
-from specact.gates.learned import TRAINING, TrainedFor, head_observation
+from specact.gates.learned import TRAINING, head_observation, trained_for
 from specact.gates.settings import gate_settings
 from specact.lab.data.episodes import Episodes
 from specact.lab.rollout.distillation import Collect, DistillationData, data_of, join
@@ -229,9 +229,9 @@ class DistanceHeadNetwork(HeadNetwork):
             return self(*self.inputs(data)).double().numpy(), data.outputs["drafted_distance"]
 
 
-def export_head(network: HeadNetwork, made_for: TrainedFor, path: Path) -> float:
+def export_head(network: HeadNetwork, pair: Pair[Any], path: Path) -> float:
     """Exports a head, with what it was trained for as metadata, see :func:`export_checked`."""
-    return export_checked(Graph(network, network.example_inputs, [network.output]), path, metadata=vars(made_for))
+    return export_checked(Graph(network, network.example_inputs, [network.output]), path, metadata=trained_for(pair))
 
 
 def train_head(
@@ -281,7 +281,7 @@ class HeadTraining(Rounds):
     def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
         network, pair, file = stage.module, self._pair, self.out / f"{stage.name}.onnx"
         assert isinstance(network, HeadNetwork) and pair.path is not None
-        export_head(network.eval(), TrainedFor.of(pair), file)
+        export_head(network.eval(), pair, file)
         if last:
             give_head(pair.path, file, parameters_of(network))
             return pair, []
