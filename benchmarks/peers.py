@@ -37,7 +37,7 @@ from pages import fill
 from server import Load, Robot, Workload, run_load, run_robots, workload_of
 
 from specact import Pair, SpeculativePolicy, connect, load_pair
-from specact.families.chunks.wire import chunk_contract
+from specact.families.chunks.policy import chunk_contract
 from specact.gates import Always
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.load import load_policy

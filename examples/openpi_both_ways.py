@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import specact
-from specact.families.chunks import ChunkParts, openpi_endpoint
+from specact.families.chunks import ChunkParts, PairSpec, target_endpoint
 from specact.gates import ActionDeviation, Always, Controller, Gate, Never, RateBudget
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -72,13 +72,13 @@ try:
     ask_as_openpi_does()
     # The target is on the server alone; what it takes and gives is in its metadata.
     with specact.connect(f"openpi:{url}") as policy:
-        target_spec = policy.spec
+        spec = PairSpec(policy.spec, execute=4, accept_within=0.2)
     assert draft.units is not None
-    pair = ChunkParts("chase", draft, draft.units, target_spec, None, execute=4, accept_within=0.2).pair()
+    pair = ChunkParts("chase", draft, draft.units, spec, None).pair()
     robot = SimulatedRobot(load_task("ball-chase"))
     contract = pair.exchange.contract
     print("\ngate         sent" + "".join(f"{origin.name.lower():>10s}" for origin in SHOWN) + "  success")
-    with Client(openpi_endpoint(f"openpi:{url}", None, None, contract), contract) as client:
+    with Client(target_endpoint(f"openpi:{url}", None, None, contract), contract) as client:
         client.connect(timeout=10.0)
         drive(Never(), pair, client, robot)
         drive(Controller(ActionDeviation(0.0), RateBudget(0.5)), pair, client, robot)

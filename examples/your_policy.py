@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import specact
-from specact.families.chunks import ChunkParts
+from specact.families.chunks import ChunkParts, PairSpec
 from specact.gates import ActionDeviation, Always, Controller, Gate, Never, RateBudget
 
 CHUNK, RATE_HZ, EPISODES, STEPS = 8, 20.0, 40, 80
@@ -45,10 +45,9 @@ def draft(inputs: Inputs) -> NDArray[np.float64]:
 
 
 assert draft.units is not None
-pair = ChunkParts(
-    "cart", draft, draft.units, target.spec, lambda: target, execute=2,
-    accept_within=0.2,  # drafted actions are kept up to the first that is further than this from the target's
-).pair()  # fmt: skip
+# Drafted actions are kept up to the first that is further than this from the target's.
+spec = PairSpec(target.spec, execute=2, accept_within=0.2)
+pair = ChunkParts("cart", draft, draft.units, spec, lambda: target).pair()
 
 
 def drive(gate: Gate) -> tuple[float, float, float]:

@@ -10,8 +10,8 @@ from specact.lab.rollout.methods import Method, composed
 from specact.pair import Answer, Target
 from specact.rng import Role, StepAddress, StepStreams
 from specact.systems.flash import Check, FlashVerifier, Round, RoundAnswer, Rounds
-from specact.systems.flow import ROUNDS, FlashParts
-from specact.types import ActionUnits, Outcome, Proposal
+from specact.systems.flow import ROUNDS, FlowParts
+from specact.types import Outcome, Proposal
 
 _ACCEPT_ALL = Check(within=1e9, guarded=False)
 
@@ -23,8 +23,8 @@ class ControlRounds(Rounds):
     kind: type[FlashVerifier] = FlashVerifier
     local: ClassVar[bool] = True
 
-    def verifier(self, parts: FlashParts, target: Target[RoundAnswer]) -> FlashVerifier:
-        return self.kind(target, parts.units, parts.settings.execute)
+    def verifier(self, parts: FlowParts, target: Target[RoundAnswer]) -> FlashVerifier:
+        return self.kind(target, parts)
 
 
 def controlled(kind: type[FlashVerifier], rounds: Rounds, about: str) -> ControlRounds:
@@ -36,8 +36,8 @@ def controlled(kind: type[FlashVerifier], rounds: Rounds, about: str) -> Control
 class ShuffledVerifier(FlashVerifier):
     """Uses a random one of all verdicts so far: the same distribution, independent of the scene; one per robot."""
 
-    def __init__(self, target: Target[RoundAnswer], units: ActionUnits, execute: int) -> None:
-        super().__init__(target, units, execute)
+    def __init__(self, target: Target[RoundAnswer], parts: FlowParts) -> None:
+        super().__init__(target, parts)
         self._streams = StepStreams()
         # Accepted actions of each check, and whether a gripper's change ended them.
         self._verdicts: list[tuple[int, bool]] = []
@@ -45,7 +45,7 @@ class ShuffledVerifier(FlashVerifier):
     def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
         real = answer.value.round(proposal.evidence)
         used = self._exchanged(answer.value, proposal, real, address) if real.checked else real
-        return used.outcome(self.units, self.execute, answer.times)
+        return used.outcome(self.parts, answer.times)
 
     def _exchanged(self, answer: RoundAnswer, proposal: Proposal, real: Round, address: StepAddress) -> Round:
         self._verdicts.append((real.accepted, real.switches))
@@ -72,7 +72,7 @@ class StaleVerifier(FlashVerifier):
             self.cache = fresh.cache
             if not request.full:
                 found = replace(fresh.round(replace(request, full=True)), checked=True, deviation=found.deviation)
-        return found.outcome(self.units, self.execute, answer.times)
+        return found.outcome(self.parts, answer.times)
 
 
 FLASH, FITTED = ROUNDS["flash"], ROUNDS["flash_fitted"]

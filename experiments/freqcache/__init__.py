@@ -16,7 +16,7 @@ from experiments.flash.methods import METHODS as FULL
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table
-from specact.families.chunks.flow import FlowParts
+from specact.families.chunks.flow import FlowNetworks
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange
@@ -53,14 +53,14 @@ class OtherRounds(ReusingRounds):
     remaps: bool = True
     first: Literal["edges", "changed", "oldest", "random"] = "edges"
 
-    def cached(self, networks: FlowParts, refresh: RefreshBundle) -> FreqCached:
+    def cached(self, networks: FlowNetworks, refresh: RefreshBundle) -> FreqCached:
         return OtherCached(networks, refresh, self)
 
 
 class OtherCached(FreqCached):
     """Chooses tokens otherwise, see :class:`OtherRounds`."""
 
-    def __init__(self, networks: FlowParts, refresh: RefreshBundle, rounds: OtherRounds) -> None:
+    def __init__(self, networks: FlowNetworks, refresh: RefreshBundle, rounds: OtherRounds) -> None:
         self._rounds, self._patches = rounds, refresh.spec.cameras
         super().__init__(networks, refresh, rounds.reuse)
 

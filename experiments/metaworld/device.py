@@ -102,7 +102,7 @@ def measure(
     name, shares, fewer = TARGETS[target]
     path = pair_of(name, run)
     pair = load_pair(path)
-    chunk = pair.parts.target_spec.chunk
+    chunk = pair.parts.spec.target.chunk
     stands = {"PAIR": path, "TARGET": target, "CHUNK": str(chunk), "OVERLAP": str(chunk - 1)}
     # As many actions of a chunk as in the pair: executing more of them is a different policy.
     for word, steps in (("ALONE", 10), ("FEWER", fewer)):

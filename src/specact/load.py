@@ -15,7 +15,8 @@ from specact.bundle.network import CPU, Compute
 from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import DEFAULTS, PairSettings, load_chunk_pair, load_chunk_target, write_pair
-from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.policy import ChunkExchange, ChunkPolicy
+from specact.families.chunks.remote import connect
 from specact.families.chunks.sources import (
     LoadedPolicy,
     is_policy,
@@ -25,10 +26,9 @@ from specact.families.chunks.sources import (
     onnx_policy,
     try_out,
 )
-from specact.families.chunks.wire import ChunkExchange
 from specact.families.codes.pair import load_codes
 from specact.families.codes.policy import CodeChunks
-from specact.families.tokens.policy import TokenBundle, load_tokens
+from specact.families.tokens.policy import load_tokens
 from specact.files import check_name, file_stem
 from specact.imports import load_instance
 from specact.pair import Pair, PairSource
@@ -38,6 +38,7 @@ from specact.systems.staged import SplitExchange, load_staged
 from specact.systems.tokens import DECODINGS, load_token_pair
 from specact.types import ActionUnits
 from specact.wire.exchange import Exchange
+from specact.wire.messages import MAX_DEADLINE_MS
 
 COMPOSITIONS = {**DECODINGS, **ROUNDS}
 # Kinds of bundles whose chunks are drafted and verified in several ways, with the way that needs no name.
@@ -141,10 +142,9 @@ def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
             ) from None
         return load_lerobot(source, steps=steps)
     if kind == "openpi":
-        from specact.families.chunks.openpi import openpi_policy, openpi_source
-
-        server = openpi_source(source, os.environ.get("SPECACT_TOKEN") or None)
-        return LoadedPolicy(server.name, openpi_policy(server), server.units, server.fingerprint)
+        token = os.environ.get("SPECACT_TOKEN") or None
+        served = connect(source, deadline_ms=MAX_DEADLINE_MS, token=token, timeout=10.0)
+        return LoadedPolicy(served.name, served, served.units, served.fingerprint)
     if kind == "description":
         own = onnx_policy(Path(source), compute=compute)
         return LoadedPolicy(Path(source).stem, own, own.units, own.fingerprint)
@@ -154,11 +154,9 @@ def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> Load
     held = read_manifest(path).kind
     if held == "pair":
         raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
-    if held == "regression":
-        made = load_regression(path, compute=compute)
-        return LoadedPolicy(made.name, made.policy, made.policy.units, made.fingerprint, made.env)
-    bundle = load_tokens(path, compute=compute) if held == "tokens" else load_flow(path, compute=compute)
-    policy: ChunkPolicy = bundle.policy() if isinstance(bundle, TokenBundle) else bundle.policy(steps)
+    load: Any = {"regression": load_regression, "tokens": load_tokens}.get(held, load_flow)
+    bundle = load(path, compute=compute)
+    policy: ChunkPolicy = bundle.policy(steps) if load is load_flow else bundle.policy()
     units = ActionUnits.of_range(bundle.units.low, bundle.units.high)
     return LoadedPolicy(bundle.name, policy, units, bundle.fingerprint, bundle.env)
 

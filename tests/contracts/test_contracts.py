@@ -16,7 +16,7 @@ from specact import load_pair
 from specact.contracts import check_gate, check_pair, check_policy, check_robot, check_task
 from specact.errors import ContractError, MissingExtraError
 from specact.families.chunks.flow import load_flow
-from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.pair import ChunkParts, PairSpec
 from specact.families.chunks.policy import ChunkSpec
 from specact.gates import ActionDeviation, Gate
 from specact.gates.settings import GATES, gate_settings, load_gate
@@ -281,9 +281,7 @@ def test_every_family_keeps_the_contract() -> None:
     units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
     small, large = chunk_policies.small, chunk_policies.large
     for within in (0.0, 0.4):
-        check_pair(
-            ChunkParts("chunks", small, units, large.spec, lambda: large, execute=3, accept_within=within).pair()
-        )
+        check_pair(ChunkParts("chunks", small, units, PairSpec(large.spec, 3, within), lambda: large).pair())
     check_pair(my_family.pair)
     check_gate(my_family.Nearness, my_family.pair)
 

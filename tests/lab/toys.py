@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.pair import ChunkParts, PairSpec
 from specact.families.chunks.policy import Chunk
 from specact.families.chunks.sources import Inputs, chunk_policy
 from specact.lab.envs.task import Task
@@ -123,8 +123,7 @@ pair = ChunkParts(
     "hand",
     blind,
     ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32)),
-    seeing.spec,
+    PairSpec(seeing.spec, execute=2),
     lambda: seeing,
-    execute=2,
     fingerprint="hand",
 ).pair()

@@ -21,8 +21,8 @@ from websockets.server import ServerProtocol
 
 from specact import Pair, load_pair
 from specact.errors import RemoteError
-from specact.families.chunks.openpi import openpi_endpoint
-from specact.families.chunks.pair import ChunkParts
+from specact.families.chunks.pair import ChunkParts, PairSpec
+from specact.families.chunks.remote import target_endpoint
 from specact.families.chunks.sources import chunk_policy
 from specact.observation import Window
 from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget
@@ -124,7 +124,7 @@ def draft(seen: Any) -> Any:
 
 
 RANGE = ActionUnits.of_range(np.full(2, -500, np.float32), np.full(2, 500, np.float32))
-PAIR = ChunkParts("foreign", draft, RANGE, draft.spec, None, 1, 0.0).pair()
+PAIR = ChunkParts("foreign", draft, RANGE, PairSpec(draft.spec, 1), None).pair()
 CONTRACT = PAIR.exchange.contract
 
 
@@ -226,7 +226,7 @@ class Device:
 
 
 def endpoint_of(protocol: str, port: int) -> Endpoint:
-    return at(port) if protocol == "specact" else openpi_endpoint(f"openpi:ws://127.0.0.1:{port}", None, None, CONTRACT)
+    return at(port) if protocol == "specact" else target_endpoint(f"openpi:ws://127.0.0.1:{port}", None, None, CONTRACT)
 
 
 @contextmanager

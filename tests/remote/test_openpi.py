@@ -36,7 +36,7 @@ from tests.remote.test_parity import SERVED, flow_pair
 import specact
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import load_flow
-from specact.families.chunks.openpi import openpi_endpoint, openpi_source
+from specact.families.chunks.remote import openpi_source, target_endpoint
 from specact.lab.rollout.processes import serving
 from specact.load import load_policy
 from specact.observation import Field, Window
@@ -59,8 +59,10 @@ def test_more_steps_than_pings_are_allowed_and_a_pair_with_another_policy_is_ref
                 policy({"state": np.zeros(12)})
             assert not policy.inpaints and policy.client.counts["connections"] == 1
         longer = msgspec.structs.replace(flow.spec, chunk=flow.spec.chunk + 1)
-        contract = flow_pair(flow).composed(target_spec=longer).exchange.contract
-        with Client(openpi_endpoint(url, None, None, contract), contract) as client:
+        pair = flow_pair(flow)
+        spec = msgspec.structs.replace(pair.parts.spec, target=longer)
+        contract = pair.composed(spec=spec).exchange.contract
+        with Client(target_endpoint(url, None, None, contract), contract) as client:
             assert "differ in action_horizon 16 / 17" in refusal(client)
 
 
@@ -99,7 +101,7 @@ def test_metadata_of_others_means_what_they_like_and_says_no_policy() -> None:
         with asking("openpi", port) as device:
             assert device.client.connect(10.0).bundle == "openpi"
         with pytest.raises(BundleError, match="TOML"):
-            openpi_source(f"openpi:ws://127.0.0.1:{port}")
+            openpi_source(f"openpi:ws://127.0.0.1:{port}", None, None, 10.0)
 
 
 # ---- names, and what a description says -----------------------------------------------------------------------------
@@ -144,13 +146,14 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
             peers[-1].say(openpi.encode({"actions": answer_to(seen["observation/state"][1, 0])}))
 
     with listening(serve) as port:
-        found = openpi_source(f"openpi:ws://127.0.0.1:{port}/some/where#{tmp_path / 'robot.toml'}")
-        assert found.spec.observation["image.front"] == Field((4, 6, 3), "uint8", 1)
-        assert found.endpoint.keys["image.front"] == Key("observation/image", channels_first=True)
+        source = f"openpi:ws://127.0.0.1:{port}/some/where#{tmp_path / 'robot.toml'}"
+        address, spec, _ = openpi_source(source, None, None, 1.0)
+        assert spec.observation["image.front"] == Field((4, 6, 3), "uint8", 1)
+        assert address.keys["image.front"] == Key("observation/image", channels_first=True)
         monkeypatch.chdir(tmp_path)
         with closing_clients() as clients:
             loaded = load_policy(f"openpi:ws://127.0.0.1:{port}/some/where#robot.toml")
-            assert loaded.units is not None and (loaded.name, loaded.fingerprint) == ("127.0.0.1", "")
+            assert loaded.units is not None and (loaded.name, loaded.fingerprint) == ("openpi", "")
             front = np.arange(72, dtype=np.uint8).reshape(1, 4, 6, 3)
             arrays: dict[str, np.ndarray] = {
                 "state": np.array([[1, 2], [600, 4]], np.float32),
@@ -169,7 +172,7 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(seen["observation/image"], np.moveaxis(front[0], -1, 0))
         assert (seen["prompt"], seen["endpoint"]) == ("fold it", "infer")
         assert {(peer.path, peer.headers.get("Authorization")) for peer in peers} == {
-            ("/some/where", None), ("/some/where", "Api-Key correct horse battery staple"),
+            ("/some/where", "Api-Key correct horse battery staple"),
         }  # fmt: skip
 
 
@@ -203,16 +206,16 @@ def test_addresses_and_descriptions_that_cannot_be_used_and_a_pair_of_codes_are_
     contract, file = CONTRACT, tmp_path / "robot.toml"
     for address in ADDRESSES:
         with pytest.raises(ConfigError):
-            openpi_endpoint(f"openpi:{address}", None, None, contract)
+            target_endpoint(f"openpi:{address}", None, None, contract)
     source = f"openpi:ws://127.0.0.1:1#{file}"
     file.write_text(DESCRIPTION)
-    openpi_endpoint(source, None, None, contract)
+    target_endpoint(source, None, None, contract)
     with pytest.raises(ConfigError, match="codes"):
-        openpi_endpoint(source, None, None, specact.load_pair("ball").exchange.contract)
+        target_endpoint(source, None, None, specact.load_pair("ball").exchange.contract)
     for text, name in DESCRIPTIONS.items():
         file.write_text(text)
         with pytest.raises(ConfigError, match=name):
-            openpi_endpoint(source, None, None, contract)
+            target_endpoint(source, None, None, contract)
 
 
 # ---- openpi's own server --------------------------------------------------------------------------------------------

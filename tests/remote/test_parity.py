@@ -19,9 +19,9 @@ from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.errors import BundleError, ConfigError, MissError, ObservationError, RemoteError
 from specact.execution.schedule import inpainting_of
 from specact.families.chunks.flow import FlowBundle, load_flow
-from specact.families.chunks.openpi import target_endpoint
-from specact.families.chunks.pair import ChunkParts
-from specact.families.chunks.wire import spec_of
+from specact.families.chunks.pair import ChunkParts, PairSpec
+from specact.families.chunks.policy import spec_of
+from specact.families.chunks.remote import target_endpoint
 from specact.gates import ActionDeviation, Always, Gate
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
@@ -54,7 +54,7 @@ def flow_pair(flow: FlowBundle) -> Pair[Any]:
     """A hasty draft, the same flow in a single step, beside the target that the server has."""
     units = ActionUnits.of_range(flow.units.low, flow.units.high)
     target = flow.policy()
-    return ChunkParts("hasty", flow.policy(steps=1), units, flow.spec, lambda: target, 4, 0.3).pair()
+    return ChunkParts("hasty", flow.policy(steps=1), units, PairSpec(flow.spec, 4, 0.3), lambda: target).pair()
 
 
 def walk(policy: SpeculativePolicy, pair: Any, steps: int = 200) -> tuple[list[StepRecord], np.ndarray]:

@@ -13,7 +13,6 @@ from websockets.exceptions import ConnectionClosed
 
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.sources import chunk_policy
-from specact.families.chunks.wire import ChunkExchange
 from specact.load import load_exchange
 from specact.observation import Field, Window
 from specact.rng import Role, stream

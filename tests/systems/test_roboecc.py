@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import shutil
@@ -14,12 +13,10 @@ import numpy as np
 import pytest
 from tests.served import served
 
-from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
+from specact import Pair, load_pair
 from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, RemoteError, WireError
-from specact.families.codes.policy import CodeVerifier, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution
-from specact.gates import Always
 from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange
@@ -29,7 +26,7 @@ from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
 from specact.systems.flash import Round, RoundRequest
-from specact.systems.flow import FlashParts
+from specact.systems.flow import FlowParts
 from specact.systems.roboecc import (
     Accounting,
     RoboeccRule,
@@ -140,20 +137,12 @@ def test_the_smallest_total_asks_first_and_looks_again_at_cut_0() -> None:
     assert SmallestTotal(costs, [0])(0, []) == 0
 
 
-def test_costs_and_pools_that_cannot_be_are_refused() -> None:
-    good = (np.ones(2), np.ones(2), np.ones(3), 1.0, np.array([0.5, 0.5]))
-    costs = StageCosts(*good)
-    for place, wrong in ((0, np.array([1.0, -1.0])), (2, np.ones(2)), (3, np.nan), (4, np.full(2, np.inf))):
-        with pytest.raises(ConfigError, match="must be finite numbers >= 0"):
-            StageCosts(*good[:place], wrong, *good[place + 1 :])  # type: ignore[arg-type, call-arg]
-    with pytest.raises(ConfigError, match="bandwidth above 0"):
-        total_s(costs, 0.0)
+def test_cuts_that_are_none_or_cost_too_much_are_refused() -> None:
+    loads = np.array([0.0, 0.5, 1.0])
     with pytest.raises(ConfigError, match="cuts lie between 0 and 2, got"):
-        within([3], costs.loads, 1.0)
+        within([3], loads, 1.0)
     with pytest.raises(ConfigError, match=r"no cut of .* is within the server's load of 0[.]4; the least is 0[.]5"):
-        within([1, 2], costs.loads, 0.4)
-    with pytest.raises(ConfigError, match="at least one cut"):
-        adjusted_cut(0, 1.0, 0.0, 0.0, [], costs.cut_bytes)
+        within([1, 2], loads, 0.4)
 
 
 @pytest.fixture(scope="module")
@@ -212,16 +201,12 @@ def test_the_server_answers_a_batch_of_a_cut_as_it_answers_each(folder: StagedFo
 
 
 def test_kinds_and_bytes_of_a_cut(folder: StagedFolder) -> None:
-    spec = folder.spec
+    spec, numbers = folder.spec, math.prod(folder.spec.activations[0])
     assert kind_at(spec, spec.stages, "uint8") == "infer"
-    assert [spec.reply_bytes(1, name) for name in PRECISIONS] == [
-        2 * math.prod(spec.activations[0]),
-        math.prod(spec.activations[0]) + 8,
-        4 * math.prod(spec.activations[0]),
-    ]
+    wanted = {"float16": 2 * numbers, "uint8": numbers + 8, "float32": 4 * numbers}
+    assert {name: spec.reply_bytes(1, name) for name in PRECISIONS} == wanted
     assert spec.reply_bytes(0, "float16") == 0
-    outputs = sum(4 * int(np.prod(shape)) for shape in spec.outputs.values())
-    assert spec.reply_bytes(spec.stages, "float16") == outputs
+    assert spec.reply_bytes(spec.stages, "float16") == 4 * sum(map(math.prod, spec.outputs.values()))
     for cut, precision in ((0, "float16"), (spec.stages + 1, "float16"), (1, "float8")):
         with pytest.raises(ConfigError, match="a server runs 1 to 8 stages"):
             kind_at(spec, cut, precision)  # type: ignore[arg-type]
@@ -239,13 +224,6 @@ def test_damaged_stages_are_refused(folder: StagedFolder, tmp_path: Path) -> Non
     (copy / "manifest.json").write_text(json.dumps(wrong))
     with pytest.raises(BundleError, match=r"stage-00[.]onnx.* split the bundle again"):
         load_staged(copy)
-    wrong_specs: list[dict[str, Any]] = [
-        {"activations": []}, {"activations": [["a"]]}, {"outputs": 3}, {"made_of": "tokens"}, {"more": 1},
-    ]  # fmt: skip
-    for broken in wrong_specs:
-        (copy / "manifest.json").write_text(json.dumps(manifest | {"spec": manifest["spec"] | broken}))
-        with pytest.raises(BundleError, match=next(iter(broken))):
-            load_staged(copy)
     with pytest.raises(BundleError, match="this needs a target in stages"):
         load_staged(find_bundle("ball"))
 
@@ -309,35 +287,6 @@ def test_every_cut_gives_the_bits_of_the_local_target_in_float32_and_a_little_el
         placed_target(bundle, folder, client, PATIENT_MS, cut=9)
 
 
-@pytest.mark.parametrize("method", ["adahi", "target"])
-def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
-    bundle: Pair[Any], folder: StagedFolder, client: Client, method: str
-) -> None:
-    def policy(target: Any) -> SpeculativePolicy:
-        gate = calibrated_gate(bundle, "deviation", rate=0.6) if method == "adahi" else Always()
-        verifier = (
-            CodeVerifier(target, bundle.parts.tokenizer, take_target) if method == "target" else bundle.verifier(target)
-        )
-        return SpeculativePolicy(bundle, gate, verifier=verifier, seed=4)
-
-    around = itertools.cycle(range(folder.spec.stages + 1))
-    placed = SplitTarget(
-        folder, reader_of(bundle, folder), client, lambda *_: next(around), PATIENT_MS, precision="float32"
-    )
-    policies = [policy(placed), policy(LocalTarget(bundle.target()))]
-    rng = np.random.default_rng(5)
-    for _ in range(60):
-        seen = {"state": rng.uniform(-1, 1, 8), "goal": rng.uniform(-1, 1, 2)}
-        first, second = (one.act(seen) for one in policies)
-        np.testing.assert_array_equal(first, second)
-        records = [one.record for one in policies]
-        assert records[0] is not None and records[1] is not None and records[0].miss is None
-        if records[0].outcome is not None:
-            np.testing.assert_array_equal(executed_codes(records[0]), executed_codes(records[1]))
-    cuts = {name for name in placed.counts if name.startswith("cut")}
-    assert len(cuts) == folder.spec.stages + 1 and placed.counts["switches"] > 10
-
-
 def test_the_cut_of_an_inference_under_way_does_not_change(
     bundle: Pair[Any], folder: StagedFolder, client: Client
 ) -> None:
@@ -397,7 +346,7 @@ def flow_rounds(target: Any, count: int = 4) -> list[Round]:
 def test_a_flow_draws_the_same_chunks_wherever_its_prefix_is_computed(flow: StagedFolder) -> None:
     """Full rounds and FLASH's checks; the device draws the chunks from the prefix's cache."""
     pair = load_pair("pusht-flow", decoding="flash")
-    assert isinstance(pair.parts, FlashParts) and flow.spec.stages > 2
+    assert isinstance(pair.parts, FlowParts) and flow.spec.stages > 2
     local = flow_rounds(LocalTarget(pair.target()))
     with serving(flow.path) as server, connected(server, flow) as client:
         by_cut = [

@@ -8,8 +8,7 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy.typing import NDArray
 
-from specact.families.chunks.policy import ChunkSpec
-from specact.families.chunks.wire import chunk_contract
+from specact.families.chunks.policy import ChunkSpec, chunk_contract
 from specact.families.codes.pair import CodeExchange
 from specact.families.codes.policy import ActionTokenizer, PolicySpec
 from specact.observation import Field, ObservationSpec, Window, vectors

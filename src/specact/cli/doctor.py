@@ -43,7 +43,7 @@ class Doctor(Options):
 
     def _measure(self, pair: Pair[Any], server: str) -> dict[str, Any]:
         """Latencies of a server and the link to it, as plain values."""
-        from specact.families.chunks.openpi import target_endpoint
+        from specact.families.chunks.remote import target_endpoint
         from specact.remote.client import Client
         from specact.remote.target import probe
 

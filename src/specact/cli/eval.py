@@ -185,9 +185,9 @@ class Demo(Options):
 
 def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
     from specact.families.tokens.pair import TokenParts
-    from specact.systems.flow import FlashParts
+    from specact.systems.flow import FlowParts
 
-    if isinstance(pair.parts, FlashParts):
+    if isinstance(pair.parts, FlowParts):
         return FLOW if pair.parts.block is not None else FLOW[:2]
     if isinstance(pair.parts, TokenParts):
         return TOKENS if pair.parts.drafters is not None else TOKENS[:2]

@@ -96,9 +96,7 @@ class Play(Options):
             self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,
             timeout=10.0, jpeg_quality=tuning.jpeg_quality, seed=tuning.seed,
         ))  # fmt: skip
-        served = remote.client.welcome
-        assert served is not None, "it has connected"
-        return remote, remote.client, remote.units, "", about(served.bundle, served.target, remote.units)
+        return remote, remote.client, remote.units, "", about(remote.name, remote.fingerprint, remote.units)
 
 
 def _action_range(robot: Any, units: ActionUnits | None) -> ActionRange | None:

@@ -130,7 +130,7 @@ class Run(Options):
         self, stack: ExitStack, pair: Pair[Any], deadline_ms: float
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
-        from specact.families.chunks.openpi import target_endpoint
+        from specact.families.chunks.remote import target_endpoint
         from specact.remote.client import Client
         from specact.remote.target import remote_verifier
         from specact.systems.roboecc import placed_target

@@ -34,19 +34,18 @@ from specact.bundle.network import CPU, Compute, Network
 from specact.errors import ConfigError, WireError
 from specact.families.chunks.flow import Array, FlowPolicy
 from specact.families.chunks.pair import accepted_length
-from specact.families.chunks.policy import resized
-from specact.families.chunks.wire import ChunkExchange
+from specact.families.chunks.policy import ChunkExchange, resized
 from specact.observation import Window
 from specact.pair import Answer, Follower, Target, TargetVerifier
 from specact.records import Count, NotNegative, PositiveShare, WholeNumber, check_fields
 from specact.rng import Role, StepAddress, StepStreams
-from specact.types import ActionUnits, Chunk, OffloadTimes, Origin, Outcome, Proposal, StepRecord, value
+from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, StepRecord, value
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
 from specact.wire.messages import bad
 
 if TYPE_CHECKING:
-    from specact.systems.flow import FlashParts
+    from specact.systems.flow import FlowParts
 
 Grippers = NDArray[np.bool_]
 Levels = Annotated[tuple[PositiveShare, ...], Meta(min_length=1)]
@@ -173,9 +172,9 @@ class Rounds:
     # Whether its verifier keeps a state of the robot, so that it needs the target in its own process.
     local: ClassVar[bool] = False
 
-    def verifier(self, parts: FlashParts, target: Target[RoundAnswer]) -> FlashVerifier:
+    def verifier(self, parts: FlowParts, target: Target[RoundAnswer]) -> FlashVerifier:
         """A new one, of one robot, for a target in this process; :class:`FlashExchange` is for a server."""
-        return FlashVerifier(target, parts.units, parts.settings.execute)
+        return FlashVerifier(target, parts)
 
 
 @value
@@ -226,11 +225,11 @@ class Round:
         """Share of the cameras' tokens that were reused."""
         return float(np.concatenate(list(self.reused.values())).mean()) if self.reused else 0.0
 
-    def outcome(self, units: ActionUnits, execute: int, times: OffloadTimes) -> Outcome:
+    def outcome(self, parts: FlowParts, times: OffloadTimes) -> Outcome:
         """The accepted actions alone, or the target's chunk; the round is the outcome's evidence."""
-        count = self.accepted or len(self.chunk)
+        count, execute = self.accepted or len(self.chunk), parts.settings.execute
         origins = np.full(count, Origin.ACCEPTED if self.accepted else Origin.REPLACED, np.uint8)
-        actions, kept = units.from_environment(self.chunk[:count]), float(self.accepted >= execute)
+        actions, kept = parts.units.from_environment(self.chunk[:count]), float(self.accepted >= execute)
         return Outcome(actions, origins, execute * self.checked, self.accepted, times, self, kept)
 
 
@@ -315,14 +314,14 @@ class FlashTarget:
 
 
 class FlashVerifier(TargetVerifier[RoundAnswer]):
-    """Checks with a target in this process; ``execute`` actions of a chunk at most are executed."""
+    """Checks with a target in this process."""
 
-    def __init__(self, target: Target[RoundAnswer], units: ActionUnits, execute: int) -> None:
+    def __init__(self, target: Target[RoundAnswer], parts: FlowParts) -> None:
         super().__init__(target)
-        self.units, self.execute = units, execute
+        self.parts = parts
 
     def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
-        return answer.value.round(proposal.evidence).outcome(self.units, self.execute, answer.times)
+        return answer.value.round(proposal.evidence).outcome(self.parts, answer.times)
 
 
 class FlashDrafter(Follower):
@@ -336,7 +335,7 @@ class FlashDrafter(Follower):
         BundleError: if they need the target's encoder, and the target is only on a server.
     """
 
-    def __init__(self, parts: FlashParts) -> None:
+    def __init__(self, parts: FlowParts) -> None:
         rounds, settings = parts.rounds, parts.settings
         if rounds.proposes == "block" and parts.block is None:
             raise ConfigError(
@@ -424,7 +423,7 @@ class FlashExchange(ChunkExchange):
 
     steady = False
 
-    def __init__(self, parts: FlashParts) -> None:
+    def __init__(self, parts: FlowParts) -> None:
         spec = parts.policy.spec
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
         request = {
@@ -436,7 +435,7 @@ class FlashExchange(ChunkExchange):
         }
         verify = Kind(Layout(request), Layout({"chunk": chunk, "how": ArraySpec((3,), np.int16, 0, spec.chunk)}))
         super().__init__(spec, parts.name, parts.fingerprint, lambda: parts.policy, parts.units, verify)
-        self._parts, self._spec, self._units = parts, spec, parts.units
+        self._parts, self._spec = parts, spec
 
     def request(self, proposal: Proposal) -> Arrays:
         given: RoundRequest = proposal.evidence
@@ -461,9 +460,8 @@ class FlashExchange(ChunkExchange):
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         accepted, checked, switches = arrays["how"].tolist()
-        execute = self._parts.settings.execute
-        reply = Round(arrays["chunk"], min(accepted, execute), bool(checked), bool(switches))
-        return reply.outcome(self._units, execute, times)
+        accepted = min(accepted, self._parts.settings.execute)
+        return Round(arrays["chunk"], accepted, bool(checked), bool(switches)).outcome(self._parts, times)
 
     def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         return [self._round(request) for request in requests]

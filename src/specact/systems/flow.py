@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.flow import FlowBundle, FlowPolicy, FlowUnits
 from specact.families.chunks.pair import joint_observation
-from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
-from specact.families.chunks.sources import LoadedPolicy, units_of
+from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, units_of
+from specact.families.chunks.sources import LoadedPolicy
 from specact.pair import Pair, PairIdentity, PairSource
 from specact.records import Record, read_record
 from specact.systems.flash import (
@@ -56,7 +57,7 @@ ROUNDS: dict[str, Rounds] = {
 
 
 @dataclass(frozen=True)
-class FlashParts(PairIdentity):
+class FlowParts(PairIdentity):
     """A flow policy as the target, and what drafts for it, if anything: the parts of every flow pair.
 
     Attributes:
@@ -75,7 +76,7 @@ class FlashParts(PairIdentity):
     refresh: RefreshBundle | None = None
     draft: ChunkPolicy | None = None
 
-    @property
+    @cached_property
     def units(self) -> ActionUnits:
         """The demonstrated range is [-1, 1]."""
         actions = self.policy.spec.actions
@@ -143,7 +144,7 @@ def _flow_pair(
     prints = [part.fingerprint for part in (target, made, draft) if part is not None]
     # A flow policy alone keeps its own.
     fingerprint = joint_fingerprint(*prints) if len(prints) > 1 else target.fingerprint
-    return FlashParts(
+    return FlowParts(
         target.name, policy, settings, rounds, None if made is None else made.block, refresh,
         None if draft is None else draft.policy, env=target.env, fingerprint=fingerprint, path=path,
         source=source or PairSource(str(path)),
@@ -209,7 +210,7 @@ def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compu
     wanted = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:]) if here else block.tokens
     if block.tokens != wanted:
         raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {wanted}")
-    return FlashBundle(path, bundle.manifest, bundle.spec, bundle.files, block)
+    return FlashBundle(**vars(bundle), block=block)
 
 
 class RemoteNetworks:

@@ -31,16 +31,16 @@ from numpy.typing import NDArray
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.network import CPU, Compute, Network
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.flow import Array, FlowBundle, FlowParts
+from specact.families.chunks.flow import Array, FlowBundle, FlowNetworks
 from specact.observation import Window
 from specact.pair import Answer, Target
 from specact.records import NotNegative, Share, check_fields
 from specact.rng import StepAddress
 from specact.systems.flash import FlashVerifier, RoundAnswer, Rounds
-from specact.types import ActionUnits, Outcome, Proposal
+from specact.types import Outcome, Proposal
 
 if TYPE_CHECKING:
-    from specact.systems.flow import FlashParts
+    from specact.systems.flow import FlowParts
 
 # Frames are float64 [H, W], their real Fourier transforms complex128 [H, W // 2 + 1].
 Plane = NDArray[np.float64]
@@ -275,7 +275,7 @@ class FreqCached:
             ``[P]``; empty if all of it was computed.
     """
 
-    def __init__(self, networks: FlowParts, refresh: RefreshBundle, reuse: Reuse) -> None:
+    def __init__(self, networks: FlowNetworks, refresh: RefreshBundle, reuse: Reuse) -> None:
         self._networks, self._refresh, self.reuse = networks, refresh, reuse
         self.reset()
 
@@ -335,16 +335,15 @@ class ReusingRounds(Rounds):
     reuse: Reuse = Reuse()
     local: ClassVar[bool] = True
 
-    def verifier(self, parts: FlashParts, target: Target[RoundAnswer]) -> ReusingVerifier:
+    def verifier(self, parts: FlowParts, target: Target[RoundAnswer]) -> ReusingVerifier:
         if parts.refresh is None:
             raise ConfigError(
                 "these rounds compute a part of the prefix again, and this target has no network for that; make one: "
                 "specact export --refresh"
             )
-        cached = self.cached(parts.policy.networks, parts.refresh)
-        return ReusingVerifier(target, parts.units, parts.settings.execute, cached)
+        return ReusingVerifier(target, parts, self.cached(parts.policy.networks, parts.refresh))
 
-    def cached(self, networks: FlowParts, refresh: RefreshBundle) -> FreqCached:
+    def cached(self, networks: FlowNetworks, refresh: RefreshBundle) -> FreqCached:
         """A robot's prefix cache."""
         return FreqCached(networks, refresh, self.reuse)
 
@@ -352,8 +351,8 @@ class ReusingRounds(Rounds):
 class ReusingVerifier(FlashVerifier):
     """Computes the rounds of one robot on its prefix cache, which is empty at the start of an episode."""
 
-    def __init__(self, target: Target[RoundAnswer], units: ActionUnits, execute: int, cached: FreqCached) -> None:
-        super().__init__(target, units, execute)
+    def __init__(self, target: Target[RoundAnswer], parts: FlowParts, cached: FreqCached) -> None:
+        super().__init__(target, parts)
         self._cached = cached
         self._last: StepAddress | None = None
 
@@ -363,4 +362,4 @@ class ReusingVerifier(FlashVerifier):
         self._last = address
         cache = self._cached.cache(answer.value.window)
         found = replace(answer.value, cache=cache).round(proposal.evidence)
-        return replace(found, reused=self._cached.masks).outcome(self.units, self.execute, answer.times)
+        return replace(found, reused=self._cached.masks).outcome(self.parts, answer.times)

@@ -22,7 +22,7 @@ from specact.observation import ObservationSpec, Window
 from specact.pair import Pair
 from specact.records import Record, Size, check_fields
 from specact.rng import StepAddress
-from specact.systems.flow import FlashParts
+from specact.systems.flow import FlowParts
 from specact.wire import exchange as wire
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.messages import bad
@@ -276,7 +276,7 @@ def reader_of(pair: Pair[Any], folder: StagedFolder) -> Reader[Any]:
         ConfigError: for a pair of another family.
     """
     parts = pair.parts
-    if not isinstance(parts, FlashParts | CodeParts):
+    if not isinstance(parts, FlowParts | CodeParts):
         raise ConfigError(
             f"{pair.name} is of a family whose target is not split; choose a pair of action codes or a flow policy"
         )

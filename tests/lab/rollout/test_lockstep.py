@@ -14,7 +14,7 @@ from tests.lab.rollout import chunk_policies
 from tests.thirdparty import my_family, my_sim
 
 from specact.errors import ConfigError
-from specact.families.chunks.pair import ChunkParts, PairSettings
+from specact.families.chunks.pair import ChunkParts, PairSettings, PairSpec
 from specact.families.chunks.policy import Chunk
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -153,7 +153,7 @@ class Trusting(TargetVerifier[Chunk]):
 def trusting_pair() -> Pair[Chunk]:
     units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
     small, large = chunk_policies.small, chunk_policies.large
-    made = ChunkParts("trusting", small, units, large.spec, lambda: large, execute=4).pair()
+    made = ChunkParts("trusting", small, units, PairSpec(large.spec, execute=4), lambda: large).pair()
     return replace(made, verifier=Trusting, parts=None)
 
 

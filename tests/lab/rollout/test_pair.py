@@ -14,7 +14,7 @@ from tests.lab.rollout.conftest import Instant, TapedBall
 
 from specact import Pair
 from specact.execution.schedule import Execution
-from specact.families.chunks.wire import chunk_contract
+from specact.families.chunks.policy import chunk_contract
 from specact.families.codes.policy import CodeChunks, CodeVerifier
 from specact.gates import ActionDeviation
 from specact.gates.calibration import find_calibration

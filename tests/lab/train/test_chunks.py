@@ -261,7 +261,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_answers_with_the_middle_of_what_was_demonstrated(finished: Path) -> None:
     """The state is held for two steps, so the chunk's first action is known and its last is not."""
-    policy = load_regression(finished / "bundles" / "line").policy
+    policy = load_regression(finished / "bundles" / "line").policy()
     states = np.linspace(-0.8, 0.8, 9, dtype=np.float32)
     windows = [Window({"state": np.full((2, 1), state, np.float32)}) for state in states]
     rng = np.random.default_rng(0)
@@ -274,10 +274,10 @@ def test_it_answers_with_the_middle_of_what_was_demonstrated(finished: Path) -> 
 
 def test_its_actions_stay_in_the_demonstrated_range(finished: Path) -> None:
     bundle = load_regression(finished / "bundles" / "line")
-    units = bundle.policy.units
+    units = bundle.policy().units
     assert units is not None
     far = Window({"state": np.full((2, 1), 1e4, np.float32)})
-    chunk = bundle.policy.infer(far, np.random.default_rng(0))
+    chunk = bundle.policy().infer(far, np.random.default_rng(0))
     assert (np.abs(chunk - units.centre) <= units.scale * (1.0 + 1e-6)).all()
 
 
@@ -289,7 +289,7 @@ def test_bundles_are_kept_on_the_way(finished: Path, tmp_path: Path) -> None:
     window = Window({"state": np.full((2, 1), 0.4, np.float32)})
 
     def answer(path: Path) -> np.ndarray:
-        return load_regression(path).policy.infer(window, np.random.default_rng(0))
+        return load_regression(path).policy().infer(window, np.random.default_rng(0))
 
     np.testing.assert_array_equal(
         answer(made.bundles[2]), answer(finished / "bundles" / "line"), "it ends as without them"
@@ -337,7 +337,7 @@ def looking(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
     write_chunk_bundle(folder / "made", manifest, recipe, stage.module, units_of(data, recipe.kind))
     if recipe.kind == "flow":
         return load_flow(folder / "made").policy(4)
-    return load_regression(folder / "made").policy
+    return load_regression(folder / "made").policy()
 
 
 @pytest.mark.nightly

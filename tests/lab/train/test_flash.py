@@ -31,7 +31,7 @@ from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
 from specact.systems.flash import Block, Check, FlashSettings, FlashTarget, RoundRequest
-from specact.systems.flow import FLASH_PARTS, ROUNDS, FlashParts, load_flash
+from specact.systems.flow import FLASH_PARTS, ROUNDS, FlowParts, load_flash
 
 RECIPE = FlashRecipe(
     kind="flash", bundle="small", target="", execute=3, heads=2, steps=150, batch=32, learning_rate=5e-3, warmup=5,
@@ -251,7 +251,7 @@ def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Pa
 
 def loaded(block: Path, target: str | None, rounds: str) -> Pair[Any]:
     pair = load_pair(block, target=target, decoding=rounds)
-    assert isinstance(pair.parts, FlashParts)
+    assert isinstance(pair.parts, FlowParts)
     return pair
 
 

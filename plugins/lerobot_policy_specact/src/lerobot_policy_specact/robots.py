@@ -20,9 +20,8 @@ from lerobot_policy_specact.configuration_specact import SpecactConfig
 from specact.errors import ConfigError, MissError, ObservationError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.execution.schedule import Execution
-from specact.families.chunks.openpi import PREFIX, openpi_endpoint
-from specact.families.chunks.pair import ChunkParts
-from specact.families.chunks.remote import RemotePolicy, connect
+from specact.families.chunks.pair import ChunkParts, PairSpec
+from specact.families.chunks.remote import RemotePolicy, connect, target_endpoint
 from specact.families.chunks.sources import try_out
 from specact.gates.calibration import deciding_gate
 from specact.gates.controller import RateBudget
@@ -33,7 +32,7 @@ from specact.observation import ObservationSpec
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint, tls_context
+from specact.remote.endpoint import tls_context
 from specact.remote.target import remote_verifier
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Inference, InferenceThread
@@ -247,9 +246,8 @@ def _maker(config: SpecactConfig, stack: ExitStack) -> Callable[[int], Robot]:
             )
         most = min(small.policy.spec.chunk, remote.spec.chunk)
         execute = most if config.n_action_steps is None else config.n_action_steps
-        pair = ChunkParts(
-            small.name, small.policy, small.units, remote.spec, None, execute, config.accept_within
-        ).pair()
+        spec = PairSpec(remote.spec, execute, config.accept_within)
+        pair = ChunkParts(small.name, small.policy, small.units, spec, None).pair()
         return _with_draft(config, fallback, pair, row, remote.client)
 
     return of_two
@@ -311,10 +309,7 @@ def _client(config: SpecactConfig, stack: ExitStack, pair: Pair[Any], row: int) 
     if server is None:
         return None
     contract, tls = pair.exchange.contract, tls_context(None if config.ca is None else Path(config.ca))
-    if server.startswith(PREFIX):
-        endpoint: Endpoint = openpi_endpoint(server, token, tls, contract)
-    else:
-        endpoint = Endpoint.parse(server, token, tls)
+    endpoint = target_endpoint(server, token, tls, contract)
     client = stack.enter_context(Client(endpoint, contract, _named(config, row), jpeg_quality=config.jpeg_quality))
     client.connect(_CONNECT_S)
     return client

@@ -1,14 +1,15 @@
 from specact.families.chunks.flow import FlowBundle as FlowBundle
 from specact.families.chunks.flow import FlowPolicy as FlowPolicy
 from specact.families.chunks.flow import load_flow as load_flow
-from specact.families.chunks.openpi import openpi_endpoint as openpi_endpoint
 from specact.families.chunks.pair import ChunkParts as ChunkParts
 from specact.families.chunks.pair import ChunkVerifier as ChunkVerifier
 from specact.families.chunks.pair import PairSettings as PairSettings
+from specact.families.chunks.pair import PairSpec as PairSpec
 from specact.families.chunks.policy import Chunk as Chunk
 from specact.families.chunks.policy import ChunkPolicy as ChunkPolicy
 from specact.families.chunks.policy import ChunkSpec as ChunkSpec
 from specact.families.chunks.policy import Inpainting as Inpainting
+from specact.families.chunks.remote import target_endpoint as target_endpoint
 from specact.families.chunks.sources import FunctionPolicy as FunctionPolicy
 from specact.families.chunks.sources import LoadedPolicy as LoadedPolicy
 from specact.families.chunks.sources import chunk_policy as chunk_policy

@@ -85,7 +85,7 @@ class FlowUnits:
         return (action - self.centre[width]) / self.scale[width]
 
 
-class FlowParts(Protocol):
+class FlowNetworks(Protocol):
     """The networks of one flow policy: encoder, prefix cache and expert; chunks are in the flow's units.
 
     The interface for :class:`FlowPolicy` and for speculative methods inside the flow.
@@ -108,8 +108,8 @@ class FlowParts(Protocol):
         ...
 
 
-class FlowNetworks:
-    """The four :data:`NETWORKS` of one flow policy, see :class:`FlowParts`; without padding of actions.
+class OnnxFlow:
+    """The four :data:`NETWORKS` of one flow policy, see :class:`FlowNetworks`; without padding of actions.
 
     A cache holds keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``.
 
@@ -162,7 +162,7 @@ class FlowPolicy:
     steady = True
 
     def __init__(
-        self, networks: FlowParts, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, spread: float = 1.0
+        self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, spread: float = 1.0
     ) -> None:
         if steps < 1 or not spread >= 0.0:
             raise ConfigError(f"a flow takes at least 1 step, and a spread of at least 0, got {steps} and {spread}")
@@ -239,7 +239,7 @@ class FlowPolicy:
 class FlowBundle(Bundle[ChunkSpec]):
     """A loaded bundle that holds a flow policy."""
 
-    networks: FlowNetworks
+    networks: OnnxFlow
     units: FlowUnits
 
     def policy(self, steps: int = 10, spread: float = 1.0) -> FlowPolicy:
@@ -262,7 +262,7 @@ def load_flow(
     """
     bundle = open_bundle(name_or_path, "flow", ChunkSpec, FLOW_PARTS)
     files = {**bundle.files, **(variants or {})}
-    networks = FlowNetworks(files, bundle.spec, bundle.manifest.words, compute=compute)
+    networks = OnnxFlow(files, bundle.spec, bundle.manifest.words, compute=compute)
     return FlowBundle(bundle.path, bundle.manifest, bundle.spec, bundle.files, networks, read_flow_units(bundle))
 
 

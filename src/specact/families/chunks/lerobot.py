@@ -146,8 +146,8 @@ class LeRobotModel:
         return Field((height, width, channels), "uint8", self._history)
 
 
-class LeRobotParts:
-    """The parts of SmolVLA, pi0 or pi05, see :class:`~specact.families.chunks.flow.FlowParts`.
+class LeRobotFlow:
+    """The parts of SmolVLA, pi0 or pi05, see :class:`~specact.families.chunks.flow.FlowNetworks`.
 
     Their time runs from 1, noise, to 0, data: ``v(x, t) = -v'(x, 1 - t)``. Their chunks are padded to a width W common
     to all robots, ``[H, W]`` with W at least A; padded dimensions are not guided.
@@ -263,7 +263,7 @@ def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
     policy: ChunkPolicy = (
         FunctionPolicy(spec, model.answer, units=span, fingerprint=fingerprint, seeded=True)
         if units is None
-        else FlowPolicy(LeRobotParts(model), units, spec, steps=steps)
+        else FlowPolicy(LeRobotFlow(model), units, spec, steps=steps)
     )
     return LoadedPolicy(path.resolve().name, policy, span, fingerprint)
 

@@ -24,9 +24,8 @@ from specact.bundle.manifest import FORMAT, MANIFEST
 from specact.bundle.network import CPU, Compute
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.families.chunks.policy import Chunk, ChunkExchange, ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy, kind_of_source, try_out
-from specact.families.chunks.wire import ChunkExchange
 from specact.files import check_folder, check_name, write_json
 from specact.observation import ObservationSpec, Window
 from specact.pair import Answer, Pair, PairIdentity, PairSource, Target, TargetVerifier
@@ -40,36 +39,44 @@ Load = Callable[..., LoadedPolicy]
 Infer = Callable[[Window, np.random.Generator], Chunk]
 
 
+class PairSpec(Record, frozen=True):
+    """How the chunks of a draft and of a target are executed.
+
+    Attributes:
+        target: the target's spec.
+        execute, overlap: see :class:`~specact.pair.Pair`.
+        accept_within: the drafted actions are executed up to the first one that is further from the target's
+            [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
+    """
+
+    target: ChunkSpec
+    execute: Size
+    accept_within: NotNegative = 0.0
+    overlap: Literal["drop", "average"] = "drop"
+
+
 @dataclass(frozen=True)
 class ChunkParts(PairIdentity):
     """A chunk policy as the draft, and any other as the target.
 
     Attributes:
         units: of the actions, also for distances between actions.
-        target_spec, load_target: of the target; loads it into this process on first use, or None if it is on a server.
-        execute, overlap: see :class:`~specact.pair.Pair`.
-        accept_within: the drafted actions are executed up to the first one that is further from the target's
-            [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
+        load_target: loads the target into this process on first use, or None if it is on a server.
     """
 
     draft: ChunkPolicy
     units: ActionUnits
-    target_spec: ChunkSpec
+    spec: PairSpec
     load_target: Callable[[], ChunkPolicy] | None
-    execute: int
-    accept_within: float = 0.0
-    overlap: Literal["drop", "average"] = "drop"
 
     def __post_init__(self) -> None:
-        draft, target = self.draft.spec, self.target_spec
+        draft, target = self.draft.spec, self.spec.target
         joint_observation(self.draft, target)
         if {self.units.centre.shape, self.units.scale.shape} != {(draft.actions,)}:
             raise ConfigError(f"the range of the actions must be that of {draft.actions} actions")
-        most = min(draft.chunk, target.chunk)
-        if not 1 <= self.execute <= most:
-            raise ConfigError(f"execute must lie between 1 and {most}, the shorter of both chunks; got {self.execute}")
-        if not self.accept_within >= 0.0:
-            raise ConfigError(f"accept_within must be at least 0, got {self.accept_within}")
+        most, execute = min(draft.chunk, target.chunk), self.spec.execute
+        if execute > most:
+            raise ConfigError(f"execute must lie between 1 and {most}, the shorter of both chunks; got {execute}")
 
     @cached_property
     def target(self) -> ChunkPolicy:
@@ -82,14 +89,14 @@ class ChunkParts(PairIdentity):
 
     def pair(self) -> Pair[Chunk]:
         """As a pair."""
-        seen = self.draft.spec.observation
+        seen, spec = self.draft.spec.observation, self.spec
         return Pair(
-            **self.identity, observation=joint_observation(self.draft, self.target_spec), units=self.units,
-            execute=self.execute, rate_hz=self.draft.spec.rate_hz, overlap=self.overlap, parts=self,
+            **self.identity, observation=joint_observation(self.draft, spec.target), units=self.units,
+            execute=spec.execute, rate_hz=self.draft.spec.rate_hz, overlap=spec.overlap, parts=self,
             drafter=lambda: ChunkDrafter(self.draft.infer, seen, self.units),
             target=lambda: ChunkAnswers(self.target),
-            verifier=lambda target: ChunkVerifier(target, self.units, self.execute, self.accept_within),
-            exchange=ChunkExchange(self.target_spec, self.name, self.fingerprint, lambda: self.target, self.units),
+            verifier=lambda target: ChunkVerifier(target, self.units, spec.execute, spec.accept_within),
+            exchange=ChunkExchange(spec.target, self.name, self.fingerprint, lambda: self.target, self.units),
         )  # fmt: skip
 
 
@@ -137,7 +144,7 @@ class ChunkAnswers:
 
 
 class ChunkVerifier(TargetVerifier[Chunk]):
-    """Accepts drafted actions up to the first that is too far from the target's; see :class:`ChunkParts`."""
+    """Accepts drafted actions up to the first that is too far from the target's; see :class:`PairSpec`."""
 
     def __init__(self, target: Target[Chunk], units: ActionUnits, execute: int, accept_within: float = 0.0) -> None:
         super().__init__(target)
@@ -177,15 +184,6 @@ def accepted_length(distance: NDArray[np.float32], within: float) -> int:
 def chunk_distance(drafted: Chunk, wanted: Chunk) -> float:
     """Root mean square over the action's dimensions, mean over the actions, of two chunks ``[n, A]``."""
     return float(np.sqrt(np.square(drafted - wanted).mean(axis=-1)).mean())
-
-
-class PairSpec(Record, frozen=True):
-    """What a pair's manifest says of it; see :class:`PairSettings`."""
-
-    target: ChunkSpec
-    execute: Size
-    accept_within: NotNegative
-    overlap: Literal["drop", "average"]
 
 
 class _Units(Record, frozen=True):
@@ -243,7 +241,7 @@ def write_pair(out: Path, draft: str, target: str, settings: PairSettings, load:
     most = min(small.policy.spec.chunk, large.policy.spec.chunk)
     count = most if settings.execute is None else settings.execute
     spec = PairSpec(large.policy.spec, count, settings.accept_within, settings.overlap)
-    ChunkParts(out.name, small.policy, units, spec.target, None, count, spec.accept_within)
+    ChunkParts(out.name, small.policy, units, spec, None)
     manifest = {
         "format": FORMAT, "kind": "chunks", "name": out.name, "env": settings.env or large.env or small.env,
         "spec": structs.asdict(spec) | {"target": spec.target.describe()},
@@ -275,6 +273,28 @@ def _joint_units(draft: ActionUnits | None, target: ActionUnits | None) -> Actio
     return ActionUnits.of_range(low, np.maximum(draft.centre + draft.scale, target.centre + target.scale))
 
 
+@dataclass(frozen=True)
+class PairBundle(Bundle[PairSpec]):
+    """A pair's folder, which names its policies."""
+
+    units: ActionUnits
+
+    def policy(self, part: str, source: str | None, load: Load, compute: Compute) -> ChunkPolicy:
+        """The draft or the target, from this source or the folder's own, with the fingerprint that the pair knows."""
+        manifest, source = self.manifest, source or self.manifest.sources[part]
+        if source is None:
+            raise ConfigError(
+                f"the {part} of {self.path} is no bundle; name it again with --{part} MODULE:NAME or FILE.toml"
+            )
+        loaded, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
+        if loaded.fingerprint != wanted:
+            raise BundleError(
+                f"{source} has fingerprint {loaded.fingerprint!r}, but the pair was made with {wanted!r}; make it "
+                "again with specact pair"
+            )
+        return loaded.policy
+
+
 def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute = CPU) -> Pair[Chunk]:
     """Loads a pair's folder; its target is loaded on first use, by ``load``, see :func:`specact.load.load_policy`.
 
@@ -284,35 +304,24 @@ def load_chunk_pair(path: Path, load: Load, named: PairSource, compute: Compute 
         BundleError: if it cannot be read, or a policy does not have the fingerprint that the pair was made with.
         ConfigError: if the draft has to be named.
     """
-    bundle, units = _read(path)
-    spec, copied = bundle.spec, path / DRAFT
-    source = _named(bundle, "draft", named.draft or (str(copied) if copied.is_dir() else None))
-    draft = _load(bundle, "draft", source, load, compute)
+    bundle, copied = _read(path), path / DRAFT
+    draft = bundle.policy("draft", named.draft or (str(copied) if copied.is_dir() else None), load, compute)
     target = named.target or bundle.manifest.sources["target"]
-    load_target = None if target is None else lambda: _load(bundle, "target", target, load, compute)
+    load_target = None if target is None else lambda: bundle.policy("target", target, load, compute)
     return ChunkParts(
-        bundle.name, draft, units, spec.target, load_target, spec.execute, spec.accept_within, spec.overlap,
-        env=bundle.env, fingerprint=bundle.fingerprint, path=path, source=named,
+        bundle.name, draft, bundle.units, bundle.spec, load_target, env=bundle.env, fingerprint=bundle.fingerprint,
+        path=path, source=named,
     ).pair()  # fmt: skip
 
 
 def load_chunk_target(path: Path, load: Load, target: str | None = None, compute: Compute = CPU) -> ChunkExchange:
     """Loads the target of a pair's folder, for a server, which needs no draft; see :func:`load_chunk_pair`."""
-    bundle, units = _read(path)
-    policy = _load(bundle, "target", _named(bundle, "target", target), load, compute)
-    return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy, units)
+    bundle = _read(path)
+    policy = bundle.policy("target", target, load, compute)
+    return ChunkExchange(policy.spec, bundle.name, bundle.fingerprint, lambda: policy, bundle.units)
 
 
-def _named(bundle: Bundle[PairSpec], part: str, named: str | None) -> str:
-    source = named or bundle.manifest.sources[part]
-    if source is None:
-        raise ConfigError(
-            f"the {part} of {bundle.path} is no bundle; name it again with --{part} MODULE:NAME or FILE.toml"
-        )
-    return source
-
-
-def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
+def _read(path: Path) -> PairBundle:
     """Reads and checks a pair's manifest."""
     bundle = open_bundle(path, "chunks", PairSpec, {})
     manifest, file = bundle.manifest, path / MANIFEST
@@ -332,18 +341,7 @@ def _read(path: Path) -> tuple[Bundle[PairSpec], ActionUnits]:
                 f"{file} may name a bundle as its {part}, and no code, but names {source!r:.60}; name the {part} "
                 f"yourself with --{part}"
             )
-    return bundle, units
-
-
-def _load(bundle: Bundle[PairSpec], part: str, source: str, load: Load, compute: Compute) -> ChunkPolicy:
-    manifest = bundle.manifest
-    loaded, wanted = load(source, steps=manifest.steps[part], compute=compute), manifest.fingerprints[part]
-    if loaded.fingerprint != wanted:
-        raise BundleError(
-            f"{source} has fingerprint {loaded.fingerprint!r}, but the pair was made with {wanted!r}; make it again "
-            "with specact pair"
-        )
-    return loaded.policy
+    return PairBundle(path, manifest, bundle.spec, bundle.files, units)
 
 
 def _stored_source(source: str) -> str | None:

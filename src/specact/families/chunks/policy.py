@@ -1,20 +1,31 @@
-"""Spec and interfaces of policies that return chunks of actions."""
+"""Policies that return chunks of actions: their spec and interface, and what crosses the wire for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import BundleError, ConfigError, ObservationError, SpecactError, WireError
 from specact.observation import ObservationSpec, Window
-from specact.records import RateHz, Record, Size
+from specact.records import RateHz, Record, Size, read_record
+from specact.rng import Role, streams
+from specact.types import ActionUnits
+from specact.wire.arrays import Arrays, ArraySpec, Layout
+from specact.wire.exchange import Contract, Kind, Request
+from specact.wire.messages import bad, printable
 
 Chunk = NDArray[np.float32]
+FAMILY = "chunks"
+# Limits of a spec that a device takes over from a server: the longest history, the bytes of as many observations and of
+# a chunk, and the control rate [Hz]. Policies need far less.
+MAX_HISTORY, MAX_BYTES, MIN_RATE_HZ, MAX_RATE_HZ = 1024, 1 << 28, 0.1, 1000
 
 
 class ChunkSpec(Record, frozen=True):
@@ -109,3 +120,120 @@ def check_chunks(name: str, spec: ChunkSpec, chunks: Sequence[Chunk], count: int
             f"the policy {name} must answer {count} windows with {count} chunks of shape {wanted}, it gave "
             f"{len(shapes)} of {sorted(set(shapes))}"
         )
+
+
+def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
+    """Units of a range of actions, or None without one; ConfigError if it is none of so many finite numbers."""
+    if low is None and high is None:
+        return None
+    try:
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are refused
+            ends = np.array([low, high], np.float32)
+    except (TypeError, ValueError, OverflowError):
+        ends = np.zeros(0, np.float32)
+    # The middle of a range must be finite in float32.
+    if ends.shape != (2, actions) or not (np.abs(ends) <= 1e30).all() or not (ends[0] <= ends[1]).all():
+        raise ConfigError(
+            f"low and high must each be {actions} finite numbers, low at most high; got {low!r:.60} and {high!r:.60}"
+        )
+    return ActionUnits.of_range(*ends)
+
+
+def chunk_contract(spec: ChunkSpec, units: ActionUnits | None = None, verify: Kind | None = None) -> Contract:
+    """What device and server of a chunk policy agree on; a server states the range of the ``units``, if known.
+
+    Where a family's server verifies, ``verify`` is its request of each step.
+    """
+    chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
+    old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
+    kinds = {
+        "infer": Kind(Layout({}), Layout({"chunk": chunk})),
+        "inpaint": Kind(Layout(old), Layout({"chunk": chunk})),
+    }
+    limits = {} if units is None else {"low": units.centre - units.scale, "high": units.centre + units.scale}
+    stated = {name: limit.tolist() for name, limit in limits.items()}
+    contract = Contract(FAMILY, spec.describe(), spec.observation, kinds, stated=stated)
+    return contract if verify is None else replace(contract, kinds=kinds | {"verify": verify}, step_kind="verify")
+
+
+class ChunkExchange:
+    """See :class:`~specact.wire.exchange.Exchange`; chunks are in the environment's units.
+
+    Each request has its own random stream. Families that verify on the server extend it by :meth:`verify`; clients that
+    do not know them can use it all the same.
+
+    Args:
+        spec, units, verifies: see :func:`chunk_contract`.
+        name, fingerprint: of the target.
+        target: makes the target; called on a server only.
+    """
+
+    def __init__(
+        self, spec: ChunkSpec, name: str, fingerprint: str, target: Callable[[], ChunkPolicy],
+        units: ActionUnits | None = None, verifies: Kind | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.fingerprint, self._target = name, fingerprint, target
+        self.contract = chunk_contract(spec, units, verifies)
+
+    @cached_property
+    def policy(self) -> ChunkPolicy:
+        """The target; raises BundleError where it is only on a server."""
+        return self._target()
+
+    @property
+    def steady(self) -> bool:
+        """Whether the inference time does not depend on the request."""
+        return bool(getattr(self.policy, "steady", False))
+
+    def read(self, arrays: Arrays) -> Chunk:
+        return arrays["chunk"]
+
+    def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        if kind == "verify":
+            return self.verify(requests)
+        rngs = streams(Role.VERIFY, (request.address for request in requests))
+        if kind == "inpaint":
+            return [self._inpainted(request, rng) for request, rng in zip(requests, rngs, strict=True)]
+        chunks = self.policy.infer_batch([request.window for request in requests], rngs)
+        check_chunks(self.name, self.policy.spec, chunks, len(requests))
+        return [{"chunk": chunk} for chunk in chunks]
+
+    def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """The replies to requests of a family's own kind."""
+        raise NotImplementedError
+
+    def _inpainted(self, request: Request, rng: np.random.Generator) -> Arrays | WireError:
+        if not self.policy.inpaints:
+            return bad("this policy cannot inpaint; choose another execution")
+        inpainting = Inpainting(request.arrays["actions"], request.arrays["weights"])
+        try:
+            return {"chunk": self.policy.infer(request.window, rng, inpainting)}
+        except ObservationError as error:
+            return bad(str(error))
+
+
+def spec_of(stated: Mapping[str, Any]) -> tuple[ChunkSpec, ActionUnits | None]:
+    """A policy's spec as its server states it, and the units of its actions, if it states ``low`` and ``high``.
+
+    Raises:
+        BundleError: if it is none, or beyond the limits above: a mistaken or hostile one could exhaust the device's
+            memory, or stop its robot.
+    """
+    values = dict(stated)
+    low, high = values.pop("low", None), values.pop("high", None)
+    try:
+        spec = read_record(values, ChunkSpec, "spec")
+        units = units_of(low, high, spec.actions)
+    except SpecactError as error:
+        raise BundleError(f"the server's spec is not one of a chunk policy ({printable(str(error))})") from None
+    fields, history = spec.observation.fields.values(), spec.observation.history
+    # Python integers, which cannot overflow. The control loop keeps every array as long as the longest history.
+    observation = sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields)
+    size = history * observation + 4 * spec.chunk * spec.actions
+    if history > MAX_HISTORY or size > MAX_BYTES or not MIN_RATE_HZ <= spec.rate_hz <= MAX_RATE_HZ:
+        raise BundleError(
+            f"a server's policy may have a history of {MAX_HISTORY}, {MAX_BYTES} bytes of observations and actions, "
+            f"and a control rate of {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz for this device, got {history}, {size} and "
+            f"{spec.rate_hz}; serve a policy within these limits"
+        )
+    return spec, units

@@ -22,6 +22,7 @@ from specact.families.chunks.policy import (
     Inpainting,
     check_chunks,
     refuse_inpainting,
+    units_of,
 )
 from specact.imports import is_plugin, load_object, make_object
 from specact.observation import Field, ObservationSpec, Window
@@ -158,12 +159,15 @@ class FunctionPolicy:
                 f"the policy must answer a batch of {len(windows)} with numbers of shape {wanted}, it gave "
                 f"{answer.dtype} {answer.shape}"
             )
-        chunks = answer.astype(np.float32)
-        if self.units is None:
-            return list(chunks)
-        low, high = self.units.centre - self.units.scale, self.units.centre + self.units.scale
-        # Infinite numbers are not clipped, so that they are refused later.
-        return list(np.where(np.isfinite(chunks), np.clip(chunks, low, high), chunks))
+        return list(clipped(answer.astype(np.float32), self.units))
+
+
+def clipped(chunks: Chunk, units: ActionUnits | None) -> Chunk:
+    """Actions ``[..., A]`` within their range, if it is known; infinite ones stay, so that they are refused later."""
+    if units is None:
+        return chunks
+    low, high = units.centre - units.scale, units.centre + units.scale
+    return np.where(np.isfinite(chunks), np.clip(chunks, low, high), chunks)
 
 
 def chunk_policy(
@@ -194,22 +198,6 @@ def chunk_policy(
     spec = ChunkSpec(ObservationSpec(fields, instruction), chunk, actions, rate_hz)
     units = units_of(low, high, actions)
     return lambda function: FunctionPolicy(spec, function, units=units, fingerprint=fingerprint, seeded=seeded)
-
-
-def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
-    """Units of a range of actions, or None without one; ConfigError if it is none of so many finite numbers."""
-    if low is None and high is None:
-        return None
-    try:
-        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are refused
-            ends = np.array([low, high], np.float32)
-    except (TypeError, ValueError, OverflowError):
-        ends = np.zeros(0, np.float32)
-    if ends.shape != (2, actions) or not np.isfinite(ends).all() or not (ends[0] <= ends[1]).all():
-        raise ConfigError(
-            f"low and high must each be {actions} finite numbers, low at most high; got {low!r:.60} and {high!r:.60}"
-        )
-    return ActionUnits.of_range(*ends)
 
 
 def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits | None = None) -> FunctionPolicy:
@@ -320,20 +308,24 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
 class RegressionBundle(Bundle[ChunkSpec]):
     """A loaded bundle of a policy by regression, whose actions are clipped to the range of its training data."""
 
-    policy: FunctionPolicy
+    network: Network
     units: FlowUnits
+
+    def policy(self) -> FunctionPolicy:
+        """The policy."""
+        words = self.manifest.words
+
+        def run(arrays: Inputs, instruction: Sequence[str | None] = ()) -> Any:
+            tokens = {} if words is None or not instruction else {INSTRUCTION: words.numbers(instruction)}
+            return self.network.run({**arrays, **tokens})[0]
+
+        return FunctionPolicy(self.spec, run, units=ActionUnits.of_range(self.units.low, self.units.high))
 
 
 def load_regression(name_or_path: str | Path, *, compute: Compute = CPU) -> RegressionBundle:
     """Loads a bundle of a policy by regression; see :func:`~specact.families.chunks.flow.load_flow`."""
     bundle = open_bundle(name_or_path, "regression", ChunkSpec, REGRESSION_PARTS)
-    spec, units = bundle.spec, read_flow_units(bundle)
-    inputs = NetworkInputs(spec.observation, bundle.manifest.words)
-    network = Network(bundle.files["policy"], inputs.shapes, {"actions": ("batch", spec.chunk, spec.actions)}, compute)
-
-    def run(arrays: Inputs, instruction: Sequence[str | None] = ()) -> Any:
-        tokens = {} if inputs.words is None or not instruction else {INSTRUCTION: inputs.words.numbers(instruction)}
-        return network.run({**arrays, **tokens})[0]
-
-    policy = FunctionPolicy(spec, run, units=ActionUnits.of_range(units.low, units.high))
-    return RegressionBundle(bundle.path, bundle.manifest, spec, bundle.files, policy, units)
+    inputs = NetworkInputs(bundle.spec.observation, bundle.manifest.words).shapes
+    outputs = {"actions": ("batch", bundle.spec.chunk, bundle.spec.actions)}
+    network = Network(bundle.files["policy"], inputs, outputs, compute)
+    return RegressionBundle(**vars(bundle), network=network, units=read_flow_units(bundle))

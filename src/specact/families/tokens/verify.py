@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from specact.errors import WireError
-from specact.families.chunks.wire import ChunkExchange
+from specact.families.chunks.policy import ChunkExchange
 from specact.families.tokens.policy import BINS, Cache, Reading, TokenPolicy, Tokens
 from specact.families.tokens.speculative import (
     DRAFT,

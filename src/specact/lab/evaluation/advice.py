@@ -31,7 +31,7 @@ from specact.lab.rollout.timed import Route
 from specact.links.link import load_link
 from specact.pair import Pair
 from specact.rng import StepAddress
-from specact.systems.flow import ROUNDS, FlashParts
+from specact.systems.flow import ROUNDS, FlowParts
 from specact.systems.tokens import DECODINGS
 from specact.wire import messages
 from specact.wire.exchange import Request
@@ -413,5 +413,5 @@ def _possible(pair: Pair[Any]) -> list[str]:
             return False
 
     # Without a draft policy nothing acts where a gate does not ask.
-    undrafted = isinstance(pair.parts, TokenParts | FlashParts) and pair.parts.draft is None
+    undrafted = isinstance(pair.parts, TokenParts | FlowParts) and pair.parts.draft is None
     return [*filter(runs, _DECODED if undrafted else (*_DECODED, *_DRAFTED))]

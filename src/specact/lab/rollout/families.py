@@ -29,7 +29,7 @@ from specact.pair import Drafter, LocalTarget, Pair, Target, TargetPolicy, Verif
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, StepStreams, streams
 from specact.systems.flash import Round
-from specact.systems.flow import FULL, FlashParts
+from specact.systems.flow import FULL, FlowParts
 from specact.systems.tokens import DECODINGS
 from specact.types import Miss, Proposal, StepRecord
 
@@ -229,7 +229,7 @@ class ChunksRollout(FamilyRollout):
     def __init__(self, pair: Pair[Any], method: Method) -> None:
         super().__init__(pair, method)
         self._parts: ChunkParts = pair.parts
-        self._tolerance = self._parts.accept_within if method.verifier == "speculative" else 0.0
+        self._tolerance = self._parts.spec.accept_within if method.verifier == "speculative" else 0.0
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         draft, target = self._parts.draft, self._parts.target
@@ -246,7 +246,7 @@ class ChunksRollout(FamilyRollout):
     def judge(self, record: StepRecord, draft: Chunk, target: Chunk) -> Row:
         count = self.pair.execute
         wanted, drafted = self.pair.units.from_environment(target)[:count], record.proposal.actions[:count]
-        verified, accepted = replaced_after_prefix(drafted, wanted, self._parts.accept_within)
+        verified, accepted = replaced_after_prefix(drafted, wanted, self._parts.spec.accept_within)
         change = _change(record, verified)
         return {"distance": chunk_distance(drafted, wanted), "prefix": accepted, "action_change": change}
 
@@ -343,7 +343,7 @@ class FlashRollout(FamilyRollout):
 
 
 FAMILIES: dict[type, type[FamilyRollout]] = {
-    CodeParts: CodesRollout, ChunkParts: ChunksRollout, TokenParts: TokensRollout, FlashParts: FlashRollout,
+    CodeParts: CodesRollout, ChunkParts: ChunksRollout, TokenParts: TokensRollout, FlowParts: FlashRollout,
 }  # fmt: skip
 
 
@@ -360,7 +360,7 @@ def decoded_by(method: Method, pair: Pair[Any]) -> Pair[Any]:
     """
     if method.composition is None:
         return pair
-    kind: type = FlashParts
+    kind: type = FlowParts
     field, needed = "rounds", "a flow policy: a bundle of kind flow, such as pusht-flow"
     if isinstance(method.composition, Decoding):
         kind, field = TokenParts, "decoding"

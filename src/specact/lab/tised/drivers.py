@@ -18,8 +18,7 @@ import numpy as np
 
 from specact.execution.schedule import Execution
 from specact.families.chunks.flow import FlowBundle, load_flow
-from specact.families.chunks.policy import ChunkPolicy, Inpainting
-from specact.families.chunks.wire import chunk_contract
+from specact.families.chunks.policy import ChunkPolicy, Inpainting, chunk_contract
 from specact.families.codes.pair import CodeParts, codes_of
 from specact.families.codes.policy import CodeChunks, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
@@ -40,7 +39,7 @@ from specact.observation import ObservationSpec, Window
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepAddress, stream
 from specact.systems.flash import Check, Round, RoundRequest, Rounds
-from specact.systems.flow import FlashParts
+from specact.systems.flow import FlowParts
 from specact.systems.freqcache import ReusingRounds
 from specact.systems.staged import Precision, StagedFolder, load_staged, reader_of
 from specact.types import Decision
@@ -319,7 +318,7 @@ class RoundsDriver:
 
     def call(self, part: str) -> Callable[[], object]:
         """One of its parts on an observation of zeros, to be timed."""
-        flow: FlashParts = self.load().parts
+        flow: FlowParts = self.load().parts
         check = Check(within=0.0 if part == "failed" else 1e9, guarded=False)
         request = RoundRequest(part in ("full", "reused"), check=check)
         answer = flow.target().answer(flow.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))

@@ -248,7 +248,7 @@ class ChunkDistillation(Rounds):
         assert pair.path is not None, "its draft was read there"
         stored = read_manifest(pair.path)
         steps = {f"{part}_steps": stored.steps[part] for part in ("draft", "target")}
-        settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
+        settings = PairSettings(pair.spec.execute, pair.spec.accept_within, pair.spec.overlap, pair.env, **steps)
         folder = self.out / ("bundles" if last else "rounds") / name
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
         target = pair.source.target or stored.sources["target"]

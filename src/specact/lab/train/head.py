@@ -48,7 +48,7 @@ from specact.observation import ObservationSpec
 from specact.pair import Follower, Pair
 from specact.records import Count, NotNegative, Share
 from specact.rng import Role, StepAddress, stream, streams
-from specact.systems.flow import FlashParts
+from specact.systems.flow import FlowParts
 from specact.types import Floats
 
 _TINY = 1e-4
@@ -243,7 +243,7 @@ def train_head(
     they are in the next rollouts. Returns metrics on held-out episodes of the last round. A pair of a family of the
     user's own is refused.
     """
-    if pair.path is None or not isinstance(pair.parts, CodeParts | ChunkParts | TokenParts | FlashParts):
+    if pair.path is None or not isinstance(pair.parts, CodeParts | ChunkParts | TokenParts | FlowParts):
         raise ConfigError(
             f"no gate learns from {pair.name}, which is of a family of your own; make a pair of chunk policies of it "
             "(specact pair), or give it a gate of your own, MODULE:GATE"
