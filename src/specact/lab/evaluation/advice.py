@@ -31,7 +31,7 @@ from specact.lab.rollout.timed import Route
 from specact.links.link import load_link
 from specact.pair import Pair
 from specact.rng import StepAddress
-from specact.systems.flow import ROUNDS
+from specact.systems.flow import ROUNDS, FlowParts
 from specact.systems.tokens import DECODINGS
 from specact.wire import messages
 from specact.wire.exchange import Request
