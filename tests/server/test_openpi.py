@@ -12,6 +12,7 @@ from tests.server.conftest import Here, Robot
 from websockets.exceptions import ConnectionClosed
 
 from specact.families.chunks.flow import load_flow
+from specact.families.chunks.policy import ChunkExchange
 from specact.families.chunks.sources import chunk_policy
 from specact.load import load_exchange
 from specact.observation import Field, Window
