@@ -25,13 +25,13 @@ from specact.families.chunks.pair import ChunkParts, PairSpec
 from specact.families.chunks.remote import target_endpoint
 from specact.families.chunks.sources import chunk_policy
 from specact.observation import Window
-from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget
+from specact.remote import Client, Endpoint, RemoteTarget
 from specact.rng import StepAddress
 from specact.types import ActionUnits, Miss
 from specact.wire import openpi
 from specact.wire.messages import PROTOCOL, Reply, Welcome, encode, read_ask, request_of
 
-QUICK = ClientSettings(first_delay_s=0.01, longest_delay_s=0.05)
+QUICK = {"first_delay_s": 0.01, "longest_delay_s": 0.05}
 PATIENT_MS = 20_000.0
 BOTH = ("specact", "openpi")
 
@@ -230,12 +230,18 @@ def endpoint_of(protocol: str, port: int) -> Endpoint:
 
 
 @contextmanager
-def asking(
-    protocol: str, port: int, deadline_ms: float = PATIENT_MS, settings: ClientSettings = QUICK, **changes: Any
-) -> Iterator[Device]:
+def timeouts(**changes: float) -> Iterator[None]:
+    """Clients with other timeouts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in changes.items():
+            patch.setattr(f"specact.remote.client.{name.upper()}", seconds)
+        yield
+
+
+@contextmanager
+def asking(protocol: str, port: int, deadline_ms: float = PATIENT_MS, **changes: float) -> Iterator[Device]:
     """A device that is connected to a server."""
-    settings = msgspec.structs.replace(settings, **changes)
-    with Client(endpoint_of(protocol, port), CONTRACT, settings=settings) as client:
+    with timeouts(**QUICK | changes), Client(endpoint_of(protocol, port), CONTRACT) as client:
         client.connect(10.0)
         yield Device(client, deadline_ms)
 

@@ -33,12 +33,13 @@ from tests.remote.conftest import (
     misbehaving,
     refusal,
     silent,
+    timeouts,
 )
 
 from specact import Pair
 from specact.errors import ConfigError
 from specact.pair import Pending
-from specact.remote import Client, ClientSettings, Endpoint, RemoteTarget, RemoteVerifier, remote_verifier
+from specact.remote import Client, Endpoint, RemoteTarget, RemoteVerifier, remote_verifier
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes
 from specact.wire import openpi
@@ -332,9 +333,8 @@ def test_a_server_that_hangs_up_is_tried_again_ever_less_often_and_not_by_all_at
     def hang_up(side: socket.socket) -> None:
         tried.setdefault(side.getsockname()[1], []).append(time.monotonic())
 
-    settings = ClientSettings(first_delay_s=0.02, longest_delay_s=0.32)
-    with listening(hang_up) as one, listening(hang_up) as other:
-        with Client(at(one), CONTRACT, settings=settings), Client(at(other), CONTRACT, settings=settings):
+    with timeouts(first_delay_s=0.02, longest_delay_s=0.32), listening(hang_up) as one, listening(hang_up) as other:
+        with Client(at(one), CONTRACT), Client(at(other), CONTRACT):
             wait_for(lambda: len(tried) == 2 and min(map(len, tried.values())) >= 7)
         pauses = {port: np.diff(moments) for port, moments in tried.items()}
     for waits in pauses.values():
@@ -359,11 +359,10 @@ GREETINGS: dict[tuple[str, str], Any] = {
 @pytest.mark.parametrize("case", GREETINGS, ids=" ".join)
 def test_a_server_that_is_not_the_one_is_not_asked_and_the_reason_is_printable(case: tuple[str, str]) -> None:
     (protocol, word), greeting = case, GREETINGS[case]
-    settings = ClientSettings(connect_timeout_s=0.5 if greeting is None else 10.0)
-    with misbehaving(protocol) as (there, port):
+    with timeouts(connect_timeout_s=0.5 if greeting is None else 10.0), misbehaving(protocol) as (there, port):
         changed = isinstance(greeting, dict)
         there.greeting = msgspec.structs.replace(there.greeting, **greeting) if changed else greeting
-        with Client(endpoint_of(protocol, port), CONTRACT, settings=settings) as client:
+        with Client(endpoint_of(protocol, port), CONTRACT) as client:
             reason = refusal(client)
             assert word in reason and reason.isprintable() and len(reason) < 700
             found = client.request("infer", ZEROS, 100.0).result()
@@ -393,8 +392,7 @@ def test_what_is_no_websocket_is_a_reason(case: str) -> None:
         side.sendall(ANSWERS[case])
         side.recv(65536)
 
-    settings = ClientSettings(connect_timeout_s=0.5)
-    with listening(answer) as port, Client(at(port), CONTRACT, settings=settings) as client:
+    with timeouts(connect_timeout_s=0.5), listening(answer) as port, Client(at(port), CONTRACT) as client:
         assert f"127.0.0.1:{port}" in refusal(client)
 
 

@@ -8,7 +8,7 @@ import struct
 import threading
 
 import pytest
-from tests.remote.conftest import BOTH, QUICK, asking, listening, misbehaving
+from tests.remote.conftest import BOTH, asking, listening, misbehaving
 
 
 class Cable:
@@ -61,7 +61,7 @@ def test_a_link_that_breaks_costs_few_deadlines(fault: str, protocol: str) -> No
     silence_s = 60.0 if fault == "patient" else 1.0
     with misbehaving(protocol) as (there, server):
         cable = Cable(server)
-        with listening(cable.serve) as port, asking(protocol, port, 200.0, QUICK, silence_s=silence_s) as device:
+        with listening(cable.serve) as port, asking(protocol, port, 200.0, silence_s=silence_s) as device:
             try:
                 device.find_back()
                 before = device.causes["deadline"]

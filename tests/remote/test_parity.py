@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.children import wait_for
-from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal
+from tests.remote.conftest import PATIENT_MS, QUICK, at, refusal, timeouts
 from tests.served import certify
 
 import specact
@@ -117,7 +117,8 @@ def test_a_reconnection_in_between_changes_nothing_and_another_target_is_not_lis
     local = walk(SpeculativePolicy(ball, Always(), seed=5), ball, 100)
     with (
         serving("ball", "--max-batch", "1") as first,
-        Client(at(first.port), ball.exchange.contract, settings=QUICK) as client,
+        timeouts(**QUICK),
+        Client(at(first.port), ball.exchange.contract) as client,
     ):
         client.connect(60.0)
         policy = SpeculativePolicy(ball, Always(), verifier=remote_verifier(client, ball, PATIENT_MS), seed=5)

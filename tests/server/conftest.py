@@ -225,7 +225,7 @@ def busy(robots: int = 1, **limits: Any) -> Iterator[tuple[Here, list[Robot]]]:
 
 def waiting(server: Here, count: int) -> None:
     """Waits until so many requests are queued."""
-    wait_for(lambda: server.service.batcher.queued == count, "they wait")
+    wait_for(lambda: len(server.service.batcher.queue) == count, "they wait")
 
 
 class Process(ServerProcess, Listening):

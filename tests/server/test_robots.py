@@ -166,8 +166,8 @@ def test_who_leaves_takes_its_requests_along() -> None:
     with busy() as (server, (robot,)):
         with server.robot() as other:
             other.send(1, state(1.0))
-            wait_for(lambda: server.service.batcher.in_flight == 2, "both are in flight")
-        wait_for(lambda: server.service.batcher.in_flight == 1, "it is cancelled")
+            wait_for(lambda: len(server.service.batcher.jobs) == 2, "both are in flight")
+        wait_for(lambda: len(server.service.batcher.jobs) == 1, "it is cancelled")
         server.exchange.open.set()
         robot.receive()
         waiting(server, 0)
@@ -240,7 +240,7 @@ def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Pa
 def test_a_server_does_not_wait_for_a_target_that_is_stuck() -> None:
     with busy() as (server, (robot,)):
         robot.send(1, state(1.0))
-        wait_for(lambda: server.service.batcher.in_flight == 2, "it is stuck")
+        wait_for(lambda: len(server.service.batcher.jobs) == 2, "it is stuck")
         server.call(server.service.abandon)
         assert [robot.failure().code for _ in range(2)] == ["shutting_down"] * 2
         assert server.service.abandoned == 2

@@ -3,7 +3,6 @@ from specact.links.model import Link as Link
 from specact.links.model import LossyLink as LossyLink
 from specact.links.model import OutageLink as OutageLink
 from specact.links.model import SteadyLink as SteadyLink
-from specact.links.model import mean_round_trip_ms as mean_round_trip_ms
 from specact.links.model import round_trip as round_trip
 from specact.links.recordings import MahimahiLink as MahimahiLink
 from specact.links.recordings import TraceLink as TraceLink

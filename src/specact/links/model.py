@@ -39,12 +39,6 @@ def round_trip(link: Link, up_bytes: int, down_bytes: int, at: float, rng: np.ra
     return up + link.delay(down_bytes, False, at + up, rng)
 
 
-def mean_round_trip_ms(link: Link) -> float:
-    """Mean round trip [ms] of 300 empty messages sent at equal intervals over the link's first minute."""
-    rng = np.random.default_rng(0)
-    return float(1e3 * np.mean([round_trip(link, 0, 0, at, rng) for at in np.linspace(0.0, 60.0, 300).tolist()]))
-
-
 class _Checked:
     def __post_init__(self) -> None:
         check_fields(self)

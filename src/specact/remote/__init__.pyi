@@ -1,5 +1,4 @@
 from specact.remote.client import Client as Client
-from specact.remote.client import ClientSettings as ClientSettings
 from specact.remote.endpoint import Endpoint as Endpoint
 from specact.remote.endpoint import tls_context as tls_context
 from specact.remote.target import RemoteTarget as RemoteTarget

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from specact.errors import ConfigError, RemoteError, WireError
 from specact.pair import Pending
-from specact.records import Positive, Record
 from specact.remote.endpoint import Endpoint, Stream, StreamClosedError
 from specact.remote.openpi import OpenpiConversation, OpenpiEndpoint
 from specact.types import Cause, Miss, OffloadTimes
@@ -33,24 +32,11 @@ _MAX_UNSOLICITED = _MAX_OUTSTANDING = 256
 # Time budget of a control step for reading replies that nobody waits for.
 _DRAIN_BUDGET_S = 0.002
 _CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
-
-
-class ClientSettings(Record, frozen=True):
-    """Timeouts of a client.
-
-    Attributes:
-        connect_timeout_s: for connecting and the handshake together [s].
-        first_delay_s, longest_delay_s: exponential backoff of reconnections, doubled after each failure [s]. A
-            connection that lasted for less than ``longest_delay_s`` counts as a failure; after a longer one the delay
-            is 0. Jitter is added, up to half of the delay and at least up to half of ``first_delay_s``, so that the
-            robots of one server do not reconnect simultaneously.
-        silence_s: the connection is closed if nothing was received for this long despite pings [s].
-    """
-
-    connect_timeout_s: Positive = 2.0
-    first_delay_s: Positive = 0.05
-    longest_delay_s: Positive = 2.0
-    silence_s: Positive = 3.0
+# For connecting and the handshake together [s]; a connection without any sign of life for SILENCE_S is closed.
+CONNECT_TIMEOUT_S, SILENCE_S = 2.0, 3.0
+# Exponential backoff of reconnections [s], with up to half of it, or of FIRST_DELAY_S, as jitter, so that the robots of
+# one server do not reconnect simultaneously. After a connection that lasted for LONGEST_DELAY_S it begins anew.
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
 
 
 class NativeConversation(Stream):
@@ -135,7 +121,7 @@ class Client:
 
     def __init__(
         self, endpoint: Endpoint, contract: Contract, robot: str = "robot",
-        settings: ClientSettings | None = None, jpeg_quality: int | None = None,
+        jpeg_quality: int | None = None,
     ) -> None:  # fmt: skip
         if jpeg_quality is not None:
             if not 1 <= jpeg_quality <= 95 or isinstance(endpoint, OpenpiEndpoint):
@@ -145,7 +131,7 @@ class Client:
                 )
             # Raises now, before a robot moves, if Pillow is missing.
             to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), jpeg_quality)
-        self._endpoint, self._settings, self._jpeg_quality = endpoint, settings or ClientSettings(), jpeg_quality
+        self._endpoint, self._jpeg_quality = endpoint, jpeg_quality
         self.contract, self._robot = contract, robot
         self._lock = threading.Lock()
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -171,7 +157,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection and ends the thread, within ``connect_timeout_s``; idempotent."""
+        """Closes the connection and ends the thread, within ``CONNECT_TIMEOUT_S``; idempotent."""
         self._closing.set()
         self._wake.set()
         self._thread.join()
@@ -295,19 +281,19 @@ class Client:
                         self._use(self._check)
                     finally:
                         self._lock.release()
-                if time.monotonic() - since > self._settings.longest_delay_s:
+                if time.monotonic() - since > LONGEST_DELAY_S:
                     delay = 0.0
                 self._wake.wait(_POLL_INTERVAL_S if self._misses < _MAX_MISSES else _PROBE_INTERVAL_S)
                 self._wake.clear()
                 continue
             # Neither a send nor a short-lived connection shortens the backoff.
-            if not self._closing.wait(delay + self._random.uniform(0.0, max(delay, self._settings.first_delay_s) / 2)):
-                delay = min(max(2.0 * delay, self._settings.first_delay_s), self._settings.longest_delay_s)
+            if not self._closing.wait(delay + self._random.uniform(0.0, max(delay, FIRST_DELAY_S) / 2)):
+                delay = min(max(2.0 * delay, FIRST_DELAY_S), LONGEST_DELAY_S)
                 self._connect()
                 since = time.monotonic()
 
     def _connect(self) -> None:
-        endpoint, timeout = self._endpoint, self._settings.connect_timeout_s
+        endpoint, timeout = self._endpoint, CONNECT_TIMEOUT_S
         try:
             conversation: Conversation = (
                 OpenpiConversation(endpoint, timeout, self.contract)
@@ -329,7 +315,7 @@ class Client:
         if conversation.single and not self._outstanding:
             # Its silence is normal.
             return
-        silence, patience = time.monotonic() - conversation.last_activity_s, self._settings.silence_s
+        silence, patience = time.monotonic() - conversation.last_activity_s, SILENCE_S
         if silence > patience:
             raise StreamClosedError(f"nothing received from the server for {silence:.1f} s")
         # At most one ping is outstanding: on a lossy link more would only delay other messages. A server of openpi's

@@ -81,11 +81,6 @@ class Endpoint:
             raise ConfigError(f"{url!r} is not a server's URL; write ws://host:port and nothing else")
         return cls(parts.scheme, host, port, token, tls)
 
-    @property
-    def encrypted(self) -> bool:
-        """Whether it uses TLS."""
-        return self.scheme == "wss"
-
     def connect(self, until: float) -> socket.socket:
         """A connected socket, with TLS for ``wss``.
 
@@ -102,7 +97,7 @@ class Endpoint:
             raise RemoteError(f"no connection to {self}: {why}") from None
         try:
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.encrypted:
+            if self.scheme == "wss":
                 side.settimeout(max(0.001, until - time.monotonic()))
                 side = (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
             return side
@@ -159,7 +154,7 @@ class Stream:
             self._open(until, scheme)
         except (StreamClosedError, InvalidHandshake) as error:
             self.close()
-            hint = "" if endpoint.encrypted else "; for a server with TLS use wss://"
+            hint = "" if endpoint.scheme == "wss" else "; for a server with TLS use wss://"
             status = f"HTTP status {error.response.status_code}" if isinstance(error, InvalidStatus) else str(error)
             raise RemoteError(f"{endpoint} does not accept this connection: {printable(status)}{hint}") from None
         except RemoteError:

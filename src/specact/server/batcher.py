@@ -128,10 +128,6 @@ class Job:
     finish: Callable[[Job, Reply | WireError], None]
     wanted: bool = True
 
-    def alive(self, now: float) -> bool:
-        """Whether it is neither expired nor cancelled."""
-        return self.wanted and now - self.arrived <= self.deadline_ms / 1e3
-
 
 # Those to compute, and those that are expired or cancelled.
 Batch = tuple[list[Job], list[Job]]
@@ -149,13 +145,13 @@ class Batcher:
 
     Attributes:
         ready: whether requests are answered.
+        queue, jobs: the queued requests, and those that are queued or being computed, without cancelled ones.
     """
 
     def __init__(self, exchange: Exchange[Any], limits: Limits) -> None:
         self._exchange, self._limits = exchange, limits
-        self._queue = FairQueue[Job](limits.max_queue, limits.max_under_way)
-        # Queued or being computed, and wanted.
-        self._jobs = set[Job]()
+        self.queue = FairQueue[Job](limits.max_queue, limits.max_under_way)
+        self.jobs = set[Job]()
         self._inline = self._busy = self.ready = False
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -184,20 +180,6 @@ class Batcher:
         self.ready = False
         self._batches.put(None)
 
-    @property
-    def queued(self) -> int:
-        """Number of queued requests."""
-        return len(self._queue)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that are queued or being computed, without cancelled ones."""
-        return len(self._jobs)
-
-    def lane(self) -> Lane[Job]:
-        """A new queue for the requests of one robot; robots are served in turn."""
-        return self._queue.lane()
-
     def submit(self, lane: Lane[Job], job: Job) -> None:
         """Queues a request.
 
@@ -209,8 +191,8 @@ class Batcher:
         """
         if not self.ready or self._loop is None:
             raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-        displaced = self._queue.put(lane, job)
-        self._jobs.add(job)
+        displaced = self.queue.put(lane, job)
+        self.jobs.add(job)
         if displaced is not None:
             outcomes: Outcomes = [(displaced, queue_full(self._limits.max_queue))]
             self._loop.call_soon(self._finish, outcomes)
@@ -221,11 +203,11 @@ class Batcher:
     def cancel(self, job: Job) -> None:
         """Cancels a request that nobody waits for any more."""
         job.wanted = False
-        self._jobs.discard(job)
+        self.jobs.discard(job)
 
     def abandon(self) -> int:
         """Answers every request in flight with ``shutting_down``; returns their number."""
-        jobs = list(self._jobs)
+        jobs = list(self.jobs)
         for job in jobs:
             self.cancel(job)
             job.finish(job, WireError(ErrorCode.SHUTTING_DOWN, "the server stopped before the target had answered"))
@@ -234,14 +216,16 @@ class Batcher:
     def _next(self) -> None:
         """Has the next batch computed; on the event loop connections are read before the one after it."""
         now = time.monotonic()
-        batch = self._queue.take(self._limits.max_batch, lambda job: job.alive(now))
+        batch = self.queue.take(
+            self._limits.max_batch, lambda job: job.wanted and now - job.arrived <= job.deadline_ms / 1e3
+        )
         if self._inline:
             self._computed(self._outcomes(*batch))
         else:
             self._batches.put(batch)
 
     def _computed(self, outcomes: Outcomes) -> None:
-        self._busy = self.ready and len(self._queue) > 0
+        self._busy = self.ready and len(self.queue) > 0
         # Before the replies, after which robots send more: then there is room in the queue.
         if self._busy and not self._inline:
             self._next()
@@ -259,7 +243,7 @@ class Batcher:
 
     def _finish(self, outcomes: Outcomes) -> None:
         for job, outcome in outcomes:
-            self._jobs.discard(job)
+            self.jobs.discard(job)
             if job.wanted:
                 job.finish(job, outcome)
 

@@ -156,7 +156,7 @@ def _route(service: Service, request: WSUpgradeRequest) -> WSListener | WSUpgrad
 
 def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
     """The response to a request that opens no WebSocket."""
-    path, queued = request.path.partition(b"?")[0], service.batcher.queued
+    path, queued = request.path.partition(b"?")[0], len(service.batcher.queue)
     if path == b"/healthz":
         body = msgspec.json.encode({"ready": service.ready, "bundle": service.welcome.bundle})
         return _response(body, _JSON, HTTPStatus.OK if service.ready else HTTPStatus.SERVICE_UNAVAILABLE)

@@ -109,7 +109,8 @@ class Service:
         session.robot = self.telemetry.connected(key or name)
         if self.log:
             self.log.write("connected", peer=session.address, robot=session.robot.name)
-        return self.batcher.lane() if key is None else self._lanes.setdefault(key, self.batcher.lane())
+        lane = self.batcher.queue.lane()
+        return lane if key is None else self._lanes.setdefault(key, lane)
 
     def leave(self, session: Session) -> None:
         """A connection has ended; idempotent."""
@@ -149,7 +150,7 @@ class Service:
     async def drain(self) -> None:
         """Refuses new requests and waits for those in flight, for at most ``drain_s`` seconds; then abandons them."""
         self.draining, until = True, time.monotonic() + self.limits.drain_s
-        while self.batcher.in_flight and time.monotonic() < until:
+        while self.batcher.jobs and time.monotonic() < until:
             await asyncio.sleep(0.005)
         self.abandon()
 
