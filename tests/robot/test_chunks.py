@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.lab.rollout.tape import CHUNK, IDLE, PERIOD_S, TAPE, Prophet, Tape
 
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.errors import BundleError, ConfigError
 from specact.execution.schedule import Execution, Kind
 from specact.families.chunks.policy import Chunk, Inpainting
 from specact.lab.envs.robot import MovingWorld
@@ -184,21 +184,6 @@ def test_a_synchronous_robot_holds_its_last_action_while_it_thinks_and_goes_on_w
     assert all(tick.late_s == 0.0 for tick in ticks)
 
 
-def test_an_overlapping_execution_leaves_no_gap() -> None:
-    arm = Arm(VirtualClock())
-    runner, _ = drive(arm, Answers(), Execution("naive", 4, 2), 13, 2 * PERIOD)
-    assert [action for _, action in arm.moved] == [10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32]
-    assert np.diff([at for at, _ in arm.moved]).tolist() == [PERIOD] * 10
-    assert runner.counts["idle"] == 2, "only the first inference cannot be hidden"
-
-
-def test_the_robot_idles_with_the_stop_action_where_it_is_told_to() -> None:
-    arm = Arm(VirtualClock())
-    options = {"idle": "stop_action", "fallback": Fallback(stop_action=STILL)}
-    drive(arm, Answers(), Execution("synchronous", 2), 8, 2 * PERIOD, **options)
-    assert [action for _, action in arm.moved] == [IDLE, IDLE, 10, 11, IDLE, IDLE, 20, 21, IDLE]
-
-
 def test_an_unusable_observation_holds_the_last_action_and_the_time_of_aligned_actions_goes_on() -> None:
     for execution, then in ((Execution("aligned", 6, 1), 14.0), (Execution("naive", 6, 1), 13.0)):
         arm = Arm(VirtualClock(), frozenset({3}))
@@ -214,13 +199,6 @@ def test_a_model_of_the_robot_that_fails_stops_it_like_unusable_observations() -
     runner, ticks = drive(arm, Answers(), Execution("roll_forward", 4, 2), 20, PERIOD, fallback=fallback, **options)
     assert runner.safety.stopped and sum(tick.unusable is not None for tick in ticks) == 3
     assert arm.moved[-1][1] == IDLE
-
-
-def test_without_a_usable_observation_at_the_start_nothing_moves() -> None:
-    arm = Arm(VirtualClock(), frozenset({0}))
-    with pytest.raises(ObservationError, match="state"):
-        drive(arm, Answers(), Execution("naive", 4), 8, 0.0)
-    assert arm.moved == []
 
 
 LOST = Miss("overloaded", OffloadTimes())

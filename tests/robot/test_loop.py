@@ -6,7 +6,7 @@ import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import pytest
 from specact.bundle.manifest import Manifest
 from specact.errors import ConfigError, ObservationError
 from specact.families.codes.pair import CodeParts
-from specact.families.codes.policy import ActionTokenizer, CodeDrafter, PolicySpec
+from specact.families.codes.policy import ActionTokenizer, PolicySpec
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.interrupts import Interrupted
@@ -184,29 +184,6 @@ def test_an_observation_that_cannot_be_used_ends_the_loop_at_first_and_later_hol
 
 
 STILL = (0.75,)
-
-
-class Overflowing(Slow):
-    """A draft whose action is not finite where the state is above 4."""
-
-    def infer(self, window: Window) -> CodeDistribution:
-        found = super().infer(window)
-        return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
-
-
-def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used() -> None:
-    clock, bad = VirtualClock(), np.array([5.0])
-    drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
-    arm = Arm(clock, GOOD, GOOD, bad, GOOD)
-    ticks, _ = drive(arm, policy_of(clock, [QUICK], drafter=drafter), 4, clock)
-    assert [None if tick.unusable is None else tick.unusable.cause for tick in ticks] == [None, None, "action", None]
-    assert np.isfinite(arm.actions).all() and len(arm.actions) == 4
-    with pytest.raises(ObservationError, match="not finite"):
-        drive(Arm(clock, bad), policy_of(clock, [QUICK], drafter=drafter), 1, clock)
-    # Too many in a row stop the robot.
-    policy = policy_of(clock, [QUICK], drafter=drafter, fallback=Fallback(max_consecutive_misses=3, stop_action=(0.0,)))
-    ticks, _ = drive(Arm(clock, GOOD, GOOD, bad), policy, 8, clock)
-    assert policy.safety.stopped and sum(tick.unusable is not None for tick in ticks) == 4
 
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------
