@@ -23,7 +23,7 @@ from specact.errors import ConfigError
 from specact.files import write_json, write_whole
 from specact.lab.data.folder import locked
 from specact.lab.evaluation.run import Evaluation, evaluate
-from specact.lab.report.drawing import style
+from specact.lab.report.figures import style
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 

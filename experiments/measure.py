@@ -19,7 +19,7 @@ from specact.gates import Always
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.run import read_table
-from specact.lab.report.drawing import INK, RULE
+from specact.lab.report.figures import INK, RULE
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import contrast, holm, mean_interval
 from specact.pair import Pair

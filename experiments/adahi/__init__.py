@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments.adahi.tables import PAIRS, Study, tables_of, whole
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, by_name, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.report.drawing import legend_below, style_of
+from specact.lab.report.figures import legend_below, style_of
 from specact.lab.rollout.methods import CHANCE, Method
 from specact.lab.rollout.methods import METHODS as GENERAL
 

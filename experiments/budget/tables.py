@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from experiments.tables import interval_text, markdown
 from specact.lab.evaluation.advice import HEAD_DRAFT, Way, behind, choose, device_cost, without_server
-from specact.lab.report.drawing import INK, legend_below, style_of
+from specact.lab.report.figures import INK, legend_below, style_of
 from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.statistics import contrast, holm
 

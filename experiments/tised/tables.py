@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from experiments.tables import interval_text, markdown, optional_text, table
 from experiments.tised.findings import FRONTIER, method_of
-from specact.lab.report.drawing import INK, MUTED, blank, legend_below, style_of
+from specact.lab.report.figures import INK, MUTED, blank, legend_below, style_of
 from specact.lab.rollout.statistics import Contrast, contrast, holm
 from specact.lab.tised.drivers import ON_BOARD
 

@@ -12,7 +12,7 @@ from experiments.grid import CELL, Experiment, Part, Picture, Run, fill
 from tests.tiny import needs_bundle
 
 from specact.errors import ConfigError, RenderError
-from specact.lab.report.drawing import style
+from specact.lab.report.figures import style
 from specact.lab.rollout.pool import Pool
 
 # A small cell of every experiment; those that render frames without a GPU take minutes.

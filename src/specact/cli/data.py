@@ -31,7 +31,7 @@ class Info(Options):
     json: bool = False  # print the description as JSON
 
     def run(self) -> None:
-        from specact.lab.data.info import describe
+        from specact.lab.data.checks import describe
         from specact.lab.data.readers import read
 
         episodes, seen = (read(self.path), {}) if self.recipe is None else _as_read(self.recipe, self.path)

@@ -177,9 +177,9 @@ class Demo(Options):
             what = Evaluation(self.pair, None, methods, self.episodes, self.seed)
             summary = evaluate(what, folder, update, pool, command=command_line())
         lines: list[str | Table] = [summary_table(summary), *contrast_lines(summary)]
-        if methods == METHODS and (shown := _shown(pair, summary, self.seed, folder)) is not None:
+        if methods == METHODS and (shown := _film(folder)) is not None:
             summary |= {"shown": str(shown[0]), "choice": shown[1]}
-            lines += [f"{'film' if shown[0].suffix == '.webm' else 'picture'}: {shown[0]}", shown[1]]
+            lines += [f"film: {shown[0]}", shown[1]]
         print_result(self.json, summary, [*lines, f"run folder: {folder}"])
 
 
@@ -194,21 +194,14 @@ def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
     return METHODS
 
 
-def _shown(pair: Pair[Any], summary: dict[str, Any], seed: int, folder: Path) -> tuple[Path, str] | None:
-    """A picture of rollouts, or a film of an episode, and what is shown; None if this machine can make neither."""
-    try:
-        from specact.lab.report.paths import draw_comparison
-
-        if (title := draw_comparison(pair, summary, seed, folder / "rollouts.png")) is not None:
-            return folder / "rollouts.png", title
-    except ModuleNotFoundError:
-        pass
+def _film(folder: Path) -> tuple[Path, str] | None:
+    """The film of an episode, and why this one; None if this machine cannot make it."""
     try:
         from specact.lab.evaluation.runs import find_runs
         from specact.lab.report.film import show_film
 
-        shown = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid"))
+        film = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid"))
     except (ModuleNotFoundError, ConfigError):
         return None
-    write_whole(folder / "film.webm", shown.video)
-    return folder / "film.webm", shown.why
+    write_whole(folder / "film.webm", film.video)
+    return folder / "film.webm", film.why

@@ -160,8 +160,7 @@ def demonstrations(folder: Path, episodes: int = 12, steps: int = 8, rate_hz: fl
             "image.front": rng.integers(0, 256, (steps, SIDE, SIDE, 3), np.uint8),
         }
         episode = Episodes(seen, np.repeat(actions[number : number + 1], steps, axis=0), np.array([steps]), rate_hz)
-        index = number % 2
-        write_part(folder, number, episode, task=("push the block", "lift")[index], task_index=index, tried=1)
+        write_part(folder, number, episode, ("push the block", "lift")[number % 2])
     finish(folder, episodes)
     return folder
 

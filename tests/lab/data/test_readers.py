@@ -27,11 +27,10 @@ from zarr.codecs import BloscCodec
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data import frames as frames_module
+from specact.lab.data.checks import describe
 from specact.lab.data.episodes import Episodes, concatenate
 from specact.lab.data.frames import Frames, as_frames, copied
-from specact.lab.data.info import describe
-from specact.lab.data.readers import read
-from specact.lab.data.sources import Source
+from specact.lab.data.readers import Source, read
 
 Write = Callable[[Path], Path]
 ORDER = np.random.default_rng(1).permutation(STEPS)

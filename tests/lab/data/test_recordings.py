@@ -194,8 +194,8 @@ def test_messages_of_another_type_than_their_topics_are_ignored(tmp_path: Path) 
 def test_metadata_of_other_types_and_actions_of_several_widths_are_refused(tmp_path: Path) -> None:
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         *(({"rate_hz": rate}, "rate_hz") for rate in (0, 1e308, float("nan"), 10**400, None)),
-        ({"env": ["ball"]}, r"env must be a text or null, got \['ball'\]"),
-        ({"gate": {"name": "shape"}}, "gate must be a text or null"),
+        ({"env": ["ball"]}, r"env must be a text.*ball"),
+        ({"gate": {"name": "shape"}}, "gate must be a text"),
     )
     for about, says in wrong:
         path = written(tmp_path / "odd.mcap", [STATE, action(0.0), CONTROL], **about)

@@ -16,12 +16,6 @@ DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" 
 FILE = DATA / "adroit" / "relocate_expert.npz"
 
 
-def test_the_hand_starts_alike_and_ball_and_target_do_not() -> None:
-    env = Relocate()
-    first, other = (env.reset(seed=seed)[0]["state"] for seed in (5, 6))
-    assert np.array_equal(other[:30], first[:30]) and np.abs(other[36:] - first[36:]).min() > 1e-3
-
-
 def test_observation_is_the_simulators_own_and_the_score_counts_the_steps_at_the_target() -> None:
     env, still = Relocate(), np.zeros(30, np.float32)
     assert env.reset(seed=0)[1] == {"score": 0.0, "success": False}

@@ -14,7 +14,8 @@ from metaworld import MT1
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
-from specact.lab.envs.peg import REACHED, START_HIGH, START_LOW, TASK, PegExpert, PegInsertSide, features, hole, observe
+from specact.lab.envs.metaworld import Expert
+from specact.lab.envs.peg import REACHED, START_HIGH, START_LOW, TASK, PegInsertSide, features, hole, observe
 
 DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data"))
 FILE = DATA / "metaworld" / "peg-insert-side-v3.npz"
@@ -59,7 +60,7 @@ def test_mt1s_own_episodes_are_the_same_bit_for_bit_until_success_ends_them(env:
         raw, _ = theirs.reset()
         seen, _ = env.reset(seed=0, options={"start": start})
         assert np.array_equal(np.delete(env.raw, TURNED), np.delete(raw, TURNED))
-        expert, success, scores, goal = PegExpert(0), False, [0.0], seen["goal"]
+        expert, success, scores, goal = Expert(0), False, [0.0], seen["goal"]
         while not success:
             action = expert.act(env)
             seen, reward, done, truncated, told = env.step(action)
@@ -100,7 +101,7 @@ def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide, 
             if terminated:
                 break
         assert info["success"]
-    expert = PegExpert(0)
+    expert = Expert(0)
     for row in range(0, 400, 7):
         env.raw = raw[row].astype(np.float64)
         np.testing.assert_allclose(expert.act(env), recorded.action[row], atol=1e-4)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import html
+import itertools
 import json
+import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event, Timer
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.lab.recorded import record
 
+from specact.errors import ConfigError
 from specact.files import write_json
-from specact.lab.evaluation.runs import Run, find_runs, group
+from specact.lab.evaluation.runs import find_runs, group
 from specact.lab.report.report import Report, write_report
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
@@ -55,28 +59,6 @@ def table(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs / "table", tmp_path / "runs/table"))
 
 
-def test_a_stopped_report_does_not_wait_for_films_that_have_not_begun(
-    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(6):
-        evaluation(Path(shutil.copytree(runs / "table", tmp_path / f"runs/{number}")), fingerprint=str(number))
-    begun, stopped = list[Run](), Event()
-
-    def slow(run: Run) -> None:
-        begun.append(run)
-        stopped.wait(timeout=60.0)
-
-    def interrupted(*_: object) -> None:
-        Timer(0.5, stopped.set).start()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("specact.lab.report.report.show_film", slow)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    with pytest.raises(KeyboardInterrupt):
-        write_report([tmp_path / "runs"], tmp_path / "report.html", tmp_path / "files", interrupted)
-    assert len(begun) <= 1
-
-
 def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Report, runs: Path) -> None:
     summary = json.loads((runs / "table/summary.json").read_text())
     stored = {row.pop("method"): row for row in rows(written.page.parent / "files/ball-methods.csv")}
@@ -90,12 +72,7 @@ def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Report,
 
 def test_every_figure_is_written_in_three_forms_and_the_same_again(written: Report, runs: Path, tmp_path: Path) -> None:
     stems = {path.stem for path in written.files if path.suffix == ".svg"}
-    assert stems == {
-        f"ball-{name}"
-        for name in (
-            "rejection", "latency", "latency-split", "success-over-rate",
-        )
-    }  # fmt: skip
+    assert stems == {f"ball-{name}" for name in ("rejection", "latency", "latency-split", "success-over-rate")}
     assert {path.stem for path in written.files if path.suffix == ".png"} == stems
     assert all(rows(written.page.parent / "files" / f"{stem}.csv") for stem in stems)
     again = report(tmp_path, runs)
@@ -205,3 +182,53 @@ def test_the_command_says_what_it_wrote(specact_run: SpecactRun, runs: Path, tmp
     said = json.loads(done.stdout)
     assert said["page"] == str(tmp_path / "r.html") and said["runs"] == 1 and said["skipped"] == []
     assert all(Path(path).is_file() and Path(path).parent == tmp_path / "r_files" for path in said["files"])
+
+
+# --- recordings ---
+
+
+def text_of(written: Report) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", written.page.read_text()))
+
+
+def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
+    truth = record(tmp_path / "run.mcap", blind=frozenset({3}))
+    written = report(tmp_path, tmp_path / "run.mcap")
+    ticks = list(itertools.chain(*truth.ticks))
+    records = [tick.record for tick in ticks if tick.record is not None]
+    sent = sum(each.decision.transmit for each in records)
+    said = text_of(written)
+    assert (written.runs, written.recordings) == (0, 1) and "Report on 1 recording" in said
+    assert "3 of 4, mean score 0.750" in said and f"{len(ticks):,}, 0 more were dropped" in said
+    assert "shape 4" in said and f"{sent}, {sent / len(records):.3f} of all" in said
+    steps = rows(tmp_path / "files/run-steps.csv")
+    assert len(steps) == len(ticks)
+    origins = {row["origin"]: int(row["actions"]) for row in rows(tmp_path / "files/run-origins.csv")}
+    assert origins == Counter(row["origin"] for row in steps) and {"drafted", "replaced", "fallback"} == set(origins)
+    stages = [row["stage"] for row in rows(tmp_path / "files/run-stages.csv")]
+    assert stages == ["draft", "gate", "encode", "network", "queue", "target", "finish", "all"]
+    scores = rows(tmp_path / "files/run-scores.csv")
+    assert [float(row["score"]) for row in scores] == [each.decision.score for each in records]
+    assert (tmp_path / "files/run-steps.svg").exists() and len(written.missing["Recording run.mcap"]) == 1
+
+
+def test_what_a_recording_of_a_real_robot_lacks_is_said(tmp_path: Path) -> None:
+    record(tmp_path / "run.mcap", 1, judged=False)
+    # Without its end.
+    (tmp_path / "torn.mcap").write_bytes((tmp_path / "run.mcap").read_bytes()[:-100])
+    said = text_of(report(tmp_path, tmp_path / "torn.mcap"))
+    assert "nobody judges what a real robot does" in said and "the file is cut off" in said
+
+
+def test_recordings_stand_beside_runs_and_other_files_are_skipped(tmp_path: Path, runs: Path) -> None:
+    record(tmp_path / "ball.mcap", 1)
+    (tmp_path / "notes.txt").write_text("no recording")
+    written = report(tmp_path, runs / "table", tmp_path / "ball.mcap", tmp_path / "notes.txt")
+    assert (written.runs, written.recordings) == (1, 1)
+    assert "Report on 1 run of 1 bundle and 1 recording" in text_of(written)
+    # The bundle is called ball, too; neither overwrites the files of the other.
+    assert (tmp_path / "files/ball-methods.csv").exists() and (tmp_path / "files/ball--steps.csv").exists()
+    (skipped,) = written.skipped
+    assert skipped.folder == tmp_path / "notes.txt" and "no recording" in skipped.reason
+    with pytest.raises(ConfigError, match=r"notes\.txt"):
+        report(tmp_path, tmp_path / "notes.txt")

@@ -10,7 +10,7 @@ from tests.lab import toys
 
 from specact.errors import ConfigError
 from specact.gates.settings import GateSettings
-from specact.lab.data.fit import check_fit
+from specact.lab.data.checks import check_fit
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.evaluation.metrics import method_metrics

@@ -24,7 +24,7 @@ from specact.families.codes.pair import PARTS
 from specact.files import write_json
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.data.sources import Source
+from specact.lab.data.readers import Source
 from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, collector, join
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders

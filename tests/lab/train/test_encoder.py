@@ -14,7 +14,7 @@ from torch import nn
 
 from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.sources import Source
+from specact.lab.data.readers import Source
 from specact.lab.train import loop
 from specact.lab.train.codes import LastPosition, rebuild, specs_of
 from specact.lab.train.dataset import Dataset, prepare

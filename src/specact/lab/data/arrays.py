@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.lab.data.episodes import Observed
 from specact.lab.data.frames import Frames, Images, as_frames, check_frames, reading
-from specact.lab.data.sources import Recording, matrix, numbers, positive_rate, rows
+from specact.lab.data.readers import Recording, matrix, numbers, positive_rate, rows
 
 STATE = ("state", "obs", "observation")
 ACTION = ("action", "actions")
@@ -93,7 +93,7 @@ def read_zarr(path: Path) -> Recording:
             check_frames(array.shape)
             some = np.unique(np.linspace(0, array.shape[0] - 1, _SAMPLE_FRAMES, dtype=np.int64))
             scale = _scale(np.stack([np.asarray(array[row]) for row in some.tolist()]))
-            return Frames(array.shape, _ZarrFrames(path, array.path, scale))
+            return Frames(array.shape, partial(_zarr_frames, path, array.path, scale))
 
     with reading("this zarr store", advice), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # zarr names every stray file (.DS_Store); they do no harm
@@ -105,22 +105,15 @@ def read_zarr(path: Path) -> Recording:
         return _recording(tuple(stored), lambda name: _whole(path, stored[name]), load)
 
 
-@dataclass(frozen=True)
-class _ZarrFrames:
-    """Camera frames of one array; opens the store on each call, so that it can be pickled."""
+def _zarr_frames(path: Path, name: str, scale: float, rows: NDArray[np.int64]) -> Images:
+    """Camera frames of one array."""
+    import zarr
 
-    path: Path
-    name: str
-    scale: float
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        import zarr
-
-        with reading(f"{self.path}: a frame"):
-            array: Any = zarr.open_group(str(self.path), mode="r")[self.name]
-            whole = rows[-1] - rows[0] + 1 == len(rows)
-            values = array[int(rows[0]) : int(rows[-1]) + 1] if whole else array.oindex[rows]
-            return _images(np.asarray(values), self.scale)
+    with reading(f"{path}: a frame"):
+        array: Any = zarr.open_group(str(path), mode="r")[name]
+        whole = rows[-1] - rows[0] + 1 == len(rows)
+        values = array[int(rows[0]) : int(rows[-1]) + 1] if whole else array.oindex[rows]
+        return _images(np.asarray(values), scale)
 
 
 def _whole(path: Path, array: Any) -> NDArray[Any]:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,7 +69,7 @@ class Frames:
     @property
     def in_memory(self) -> bool:
         """Whether the frames are in memory."""
-        return isinstance(self._read, _Array)
+        return isinstance(self._read, partial) and self._read.func is _indexed
 
     def select(self, rows: ArrayLike) -> Frames:
         """A subset, in this order; nothing is read."""
@@ -90,12 +90,12 @@ class Frames:
                     f"{self.shape[1]} x {self.shape[2]}"
                 )
         shape = (len(self), *((height, width) if size is None else size), 3)
-        return Frames(shape, _Fitted(self._read, crop, size), self._rows)
+        return Frames(shape, partial(_fitted, self._read, crop, size), self._rows)
 
 
 def as_frames(array: Any) -> Frames:
     """Frames of an array in memory, or of anything with a shape that can be indexed with integer arrays."""
-    return array if isinstance(array, Frames) else Frames(tuple(array.shape), _Array(array))
+    return array if isinstance(array, Frames) else Frames(tuple(array.shape), partial(_indexed, array))
 
 
 def join_frames(parts: Sequence[Frames]) -> Frames:
@@ -107,7 +107,7 @@ def join_frames(parts: Sequence[Frames]) -> Frames:
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise DataError(f"camera frames of {shapes[0]} and of {shapes[1]} cannot be joined; give them one size")
-    return Frames((sum(map(len, parts)), *shapes[0]), _Joined(tuple(parts)))
+    return Frames((sum(map(len, parts)), *shapes[0]), partial(_joined, tuple(parts)))
 
 
 def copied(frames: Frames, file: Path, advance: Callable[[int], None] = lambda done: None) -> Frames:
@@ -119,9 +119,9 @@ def copied(frames: Frames, file: Path, advance: Callable[[int], None] = lambda d
         ConfigError: if there is too little disk space, or they cannot be written.
         DataError: if a frame cannot be read.
     """
-    if not (file.is_file() and _Mapped(file).array().shape == frames.shape):
+    if not (file.is_file() and _mapped(file).shape == frames.shape):
         _copy(frames, file, advance)
-    return Frames(frames.shape, _Mapped(file))
+    return Frames(frames.shape, partial(_copied, file))
 
 
 def _copy(frames: Frames, file: Path, advance: Callable[[int], None]) -> None:
@@ -151,46 +151,33 @@ def _copy(frames: Frames, file: Path, advance: Callable[[int], None]) -> None:
             temporary.unlink()
 
 
-@dataclass(frozen=True)
-class _Array:
-    array: Any
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        return np.asarray(self.array[rows], dtype=np.uint8)
+# Readers of frames are functions with their first arguments bound, so that they can be pickled.
 
 
-@dataclass(frozen=True)
-class _Mapped:
-    """A ``.npy`` file; it is memory-mapped again for every batch, so that the last one's pages can be freed."""
-
-    file: Path
-
-    def array(self) -> Images:
-        return cast(Images, np.load(self.file, mmap_mode="r", allow_pickle=False))
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        return np.array(self.array()[rows])
+def _indexed(array: Any, rows: NDArray[np.int64]) -> Images:
+    return np.asarray(array[rows], dtype=np.uint8)
 
 
-@dataclass(frozen=True)
-class _Joined:
-    parts: tuple[Frames, ...]
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        starts = np.cumsum([0, *(len(part) for part in self.parts)])
-        bounds = np.searchsorted(rows, starts)
-        numbers = np.flatnonzero(np.diff(bounds)).tolist()
-        return np.concatenate([self.parts[n][rows[bounds[n] : bounds[n + 1]] - starts[n]] for n in numbers])
+def _mapped(file: Path) -> Images:
+    return cast(Images, np.load(file, mmap_mode="r", allow_pickle=False))
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    read: Read
-    crop: tuple[int, int, int, int] | None
-    size: tuple[int, int] | None
+def _copied(file: Path, rows: NDArray[np.int64]) -> Images:
+    # Mapped again for every batch, so that the last one's pages can be freed.
+    return np.array(_mapped(file)[rows])
 
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        return fit(self.read(rows), self.crop, self.size)
+
+def _joined(parts: tuple[Frames, ...], rows: NDArray[np.int64]) -> Images:
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    bounds = np.searchsorted(rows, starts)
+    numbers = np.flatnonzero(np.diff(bounds)).tolist()
+    return np.concatenate([parts[n][rows[bounds[n] : bounds[n + 1]] - starts[n]] for n in numbers])
+
+
+def _fitted(
+    read: Read, crop: tuple[int, int, int, int] | None, size: tuple[int, int] | None, rows: NDArray[np.int64]
+) -> Images:
+    return fit(read(rows), crop, size)
 
 
 def fit(frames: Images, crop: tuple[int, int, int, int] | None, size: tuple[int, int] | None) -> Images:

@@ -13,12 +13,11 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
+from specact.lab.data.checks import as_recorded, convert_to_task
 from specact.lab.data.episodes import Episodes, concatenate
-from specact.lab.data.fit import as_recorded, convert_to_task
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.data.lerobot_writing import Written, finish, finished, part, write_part
-from specact.lab.data.readers import format_of, read
-from specact.lab.data.sources import Demonstrations
+from specact.lab.data.readers import Demonstrations, format_of, read
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.observation import Field
@@ -210,14 +209,13 @@ def record(order: Order, out: Path, episodes: int, each: Each, progress: Callabl
 def _record_episode(order: Order, out: Path, number: int) -> None:
     """Writes one episode."""
     task, env = _task_and_env(order)
-    task_index = number % max(1, len(task.tasks))
     for attempt in range(MOST_TRIES):
         episode = demonstrate(task, env, np.random.default_rng([order.seed, number, attempt]), order.noise, number)
         if episode is not None:
             name = task.name if episode.instructions is None else episode.instructions[0]
-            write_part(out, number, episode, task=name, task_index=task_index, tried=attempt + 1)
+            write_part(out, number, episode, name, attempt + 1)
             return
-    what = task.tasks[task_index] if task.tasks else task.name
+    what = task.tasks[number % len(task.tasks)] if task.tasks else task.name
     raise DataError(
         f"the expert of {what!r} succeeded in none of {MOST_TRIES} episodes; use less noise than {order.noise}"
     )

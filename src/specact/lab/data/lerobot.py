@@ -7,8 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.lab.data.episodes import Observed, joined
 from specact.lab.data.frames import Frames, Images, join_frames, reading
-from specact.lab.data.sources import Recording, matrix, positive_rate
+from specact.lab.data.readers import Recording, matrix, positive_rate
 from specact.observation import lerobot_name
 from specact.records import Count, WholeNumber, read_json
 
@@ -43,6 +42,7 @@ _VIDEO = (
 )
 Kind = Literal["numbers", "image", "other"]
 Template = Literal["data_path", "video_path"]
+Film = tuple[Path, float]  # the video that an episode is in, and its begin in it [s]
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -72,21 +72,14 @@ class _Info(msgspec.Struct, frozen=True):
         return name
 
 
-@dataclass(frozen=True)
-class _Film:
-    """Where an episode was filmed: the name of a video, and the time in it at which it begins [s]."""
+class _Episode(NamedTuple):
+    """What the metadata say of an episode; ``films`` by camera."""
 
-    file: str
-    start: float
-
-
-class _Listed(NamedTuple):
-    """What the metadata list: lengths, places in videos by camera, and texts of tasks by episode; the data's files."""
-
-    lengths: dict[int, int]
-    films: dict[str, dict[int, _Film]]
-    tasks: dict[int, Any]
-    files: list[str]
+    number: int
+    length: int
+    data: str
+    films: dict[str, Film]
+    tasks: Any
 
 
 def read_lerobot(path: Path) -> Recording:
@@ -107,18 +100,19 @@ def read_lerobot(path: Path) -> Recording:
         )
     features = {key: each for key, each in info.features.items() if isinstance(each, dict)}
     filmed = [key for key, each in features.items() if each.get("dtype") == "video"]
-    lengths, films, tasks, files = _listed(path, info, filmed)
-    declared = len(lengths) if info.total_episodes is None else info.total_episodes
-    if not lengths or declared != len(lengths):
+    episodes = _listed(path, info, filmed)
+    declared = len(episodes) if info.total_episodes is None else info.total_episodes
+    if not episodes or declared != len(episodes):
         raise DataError(
-            f"meta/info.json declares {declared} episodes, but {len(lengths)} are listed under meta/; "
+            f"meta/info.json declares {declared} episodes, but {len(episodes)} are listed under meta/; "
             f"copy the dataset again"
         )
+    files = list(dict.fromkeys(episode.data for episode in episodes))
     with _parquet(path, files[0]) as file:
         schema = file.schema_arrow
     optional = [name for name in (DISTURBED, TIME) if name in schema.names]
     table, sizes = _columns(path, files, (EPISODE, FRAME, ACTION, *optional))
-    order = _order(table[EPISODE][:, 0], table[FRAME][:, 0], lengths)
+    order = _order(table[EPISODE][:, 0], table[FRAME][:, 0], {each.number: each.length for each in episodes})
     kinds = {field.name: _kind(field.type) for field in schema if field.name.startswith(PREFIX)}
     # What is neither numbers nor frames, such as text, is left alone.
     columns = [key for key, kind in kinds.items() if kind != "other"]
@@ -126,22 +120,19 @@ def read_lerobot(path: Path) -> Recording:
     if not keys:
         _columns(path, files[:1], (STATE,))
         raise DataError(f"{STATE} in {files[0]} is not made of numbers")
-    numbers = sorted(lengths)
-    ends = np.cumsum([lengths[episode] for episode in numbers]).astype(np.int64)
+    ends = np.cumsum([episode.length for episode in episodes]).astype(np.int64)
 
     def load(key: str) -> Observed:
         if key not in columns:
-            if TIME not in table or not films[key].keys() >= lengths.keys():
-                raise DataError(f"the dataset does not say where the frames of {key!r} are; copy it again")
+            if TIME not in table:
+                raise DataError(f"the dataset does not say when the frames of {key!r} are; copy it again")
             times = np.split(table[TIME][order, 0].astype(np.float64), ends[:-1])
-            shape = features[key].get("shape")
-            return _videos(path, [films[key][episode] for episode in numbers], times, shape, info.fps)
+            return _videos([episode.films[key] for episode in episodes], times, features[key].get("shape"), info.fps)
         if kinds[key] == "image":
             return _stored_images(path, key, dict(zip(files, sizes, strict=True))).select(order)
         return matrix("observations", _columns(path, files, (key,))[0][key][order])
 
-    described = [tasks.get(episode) for episode in numbers]
-    alone = [each[0] for each in described if isinstance(each, list) and len(each) == 1]
+    alone = [each.tasks[0] for each in episodes if isinstance(each.tasks, list) and len(each.tasks) == 1]
     texts = tuple(text for text in alone if isinstance(text, str))
     return Recording(
         names={lerobot_name(key): key for key in keys},
@@ -150,7 +141,7 @@ def read_lerobot(path: Path) -> Recording:
         action=matrix("actions", table[ACTION][order]),
         ends=ends,
         rate_hz=None if info.fps is None else positive_rate(info.fps),
-        instructions=texts if len(texts) == len(described) else None,
+        instructions=texts if len(texts) == len(episodes) else None,
         disturbed=table[DISTURBED][order, 0].astype(np.bool_) if DISTURBED in table else None,
     )
 
@@ -167,17 +158,17 @@ def _kind(column: Any) -> Kind:
 def _is_list(column: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column))
+    return any(check(column) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def _is_number(column: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_integer(column) or types.is_floating(column) or types.is_boolean(column))
+    return any(check(column) for check in (types.is_integer, types.is_floating, types.is_boolean))
 
 
-def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
-    """What the metadata list: a line for each episode in v2.x, a row in v3.0."""
+def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> list[_Episode]:
+    """The episodes by number: a line of the metadata for each in v2.x, a row in v3.0."""
     packed = info.codebase_version == "v3.0"
 
     def place(row: dict[str, Any], what: str) -> dict[str, int]:
@@ -185,9 +176,9 @@ def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
             return {name: int(row[f"{what}/{name}"]) for name in ("chunk_index", "file_index")}
         return {"episode_chunk": row[EPISODE] // info.chunks_size, "episode_index": row[EPISODE]}
 
-    def film(row: dict[str, Any], key: str) -> _Film:
+    def film(row: dict[str, Any], key: str) -> Film:
         name = info.file("video_path", _VIDEO[packed], video_key=key, **place(row, f"videos/{key}"))
-        return _Film(name, float(row[f"videos/{key}/from_timestamp"]) if packed else 0.0)
+        return path / name, float(row[f"videos/{key}/from_timestamp"]) if packed else 0.0
 
     with reading("meta/episodes", "copy the dataset again"):
         rows: list[dict[str, Any]] = []
@@ -197,16 +188,22 @@ def _listed(path: Path, info: _Info, filmed: Sequence[str]) -> _Listed:
             with _parquet(path, file.relative_to(path).as_posix()) as table:
                 columns = [name for name in table.schema_arrow.names if not name.startswith("stats/")]
                 rows += table.read(columns=columns).to_pylist()
-        lengths = {row[EPISODE]: row["length"] for row in rows}
-        pairs = list(lengths.items())
-        if len(pairs) != len(rows) or any(not isinstance(n, int) or n < 0 for pair in pairs for n in pair):
+        pairs = [(row[EPISODE], row["length"]) for row in rows]
+        if len(dict(pairs)) != len(rows) or any(not isinstance(n, int) or n < 0 for pair in pairs for n in pair):
             raise DataError(
                 "meta/episodes: episode_index and length must be non-negative integers, each episode listed once; "
                 f"found {pairs[:5]}"
             )
-        films = {key: {row[EPISODE]: film(row, key) for row in rows} for key in filmed}
-        files = {info.file("data_path", _DATA[packed], **place(row, "data")): None for row in rows}
-        return _Listed(lengths, films, {row[EPISODE]: row.get("tasks") for row in rows}, list(files))
+        return [
+            _Episode(
+                number=row[EPISODE],
+                length=row["length"],
+                data=info.file("data_path", _DATA[packed], **place(row, "data")),
+                films={key: film(row, key) for key in filmed},
+                tasks=row.get("tasks"),
+            )
+            for row in sorted(rows, key=lambda row: int(row[EPISODE]))
+        ]
 
 
 def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) -> NDArray[np.int64]:
@@ -283,33 +280,26 @@ def _text(path: Path, name: str) -> str:
 
 def _stored_images(path: Path, key: str, files: Mapping[str, int]) -> Frames:
     """Frames that are stored as encoded images, structs in a column of the parquet files, with each one's rows."""
-    readers = {name: _ImageColumn(path, name, key) for name in files}
+    readers = {name: partial(_image_column, path, name, key) for name in files}
     first = next(name for name, rows in files.items() if rows)
     shape = readers[first](np.zeros(1, np.int64)).shape[1:]
     return join_frames([Frames((rows, *shape), readers[name]) for name, rows in files.items()])
 
 
-@dataclass(frozen=True)
-class _ImageColumn:
+def _image_column(path: Path, name: str, key: str, rows: NDArray[np.int64]) -> Images:
     """Images of a file; only groups of rows that hold one of them are read."""
+    from pyarrow import parquet
 
-    path: Path
-    name: str
-    key: str
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        from pyarrow import parquet
-
-        images: list[Images] = []
-        with reading(f"{self.path}: {self.key} in {self.name}"), parquet.ParquetFile(self.path / self.name) as file:
-            ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
-            groups = np.searchsorted(ends, rows, side="right")
-            for group in np.unique(groups).tolist():
-                column = file.read_row_group(group, columns=[self.key]).column(self.key).combine_chunks()
-                encoded, start = column.field("bytes"), int(ends[group]) - len(column)
-                own = [encoded[row - start].as_py() for row in rows[groups == group].tolist()]
-                images += [_decoded(image, f"{self.key} in {self.name}") for image in own]
-        return np.stack(images)
+    images: list[Images] = []
+    with reading(f"{path}: {key} in {name}"), parquet.ParquetFile(path / name) as file:
+        ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
+        groups = np.searchsorted(ends, rows, side="right")
+        for group in np.unique(groups).tolist():
+            column = file.read_row_group(group, columns=[key]).column(key).combine_chunks()
+            encoded, start = column.field("bytes"), int(ends[group]) - len(column)
+            own = [encoded[row - start].as_py() for row in rows[groups == group].tolist()]
+            images += [_decoded(image, f"{key} in {name}") for image in own]
+    return np.stack(images)
 
 
 def _decoded(encoded: bytes | None, what: str) -> Images:
@@ -322,40 +312,27 @@ def _decoded(encoded: bytes | None, what: str) -> Images:
         return np.asarray(image.convert("RGB"))
 
 
-def _videos(path: Path, films: Sequence[_Film], times: Sequence[NDArray[Any]], shape: Any, fps: float | None) -> Frames:
+def _videos(films: Sequence[Film], times: Sequence[NDArray[Any]], shape: Any, fps: float | None) -> Frames:
     """A camera's frames in the episodes' videos, at the times since their begins [s].
 
     Nothing is decoded where ``shape``, in ``meta/info.json``, is ``[H, W, 3]`` or ``[3, H, W]``.
     """
     if not fps:
         raise DataError("meta/info.json does not say how many frames a second has; copy the dataset again")
-    readers = [_Filmed(path / film.file, film.start + time, 1.0 / fps) for film, time in zip(films, times, strict=True)]
-    size = _size(shape) or readers[0](np.zeros(1, np.int64)).shape[1:]
-    return join_frames([Frames((len(reader.times), *size), reader) for reader in readers])
+    readers = [partial(_filmed, file, start + at, 1.0 / fps) for (file, start), at in zip(films, times, strict=True)]
+    match shape:
+        case [int(height), int(width), 3] | [3, int(height), int(width)] if height > 0 < width:
+            size: tuple[int, ...] = (height, width, 3)
+        case _:
+            size = readers[0](np.zeros(1, np.int64)).shape[1:]
+    return join_frames([Frames((len(at), *size), reader) for at, reader in zip(times, readers, strict=True)])
 
 
-def _size(shape: Any) -> tuple[int, ...] | None:
-    """``(H, W, 3)``, if the metadata say it."""
-    if isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape):
-        if shape[2] == 3:
-            return tuple(shape)
-        if shape[0] == 3:
-            return (shape[1], shape[2], 3)
-    return None
-
-
-@dataclass(frozen=True)
-class _Filmed:
-    """Frames of an episode: the video, their ascending times in it, and the period between two [s]."""
-
-    file: Path
-    times: NDArray[np.float64]
-    period: float
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        video = _video(self.file)
-        with reading(str(self.file), "copy the dataset again"):
-            return np.stack([video.at(time, self.period) for time in self.times[rows].tolist()])
+def _filmed(file: Path, times: NDArray[np.float64], period: float, rows: NDArray[np.int64]) -> Images:
+    """Frames of an episode: of its video, at their ascending times in it, with this period between two [s]."""
+    video = _video(file)
+    with reading(str(file), "copy the dataset again"):
+        return np.stack([video.at(time, period) for time in times[rows].tolist()])
 
 
 class _Video:

@@ -48,8 +48,8 @@ def part(folder: Path, number: int) -> Path:
     return folder / PARTS / f"episode-{number:06d}.parquet"
 
 
-def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_index: int, tried: int) -> None:
-    """Writes one episode atomically: a single one, with a rate, of a task (description and number), after attempts.
+def write_part(folder: Path, number: int, episode: Episodes, task: str, tried: int = 1) -> None:
+    """Writes one episode atomically: a single one, with a rate, of a task (its description), after so many attempts.
 
     Raises:
         DataError: if an observation is neither a vector nor camera frames.
@@ -66,7 +66,6 @@ def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_
         TIME: (frame / episode.rate_hz).astype(np.float32),
         FRAME: frame,
         EPISODE: np.full(episode.steps, number),
-        "task_index": np.full(episode.steps, task_index),
     }
     metadata = {
         "task": task,
@@ -102,15 +101,19 @@ def finish(folder: Path, episodes: int) -> Written:
     metadata: dict[str, Any] = {}
     tasks: dict[str, int] = {row["tasks"][0]: row["stats/task_index/min"][0] for row in rows}
     for first in range(done, episodes, _EPISODES_A_FILE):
-        file = 1 + _file(rows[-1]) if rows else 0
+        last = rows[-1] if rows else {}
+        file = last["data/chunk_index"] * _FILES_A_CHUNK + last["data/file_index"] + 1 if rows else 0
         place = {"chunk_index": file // _FILES_A_CHUNK, "file_index": file % _FILES_A_CHUNK}
         groups = []
         for number in range(first, min(first + _EPISODES_A_FILE, episodes)):
             table = pq.read_table(part(folder, number))
             metadata = json.loads(table.schema.metadata[b"episode"])
             start = rows[-1]["dataset_to_index"] if rows else 0
-            index = np.arange(start, start + len(table))
-            tasks[metadata["task"]] = metadata["statistics"]["task_index"]["min"][0]
+            task_index = tasks.setdefault(metadata["task"], len(tasks))
+            columns = {"task_index": np.full(len(table), task_index), "index": start + np.arange(len(table))}
+            statistics = metadata["statistics"] | {name: _statistics(values) for name, values in columns.items()}
+            for name, values in columns.items():
+                table = table.append_column(name, pa.array(values))
             rows.append(
                 {
                     EPISODE: number,
@@ -122,10 +125,14 @@ def finish(folder: Path, episodes: int) -> Written:
                     "meta/episodes/chunk_index": 0,
                     "meta/episodes/file_index": 0,
                     "tried": metadata["tried"],
-                    **_flat({**metadata["statistics"], "index": _statistics(index)}),
+                    **{
+                        f"stats/{column}/{name}": value
+                        for column, values in statistics.items()
+                        for name, value in values.items()
+                    },
                 }
             )
-            groups.append(table.append_column("index", pa.array(index)).replace_schema_metadata(None))
+            groups.append(table.replace_schema_metadata(None))
         _write(folder / DATA_FILE.format(**place), *groups)
     if metadata:
         _write_metadata(folder, rows, tasks, metadata)
@@ -154,7 +161,7 @@ def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, i
         (EPISODES_TABLE, pa.Table.from_pylist(rows)),
     ):
         _write(folder / name, content)
-    features = {**metadata["features"], "index": _feature(np.zeros(1, np.int64))}
+    features = metadata["features"] | dict.fromkeys(("task_index", "index"), _feature(np.zeros(1, np.int64)))
     write_json(folder / "meta/stats.json", {name: _pooled(name, rows) for name in features})
     write_json(
         folder / "meta/info.json",
@@ -220,10 +227,6 @@ def _statistics(values: Observed) -> dict[str, Any]:
     return {**statistics, "count": [len(values)]}
 
 
-def _flat(statistics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {f"stats/{key}/{name}": value for key, each in statistics.items() for name, value in each.items()}
-
-
 def _pooled(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Statistics of all episodes, from those of each."""
     low, high, mean, std, count = (np.array([row[f"stats/{name}/{each}"] for row in rows]) for each in _STATISTICS)
@@ -232,10 +235,6 @@ def _pooled(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     variance = (share * (std**2 + (mean - pooled_mean) ** 2)).sum(axis=0)
     pooled = (low.min(axis=0), high.max(axis=0), pooled_mean, np.sqrt(variance), count.sum(axis=0))
     return {each: value.tolist() for each, value in zip(_STATISTICS, pooled, strict=True)}
-
-
-def _file(row: dict[str, Any]) -> int:
-    return int(row["data/chunk_index"]) * _FILES_A_CHUNK + int(row["data/file_index"])
 
 
 def _write(path: Path, *tables: Any) -> None:

@@ -6,8 +6,9 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from specact.errors import BundleError, ConfigError, DataError, WireError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
-from specact.lab.data.frames import Frames
+from specact.lab.data.frames import Frames, Images
 from specact.lab.data.lerobot_writing import Written, finish, write_part
 from specact.observation import ObservationSpec, read_spec
 from specact.records import RateHz, read_record
@@ -107,7 +108,7 @@ def read_recording(path: Path) -> Recorded:
     reader = _Reader()
     try:
         with path.open("rb") as file:
-            whole, reason = reader.read(file)
+            missing = reader.read(file)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}; give a file that specact run --record wrote"
@@ -115,7 +116,8 @@ def read_recording(path: Path) -> Recorded:
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     if reader.about is None:
-        raise DataError(f"{path} is no recording of a run: {reason}; specact run --record FILE makes one")
+        why = missing or "it has no metadata of specact"
+        raise DataError(f"{path} is no recording of a run: {why}; specact run --record FILE makes one")
     fields = read_spec(reader.about["observation"]).fields
     names = {topic_of(name): name for name in fields}
     for step in reader.steps.values():
@@ -132,7 +134,7 @@ def read_recording(path: Path) -> Recorded:
         raise DataError(
             f"{path} holds actions of {widths[0]} and of {widths[-1]} numbers; all must be equal: record it again"
         )
-    return Recorded(path, reader.about, ordered, reader.judged, whole)
+    return Recorded(path, reader.about, ordered, reader.judged, whole=not missing)
 
 
 class _Reader:
@@ -142,40 +144,34 @@ class _Reader:
         self.about: dict[str, Any] | None = None
         self.steps: dict[int, Step] = {}
         self.judged: dict[int, dict[str, Any]] = {}
-        self._schemas: dict[int, Any] = {}
-        self._channels: dict[int, tuple[str, ros.MessageType]] = {}
 
-    def read(self, file: BinaryIO) -> tuple[bool, str]:
-        """Whether the file is whole, and what is wrong with it where nothing of specact is in it."""
+    def read(self, file: BinaryIO) -> str:
+        """Why the file is not whole; empty if it is."""
         from mcap.stream_reader import StreamReader
 
+        schemas: dict[int, Any] = {}
+        channels: dict[int, tuple[str, ros.MessageType]] = {}
         try:
             for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD).records:
-                self._take(record)
+                kind, found = type(record).__name__, cast(Any, record)
+                if kind == "Metadata" and found.name == METADATA:
+                    self.about = _about(found.metadata)
+                elif kind == "Schema":
+                    schemas[found.id] = found
+                elif kind == "Channel" and (own := _type_of(found.topic, schemas.get(found.schema_id))) is not None:
+                    channels[found.id] = found.topic, own
+                elif kind == "Message" and found.channel_id in channels:
+                    topic, own = channels[found.channel_id]
+                    step = self.steps.setdefault(found.sequence, Step(found.sequence))
+                    self._store(step, topic, found.log_time / 1e9, own.decode(found.data))
         except DataError:
             raise
         except Exception as error:  # noqa: BLE001 - a damaged file fails in any way that decoders can
-            kind = type(error).__name__
-            return False, "it is no MCAP file" if kind == "InvalidMagic" else f"it is damaged ({kind})"
-        return True, "it has no metadata of specact"
+            name = type(error).__name__
+            return "it is no MCAP file" if name == "InvalidMagic" else f"it is damaged ({name})"
+        return ""
 
-    def _take(self, record: Any) -> None:
-        kind = type(record).__name__
-        if kind == "Metadata" and record.name == METADATA:
-            self.about = _about(record.metadata)
-        elif kind == "Schema":
-            self._schemas[record.id] = record
-        elif kind == "Channel":
-            own = _type_of(record.topic, self._schemas.get(record.schema_id))
-            if own is not None:
-                self._channels[record.id] = record.topic, own
-        elif kind == "Message" and record.channel_id in self._channels:
-            topic, own = self._channels[record.channel_id]
-            self._store(topic, record.sequence, record.log_time / 1e9, own.decode(record.data))
-
-    def _store(self, topic: str, number: int, at_s: float, message: dict[str, Any]) -> None:
-        """Stores a message in its step."""
-        step = self.steps.setdefault(number, Step(number))
+    def _store(self, step: Step, topic: str, at_s: float, message: dict[str, Any]) -> None:
         if topic == "/control":
             step.control, step.at_s = message, at_s
         elif topic == "/action":
@@ -205,8 +201,7 @@ def _about(metadata: dict[str, str]) -> dict[str, Any]:
         read_spec(about["observation"])
         about["rate_hz"] = read_record(about["rate_hz"], RateHz, "rate_hz", BundleError)
         for name in _TEXTS:
-            if not isinstance(about.get(name), str | None):
-                raise TypeError(f"{name} must be a text or null, got {about[name]!r:.60}")
+            read_record(about.get(name), cast(Any, str | None), name, BundleError)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, BundleError) as error:
         raise DataError(f"the recording's metadata are damaged ({type(error).__name__}: {error})") from None
     return about
@@ -234,7 +229,7 @@ def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], 
     if (out / "meta").exists():
         raise ConfigError(f"{out} holds a dataset already; choose another --out")
     with locked(out):
-        first, number, left_out, cut, tasks = None, 0, 0, 0, dict[str, int]()
+        first, number, left_out, cut = None, 0, 0, 0
         for done, path in enumerate(paths):
             progress(done, len(paths))
             recorded = read_recording(path)
@@ -246,9 +241,7 @@ def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], 
                 cut += max(0, len(stretches) - 1)
                 for stretch in stretches:
                     task = stretch[0].instruction or recorded.about.get("env") or recorded.about.get("policy") or "run"
-                    episode = _episode(recorded, stretch)
-                    index = tasks.setdefault(task, len(tasks))
-                    write_part(out, number, episode, task=task, task_index=index, tried=1)
+                    write_part(out, number, _episode(recorded, stretch), task)
                     number += 1
         progress(len(paths), len(paths))
         if not number:
@@ -272,16 +265,9 @@ def _check_alike(first: Recorded, other: Recorded) -> None:
 
 def _stretches(steps: list[Step]) -> Iterator[list[Step]]:
     """Runs of consecutive usable control steps with one instruction."""
-    stretch: list[Step] = []
-    for step in steps:
-        follows = stretch and step.number == stretch[-1].number + 1 and step.instruction == stretch[-1].instruction
-        if stretch and not (follows and step.usable):
-            yield stretch
-            stretch = []
-        if step.usable:
-            stretch.append(step)
-    if stretch:
-        yield stretch
+    usable = enumerate(step for step in steps if step.usable)
+    for _, stretch in itertools.groupby(usable, lambda entry: (entry[1].number - entry[0], entry[1].instruction)):
+        yield [step for _, step in stretch]
 
 
 def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
@@ -290,25 +276,16 @@ def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
         for name, each in recorded.spec.fields.items():
             values = [step.observation[name] for step in steps]
             shape = (len(values), *each.shape)
-            frames = _Jpegs(recorded.path, name, values, each.shape)
-            observation[name] = Frames(shape, frames) if each.is_image else np.stack(values)
+            read = partial(_jpegs, recorded.path, name, values, each.shape)
+            observation[name] = Frames(shape, read) if each.is_image else np.stack(values)
         action = np.stack([step.action for step in steps if step.action is not None])
     except ValueError as error:
         raise DataError(f"{recorded.path} holds a damaged observation or action: {error}") from None
     return Episodes(observation, action, np.array([len(steps)]), recorded.about["rate_hz"])
 
 
-@dataclass(frozen=True)
-class _Jpegs:
-    """Decodes frames lazily."""
-
-    path: Path
-    name: str
-    files: list[bytes]
-    shape: tuple[int, ...]
-
-    def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        try:
-            return read_jpegs([self.files[row] for row in rows], self.name, (len(rows), *self.shape))
-        except WireError as error:
-            raise DataError(f"{self.path} holds a damaged frame: {error}") from None
+def _jpegs(path: Path, name: str, files: list[bytes], shape: tuple[int, ...], rows: NDArray[np.int64]) -> Images:
+    try:
+        return read_jpegs([files[row] for row in rows], name, (len(rows), *shape))
+    except WireError as error:
+        raise DataError(f"{path} holds a damaged frame: {error}") from None

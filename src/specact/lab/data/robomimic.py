@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specact.errors import DataError
 from specact.lab.data.episodes import Observed, joined
 from specact.lab.data.frames import Frames, Images, join_frames, reading
-from specact.lab.data.sources import Recording, matrix, positive_rate, rows
+from specact.lab.data.readers import Recording, matrix, positive_rate, rows
 
 Kind = Literal["camera", "low", "other"]
 # The key of all low-dimensional entries in one.
@@ -128,8 +128,7 @@ def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict
         shapes = {frames.shape[1:] for frames in stored}
         if len(shapes) > 1 or any(frames.dtype != np.uint8 for frames in stored):
             raise DataError(f"the camera {key!r} must have uint8 frames of one size in all demonstrations")
-        readers = [_Reader(path, f"data/{name}/obs/{key}") for name in names]
-        return join_frames([Frames(frames.shape, reader) for frames, reader in zip(stored, readers, strict=True)])
+        return join_frames([Frames(frames.shape, partial(_frames, path, frames.name)) for frames in stored])
     together = [key] if key in kinds else [key for key, kind in kinds.items() if kind == "low"]
     parts = {}
     for name in names:
@@ -138,16 +137,10 @@ def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict
     return joined("observations", parts)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads a camera's frames in a demonstration; it opens the file on each call, so that it can be pickled."""
-
-    path: Path
-    name: str
-
-    def __call__(self, rows: NDArray[np.int64]) -> Images:
-        with _opened(self.path) as file:
-            return np.asarray(file[self.name][rows], dtype=np.uint8)
+def _frames(path: Path, name: str, rows: NDArray[np.int64]) -> Images:
+    """A camera's frames in a demonstration."""
+    with _opened(path) as file:
+        return np.asarray(file[name][rows], dtype=np.uint8)
 
 
 def _known_as(key: str) -> str:

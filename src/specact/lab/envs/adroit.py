@@ -13,10 +13,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import rendered
-from specact.lab.envs.task import Begun, Stepped, Task
+from specact.lab.envs.task import Begun, Stepped, Task, TickingEnv, check_widths
 
 # On import gymnasium-robotics prints a note about the dense rewards of Adroit, which are not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
@@ -48,13 +47,9 @@ def features(episodes: Episodes) -> Episodes:
     Raises:
         DataError: for other widths; note that other tasks of Adroit have observations of the same width.
     """
-    state = episodes.numbers("state")
-    if state.shape[1] != WIDTH or episodes.action.shape[1] != ACTIONS:
-        raise DataError(
-            f"relocate demonstrations have state width {WIDTH} and action width {ACTIONS}, got "
-            f"{state.shape[1]} and {episodes.action.shape[1]}; pass AdroitHandRelocate-v1's own observations"
-        )
-    return episodes.with_numbers(np.clip(episodes.action, -1.0, 1.0).astype(np.float32), state=observe(state))
+    check_widths("relocate", episodes, WIDTH, ACTIONS, "pass AdroitHandRelocate-v1's own observations")
+    action = np.clip(episodes.action, -1.0, 1.0).astype(np.float32)
+    return episodes.with_numbers(action, state=observe(episodes.numbers("state")))
 
 
 class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
@@ -66,7 +61,7 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
     so far, ``success`` whether that is more than 25. Never terminates; truncated after 200 steps (2 s).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = TickingEnv.metadata  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode

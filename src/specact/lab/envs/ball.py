@@ -9,7 +9,7 @@ to rest *on the goal*: what counts is its speed relative to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import cos, exp, sin
 from typing import Any, cast
@@ -24,50 +24,7 @@ from specact.errors import ConfigError
 from specact.lab.envs.cameras import Renderer, drawing
 from specact.lab.envs.task import Begun, Seen, Settled, Task, TickingEnv
 
-
-@dataclass(frozen=True)
-class Orbit:
-    """Motion on a circle around the origin at constant speed.
-
-    Attributes:
-        radius: [m], > 0.
-        angle: at time 0 [rad].
-        speed: along the circle [m/s]; positive is counter-clockwise.
-    """
-
-    radius: float
-    angle: float
-    speed: float = 0.0
-
-    def at(self, time_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Position [m] and velocity [m/s] after ``time_s`` seconds, both ``[2]``."""
-        angle = self.angle + self.speed / self.radius * time_s
-        outward = np.array([cos(angle), sin(angle)])
-        return self.radius * outward, self.speed * np.array([-outward[1], outward[0]])
-
-
-def follow(
-    position: NDArray[np.float64],
-    velocity: NDArray[np.float64],
-    target: NDArray[np.float64],
-    rate: float,
-    seconds: float,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Solves ``x'' = rate^2 (target - x) - 2 rate x'``, a critically damped servo with a constant target.
-
-    Args:
-        position, velocity, target: ``[D]``; position and target in one unit, velocity in that unit per second.
-        rate: undamped natural frequency [rad/s], > 0.
-        seconds: duration, >= 0.
-
-    Returns:
-        Position and velocity at the end, ``[D]`` each.
-    """
-    away = position - target
-    push = velocity + rate * away
-    decay = exp(-rate * seconds)
-    return target + (away + push * seconds) * decay, (velocity - rate * push * seconds) * decay
-
+Vector = NDArray[np.float64]
 
 HALF_SIZE = 0.4  # plate, centre to edge [m]
 PILLAR_RADIUS = 0.1  # [m]
@@ -168,7 +125,7 @@ class BallEnv(TickingEnv):
         velocity = random.uniform(-0.05, 0.05, 2)
         # Drawn last, the sense of rotation before the pace, so that an episode begins the same at every pace.
         sense = random.choice([-1.0, 1.0])
-        self._orbit = Orbit(radius, across, sense * (random.uniform(*PACES) if self._pace is None else self._pace))
+        self._orbit = radius, across, sense * (random.uniform(*PACES) if self._pace is None else self._pace)
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[2:5] = *start, BALL_RADIUS
         self.data.qvel[2:4] = velocity
@@ -228,7 +185,10 @@ class BallEnv(TickingEnv):
         self.velocity = np.array([vx - (wy * z - wz * y), vy - (wz * x - wx * z)])
         self.tilt = np.array([a, b])
         self.tilt_rate = np.array([a_rate, b_rate])
-        self.goal, self.goal_velocity = self._orbit.at(self.data.time)
+        radius, start, speed = self._orbit
+        angle = start + speed / radius * self.data.time
+        outward = np.array([cos(angle), sin(angle)])
+        self.goal, self.goal_velocity = radius * outward, speed * np.array([-outward[1], outward[0]])
 
     def _observation(self) -> dict[str, NDArray[np.float32]]:
         state = np.empty(12 if self._goal_in_state else 8, np.float32)
@@ -244,6 +204,17 @@ class BallEnv(TickingEnv):
 
     def _info(self) -> dict[str, Any]:
         return {"success": self._success, "score": float(self._success)}
+
+
+def follow(position: Vector, velocity: Vector, target: Vector, rate: float, seconds: float) -> tuple[Vector, Vector]:
+    """Position and velocity after so many seconds of ``x'' = rate^2 (target - x) - 2 rate x'``.
+
+    A critically damped servo with a constant target and this undamped natural frequency [rad/s]; ``[D]`` each.
+    """
+    away = position - target
+    push = velocity + rate * away
+    decay = exp(-rate * seconds)
+    return target + (away + push * seconds) * decay, (velocity - rate * push * seconds) * decay
 
 
 def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
@@ -296,7 +267,7 @@ class BallExpert:
         tilt = (4.0 * (wanted - velocity) + turning) / _ROLLING
         return np.clip(tilt / MAX_TILT, -1.0, 1.0).astype(np.float32)
 
-    def _heading(self, position: NDArray[np.float64], goal: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    def _heading(self, position: Vector, goal: Vector) -> tuple[Vector, float]:
         """Unit vector of the desired velocity ``[2]``, and its magnitude [m/s]."""
         line = goal - position
         remaining = float(np.hypot(*line))

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Cameras, Sizes, free_camera, rendered
-from specact.lab.envs.task import Begun, Settled, Task, TickingEnv
+from specact.lab.envs.task import Begun, Settled, Task, TickingEnv, check_widths
 
 # On import gymnasium-robotics prints a note about Adroit, which is not used here.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
@@ -101,11 +101,8 @@ def features(episodes: Episodes) -> Episodes:
         DataError: for other widths, or an unknown subtask number.
     """
     state = episodes.numbers("state")
-    if state.shape[1] != RAW_WIDTH or episodes.action.shape[1] != ROBOT:
-        raise DataError(
-            f"kitchen demonstrations have state width {RAW_WIDTH} (positions and velocities) and action width {ROBOT}, "
-            f"got {state.shape[1]} and {episodes.action.shape[1]}; pass the environment's own observation"
-        )
+    advice = "pass the environment's own observation, positions and velocities"
+    check_widths("kitchen", episodes, RAW_WIDTH, ROBOT, advice)
     numbers = episodes.numbers("goal") if "goal" in episodes.observation else np.zeros((0, 0), np.float32)
     if numbers.shape != (episodes.steps, 1) or not np.isin(numbers, range(len(SUBTASKS))).all():
         got = f"shape {numbers.shape}, values {np.min(numbers)} to {np.max(numbers)}" if numbers.size else "none"

@@ -19,10 +19,9 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.policies import ENV_POLICY_MAP
 from numpy.typing import NDArray
 
-from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Camera, Cameras, Sizes
-from specact.lab.envs.task import Begun, Settled, Task, TickingEnv
+from specact.lab.envs.task import Begun, Settled, Task, TickingEnv, check_widths
 
 RATE_HZ = 20.0
 REPEAT = 4  # simulation steps per action; Meta-World runs at 80 Hz
@@ -75,12 +74,8 @@ def features(episodes: Episodes) -> Episodes:
     Raises:
         DataError: for other widths.
     """
-    widths = episodes.numbers("state").shape[1], episodes.action.shape[1]
-    if widths != (WIDTH, ACTIONS):
-        raise DataError(
-            f"metaworld demonstrations have state width {WIDTH} (hand and gripper) and action width {ACTIONS} at "
-            f"{RATE_HZ:g} Hz, got {widths[0]} and {widths[1]}; make them with specact data record --env metaworld"
-        )
+    advice = f"make them, at {RATE_HZ:g} Hz, with specact data record --env metaworld"
+    check_widths("metaworld", episodes, WIDTH, ACTIONS, advice)
     return episodes
 
 
@@ -180,13 +175,6 @@ def _simulator(task: str) -> Any:
     return simulator
 
 
-def scripted(policy: Any, raw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The action of one of Meta-World's scripted policies, float32 ``[4]`` in [-1, 1]."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns about every action that has to be clipped
-        return np.asarray(np.clip(policy.get_action(raw), -1.0, 1.0), dtype=np.float32)
-
-
 def hold(last: NDArray[np.float32]) -> NDArray[np.float32]:
     """The action that keeps the arm's position and the gripper's effort, float32 ``[4]``."""
     return np.append(np.zeros_like(last[:3]), last[3:])
@@ -203,9 +191,12 @@ class Expert:
         """Does nothing: the policies have no state."""
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-        """The action for the environment's current state, float32 ``[4]`` in [-1, 1]."""
-        world = cast(MetaWorld, env.unwrapped)
-        return scripted(self._policies[world.task], world.raw)
+        """The action for the environment's current ``task`` and ``raw`` state, float32 ``[4]`` in [-1, 1]."""
+        world: Any = env.unwrapped
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns about every action that has to be clipped
+            action = self._policies[world.task].get_action(world.raw)
+        return np.asarray(np.clip(action, -1.0, 1.0), dtype=np.float32)
 
 
 def effector(env: gym.Env[Any, Any]) -> NDArray[np.float64]:

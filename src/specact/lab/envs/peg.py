@@ -7,20 +7,19 @@ draws its own, uniformly from the same range, so that a policy cannot memorise t
 from __future__ import annotations
 
 import pickle
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from metaworld.envs import SawyerPegInsertionSideEnvV3
-from metaworld.policies import SawyerPegInsertionSideV3Policy
 from metaworld.types import Task as Variant
 from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import rendered
-from specact.lab.envs.metaworld import hold, scripted
-from specact.lab.envs.task import Begun, Stepped, Task
+from specact.lab.envs.metaworld import Expert, hold
+from specact.lab.envs.task import Begun, Stepped, Task, TickingEnv
 
 MAX_STEPS = 500
 RATE_HZ = 80.0
@@ -106,7 +105,8 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
     far of the initial distance that it has covered. Terminates on success; truncated after 500 steps (6.25 s).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = TickingEnv.metadata  # type: ignore[misc]
+    task = "peg-insert-side-v3"
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
@@ -132,7 +132,7 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         start = np.asarray((options or {}).get("start", start), dtype=np.float64)
         # Meta-World's reset ignores seeds; these six numbers define the episode.
         variant = {"env_cls": type(self._sim), "rand_vec": start, "partially_observable": False}
-        self._sim.set_task(Variant("peg-insert-side-v3", pickle.dumps(variant)))
+        self._sim.set_task(Variant(self.task, pickle.dumps(variant)))
         self.raw, _ = self._sim.reset()
         self._steps, self._score, self._success = 0, 0.0, False
         self._start = self._sim.distance()
@@ -159,20 +159,6 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return {"score": self._score, "success": self._success}
 
 
-class PegExpert:
-    """Meta-World's scripted policy: moves above the peg, grasps it, lifts it, inserts it. Deterministic."""
-
-    def __init__(self, seed: int) -> None:
-        self._policy = SawyerPegInsertionSideV3Policy()
-
-    def reset(self, env: gym.Env[Any, Any]) -> None:
-        """Does nothing: the policy has no state."""
-
-    def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-        """The action for the environment's current state, float32 ``[4]`` in [-1, 1]."""
-        return scripted(self._policy, cast(PegInsertSide, env.unwrapped).raw)
-
-
 TASK = Task(
     name="peg",
     make=PegInsertSide,
@@ -180,7 +166,7 @@ TASK = Task(
     max_steps=MAX_STEPS,
     score="largest share of the peg's way to the hole so far, 0 to 1; success within 7 cm along and 3.5 cm across",
     features=features,
-    expert=PegExpert,
+    expert=Expert,
     hold=hold,
     still=("hold",),
 )

@@ -21,9 +21,9 @@ import pygame
 from gym_pusht.envs.pusht import PushTEnv, pymunk_to_shapely  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import ArrayLike, NDArray
 
-from specact.errors import ConfigError, DataError
+from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.task import Begun, Seen, Settled, Task, TickingEnv
+from specact.lab.envs.task import Begun, Seen, Settled, Task, TickingEnv, check_widths
 
 MAX_STEPS = 300
 RATE_HZ = 10.0
@@ -102,12 +102,9 @@ def features(episodes: Episodes) -> Episodes:
     Raises:
         DataError: for other widths.
     """
+    advice = "pass agent x, y, block x, y and angle, and the target x, y, as recorded, in pixels"
+    check_widths("PushT", episodes, 5, 2, advice)
     state = episodes.numbers("state")
-    if state.shape[1] != 5 or episodes.action.shape[1] != 2:
-        raise DataError(
-            f"PushT demonstrations have state width 5 (agent x, y, block x, y, block angle) and action width 2 (target "
-            f"x, y), got {state.shape[1]} and {episodes.action.shape[1]}; pass them as recorded, in pixels"
-        )
     return episodes.with_numbers(displacement(episodes.action, state[:, :2]), state=observe(state))
 
 

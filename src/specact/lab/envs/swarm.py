@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from specact.lab.envs.task import Begun, Stepped, Task
+from specact.lab.envs.task import Begun, Stepped, Task, TickingEnv
 
 HALF_SIZE = 1.2  # arena, centre to wall [m]
 RADIUS = 0.1  # of a drone [m]
@@ -54,7 +54,7 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     ``target``.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = TickingEnv.metadata  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, drones: int = 5) -> None:
         self.render_mode = render_mode

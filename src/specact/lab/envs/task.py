@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import unknown_name
+from specact.errors import DataError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.observation import Field
 
@@ -98,6 +98,16 @@ class Task:
         assert isinstance(observation, gym.spaces.Dict)
         spaces = {"action": action, **observation.spaces}
         return {name: tuple(space.shape) for name, space in sorted(spaces.items()) if space.shape}
+
+
+def check_widths(task: str, episodes: Episodes, state: int, action: int, advice: str) -> None:
+    """Raises a DataError for demonstrations whose state or action has another width."""
+    widths = episodes.numbers("state").shape[1], episodes.action.shape[1]
+    if widths != (state, action):
+        raise DataError(
+            f"{task} demonstrations have state width {state} and action width {action}, got {widths[0]} and "
+            f"{widths[1]}; {advice}"
+        )
 
 
 class TickingEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):

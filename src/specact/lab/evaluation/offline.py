@@ -21,7 +21,7 @@ from specact.gates.calibration import Calibration
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.folder import locked
-from specact.lab.data.sources import Demonstrations
+from specact.lab.data.readers import Demonstrations
 from specact.lab.envs import env_of
 from specact.lab.evaluation.calibrate import find_threshold, gate_of_method
 from specact.lab.evaluation.metrics import contrasts, step_metrics

@@ -22,7 +22,7 @@ from specact.gates.calibration import Calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.learned import head_fingerprint
 from specact.gates.settings import ORACLES, GateSettings, gate_settings
-from specact.lab.data.fit import check_fit
+from specact.lab.data.checks import check_fit
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.data.generate import demonstration_files, split_demonstrations
 from specact.lab.envs import env_of, load_task

@@ -10,18 +10,17 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
 import av
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from specact.errors import BundleError, ConfigError, DataError, RenderError, SpecactError
-from specact.files import write_json, write_whole
+from specact.files import write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import Timing, timed
@@ -35,7 +34,7 @@ from specact.pair import Pair
 
 FILMED = ("draft", "adahi", "target")
 RATE_HZ = 10.0  # frames of simulated time shown per second
-MOST_FRAMES = 120
+MOST_FRAMES = 150
 # Of each method a picture in a frame, and above it a text and a bar with its steps.
 SIZE_PX, BORDER_PX, BAR_PX, TEXT_PX, PAD_PX = 256, 4, 12, 26, 8
 FRAME_PX = SIZE_PX + 2 * BORDER_PX
@@ -53,7 +52,6 @@ class Screen:
 
     method: str
     success: bool
-    steps: int
     sent: float  # share of the control steps whose inference went to the target
     seconds: float  # simulated time
 
@@ -75,24 +73,23 @@ class Film:
     episode: int
     screens: tuple[Screen, ...]
     speed: float
-    video: bytes = b""
+    video: bytes
     why: str = ""
 
 
-def show_film(run: Run, filmed: tuple[str, str, str] = FILMED) -> Film:
+def show_film(run: Run, filmed: Sequence[str] = FILMED) -> Film:
     """The film of one episode of this run, preferably one where the second method succeeds and the first fails.
 
-    ``filmed`` are a baseline, the method to compare, and an upper bound; where the run has none of them, its first
-    three methods. Raises as :func:`load_film`, and :exc:`DataError` if the table of episodes cannot be read.
+    ``filmed`` are up to three methods; where the run has none of them, its first three. Raises as :func:`load_film`,
+    and :exc:`DataError` if the table of episodes cannot be read.
     """
     methods = [method for method in filmed if method in run.methods] or list(run.methods)[:3]
     if not methods:
         raise DataError(f"{run.folder} has no methods")
     outcomes = {method: run.outcomes(method) for method in methods}
     won = {method: dict(zip(o["episode"], o["success"], strict=True)) for method, o in outcomes.items()}
-    episode, why = _choose(won, *(filmed if filmed[0] in won or filmed[1] in won else [*methods, "", ""])[:2])
-    longest = max(int(o["steps"][o["episode"] == episode].max()) for o in outcomes.values())
-    film = load_film(run, episode, methods, longest)
+    episode, why = _choose(won)
+    film = load_film(run, episode, methods)
     others = [screen.method for screen in film.screens if screen.success != won[screen.method][episode]]
     if others:
         why += (
@@ -102,179 +99,162 @@ def show_film(run: Run, filmed: tuple[str, str, str] = FILMED) -> Film:
     return replace(film, why=why)
 
 
-def _choose(won: dict[str, dict[int, bool]], baseline: str, method: str) -> tuple[int, str]:
-    """The episode to show, and the reason: the first that the method wins and the baseline loses, if there is one."""
+def _choose(won: dict[str, dict[int, bool]]) -> tuple[int, str]:
+    """The episode to show, and the reason: the first that the second method wins and the first loses."""
     episodes = sorted(set.intersection(*map(set, won.values())))
-    first, second = won.get(baseline, {}), won.get(method, {})
-    gained = [episode for episode in episodes if not first.get(episode, True) and second.get(episode)]
-    lost = sum(bool(first.get(episode)) and not second.get(episode, True) for episode in episodes)
+    baseline, method = [*won, *won][:2]
+    gained = [episode for episode in episodes if won[method][episode] and not won[baseline][episode]]
+    lost = sum(bool(won[baseline][episode]) and not won[method][episode] for episode in episodes)
     if not gained:
         return int(episodes[0]), f"The first episode: in none did {baseline} fail and {method} succeed."
     # Preferably one that all others win.
-    won_by_others = (e for e in gained if all(result[e] for name, result in won.items() if name != baseline))
-    return int(next(won_by_others, gained[0])), (
+    best = max(gained, key=lambda episode: sum(bool(of[episode]) for of in won.values()))
+    return int(best), (
         f"One of {len(gained)} episodes, out of {len(episodes)}, in which {baseline} failed and {method} succeeded; "
         f"in {lost} it is the other way round."
     )
 
 
-def load_film(run: Run, episode: int, methods: Sequence[str], longest: int) -> Film:
+def load_film(run: Run, episode: int, methods: Sequence[str]) -> Film:
     """Reads the film of an episode from the run folder's ``films/``, or renders it and stores it there.
 
     The episode runs alone and not in a batch, so floats can differ from the evaluation's in the last bits, and the
-    rollout with them: compare :attr:`Screen.success`. At most three methods; ``longest``, the control steps of the
-    longest of these episodes, decides how many steps pass between two frames.
+    rollout with them: compare :attr:`Screen.success`. At most three methods.
 
     Raises:
         ConfigError: if this machine cannot draw the environment; the message says why.
         BundleError: if the bundle is no longer the one that was evaluated.
     """
-    stem = run.folder / "films" / f"{episode:06d}"
+    path = run.folder / "films" / f"{episode:06d}.json"
     with suppress(OSError, ValueError):  # no readable film is there
-        film = msgspec.json.decode(stem.with_suffix(".json").read_bytes(), type=Film)
-        if [screen.method for screen in film.screens] == [*methods]:
-            return replace(film, video=stem.with_suffix(".webm").read_bytes())
-    film = _Filming(run, episode, tuple(methods), longest).render()
+        film = msgspec.json.decode(path.read_bytes(), type=Film)
+        if film.video and [screen.method for screen in film.screens] == [*methods]:
+            return film
+    pair, evaluated = _pair(run), run.evaluation["fingerprint"]
+    if pair.fingerprint != evaluated:
+        raise BundleError(
+            f"the bundle {pair.name!r} has fingerprint {pair.fingerprint}, but {evaluated} was evaluated; run the "
+            "evaluation again to film it"
+        )
+    film = _rendered(run, episode, tuple(methods))
     with suppress(ConfigError):  # a run folder that cannot be written to can still be shown
-        write_whole(stem.with_suffix(".webm"), film.video)
-        # Written last: it marks the film as complete.
-        write_json(stem.with_suffix(".json"), asdict(replace(film, video=b"")) | {"video": ""})
+        write_whole(path, msgspec.json.encode(film))
     return film
 
 
-@dataclass(frozen=True)
-class _Filming:
-    """What is filmed, see :func:`load_film`."""
-
-    run: Run
-    episode: int
-    methods: tuple[str, ...]
-    longest: int
-
-    def render(self) -> Film:
-        """In a new process: MuJoCo chooses its renderer on import, and some renderers crash the process."""
-        pair, evaluated = self.pair(), self.run.evaluation["fingerprint"]
-        if pair.fingerprint != evaluated:
-            raise BundleError(
-                f"the bundle {pair.name!r} has fingerprint {pair.fingerprint}, but {evaluated} was evaluated; run the "
-                "evaluation again to film it"
-            )
-        # The renderer that is set, else the headless ones.
-        chosen, reasons = os.environ.get("MUJOCO_GL", ""), []
-        for renderer in (chosen,) if chosen or sys.platform != "linux" else ("egl", "osmesa"):
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                try:
-                    film = process.submit(_render_with, self, renderer).result()
-                except BrokenProcessPool:
-                    film = "the process that drew ended"
-            if isinstance(film, Film):
-                return film
-            reasons.append(f"{renderer or 'default'}: {film}")
-        raise ConfigError(
-            f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
-        )
-
-    def pair(self) -> Pair[Any]:
-        """The evaluated pair."""
-        evaluation = self.run.evaluation
-        return load_pair(evaluation["bundle"], **{part: evaluation[part] for part in ("draft", "target", "decoding")})
-
-    def stride(self, rate_hz: float) -> int:
-        """Control steps between two frames."""
-        return max(1, round(rate_hz / RATE_HZ), math.ceil(self.longest / MOST_FRAMES))
-
-    def simulate(self, name: str) -> _Rollout:
-        """The episode under one method."""
-        evaluation, method, pair = self.run.evaluation, load_method(name), self.pair()
-        gate = read_gates(self.run.folder)[name]
-        shard = timed(
-            Shard.of(pair, evaluation["env"], method, gate, (self.episode,), evaluation["seed"]),
-            Timing(**self.run.manifest["timing"]), link=evaluation["link"],
-        )  # fmt: skip
-        family = rollout_of(pair, method)
-        task = load_task(evaluation["env"], family.pair.observation)
-        world = SimulatedRobot(task, render_mode="rgb_array")
-        robot = begin(shard, family, world, self.episode)
-        every = self.stride(task.rate_hz)
-        frames, steps, sent = [_frame(world.env)], [0], []
-        while not world.done:
-            control_step([robot], family)
-            record = robot.policy.record
-            sent.append(record is not None and record.decision.transmit)
-            if world.steps % every == 0 or world.done:
-                frames.append(_frame(world.env))
-                steps.append(world.steps)
-        world.close()
-        screen = Screen(name, world.success, world.steps, sum(sent) / len(sent), world.steps / task.rate_hz)
-        return _Rollout(screen, frames, steps, sent)
-
-    def film(self) -> Film:
-        """The episode under all methods."""
-        rollouts = [self.simulate(method) for method in self.methods]
-        last = max(rollout.screen.steps for rollout in rollouts)
-        count = max(len(rollout.frames) for rollout in rollouts)
-        moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
-        images = (_side_by_side([_tile(rollout, last, moment) for rollout in rollouts]) for moment in moments)
-        rate_hz = load_task(self.run.evaluation["env"]).rate_hz
-        screens, speed = tuple(rollout.screen for rollout in rollouts), RATE_HZ * self.stride(rate_hz) / rate_hz
-        return Film(self.episode, screens, speed, _video(images))
+def _pair(run: Run) -> Pair[Any]:
+    """The evaluated pair."""
+    return load_pair(
+        run.evaluation["bundle"], **{part: run.evaluation[part] for part in ("draft", "target", "decoding")}
+    )
 
 
-def _render_with(filming: _Filming, renderer: str) -> Film | str:
-    """The film; the reason where rendering failed."""
+def _rendered(*what: Any) -> Film:
+    """The film, from a new process: MuJoCo chooses its renderer on import, and some renderers crash the process."""
+    # The renderer that is set, else the headless ones.
+    chosen, reasons = os.environ.get("MUJOCO_GL", ""), []
+    for renderer in (chosen,) if chosen or sys.platform != "linux" else ("egl", "osmesa"):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            try:
+                film = process.submit(_film, renderer, *what).result()
+            except BrokenProcessPool:
+                film = "the process that drew ended"
+        if isinstance(film, Film):
+            return film
+        reasons.append(f"{renderer or 'default'}: {film}")
+    raise ConfigError(
+        f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
+    )
+
+
+def _film(renderer: str, run: Run, episode: int, methods: tuple[str, ...]) -> Film | str:
+    """The film, drawn with this renderer; the reason where it cannot draw."""
     if renderer:
         os.environ["MUJOCO_GL"] = renderer
     try:
-        return filming.film()
+        rollouts = [_simulated(run, episode, method) for method in methods]
     except RenderError as error:
         return str(error)
     except SpecactError:
         raise
     except Exception as error:  # noqa: BLE001 - each renderer raises its own errors
         return f"{type(error).__name__}: {error}"
+    last = max(len(rollout.sent) for rollout in rollouts)
+    count = max(len(rollout.frames) for rollout in rollouts)
+    moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
+    images = (side_by_side([_tile(rollout, last, moment) for rollout in rollouts]) for moment in moments)
+    speed = rollouts[0].every * RATE_HZ / load_task(run.evaluation["env"]).rate_hz
+    return Film(episode, tuple(rollout.screen for rollout in rollouts), speed, video(images))
 
 
 @dataclass(frozen=True)
 class _Rollout:
-    """One method's rollout: images, control steps done before each, and per step whether its inference was sent."""
+    """One method's rollout: images ``every`` so many control steps, and per step whether its inference was sent."""
 
     screen: Screen
+    every: int
     frames: list[Image.Image]
-    steps: list[int]
     sent: list[bool]
 
 
+def _simulated(run: Run, episode: int, name: str) -> _Rollout:
+    """The episode under one method."""
+    evaluation, method, pair = run.evaluation, load_method(name), _pair(run)
+    shard = timed(
+        Shard.of(pair, evaluation["env"], method, read_gates(run.folder)[name], (episode,), evaluation["seed"]),
+        Timing(**run.manifest["timing"]), link=evaluation["link"],
+    )  # fmt: skip
+    family = rollout_of(pair, method)
+    task = load_task(evaluation["env"], family.pair.observation)
+    world = SimulatedRobot(task, render_mode="rgb_array")
+    robot = begin(shard, family, world, episode)
+    every = max(1, round(task.rate_hz / RATE_HZ), math.ceil(task.max_steps / MOST_FRAMES))
+    frames, sent = [_frame(world.env)], list[bool]()
+    while not world.done:
+        control_step([robot], family)
+        record = robot.policy.record
+        sent.append(record is not None and record.decision.transmit)
+        if world.steps % every == 0 or world.done:
+            frames.append(_frame(world.env))
+    world.close()
+    screen = Screen(name, world.success, sum(sent) / len(sent), world.steps / task.rate_hz)
+    return _Rollout(screen, every, frames, sent)
+
+
 def _frame(env: Any) -> Image.Image:
-    pixels: NDArray[np.uint8] = env.render()
-    return ImageOps.pad(Image.fromarray(pixels), (SIZE_PX, SIZE_PX), Image.Resampling.BOX)
+    return ImageOps.pad(Image.fromarray(env.render()), (SIZE_PX, SIZE_PX), Image.Resampling.BOX)
 
 
 def _tile(rollout: _Rollout, last: int, moment: int) -> Image.Image:
     """A frame of one rollout, the last one once it is over; above it method, text and a bar of all steps."""
     number = min(moment, len(rollout.frames) - 1)
-    over, sent = moment > number, rollout.sent[max(0, rollout.steps[number] - 1)]
+    step = min(number * rollout.every, len(rollout.sent))
+    over, sent = moment > number, rollout.sent[max(0, step - 1)]
     text = "over" if over else "sent" if sent else "the draft's own"
     tile = Image.new("RGB", (FRAME_PX, ABOVE_PX + FRAME_PX), GROUND)
     draw = ImageDraw.Draw(tile)
     draw.text((0, 0), f"{rollout.screen.method}: {text}", INK, ImageFont.load_default(20))
-    for place, sent_there in enumerate(rollout.sent):
-        left, right = (round(FRAME_PX * at / last) for at in (place, place + 1))
-        draw.rectangle((left, TEXT_PX, max(left, right - 1), TEXT_PX + BAR_PX - 1), SENT if sent_there else OWN)
-    at = min(round(FRAME_PX * rollout.steps[number] / last), FRAME_PX - 2)
+    colours = np.array([ImageColor.getrgb(OWN), ImageColor.getrgb(SENT)], np.uint8)
+    bar = Image.fromarray(colours[np.array(rollout.sent, int)][None])
+    size = (round(FRAME_PX * len(rollout.sent) / last), BAR_PX)
+    tile.paste(bar.resize(size, Image.Resampling.NEAREST), (0, TEXT_PX))
+    at = min(round(FRAME_PX * step / last), FRAME_PX - 2)
     draw.rectangle((at, TEXT_PX - 2, at + 1, TEXT_PX + BAR_PX + 1), INK)
     draw.rectangle((0, ABOVE_PX, FRAME_PX, ABOVE_PX + FRAME_PX), SENT if sent and not over else OWN)
     tile.paste(rollout.frames[number], (BORDER_PX, ABOVE_PX + BORDER_PX))
     return tile
 
 
-def _side_by_side(tiles: Sequence[Image.Image]) -> Image.Image:
+def side_by_side(tiles: Sequence[Image.Image]) -> Image.Image:
+    """A frame of a film, of at most three pictures."""
     row = Image.new("RGB", (WIDTH_PX, HEIGHT_PX), GROUND)
     for place, tile in enumerate(tiles):
         row.paste(tile, (PAD_PX + place * (FRAME_PX + PAD_PX), PAD_PX))
     return row
 
 
-def _video(frames: Iterable[Image.Image]) -> bytes:
+def video(frames: Iterable[Image.Image]) -> bytes:
+    """Frames as a WebM file, at :data:`RATE_HZ`; of the same frames always the same bytes."""
     file = io.BytesIO()
     # Bit-exact: no date and no machine in the file.
     with av.open(file, "w", "webm", options={"fflags": "+bitexact"}) as container:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specact.lab.data.recordings import Recorded
-from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
+from specact.lab.report.figures import MUTED, Drawing, blank, legend_below, style_of
 from specact.lab.report.tables import NONE, Rows, Table
 from specact.lab.rollout.steps import STAGES
 from specact.types import Origin
@@ -39,63 +39,41 @@ def gaps_of_recording(recorded: Recorded) -> list[str]:
 def tables_of(recorded: Recorded) -> Iterator[Table]:
     """Tables of a recording: control, inferences and their times, and origins of actions."""
     controls = [step.control for step in recorded.steps]
-    unusable = Counter(control["unusable"] for control in controls if control["unusable"])
     late, stall = (max((control[name] for control in controls), default=0.0) for name in ("late_s", "stall_s"))
-    won = sum(bool(each["success"]) for each in recorded.judged.values())
     scores = [each["score"] for each in recorded.judged.values()]
-    caption = f"Control, at {recorded.about['rate_hz']:g} Hz"
-    yield _facts("control", caption, {
+    won = sum(bool(each["success"]) for each in recorded.judged.values())
+    yield _facts("control", f"Control, at {recorded.about['rate_hz']:g} Hz", {
         "episodes": str(len(recorded.episodes)),
         "succeeded": f"{won} of {len(scores)}, mean score {np.mean(scores):.3f}" if scores else NONE,
         "control steps": f"{len(controls):,}, {recorded.dropped} more were dropped from the recording",
         "longest lateness": f"{1e3 * late:.1f} ms",
         "longest wait for an action": f"{1e3 * stall:.1f} ms",
-        "observations that could not be used": _counted(unusable),
+        "observations that could not be used": _counted(controls, "unusable"),
         "actions too old to be sent": str(sum(not control["acted"] for control in controls)),
     })  # fmt: skip
     if inferences := recorded.inferences:
-        sent = sum(each["transmit"] for each in inferences)
-        verified, accepted = (sum(each[name] for each in inferences) for name in ("verified", "accepted"))
+        sent, verified, accepted = (
+            sum(each[name] for each in inferences) for name in ("transmit", "verified", "accepted")
+        )
         yield _facts("inferences", "Inferences", {
             "inferences": f"{len(inferences):,}",
             "transmitted": f"{sent:,}, {sent / len(inferences):.3f} of all",
-            "why": _counted(Counter(each["reason"] for each in inferences)),
-            "missed": _counted(Counter(each["miss"] for each in inferences if each["miss"])),
+            "why": _counted(inferences, "reason"),
+            "missed": _counted(inferences, "miss"),
             "verified units": f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE,
         })  # fmt: skip
         times = {stage: np.array([each[f"{stage}_s"] for each in inferences]) for stage in STAGES}
         yield _times({**times, "all": np.sum(list(times.values()), axis=0)})
     elif chunks := _chunks(recorded):
         taken = np.array([each["took_s"] for each in chunks if not each["miss"]])
-        missed = _counted(Counter(each["miss"] for each in chunks if each["miss"]))
-        yield _facts("inferences", "Inferences of a policy alone", {"inferences": f"{len(taken):,}", "missed": missed})
+        facts = {"inferences": f"{len(taken):,}", "missed": _counted(chunks, "miss")}
+        yield _facts("inferences", "Inferences of a policy alone", facts)
         if len(taken):
             yield _times({"all": taken})
     origins = Counter(step.origin for step in recorded.steps if step.action is not None)
     names = [origin.name.lower() for origin in Origin if origins[origin.name.lower()]]
     rows = [(name, f"{origins[name]:,}", f"{origins[name] / origins.total():.3f}") for name in names]
     yield Table("origins", "Where executed actions came from", ["origin", "actions", "share"], rows)
-
-
-def steps_rows(recorded: Recorded) -> Rows:
-    """Every control step with its action, the action's origin, and its inference."""
-    began = recorded.steps[0].at_s if recorded.steps else 0.0
-    rows = []
-    for step in recorded.steps:
-        row: dict[str, Any] = {"step": step.number, "time_s": step.at_s - began, **step.control, "origin": step.origin}
-        row |= {f"action_{i}": float(value) for i, value in enumerate(() if step.action is None else step.action)}
-        inference = {**(step.inference or {}), **(step.chunk or {})}
-        row |= {f"inference.{name}": value for name, value in inference.items() if not isinstance(value, np.ndarray)}
-        rows.append(row)
-    return rows
-
-
-def draw_recording(recorded: Recorded) -> Iterator[Drawing]:
-    """Figures of the first episode's actions over time, and for pairs of the gate's scores."""
-    if recorded.steps:
-        yield _draw_actions(recorded)
-    if recorded.inferences:
-        yield _draw_scores(recorded)
 
 
 def _facts(name: str, caption: str, facts: Mapping[str, str]) -> Table:
@@ -111,8 +89,21 @@ def _times(seconds: Mapping[str, Any]) -> Table:
     return Table("stages", caption, ["stage", "mean", "p50", "p95", "p99"], rows)
 
 
+def _counted(messages: list[dict[str, Any]], name: str) -> str:
+    counts = Counter(each[name] for each in messages if each[name])
+    return ", ".join(f"{value} {count}" for value, count in counts.items()) or "none"
+
+
 def _chunks(recorded: Recorded) -> list[dict[str, Any]]:
     return [step.chunk for step in recorded.steps if step.chunk is not None]
+
+
+def draw_recording(recorded: Recorded) -> Iterator[Drawing]:
+    """Figures of the first episode's actions over time, and for pairs of the gate's scores."""
+    if recorded.steps:
+        yield _draw_actions(recorded)
+    if recorded.inferences:
+        yield _draw_scores(recorded)
 
 
 def _draw_actions(recorded: Recorded) -> Drawing:
@@ -132,13 +123,23 @@ def _draw_actions(recorded: Recorded) -> Drawing:
     axes.set(xlabel="time [s]", ylabel="action, in the environment's units")
     legend_below(figure)
     caption = (
-        f"{shown} dimensions of {width}, every executed action of the first episode, coloured by where it came from."
+        f"{shown} dimensions of {width}, every executed action of the first episode, coloured by where it came from. "
+        "The CSV file holds every control step of the recording."
     )
-    rows = [
-        {"time_s": float(at), "origin": step.origin, **{f"action_{i}": float(a) for i, a in enumerate(action)}}
-        for at, step, action in zip(time_s, steps, actions, strict=True)
-    ]
-    return Drawing("actions", "Actions and their origins", caption, figure, rows)
+    return Drawing("steps", "Actions and their origins", caption, figure, _steps(recorded))
+
+
+def _steps(recorded: Recorded) -> Rows:
+    """Every control step with its action, the action's origin, and its inference."""
+    rows = []
+    for step in recorded.steps:
+        row: dict[str, Any] = {"step": step.number, "time_s": step.at_s - recorded.steps[0].at_s, **step.control}
+        row |= {"origin": step.origin}
+        row |= {f"action_{i}": float(value) for i, value in enumerate(() if step.action is None else step.action)}
+        inference = {**(step.inference or {}), **(step.chunk or {})}
+        row |= {f"inference.{name}": value for name, value in inference.items() if not isinstance(value, np.ndarray)}
+        rows.append(row)
+    return rows
 
 
 def _draw_scores(recorded: Recorded) -> Drawing:
@@ -163,7 +164,3 @@ def _draw_scores(recorded: Recorded) -> Drawing:
     names = ("episode", "step", "score", "threshold", "reason", "transmit", "miss")
     rows = [{name: each[name] for name in names} for each in inferences]
     return Drawing("scores", "Scores of the gate", caption, figure, rows)
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"

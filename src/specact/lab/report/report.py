@@ -9,8 +9,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,9 @@ from specact.files import write_whole
 from specact.lab.data.recordings import Recorded, read_recording
 from specact.lab.evaluation.runs import Run, Skipped, Study, find_runs, group, unused_slug
 from specact.lab.report import film
-from specact.lab.report.drawing import Drawing, as_csv, save, style
-from specact.lab.report.figures import draw_rejection, draw_sweep, draw_times, time_of
-from specact.lab.report.film import Film, show_film
-from specact.lab.report.recordings import draw_recording, gaps_of_recording, steps_rows, tables_of
-from specact.lab.report.tables import NONE, Rows, Table, contrasts_table, methods_table, runs_table, summary_table
+from specact.lab.report.figures import Drawing, draw_rejection, draw_sweep, draw_times, save, style, time_of
+from specact.lab.report.recordings import draw_recording, gaps_of_recording, tables_of
+from specact.lab.report.tables import NONE, Table, as_csv, contrasts_table, methods_table, runs_table, summary_table
 
 Progress = Callable[[str, int, int], None]
 
@@ -38,8 +34,7 @@ class Report:
     """A written report.
 
     Attributes:
-        page: its path.
-        files: figures and tables beside it.
+        page: its path; files: figures and tables beside it.
         runs, recordings: numbers of those in it.
         skipped: folders and files that are not in it, with reasons.
         missing: missing parts per pair and recording, each with the command that makes it, where one does.
@@ -55,25 +50,49 @@ class Report:
 
 @dataclass
 class Section:
-    """What the page shows of one pair or recording.
+    """What the page shows of one pair or recording, and its files.
 
     Attributes:
-        title, slug: its heading, and the heading as part of file names.
+        title, slug: its heading, and the heading as part of the names of its files.
+        folder: where its files are written.
         facts: names and values; long ones have a line of their own.
         gaps: what is missing.
-        tables, figures: each with links to its files; film: of an episode; files: links to further files.
+        tables, figures: each with its files, the latter with the SVG; film: of an episode.
         details: folded texts by title.
     """
 
     title: str
     slug: str
-    facts: dict[str, str | list[str]]
-    gaps: list[str]
-    tables: list[tuple[Table, list[str]]] = field(default_factory=list)
-    figures: list[tuple[Drawing, str, list[str]]] = field(default_factory=list)
-    film: Film | None = None
-    files: list[str] = field(default_factory=list)
+    folder: Path
+    facts: dict[str, str | list[str]] = field(default_factory=dict)
+    gaps: list[str] = field(default_factory=list)
+    tables: list[tuple[Table, list[Path]]] = field(default_factory=list)
+    figures: list[tuple[Drawing, bytes, list[Path]]] = field(default_factory=list)
+    film: film.Film | None = None
     details: dict[str, str] = field(default_factory=dict)
+
+    def show(self, *tables: Table) -> None:
+        """Adds tables, and writes their rows, if they have any."""
+        for table in tables:
+            path = self.folder / ("-".join(filter(None, (self.slug, table.name))) + ".csv")
+            if table.csv:
+                write_whole(path, as_csv(table.csv))
+            self.tables.append((table, [path] if table.csv else []))
+
+    def draw(self, drawings: Iterable[Drawing]) -> None:
+        """Adds figures, and writes them; they are missing if a table cannot be read."""
+        try:
+            for drawing in drawings:
+                files = save(drawing, self.folder, f"{self.slug}-{drawing.name}")
+                self.figures.append((drawing, next(iter(files.values())), [*files]))
+        except DataError as error:
+            self.gaps.append(str(error))
+
+    @property
+    def files(self) -> list[Path]:
+        """Everything that was written."""
+        groups = [*(files for _, files in self.tables), *(files for *_, files in self.figures)]
+        return [path for files in groups for path in files]
 
 
 def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True) -> Report:
@@ -92,39 +111,24 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     folders = [path for path in paths if not path.is_file()]
     if folders or not recorded:
         runs, skipped = find_runs(folders, skipped)
-    studies, output = group(runs), _Output(out, files)
-    sections = []
-    # Films are rendered in child processes, one per pair, while this one draws the figures.
-    with style(), ExitStack() as stack:
-        executor = ThreadPoolExecutor(os.cpu_count())
-        # On an interrupt, queued films are cancelled.
-        stack.callback(executor.shutdown, cancel_futures=True)
-        # Policies whose times are measured in one process are not simulated again.
-        jobs = [
-            executor.submit(show_film, study.table).result if films and study.table.summary["link"] != "none" else None
-            for study in studies
-        ]
-        for done, (study, make_film) in enumerate(zip(studies, jobs, strict=True)):
+    studies = group(runs)
+    summary, sections = Section("", "", files), list[Section]()
+    if studies:
+        summary.show(summary_table(studies))
+    with style():
+        for done, study in enumerate(studies):
             progress("bundles", done, len(studies))
-            sections.append(_of_study(study, output, make_film))
+            sections.append(_of_study(study, files, films))
         progress("bundles", len(studies), len(studies))
-        slugs = {study.slug for study in studies}
         for recording in recorded:
-            sections.append(_of_recording(recording, output, unused_slug(recording.path.stem, slugs)))
-            slugs.add(sections[-1].slug)
-    missing = {section.title: section.gaps for section in sections}
-    lacking: dict[str, list[str]] = {}
-    for title, gaps in missing.items():
-        for gap in gaps:
-            lacking.setdefault(gap.partition("; run: ")[0], []).append(title)
-    page = _render(
-        runs=runs, studies=studies, recordings=recorded, sections=sections,
-        summary=[output.table(summary_table(studies), "")] if studies else [],
-        skipped=[f"{each.folder}: {each.reason}" for each in skipped],
-        missing=[f"{what} ({', '.join(those)})" for what, those in lacking.items()],
-    )  # fmt: skip
+            slug = unused_slug(recording.path.stem, {section.slug for section in sections})
+            sections.append(_of_recording(recording, slug, files))
+    page = _render(out, runs=runs, studies=studies, recordings=recorded, summary=summary, sections=sections,
+                   skipped=[f"{each.folder}: {each.reason}" for each in skipped])  # fmt: skip
     write_whole(out, page.encode())
-    return Report(out, output.written, len(runs), len(recorded), skipped, missing)
+    written = [path for section in [summary, *sections] for path in section.files]
+    missing = {section.title: section.gaps for section in sections}
+    return Report(out, written, len(runs), len(recorded), skipped, missing)
 
 
 def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
@@ -138,37 +142,31 @@ def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skippe
     return read, skipped
 
 
-def _of_study(study: Study, output: _Output, make_film: Callable[[], Film] | None) -> Section:
+def _of_study(study: Study, files: Path, films: bool) -> Section:
     run, evaluation = study.table, study.table.evaluation
+    section = Section(study.title, study.slug, files, gaps=_gaps(study))
     gates = [
         f"{name}: transmits above {gate['threshold']:.4g}, rate {gate['held_out_rate']:.3f} on "
         f"{gate['held_out_episodes']:g} held-out episodes"
         for name, gate in run.summary["calibration"].items()
     ]
-    facts: dict[str, str | list[str]] = {
+    section.facts = {
         "environment": evaluation["env"],
-        "episodes": f"{evaluation['episodes']} per method, the same for all",
-        "seed": str(evaluation["seed"]),
-        "rate": f"gates calibrated for {evaluation['rate']:g}",
         "weights": evaluation["fingerprint"],
         "machine": ", ".join(f"{part} {value}" for part, value in run.manifest["machine"].items()),
-        "run folder": str(run.folder),
         "gates": gates or NONE,
         "times in the figures": time_of(study.timed),
-        "command": run.manifest["command"] or NONE,
     }
-    section = Section(study.title, study.slug, facts, _gaps(study))
-    tables = [methods_table(run), *([contrasts_table(run)] if run.summary["contrasts"] else []), runs_table(study)]
-    section.tables = [output.table(table, study.slug) for table in tables]
+    contrasts = [contrasts_table(run)] if run.summary["contrasts"] else []
+    section.show(methods_table(run), *contrasts, runs_table(study))
     for draw in (draw_rejection, draw_times, draw_sweep):
+        section.draw(draw(study))
+    # Policies whose times are measured in one process are not simulated again.
+    if films and run.summary["link"] != "none":
         try:
-            section.figures += output.figures(draw(study), study.slug)
-        except DataError as error:
-            section.gaps.append(str(error))
-    try:
-        section.film = None if make_film is None else make_film()
-    except SpecactError as error:
-        section.gaps.append(f"no films: {error}")
+            section.film = film.show_film(run)
+        except SpecactError as error:
+            section.gaps.append(f"no films: {error}")
     for each in {id(each): each for each in (run, study.timed)}.values():
         text = json.dumps({**each.manifest, "gates": each.summary["gates"]}, indent=2)
         section.details[f"Manifest of {each.folder}"] = text
@@ -180,27 +178,18 @@ def _gaps(study: Study) -> list[str]:
     run, codes = study.table, study.table.of_codes
     start, out = f"specact eval {shlex.quote(str(run.evaluation['bundle']))}", f"--out runs/{study.slug}"
     like = f"--episodes {run.summary['episodes']} --seed {run.evaluation['seed']}"
-    candidates = (
-        (
-            codes and study.realtime is None,
+    gaps = []
+    if codes and study.realtime is None:
+        gaps.append(
             "no run over real sockets: times are accounted in virtual time; run: "
-            f"{start} --methods draft,target,hybrid,random,adahi --episodes 20 --realtime {out}-realtime",
-        ),
-        (
-            codes and len({each.summary["rate"] for each in study.sweep}) < 2,
-            f"no runs at other rates: no figure over the rate; run: {start} --rate 0.3 {like} {out}-0.3 (and others)",
-        ),
-        (codes and study.rejections is None, "no method adahi: no figure of its rejections"),
-        (
-            codes and all(m.get("gate_efficiency") is None for m in run.methods.values()),
-            "no gate efficiency: it needs the methods random and oracle",
-        ),
-        (all(m.get("mse") is None for m in run.methods.values()), "no mean squared error on held-out demonstrations"),
-    )
-    return [gap for missing, gap in candidates if missing]
+            f"{start} --methods draft,target,hybrid,random,adahi --episodes 20 --realtime {out}-realtime"
+        )
+    if codes and len({each.summary["rate"] for each in study.sweep}) < 2:
+        gaps.append(f"no runs at other rates: no figure over the rate; run: {start} --rate 0.3 {like} {out}-0.3")
+    return gaps
 
 
-def _of_recording(recorded: Recorded, output: _Output, slug: str) -> Section:
+def _of_recording(recorded: Recorded, slug: str, files: Path) -> Section:
     about = recorded.about
     facts: dict[str, str | list[str]] = {
         "policies": about.get("policy") or NONE,
@@ -211,57 +200,25 @@ def _of_recording(recorded: Recorded, output: _Output, slug: str) -> Section:
         "recording": str(recorded.path),
         "command": about.get("command") or NONE,
     }
-    section = Section(f"Recording {recorded.path.name}", slug, facts, gaps_of_recording(recorded))
-    section.tables = [output.table(table, slug) for table in tables_of(recorded)]
-    section.files = output.rows(f"{slug}-steps", steps_rows(recorded))
-    section.figures = output.figures(draw_recording(recorded), slug)
+    section = Section(f"Recording {recorded.path.name}", slug, files, facts, gaps_of_recording(recorded))
+    section.show(*tables_of(recorded))
+    section.draw(draw_recording(recorded))
     return section
-
-
-@dataclass(frozen=True)
-class _Output:
-    """Writes figures and tables into a folder, returns links to them from the page, and collects their paths."""
-
-    page: Path
-    folder: Path
-    written: list[Path] = field(default_factory=list)
-
-    def figures(self, drawings: Iterable[Drawing], slug: str) -> list[tuple[Drawing, str, list[str]]]:
-        """Each figure, its SVG as a data URL, and links to its files."""
-        shown = []
-        for drawing in drawings:
-            svg, paths = save(drawing, self.folder, f"{slug}-{drawing.name}")
-            shown.append((drawing, f"data:image/svg+xml;base64,{_base64(svg)}", self._links(paths)))
-        return shown
-
-    def table(self, table: Table, slug: str) -> tuple[Table, list[str]]:
-        """The table, and the link to its rows."""
-        return table, self.rows("-".join(filter(None, (slug, table.name))), table.csv)
-
-    def rows(self, stem: str, rows: Rows) -> list[str]:
-        """Writes the rows as CSV, if there are any, and returns the link."""
-        path = self.folder / f"{stem}.csv"
-        if rows:
-            write_whole(path, as_csv(rows))
-        return self._links([path] if rows else [])
-
-    def _links(self, paths: Sequence[Path]) -> list[str]:
-        self.written.extend(paths)
-        base = self.page.resolve().parent
-        return [Path(os.path.relpath(path.resolve(), base)).as_posix() for path in paths]
 
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _render(**variables: Any) -> str:
+def _render(out: Path, **variables: Any) -> str:
     # Autoescaping: names in manifests must not become markup.
     loader = PackageLoader("specact.lab.report")
     templates = Environment(
         autoescape=True, loader=loader, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined
     )
+    base = out.resolve().parent
     templates.filters["base64"] = _base64
+    templates.filters["link"] = lambda path: Path(os.path.relpath(path.resolve(), base)).as_posix()
     css = templates.get_template("style.css").render(width=film.WIDTH_PX, height=film.HEIGHT_PX, ground=film.GROUND)
     return templates.get_template("page.html").render(
         variables,

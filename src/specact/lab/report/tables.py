@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +25,8 @@ class Table:
     """A table of the page.
 
     Attributes:
-        name: part of the name of its file.
-        caption: above it.
-        heads: of its columns.
-        rows: cells.
+        name: part of the name of its file; caption: above it.
+        heads, rows: of its columns, and cells.
         data: the rows of its file; the cells if empty.
         hints: explanations of columns, by heading.
     """
@@ -42,6 +42,15 @@ class Table:
     def csv(self) -> Rows:
         """The rows of its file."""
         return self.data or [dict(zip(self.heads, row, strict=True)) for row in self.rows]
+
+
+def as_csv(rows: Rows) -> bytes:
+    """Rows with the union of their columns, in order of occurrence; a missing value is an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def networks_of(methods: Iterable[Metrics]) -> dict[str, str]:

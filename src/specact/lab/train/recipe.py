@@ -14,7 +14,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.families.chunks.sources import kind_of_source
 from specact.files import check_name
 from specact.gates.settings import table_entries
-from specact.lab.data.sources import Demonstrations, Source
+from specact.lab.data.readers import Demonstrations, Source
 from specact.lab.rollout.steps import SHARD
 from specact.records import (
     BelowOne,

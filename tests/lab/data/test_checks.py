@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.tiny import write_npz
 
+from specact.lab.data.checks import describe
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.info import describe
 from specact.lab.data.readers import read
 
 
