@@ -15,6 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as raised
 from specact.bundle.manifest import INSTRUCTION, WEIGHTS, Words, read_part
 from specact.errors import BundleError, ConfigError
 from specact.observation import ObservationSpec, Window
+from specact.records import Count, check_fields
 
 # A size is a number, or a name that stands for one size wherever it is used.
 Shape = Sequence[int | str]
@@ -44,12 +45,11 @@ class Compute:
         ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
     """
 
-    provider: str = "CPUExecutionProvider"
-    threads: int = 1
+    provider: str = "CPUExecutionProvider"  # of ONNX Runtime, such as CUDAExecutionProvider
+    threads: Count = 1  # of one inference, on ONNX Runtime
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        check_fields(self)
         available = onnxruntime.get_available_providers()
         # ONNX Runtime itself would replace it by another one.
         if self.provider not in available:

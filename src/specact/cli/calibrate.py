@@ -18,15 +18,15 @@ from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import CALIBRATED, LEARNED, check_options, gate_settings, load_gate
+from specact.gates.calibration import Calibration
+from specact.gates.learned import TRAINING, head_file, trained_for
+from specact.gates.settings import CALIBRATED, LEARNED, GateSettings, check_options, gate_settings, load_gate
+from specact.pair import Pair
 from specact.records import Count, InsideUnit, Seed
 
 if TYPE_CHECKING:
-    from specact.gates.calibration import Calibration
-    from specact.gates.settings import GateSettings
     from specact.lab.data.episodes import Episodes
     from specact.lab.rollout.distillation import Collect, DistillationData
-    from specact.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,6 @@ class GateOptions(Options):
         self, pair: Pair[Any], collect: Collect, update: Callable[[str, int, int], None], rounds: int = 2
     ) -> GateSettings:
         """The gate without its threshold; the head of a learned one is trained if it has to be."""
-        from specact.gates.learned import head_file
-
         if self.gate in LEARNED and (self.retrain or head_file(pair) is None):
             from specact.families.codes.pair import CodeParts
             from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
@@ -132,8 +130,6 @@ class Calibrate(Options):
 
 def training_folder(pair: Pair[Any]) -> Path:
     """Folder in which a head of this pair, as it was loaded, is trained; removed afterwards."""
-    from specact.gates.learned import TRAINING, trained_for
-
     return Path(pair.path or ".") / TRAINING / "-".join(filter(None, trained_for(pair).values()))
 
 

@@ -6,18 +6,19 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tyro.conf import Positional
 
+from specact import __version__
 from specact.cli.options import Access, Flat, Maybe, Options
 from specact.cli.output import lines_of, print_result
 from specact.imports import EXTRAS
+from specact.pair import Pair
 from specact.records import Count
-
-if TYPE_CHECKING:
-    from specact.pair import Pair
+from specact.remote.client import Client
+from specact.remote.target import probe
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,6 @@ class Doctor(Options):
     def _measure(self, pair: Pair[Any], server: str) -> dict[str, Any]:
         """Latencies of a server and the link to it, as plain values."""
         from specact.families.chunks.remote import target_endpoint
-        from specact.remote.client import Client
-        from specact.remote.target import probe
 
         contract = pair.exchange.contract
         endpoint = target_endpoint(server, self.access.token, self.access.tls, contract)
@@ -68,7 +67,6 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
     """What this machine has, and how long the pair's networks take on it."""
     import onnxruntime
 
-    from specact import __version__
     from specact.families.codes.pair import CodeParts
     from specact.lab.evaluation.cost import median_ms
 

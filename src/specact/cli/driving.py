@@ -8,24 +8,22 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
+from specact import __version__
 from specact.cli.options import Access, Flat, Maybe, Options, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark
 from specact.errors import ConfigError, MissingExtraError
 from specact.imports import load_object, make_object
 from specact.interrupts import Interrupts
+from specact.observation import ObservationSpec
 from specact.records import Count, Positive, PositiveShare, RateHz, Seed
+from specact.robot.loop import Acting, Journal, Robot, Tick, run_loop, stop_after
 from specact.safety import Fallback
-
-if TYPE_CHECKING:
-    from specact.observation import ObservationSpec
-    from specact.robot.loop import Acting, Journal, Robot, Tick
-    from specact.robot.recording import Recorder
-    from specact.types import ActionUnits
+from specact.types import ActionUnits, Clock
 
 # Exit status of a run that was stopped by misses.
 STOPPED = 3
@@ -103,9 +101,6 @@ class Session(Options):
 
     def drive(self, plan: Plan, interrupts: Interrupts) -> None:
         """Runs the control loop and prints the summary, also after an error; exits if misses stopped a real robot."""
-        from specact.robot.loop import Journal, run_loop
-        from specact.types import Clock
-
         journal, outcomes, causes = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
         recorder = None if self.record is None else self._recorder(self.record, plan)
         acting: Acting | None = None
@@ -160,8 +155,7 @@ class Session(Options):
         if real is not None and acting.safety.stopped:
             raise SystemExit(STOPPED)
 
-    def _recorder(self, path: Path, plan: Plan) -> Recorder:
-        from specact import __version__
+    def _recorder(self, path: Path, plan: Plan) -> Any:
         from specact.robot.recording import Recorder
 
         about = {
@@ -197,8 +191,6 @@ class Session(Options):
 
 def _begin(plan: Plan, robot: Any, interrupts: Interrupts) -> Acting:
     """The source of actions for a real robot, which is stopped if there is none: once made, it may hold torque."""
-    from specact.robot.loop import stop_after
-
     try:
         return plan.make(robot)
     except BaseException as error:

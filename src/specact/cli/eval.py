@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from tyro.conf import Positional
@@ -14,10 +14,9 @@ from specact.cli.options import Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, print_result, progress_bars, table_of, value_at
 from specact.errors import ConfigError
 from specact.files import write_whole
+from specact.gates.settings import check_options
+from specact.pair import Pair
 from specact.records import Count, InsideUnit, NotNegative, Positive, Seed
-
-if TYPE_CHECKING:
-    from specact.pair import Pair
 
 # Metrics of a method that are printed, on 80 characters, where there are some.
 _SHOWN = {
@@ -67,7 +66,6 @@ class Comparison(Options):
     parts: Rare[Parts] = field(default_factory=Parts)
 
     def __post_init__(self) -> None:
-        from specact.gates.settings import check_options
         from specact.lab.rollout.methods import load_method
 
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -15,14 +15,11 @@ from specact.cli.output import remark
 from specact.execution.schedule import Execution, Kind
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
-from specact.robot.chunks import ActionRange
-
-if TYPE_CHECKING:
-    from specact.remote.client import Client
-    from specact.robot.chunks import ChunkRunner
-    from specact.robot.inference import ChunkSource
-    from specact.robot.loop import Journal
-    from specact.types import ActionUnits
+from specact.remote.client import Client
+from specact.robot.chunks import ActionRange, ChunkRunner
+from specact.robot.inference import ChunkSource, InferenceThread, LocalSource
+from specact.robot.loop import Journal
+from specact.types import ActionUnits
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,6 @@ class Play(Options):
 
     def _plan(self, stack: ExitStack) -> Plan:
         """The policy, in this process or on a server; the stack closes the client, and ends the inferences."""
-        from specact.robot.chunks import ChunkRunner
-        from specact.robot.inference import InferenceThread
-
         source, client, units, env, described = self._source(stack)
         spec, tuning = source.spec, self.session.tuning
         execute = self.execute_actions or max(1, spec.chunk // 2)
@@ -84,7 +78,6 @@ class Play(Options):
         from specact.families.chunks.remote import connect
         from specact.families.chunks.sources import try_out
         from specact.load import load_policy
-        from specact.robot.inference import LocalSource
 
         if "://" not in self.policy:
             loaded = load_policy(self.policy) if self.steps is None else load_policy(self.policy, steps=self.steps)

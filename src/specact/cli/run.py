@@ -7,7 +7,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -18,17 +18,19 @@ from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
+from specact.gates.calibration import deciding_gate, find_calibration
 from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
 from specact.gates.settings import UNRATED
 from specact.interrupts import Interrupts
 from specact.pair import Pair, Verifier
+from specact.policy import SpeculativePolicy
 from specact.records import BelowOne, Share
+from specact.remote.client import Client
+from specact.remote.target import remote_verifier
+from specact.robot.loop import Acting, Journal, Tick
+from specact.systems.roboecc import SplitTarget, placed_target
+from specact.systems.staged import load_staged, split_contract
 from specact.wire.messages import Deadline, exchange_bytes
-
-if TYPE_CHECKING:
-    from specact.remote.client import Client
-    from specact.robot.loop import Acting, Journal, Tick
-    from specact.systems.roboecc import SplitTarget
 
 # Counters of late verdicts in the summary.
 _LATE_COUNTS = ("wanted", "transmitted", "in_time", "replaced", "missed")
@@ -81,9 +83,6 @@ class Run(Options):
 
     def _plan(self, stack: ExitStack) -> Plan:
         """The policies, connected to the server; the stack closes the client."""
-        from specact.gates.calibration import deciding_gate
-        from specact.policy import SpeculativePolicy
-
         pair, late = self.parts.load(self.pair), self.execution == "late"
         rate = 0.6 if self.rate is None else self.rate
         details, tuning = self.details, self.session.tuning
@@ -131,10 +130,6 @@ class Run(Options):
     ) -> tuple[Verifier, Client, SplitTarget[Any] | None]:
         """The target on the server, its connected client, and the part of the target that is on the device."""
         from specact.families.chunks.remote import target_endpoint
-        from specact.remote.client import Client
-        from specact.remote.target import remote_verifier
-        from specact.systems.roboecc import placed_target
-        from specact.systems.staged import load_staged, split_contract
 
         access, tuning = self.session.access, self.session.tuning
         endpoint = target_endpoint(self.server, access.token, access.tls, pair.exchange.contract)
@@ -174,8 +169,6 @@ def read_budget(text: str, pair: Pair[Any], inferences_hz: float) -> RateBudget:
 
 def audits_of(pair: Pair[Any], gate: str, rate: float, budget: RateBudget | None) -> AuditEstimator:
     """Audits of the skipped steps, with an alarm if the gate's calibration predicts the true skip ratio."""
-    from specact.gates.calibration import find_calibration
-
     # The rate that holds a latency is unknown in advance, and with it the expected cost of skipping.
     rate = rate if budget is None else budget.rate
     calibration = None if isinstance(budget, LatencyBudget) else find_calibration(pair, gate, rate)

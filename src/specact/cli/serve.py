@@ -7,19 +7,11 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from specact.bundle.network import Compute
 from specact.cli.options import Flat, Maybe, Options, Rare, read_token
 from specact.cli.output import remark
 from specact.records import Count
 from specact.server.access import Address, Limits
-
-
-@dataclass(frozen=True)
-class Compute(Options):
-    """How the target computes."""
-
-    provider: str = "CPUExecutionProvider"  # of ONNX Runtime, such as CUDAExecutionProvider
-    threads: Count = 1  # of one inference, on ONNX Runtime
-    steps: Maybe[Count] = None  # Euler steps of a flow policy; 10 if not given
 
 
 @dataclass(frozen=True)
@@ -38,16 +30,15 @@ class Serve(Options):
     token_file: Maybe[Path] = None  # file with the bearer token, instead of SPECACT_TOKEN
     address: Flat[Address] = field(default_factory=Address)
     compute: Flat[Compute] = field(default_factory=Compute)
+    steps: Maybe[Count] = None  # Euler steps of a flow policy; 10 if not given
     limits: Rare[Limits] = field(default_factory=Limits)
 
     def run(self) -> None:
-        from specact.bundle.network import Compute
         from specact.load import load_exchange
         from specact.server.serve import serve
         from specact.server.service import Service
 
-        compute = Compute(self.compute.provider, self.compute.threads)
-        exchange = load_exchange(self.policy, target=self.target, steps=self.compute.steps, compute=compute)
+        exchange = load_exchange(self.policy, target=self.target, steps=self.steps, compute=self.compute)
         service = Service(exchange, self.limits, self.address, read_token(self.token_file))
 
         def announce(url: str) -> None:
