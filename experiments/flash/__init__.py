@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments.flash.methods import METHODS, StaleVerifier
-from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated, evaluation_cell, specact
+from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import draw_success, interleaved, relative_costs, target_path
 from experiments.tables import about_table, contrast_table, interval_text, markdown, named, table
 from specact.lab.evaluation.run import Evaluation
+from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange
 from specact.load import load_pair, load_policy
 from specact.observation import Window
-from specact.pair import Pair
-from specact.rng import Role, StepAddress, stream
-from specact.systems.flash import Check, RoundRequest, Rounds
-from specact.systems.flow import FLASH, load_flash
+from specact.pair import Answer, Pair, Target
+from specact.rng import Role, StepAddress, StepStreams, stream
+from specact.systems.flash import Check, FlashVerifier, Round, RoundAnswer, RoundRequest, Rounds
+from specact.systems.flow import FLASH as BLOCK
+from specact.systems.flow import ROUNDS, FlowParts, load_flash
+from specact.types import Outcome, Proposal
 
 PAGE = DOCS / "flash.md"
 # Of each policy: episodes of a shard, and those on which rounds are timed.
@@ -39,6 +41,105 @@ GROUPS = (
     ("other drafts, checked", "v", ("flash_last", "flash_last_fitted")),
     ("unchecked", "x", ("block", "unchecked", "unchecked_fitted")),
 )
+
+_ACCEPT_ALL = Check(within=1e9, guarded=False)
+
+
+@dataclass(frozen=True)
+class ControlRounds(Rounds):
+    """Rounds with another verifier, for a target in this process."""
+
+    kind: type[FlashVerifier] = FlashVerifier
+    local: ClassVar[bool] = True
+
+    def verifier(self, parts: FlowParts, target: Target[RoundAnswer]) -> FlashVerifier:
+        return self.kind(target, parts)
+
+
+def controlled(kind: type[FlashVerifier], rounds: Rounds, about: str) -> ControlRounds:
+    """The same rounds with this verifier."""
+    values = {field.name: getattr(rounds, field.name) for field in fields(Rounds)}
+    return ControlRounds(**values | {"about": about}, kind=kind)
+
+
+class ShuffledVerifier(FlashVerifier):
+    """Uses a random one of all verdicts so far: the same distribution, independent of the scene; one per robot."""
+
+    def __init__(self, target: Target[RoundAnswer], parts: FlowParts) -> None:
+        super().__init__(target, parts)
+        self._streams = StepStreams()
+        # Accepted actions of each check, and whether a gripper's change ended them.
+        self._verdicts: list[tuple[int, bool]] = []
+
+    def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
+        real = answer.value.round(proposal.evidence)
+        used = self._exchanged(answer.value, proposal, real, address) if real.checked else real
+        return used.outcome(self.parts, answer.times)
+
+    def _exchanged(self, answer: RoundAnswer, proposal: Proposal, real: Round, address: StepAddress) -> Round:
+        self._verdicts.append((real.accepted, real.switches))
+        drawn = self._verdicts[self._streams(Role.GATE, address).integers(len(self._verdicts))]
+        if drawn == (real.accepted, real.switches):
+            return real
+        if drawn[0] == 0:
+            full = answer.round(replace(proposal.evidence, full=True, drafted=None))
+            return replace(full, checked=True, deviation=real.deviation)
+        whole = answer.round(replace(proposal.evidence, check=_ACCEPT_ALL))
+        return replace(whole, accepted=drawn[0], switches=drawn[1], deviation=real.deviation)
+
+
+class StaleVerifier(FlashVerifier):
+    """Checks on the prefix cache of the last full round, as in the released code; an episode's first round is full."""
+
+    cache: Any = None
+
+    def judge(self, answer: Answer[RoundAnswer], proposal: Proposal, address: StepAddress) -> Outcome:
+        fresh, request = answer.value, proposal.evidence
+        found = fresh.round(request) if request.full else replace(fresh, cache=self.cache).round(request)
+        if found.full:
+            fresh = replace(fresh, cache=fresh.target.policy.networks.cache([fresh.window]))
+            self.cache = fresh.cache
+            if not request.full:
+                found = replace(fresh.round(replace(request, full=True)), checked=True, deviation=found.deviation)
+        return found.outcome(self.parts, answer.times)
+
+
+FLASH, FITTED = ROUNDS["flash"], ROUNDS["flash_fitted"]
+_OTHERS = "the verdict of another of its rounds"
+
+
+def _changed(name: str, base: str, about: str, **changes: Any) -> Method:
+    return composed(name, replace(ROUNDS[base], about=about, **changes))
+
+
+_FIT = {"levels": None, "within": None}
+METHODS = by_name(
+    *(composed(name, ROUNDS[name]) for name in ("full", "full_5", "full_3")),
+    *(composed(name, ROUNDS[name], "full") for name in ("full_2", "full_1")),
+    composed("flash", FLASH, "full", "full_2", "unchecked", "flash_last", "flash_unguarded", "flash_shuffled"),
+    composed("flash_fitted", FITTED, "full", "full_2", "unchecked_fitted", "flash_fitted_shuffled"),
+    composed(
+        "flash_shuffled", controlled(ShuffledVerifier, FLASH, f"FLASH with {_OTHERS}, drawn at random: the control")
+    ),
+    composed(
+        "flash_fitted_shuffled",
+        controlled(ShuffledVerifier, FITTED, f"FLASH with fitted noise levels and delta, and {_OTHERS}: the control"),
+    ),
+    _changed(
+        "flash_unguarded", "flash", "FLASH without guards and periodic full rounds", guarded=False, periodic=False
+    ),
+    composed("flash_stale", controlled(StaleVerifier, FLASH, "FLASH, checked on the cache of the last full round")),
+    *(composed(name, ROUNDS[name]) for name in ("flash_device", "flash_last")),
+    _changed("flash_last_fitted", "flash_last", "the fitted check of what is left of the last chunk", **_FIT),
+    composed("flash_policy", ROUNDS["flash_policy"]),
+    _changed("flash_policy_fitted", "flash_policy", "the fitted check of a draft policy's chunk", **_FIT),
+    composed("block", ROUNDS["block"], "full"),
+    composed("unchecked", ROUNDS["unchecked"]),
+    _changed(
+        "unchecked_fitted", "unchecked", rate_of="flash_fitted", **_FIT,
+        about="drafts unchecked, as many full rounds as fitted FLASH, at random: the control",
+    ),
+)  # fmt: skip
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -62,10 +163,10 @@ def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
     flow.write_text(f"{recipe}seed = {seed}\n")
     specact("train", flow, "--data", data, "--out", folder / "flow")
     bundle = folder / "flow" / "bundles" / name
-    if not (bundle / FLASH).exists():
+    if not (bundle / BLOCK).exists():
         block.write_text(f'kind = "flash"\nbundle = "block"\ntarget = "{bundle}"\nexecute = 8\nseed = {seed}\n')
         specact("train", block, "--data", data, "--out", folder / "block")
-        shutil.copytree(folder / "block" / "bundles" / "block", bundle / FLASH)
+        shutil.copytree(folder / "block" / "bundles" / "block", bundle / BLOCK)
     methods = tuple(METHODS[name] for name in OF_SEEDS)
     return evaluated(Evaluation(str(bundle), None, methods, 200, seed=run.seed), folder / "run", run)
 
@@ -73,7 +174,7 @@ def trained(seed: int, folder: Path, run: Run) -> dict[str, Any]:
 def measure_rounds(bundle: str, episodes: int, folder: Path, run: Run) -> dict[str, Any]:
     """Costs and acceptance along the target's own rollouts, with the check's figures from the block's bundle."""
     pair, episodes, seed = load_pair(bundle), run.few(episodes), run.seed
-    block = load_flash(Path(pair.path or "") / FLASH, load_policy(str(pair.path)))
+    block = load_flash(Path(pair.path or "") / BLOCK, load_policy(str(pair.path)))
     numbers = EpisodeRange.FLOW_PATHS.episodes(episodes)
     windows = [record.proposal.window for record in target_path(pair, pair.env, numbers, seed)]
     return {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.flash.methods import METHODS as FULL
+from experiments.flash import METHODS as FULL
 from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
 from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs, seconds_of, target_path
 from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.flash.methods import METHODS as FLOW
+from experiments.flash import METHODS as FLOW
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
 from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs
 from experiments.tables import (

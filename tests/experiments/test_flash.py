@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.flash import cost_of
-from experiments.flash.methods import METHODS, ShuffledVerifier, StaleVerifier, controlled
+from experiments.flash import METHODS, ShuffledVerifier, StaleVerifier, controlled, cost_of
 
 from specact.load import load_pair
 from specact.observation import Window

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from experiments.flash.methods import METHODS as FLASH
+from experiments.flash import METHODS as FLASH
 from experiments.freqcache import METHODS as FREQCACHE
 from numpy.typing import NDArray
 from tests.decodings import DECODINGS

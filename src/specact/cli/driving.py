@@ -16,7 +16,7 @@ from msgspec import Meta
 from specact import __version__
 from specact.cli.options import Access, Flat, Maybe, Options, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark
-from specact.errors import ConfigError, MissingExtraError
+from specact.errors import ConfigError
 from specact.imports import load_object, make_object
 from specact.interrupts import Interrupts
 from specact.observation import ObservationSpec
@@ -167,14 +167,12 @@ class Session(Options):
 
     def _simulated(self, plan: Plan) -> tuple[Any, Any, Any]:
         """The simulated robot, the seeds of its episodes, and a context that limits the device's share of a core."""
-        try:
-            from specact.lab.envs import env_of, load_task
-            from specact.lab.envs.live import LiveRobot
-            from specact.lab.envs.robot import SimulatedRobot
-            from specact.lab.rollout.processes import device_share
-            from specact.lab.rollout.rollout import episode_seed
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(error.name or "gymnasium", "sim") from error
+        from specact.lab.envs import env_of, load_task
+        from specact.lab.envs.live import LiveRobot
+        from specact.lab.envs.robot import SimulatedRobot
+        from specact.lab.rollout.processes import device_share
+        from specact.lab.rollout.rollout import episode_seed
+
         name = self.env or env_of(plan, None)
         # The live world's process is started first: the limit applies to the device alone.
         live = LiveRobot(name, plan.observation, plan.period_s) if self.tuning.live else None
