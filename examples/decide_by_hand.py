@@ -39,9 +39,7 @@ print(f"target:  keeps the drafted codes with probability {np.round(kept, 3)}")
 # 4. A code that is not kept is drawn again, from what the target has more of than the draft: max(0, p - q).
 outcome = verifier.submit(proposal, StepAddress(0, 0, 0, 0)).result()
 assert isinstance(outcome, Outcome)
-print(
-    f"verdict: codes {outcome.evidence.verdict.codes}, first action {bundle.units.to_environment(outcome.actions[0])}"
-)
+print(f"verdict: codes {outcome.evidence.codes}, first action {bundle.units.to_environment(outcome.actions[0])}")
 
 # 5. Exact: over many draws the final codes have the target's distribution, whatever the draft is.
 draws, final, drafted = 20_000, Counter[int](), Counter[int]()

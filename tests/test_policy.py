@@ -120,8 +120,8 @@ def test_remote_target_executes_what_the_target_draws() -> None:
         codes = sample_codes(bundle.parts.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
         assert executed_codes(record).tolist() == codes.tolist() and record.outcome is not None
         kept = codes == record.proposal.evidence.codes
-        assert record.outcome.evidence.verdict.accepted.tolist() == kept.tolist()
-        assert record.outcome.evidence.verdict.rejection.tolist() == (1.0 - kept).tolist()
+        assert record.outcome.evidence.accepted.tolist() == kept.tolist()
+        assert record.outcome.evidence.rejection.tolist() == (1.0 - kept).tolist()
 
 
 def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
@@ -291,10 +291,10 @@ def test_records_are_consistent() -> None:
         np.testing.assert_array_equal(record.actions, bundle.parts.tokenizer.decode(codes, target.offsets))
         np.testing.assert_array_equal(verified.target.probs, target.probs)
         np.testing.assert_array_equal(
-            verified.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.evidence.codes)
+            verified.rejection, rejection_probability(target.probs, draft.probs, record.proposal.evidence.codes)
         )
         kept = codes == record.proposal.evidence.codes  # a residual never gives the rejected code back
-        assert verified.verdict.accepted.tolist() == kept.tolist()
+        assert verified.accepted.tolist() == kept.tolist()
 
 
 class Slow(Gate):

@@ -7,7 +7,7 @@ and compare the law so found with the target's.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from tests.example_count import example_count
 from specact.families.codes.sampling import (
     CodeDistribution,
     Verdict,
+    code_outcome,
     rejection_probability,
     residual,
     sample,
@@ -28,7 +29,7 @@ from specact.families.codes.sampling import (
     total_variation,
     verify,
 )
-from specact.types import Codes, Floats
+from specact.types import Codes, Floats, OffloadTimes, Origin, Outcome
 
 EXACT = 1e-12
 CLEARLY_WRONG = 1e-3
@@ -65,27 +66,26 @@ def cells(points: Sequence[float]) -> list[tuple[float, float]]:
     return list(itertools.pairwise([*borders, 1.0]))
 
 
-def enumerate_cells(step: Step, draft_law: Floats, grid: Grid) -> Iterator[tuple[tuple[int, ...], Verdict, float]]:
-    """Every drafted tuple and every cell of the map: (drafted codes, outcome, probability).
+def enumerate_cells(step: Step, draft_law: Floats, grid: Grid) -> list[tuple[Verdict, float]]:
+    """The verdict and the probability of every drafted tuple and every cell of the map.
 
     Both corners of a cell are probed; that they agree shows that the grid holds all the map's breakpoints.
     """
+    found = []
     for drafted in np.ndindex(draft_law.shape):
-        if draft_law[drafted] == 0.0:
-            continue
-        codes = np.array(drafted)
-        for cell in itertools.product(*map(cells, grid(codes))):
-            low = step(codes, scripted([lo + EDGE if lo > 0.0 else 0.0 for lo, _ in cell]))
-            high = step(codes, scripted([hi - EDGE if hi < 1.0 else LARGEST for _, hi in cell]))
+        for cell in itertools.product(*map(cells, grid(np.array(drafted)))) if draft_law[drafted] else ():
+            low = step(np.array(drafted), scripted([lo + EDGE if lo > 0.0 else 0.0 for lo, _ in cell]))
+            high = step(np.array(drafted), scripted([hi - EDGE if hi < 1.0 else LARGEST for _, hi in cell]))
             assert low.codes.tolist() == high.codes.tolist(), f"a breakpoint inside the cell {cell}, codes {drafted}"
             assert low.accepted.tolist() == high.accepted.tolist()
-            yield drafted, low, float(draft_law[drafted]) * math.prod(hi - lo for lo, hi in cell)
+            found.append((low, float(draft_law[drafted]) * math.prod(hi - lo for lo, hi in cell)))
+    return found
 
 
-def output_law(step: Step, draft_law: Floats, grid: Grid) -> Floats:
+def law_of(outcomes: Sequence[tuple[Verdict, float]], codes: int) -> Floats:
     """Joint law of the final codes, ``[K] * G``."""
-    law = np.zeros(draft_law.shape)
-    for _, verdict, probability in enumerate_cells(step, draft_law, grid):
+    law = np.zeros((codes,) * len(outcomes[0][0].codes))
+    for verdict, probability in outcomes:
         law[tuple(verdict.codes)] += probability
     return law
 
@@ -163,20 +163,23 @@ def pairs(kinds: Sequence[str], codes: int, seed: int) -> tuple[Floats, Floats]:
 # ---- the output law -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_final_code_follows_the_target_exactly(kind: str) -> None:
-    for codes in range(2, 17):
-        p, q = pairs([kind], codes, seed=codes)
-        law = output_law(verifying(p, q), q[0], independent_grid(p, q))
-        assert distance(law, p[0]) <= EXACT, codes
-
-
-@pytest.mark.parametrize("kinds", [*itertools.combinations(KINDS[:6], 2), ("random", "random"), ("sparse", "sparse")])
-def test_joint_law_of_two_codebooks_is_the_targets_product(kinds: tuple[str, str]) -> None:
-    for codes in (2, 3):
+@pytest.mark.parametrize(
+    "kinds", [*itertools.combinations(KINDS, 1), *itertools.combinations_with_replacement(KINDS[:6], 2)]
+)
+def test_final_codes_follow_the_target_and_one_minus_total_variation_are_accepted(kinds: tuple[str, ...]) -> None:
+    for codes in range(2, 17 if len(kinds) == 1 else 4):
         p, q = pairs(kinds, codes, seed=3)
-        law = output_law(verifying(p, q), product(q), independent_grid(p, q))
-        assert distance(law, product(p)) <= EXACT
+        outcomes = enumerate_cells(verifying(p, q), product(q), independent_grid(p, q))
+        assert distance(law_of(outcomes, codes), product(p)) <= EXACT
+        for book, (wanted, drafted) in enumerate(zip(p, q, strict=True)):
+            accepted = sum(probability for verdict, probability in outcomes if verdict.accepted[book])
+            overlap = np.minimum(wanted, drafted).sum()
+            assert accepted == pytest.approx(1.0 - total_variation(wanted, drafted), abs=EXACT)
+            assert accepted == pytest.approx(overlap, abs=EXACT)
+            rejection = rejection_probability(
+                np.tile(wanted, (codes, 1)), np.tile(drafted, (codes, 1)), np.arange(codes)
+            )
+            assert drafted @ rejection == pytest.approx(1.0 - overlap, abs=EXACT)
 
 
 # ---- a sequential secondary head ------------------------------------------------------------------------------------
@@ -216,18 +219,13 @@ def sequential_grid(target: CodeDistribution, draft: CodeDistribution) -> Grid:
 @pytest.mark.parametrize("codes", [2, 3])
 def test_sequential_secondary_gives_the_targets_joint_law(codes: int, kind: str) -> None:
     target, draft = sequential(codes, 1, kind), sequential(codes, 2, kind)
-    law = output_law(lambda z, rng: verify(target, draft, z, rng), joint(draft), sequential_grid(target, draft))
-    assert distance(law, joint(target)) <= EXACT
-
-
-def test_secondary_of_a_replaced_primary_counts_as_replaced() -> None:
-    target, draft = sequential(3, 1, "random"), sequential(3, 2, "random")
     grid = sequential_grid(target, draft)
-    outcomes = list(enumerate_cells(lambda z, rng: verify(target, draft, z, rng), joint(draft), grid))
-    assert not any(verdict.accepted[1] for _, verdict, _ in outcomes if not verdict.accepted[0])
+    outcomes = enumerate_cells(lambda z, rng: verify(target, draft, z, rng), joint(draft), grid)
+    assert distance(law_of(outcomes, codes), joint(target)) <= EXACT
+    assert not any(verdict.accepted[1] for verdict, _ in outcomes if not verdict.accepted[0])
     # The share of steps with nothing replaced is what R(z) promises.
-    kept = sum(probability for _, verdict, probability in outcomes if verdict.accepted.all())
-    promised = sum(probability * (1.0 - verdict.rejected_any) for _, verdict, probability in outcomes)
+    kept = sum(probability for verdict, probability in outcomes if verdict.accepted.all())
+    promised = sum(probability * outcome_of(verdict).kept for verdict, probability in outcomes)
     assert kept == pytest.approx(promised, abs=EXACT)
 
 
@@ -240,23 +238,11 @@ def test_mistake_secondary_read_at_the_drafts_primary_is_caught() -> None:
         at = int(codes[0])
         return verifying(np.stack([target.probs[0], p[at]]), np.stack([draft.probs[0], q[at]]))(codes, rng)
 
-    law = output_law(step, joint(draft), sequential_grid(target, draft))
-    assert distance(law, joint(target)) > CLEARLY_WRONG
+    outcomes = enumerate_cells(step, joint(draft), sequential_grid(target, draft))
+    assert distance(law_of(outcomes, 3), joint(target)) > CLEARLY_WRONG
 
 
 # ---- identities -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_acceptance_is_one_minus_total_variation(kind: str) -> None:
-    p, q = pairs([kind], 7, seed=2)
-    outcomes = list(enumerate_cells(verifying(p, q), q[0], independent_grid(p, q)))
-    accepted = sum(probability for _, verdict, probability in outcomes if verdict.accepted[0])
-    assert accepted == pytest.approx(1.0 - total_variation(p[0], q[0]), abs=EXACT)
-    overlap = np.minimum(p[0], q[0]).sum()
-    assert accepted == pytest.approx(overlap, abs=EXACT)
-    rejection = rejection_probability(p[0][None].repeat(7, 0), q[0][None].repeat(7, 0), np.arange(7))
-    assert q[0] @ rejection == pytest.approx(1.0 - overlap, abs=EXACT)
 
 
 def test_rejection_by_hand() -> None:
@@ -268,9 +254,15 @@ def test_rejection_by_hand() -> None:
     assert rejection_probability(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([1]))[0] == 1.0
 
 
-def test_any_rejection_is_one_minus_the_product() -> None:
-    verdict = Verdict(np.array([0, 0]), np.array([True, True]), np.array([0.25, 0.5]))
-    assert verdict.rejected_any == pytest.approx(1.0 - 0.75 * 0.5)
+def outcome_of(verdict: Verdict) -> Outcome:
+    return code_outcome(verdict, np.zeros((3, 1), np.float32), OffloadTimes())
+
+
+def test_an_outcome_is_accepted_if_every_code_is() -> None:
+    for accepted in itertools.product([False, True], repeat=2):
+        outcome = outcome_of(Verdict(np.zeros(2, int), np.array(accepted), np.array([0.25, 0.5])))
+        assert outcome.kept == pytest.approx(0.75 * 0.5) and (outcome.verified, outcome.accepted) == (2, sum(accepted))
+        assert outcome.origins.tolist() == [Origin.ACCEPTED if all(accepted) else Origin.REPLACED] * 3
 
 
 def gated_loss(p: Floats, q: Floats, skipped: set[tuple[int, ...]]) -> tuple[float, float]:
@@ -286,7 +278,8 @@ def gated_loss(p: Floats, q: Floats, skipped: set[tuple[int, ...]]) -> tuple[flo
     for codes in skipped:
         r = rejection_probability(p, q, np.array(codes))
         missed += float(product(q)[codes]) * float(1.0 - np.prod(1.0 - r))
-    return distance(output_law(step, product(q), independent_grid(p, q)), product(p)), missed
+    outcomes = enumerate_cells(step, product(q), independent_grid(p, q))
+    return distance(law_of(outcomes, p.shape[1]), product(p)), missed
 
 
 @example_count(60)
@@ -299,12 +292,9 @@ def test_gated_loss_is_at_most_the_missed_rejections_and_of_one_codebook_exactly
     drafted = enumerate(np.ndindex((codes,) * len(kinds)))
     lost, missed = gated_loss(p, q, {each for place, each in drafted if mask >> place & 1})
     assert lost <= missed + EXACT and (len(kinds) == 2 or lost == pytest.approx(missed, abs=EXACT))
-
-
-def test_gated_loss_of_two_codebooks_can_be_strictly_less() -> None:
-    # Always skipping: two half-wrong codebooks miss 3/4 but the laws are only 1/2 apart.
-    p, q = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.5, 0.5], [1.0, 0.0]])
-    assert gated_loss(p, q, set(np.ndindex(2, 2))) == pytest.approx((0.5, 0.75), abs=EXACT)
+    # Always skipping two half-wrong codebooks misses 3/4, but the laws are only 1/2 apart.
+    halves = np.array([[1.0, 0.0], [0.5, 0.5]])
+    assert gated_loss(halves, halves[::-1], set(np.ndindex(2, 2))) == pytest.approx((0.5, 0.75), abs=EXACT)
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
@@ -340,25 +330,20 @@ def test_a_distribution_that_is_not_finite_gives_the_first_code() -> None:
         assert one(row, 0.4) == sample(row, 0.4) == 0
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 42.0])
 @pytest.mark.parametrize("codes", [2, 7, 16])
-def test_draws_have_exactly_the_rows_probabilities(codes: int, scale: float) -> None:
-    row = sparse(np.random.default_rng(codes), codes)
-    law = np.zeros(codes)
-    for lo, hi in cells(np.cumsum(row).tolist()):
-        drawn = sample(row * scale, np.array([lo + EDGE if lo else 0.0, hi - EDGE if hi < 1 else LARGEST]))
-        assert drawn[0] == drawn[1]
-        law[drawn[0]] += hi - lo
-    assert distance(law, row) <= EXACT
-
-
-def test_draws_of_a_batch_are_those_of_its_rows() -> None:
-    rng = np.random.default_rng(0)
-    probs, uniforms = rng.dirichlet(np.ones(5), size=(4, 3)), rng.random((4, 3))
-    drawn = sample(probs, uniforms)
-    assert drawn.shape == (4, 3)
-    for at in np.ndindex(4, 3):
-        assert drawn[at] == sample(probs[at], uniforms[at])
+def test_draws_have_exactly_the_rows_probabilities_also_in_batches(codes: int) -> None:
+    rows = np.stack([sparse(np.random.default_rng([codes, row]), codes) for row in range(3)])
+    scaled = rows * np.array([[1.0], [1e-3], [42.0]])
+    for row, own in zip(rows, scaled, strict=True):
+        law = np.zeros(codes)
+        for lo, hi in cells(np.cumsum(row).tolist()):
+            drawn = sample(own, np.array([lo + EDGE if lo else 0.0, hi - EDGE if hi < 1 else LARGEST]))
+            assert drawn[0] == drawn[1]
+            law[drawn[0]] += hi - lo
+        assert distance(law, row) <= EXACT
+    uniforms = np.random.default_rng(0).random((20, 3))
+    wanted = [[sample(row, value) for row, value in zip(scaled, each, strict=True)] for each in uniforms]
+    np.testing.assert_array_equal(sample(np.broadcast_to(scaled, (20, *scaled.shape)), uniforms), wanted)
 
 
 def test_codes_of_a_distribution_follow_its_joint_law() -> None:
@@ -409,22 +394,17 @@ def test_total_variation_by_hand() -> None:
     assert total_variation(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1.0
 
 
-def test_softmax_divides_by_the_temperature() -> None:
+def test_softmax_divides_by_the_temperature_in_double_precision() -> None:
     logits = np.random.default_rng(0).normal(size=(2, 5))
     for temperature in (0.25, 1.0, 3.0):
         probs = softmax(logits, temperature)
         np.testing.assert_allclose(probs.sum(axis=-1), 1.0, atol=EXACT)
-        np.testing.assert_allclose(
-            np.log(probs[:, 1:] / probs[:, :1]), (logits[:, 1:] - logits[:, :1]) / temperature, atol=1e-10
-        )
-
-
-def test_softmax_of_large_logits_and_in_double_precision() -> None:
+        wanted = (logits[:, 1:] - logits[:, :1]) / temperature
+        np.testing.assert_allclose(np.log(probs[:, 1:] / probs[:, :1]), wanted, atol=1e-10)
     np.testing.assert_allclose(softmax(np.array([1e5, 0.0, -1e5])), [1.0, 0.0, 0.0], atol=0)
     np.testing.assert_allclose(softmax(np.array([1e5, 1e5 + 1.0])), softmax(np.array([0.0, 1.0])), atol=1e-10)
     small = softmax(np.zeros((2, 3), dtype=np.float32))
-    assert small.dtype == np.float64
-    assert np.abs(small.sum(axis=-1) - 1.0).max() <= 1e-15
+    assert small.dtype == np.float64 and np.abs(small.sum(axis=-1) - 1.0).max() <= 1e-15
 
 
 def test_what_does_not_fit_together_is_refused_by_name() -> None:

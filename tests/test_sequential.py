@@ -104,7 +104,7 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
         client.connect(10.0)
         there = play(trained, remote_verifier(client, trained, 20_000.0, sampling))
     assert [record.miss for record in there] == [None] * len(here)
-    verdicts = [record.outcome.evidence.verdict for record in here if record.outcome is not None]
+    verdicts = [record.outcome.evidence for record in here if record.outcome is not None]
     assert {tuple(verdict.accepted.tolist()) for verdict in verdicts} >= {(True, True), (True, False), (False, False)}
     for ours, theirs in zip(here, there, strict=True):
         assert executed_codes(ours).tolist() == executed_codes(theirs).tolist()

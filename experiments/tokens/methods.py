@@ -8,7 +8,8 @@ import numpy as np
 
 from experiments.grid import by_name
 from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
-from specact.families.tokens.policy import BINS, Tokens
+from specact.families.tokens.policy import BINS
+from specact.families.tokens.speculative import Tokens
 from specact.lab.rollout.methods import composed
 from specact.observation import Window
 from specact.systems.kerv import Kerv, KervDrafter
@@ -40,7 +41,7 @@ class OtherDrafter(KervDrafter):
         if proposes == "random":
             return rng.integers(BINS, size=(1, policy.networks.length))
         if proposes == "perfect":
-            return policy.decode([policy.spec.observation.select(window)]).tokens
+            return policy.decode([window])[0].tokens[None]
         return self.extrapolated("velocity")[None] if self.executed else super().candidates(window, rng)
 
 

@@ -55,7 +55,7 @@ def record(decision: Decision, *, rejected: float | None = None, took_s: float =
     outcome = None
     if rejected is not None:
         verdict = Verdict(STEP.evidence.codes[:1], np.ones(1, bool), np.array([rejected]))
-        outcome = code_outcome(verdict, STEP.actions, OffloadTimes(), None)
+        outcome = code_outcome(verdict, STEP.actions, OffloadTimes())
     times = StageTimes(took_s, 0.0, OffloadTimes(), 0.0)
     return StepRecord(StepAddress(0, 0, 0, 0), STEP, decision, outcome, STEP.actions, np.zeros(CHUNK, np.uint8), times)
 

@@ -143,17 +143,16 @@ def evidence(record: StepRecord) -> dict[str, Any]:
     found = None if outcome is None else outcome.evidence
     if hasattr(drafted, "codes"):
         known = {"drafted codes": drafted.codes, "draft's probabilities": drafted.draft.probs[0]}
-        verdict = None if found is None else found.verdict
-        return known | {name: getattr(verdict, name, None) for name in ("codes", "rejection")}
+        return known | {name: getattr(found, name, None) for name in ("codes", "rejection")}
     if drafted is None:
         return {}
-    asked, names = getattr(drafted, "request", drafted), {}
+    names = {}
     if hasattr(drafted, "feature"):
-        known = {"retrieved": drafted.retrieved, "tolerance": asked.rule.each}
-        known |= {name: getattr(asked, name) for name in ("candidates", "tail")}
+        known = {name: getattr(drafted, name) for name in ("retrieved", "candidates", "tail")}
+        known["tolerance"] = drafted.rule.each
         names = {"passes": "accepted"} | {name: name for name in ("tokens", "sources", "read", "rejected")}
     else:
-        known = {"full asked": asked.full, "held": asked.held, "reused": None if found is None else found.reused}
+        known = {"full asked": drafted.full, "held": drafted.held, "reused": None if found is None else found.reused}
         names = {"kept": "accepted"} | {name: name for name in ("full", "checked", "switches", "deviation")}
     return known | ({} if found is None else {key: getattr(found, name) for key, name in names.items()})
 

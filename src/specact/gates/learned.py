@@ -128,8 +128,8 @@ class TargetHead(Head):
         return np.asarray(self._network.run(inputs)[0], dtype=np.float64)
 
 
-class HeadDraft:
-    """A :class:`~specact.families.codes.policy.CodePolicy` that drafts from a head's estimate ``p^`` of the target.
+class HeadDraft(CodePolicy):
+    """Drafts from a head's estimate ``p^`` of the target.
 
     Codes are sampled from ``p^`` instead of ``q``, with the draft's offsets. It shows what the head contributes without
     a gate. Verified with ``p^`` in place of ``q``, the codes follow the target's distribution exactly.
@@ -137,9 +137,6 @@ class HeadDraft:
 
     def __init__(self, draft: CodePolicy, head: TargetHead) -> None:
         self._draft, self._head = draft, head
-
-    def infer(self, window: Window) -> CodeDistribution:
-        return self.infer_batch([window])[0]
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         drafts = self._draft.infer_batch(windows)

@@ -6,7 +6,7 @@ For an observation with feature f (the mean of the target encoder's tokens, of u
    length. Where ``F >= fast`` the memory drafts the K = 5 chunks with the largest ``cos(f, f_k)``, whose groups
    (position, rotation, gripper) are combined to a tree; elsewhere Spec-VLA's head drafts, within 9 bins.
 2. acceptance by groups: each token within 15 bins, the sum of a group within 30
-   (:func:`~specact.families.tokens.speculative.grouped`).
+   (:func:`~specact.families.tokens.speculative.relaxed`).
 3. verify-skip: a retrieved chunk is executed unverified while ``cos(f, f_v)`` to the last verified feature is at least
    a bound, and that is at most so many inferences ago.
 
@@ -27,10 +27,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, ObservationError
-from specact.families.tokens.pair import Decoding, DraftedTokens, TokenDrafter, TokenParts
-from specact.families.tokens.policy import Array, Tokens
-from specact.families.tokens.speculative import Acceptance, grouped
-from specact.families.tokens.verify import DecodingRequest
+from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
+from specact.families.tokens.policy import DecodingRequest
+from specact.families.tokens.speculative import Acceptance, Array, Tokens, relaxed
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.records import Record, Share, WholeNumber, check_fields, validated
@@ -238,15 +237,15 @@ class HeisdDrafter(TokenDrafter):
         super().reset()
         self._path.clear()
 
-    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+    def request(self, window: Window, rng: np.random.Generator) -> DecodingRequest:
         policy, fast = self.parts.policy, self._is_fast(window)
         tokens = policy.networks.tokens([policy.spec.observation.select(window)])[0]
         feature, candidates = unit(tokens.mean(axis=0)), np.zeros((0, policy.networks.length), np.int64)
         if fast:
             candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS)
         combined = fast and self.decoding.total is not None
-        request = DecodingRequest(candidates, self.decoding.then, combined, self._acceptance(fast))
-        return self.proposal(window, rng, DraftedTokens(request, feature, fast))
+        rule = self._acceptance(fast)
+        return DecodingRequest(candidates, self.decoding.then, rule, combined, feature=feature, retrieved=fast)
 
     def _is_fast(self, window: Window) -> bool:
         settings = self.parts.drafters.settings
@@ -260,7 +259,7 @@ class HeisdDrafter(TokenDrafter):
         if total is None or not retrieved:
             return self.within(self.decoding.bins if total is None else _HEAD_BINS)
         length, groups = spec.chunk * spec.actions, self.parts.drafters.settings.groups
-        return grouped(total, self.decoding.bins, length, spec.actions, groups, self.strict)
+        return relaxed(self.decoding.bins, length, spec.actions, self.strict, groups, total)
 
 
 _MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)
@@ -308,12 +307,12 @@ class VerifySkip(Gate):
         return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        evidence: DraftedTokens = proposal.evidence
+        request: DecodingRequest = proposal.evidence
         self._since += 1
         too_long_ago = self.reach is not None and self._since > self.reach
-        if not evidence.retrieved or evidence.feature is None or self._verified is None or too_long_ago:
+        if not request.retrieved or request.feature is None or self._verified is None or too_long_ago:
             return _NOT_SIMILAR
-        return 1.0 - float(evidence.feature @ self._verified)
+        return 1.0 - float(request.feature @ self._verified)
 
     def on_verified(self, record: StepRecord) -> None:
         self._verified, self._since = record.proposal.evidence.feature, 0

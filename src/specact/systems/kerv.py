@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
-from specact.families.tokens.policy import Tokens, to_actions, to_tokens
-from specact.families.tokens.speculative import DRAFT, TAIL, Acceptance, Decoded
+from specact.families.tokens.policy import to_actions, to_tokens
+from specact.families.tokens.speculative import DRAFT, TAIL, Acceptance, Decoded, Tokens
 from specact.types import Chunk, Floats
 
 Rule = Literal["printed", "repaired"]

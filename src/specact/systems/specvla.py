@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from specact.bundle.network import CPU, Compute, Network, Shapes
 from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
-from specact.families.tokens.policy import BINS, Array, Mask, Reading, Tokens, causal
-from specact.families.tokens.speculative import Decided, Decoded, Tree, TreeDrafter, rows_of
+from specact.families.tokens.policy import BINS, Reading, causal
+from specact.families.tokens.speculative import Array, Decided, Decoded, Mask, Tokens, Tree, TreeDrafter, rows_of
 from specact.families.tokens.verify import MAX_CANDIDATES
 from specact.observation import Window
 from specact.types import Floats
@@ -198,8 +198,8 @@ class DeviceHeadDrafter(TokenDrafter):
 
     def verified(self, decoded: Decoded) -> None:
         # Rounded as on the wire, so that the same is drafted with the target here and elsewhere.
-        feature = decoded.feature.astype(np.float16).astype(np.float32)
-        self._last_verified = Decided(decoded.tokens[:1], feature[None], len(decoded.tokens))
+        feature = decoded.features[:1].astype(np.float16).astype(np.float32)
+        self._last_verified = Decided(decoded.tokens[:1], feature, len(decoded.tokens))
 
     def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         last = self._last_verified

@@ -16,9 +16,8 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.tokens.pair import GREEDY, Decoding, TokenParts
-from specact.families.tokens.policy import BINS, TokenBundle
-from specact.families.tokens.speculative import Bigram, TreeDrafter, grouped
-from specact.families.tokens.verify import Prefilled
+from specact.families.tokens.policy import BINS, Prefilled, TokenBundle
+from specact.families.tokens.speculative import Bigram, TreeDrafter, relaxed
 from specact.pair import Pair, PairSource
 from specact.records import check_fields
 from specact.systems.heisd import HEISD, KinematicMetric, Memory, SkipRule
@@ -85,7 +84,7 @@ class DrafterSettings:
         Raises:
             ConfigError: for such settings; the message names the field and what is allowed.
         """
-        grouped(0, 0, spec.chunk * spec.actions, spec.actions, self.groups, self.strict)
+        relaxed(0, spec.chunk * spec.actions, spec.actions, self.strict, self.groups)
         sizes = {name: len(each.q) for name, each in self.filters.items()}
         if set(sizes.values()) != {spec.actions}:
             raise ConfigError(f"filters must be of the {spec.actions} dimensions of an action, got {sizes}")
@@ -176,7 +175,8 @@ def load_token_pair(
     folder = bundle.path / DRAFTERS
     drafters = load_drafters(folder, bundle, compute=compute) if folder.exists() else None
     prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
+    policy = bundle.policy(drafters.own if drafters else None)
     return TokenParts(
-        bundle.name, bundle.policy(), drafters, None if draft is None else draft.policy, decoding, env=bundle.env,
+        bundle.name, policy, drafters, draft.policy if draft else None, decoding, env=bundle.env,
         fingerprint=joint_fingerprint(*prints), path=bundle.path, source=source or PairSource(str(bundle.path)),
     ).pair()  # fmt: skip

@@ -1,54 +1,88 @@
-"""Frames with a square, and an instruction: the task of the token policy that these tests train."""
+"""The task of the token policy of these tests, observations as it never saw them, and what pairs with it play."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
+from specact.families.tokens.policy import TokenNetworks, causal
+from specact.families.tokens.speculative import Decoded
+from specact.gates.gate import Always, Gate
 from specact.lab.data.episodes import Episodes
 from specact.lab.train.recipe import ChunkRecipe, EncoderRecipe
 from specact.observation import Window
+from specact.pair import Pair
+from specact.policy import SpeculativePolicy
+from specact.types import StepRecord
 
-SIDE = 24
-TOLD = ("go left", "go right")
+SIDE, TOLD = 24, ("go left", "go right")
 RECIPE = ChunkRecipe(
     kind="tokens", bundle="dots", rate_hz=10.0, data=("dots",), sees=("image", "state"), instruction=True, window=1,
-    chunk=3, layers=2, heads=2, width=32, dropout=0.0, steps=500, batch=64, learning_rate=4e-3, warmup=20,
+    chunk=3, layers=2, heads=2, width=32, dropout=0.0, steps=1, batch=64, learning_rate=4e-3, warmup=1,
     average=0.98, bfloat16=False, encoder=EncoderRecipe(tokens="patches", channels=(16, 32)),
 )  # fmt: skip
 
 
-def shown(places: np.ndarray) -> np.ndarray:
-    """Frames with a white square whose left edge is at these columns."""
-    frames = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)
-    for frame, place in zip(frames, places, strict=True):
-        frame[8:16, place : place + 4] = 255
-    return frames
-
-
-def dots(episodes: int = 200, length: int = 6) -> Episodes:
-    """The first number of an action is where the square is, the second the side that was told."""
-    rng = np.random.default_rng(0)
-    places, told = rng.integers(0, SIDE - 3, episodes), rng.integers(0, 2, episodes)
-    action = np.stack([places / (SIDE - 4) * 2.0 - 1.0, told * 2.0 - 1.0], -1).astype(np.float32)
+def dots() -> Episodes:
+    """Episodes of noise, whose actions span a range."""
+    rng, rows = np.random.default_rng(0), 24
+    frames, states = rng.integers(0, 256, (rows, SIDE, SIDE, 3), dtype=np.uint8), rng.normal(size=(rows, 2))
     return Episodes(
-        {"image": np.repeat(shown(places), length, 0), "state": rng.normal(size=(episodes * length, 2)).astype("f4")},
-        np.repeat(action, length, 0),
-        np.arange(1, episodes + 1) * length,
-        instructions=tuple(TOLD[side] for side in told),
+        {"image": frames, "state": states.astype(np.float32)},
+        np.linspace([-1.0, 1.0], [1.0, -1.0], rows, dtype=np.float32),
+        np.arange(6, rows + 1, 6),
+        instructions=tuple(TOLD[episode % 2] for episode in range(rows // 6)),
     )
 
 
-def window(place: int, told: str | None, state: float = 0.0) -> Window:
-    return Window({"image": shown(np.array([place])), "state": np.full((1, 2), state, np.float32)}, told)
+def window(row: int, state: float = 0.0) -> Window:
+    """A frame of noise, and this state plus noise of 2."""
+    rng = np.random.default_rng(row)
+    frame = rng.integers(0, 256, (1, SIDE, SIDE, 3), dtype=np.uint8)
+    return Window({"image": frame, "state": (state + rng.normal(0.0, 2.0, (1, 2))).astype(np.float32)}, TOLD[row % 2])
 
 
-def windows(count: int, seed: int = 1) -> list[Window]:
-    """Observations as the policy never saw them: noise in the frame, far states."""
-    rng = np.random.default_rng(seed)
-    frames = rng.integers(0, 256, (count, 1, SIDE, SIDE, 3), dtype=np.uint8)
-    states = rng.normal(0.0, 2.0, (count, 1, 2)).astype(np.float32)
-    return [Window({"image": frames[row], "state": states[row]}, TOLD[row % 2]) for row in range(count)]
+SEEN = [window(row) for row in range(420)]
 
 
 def rngs(count: int) -> list[np.random.Generator]:
     return [np.random.default_rng(row) for row in range(count)]
+
+
+def reread(networks: TokenNetworks, seen: list[Window]) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of greedy decoding, and how far apart the two best logits are at least, window by window.
+
+    Everything is read again for every token, and nothing is kept but the observation.
+    """
+    prefix, tokens = networks.tokens(seen), np.zeros((len(seen), 0), np.int64)
+    apart = np.full(len(seen), np.inf)
+    for count in range(networks.length):
+        cache, reading = networks.prefill(prefix)
+        if count:
+            places = np.broadcast_to(np.arange(count), tokens.shape)
+            reading = networks.read(cache, tokens, places, causal(len(seen), count))
+        logits = np.sort(reading.logits[:, -1], axis=-1)
+        apart = np.minimum(apart, logits[:, -1] - logits[:, -2])
+        tokens = np.concatenate([tokens, reading.logits[:, -1:].argmax(-1)], axis=1)
+    return tokens, apart
+
+
+def played(
+    pair: Pair[Any], seen: Sequence[Window], gate: Gate | None = None, **parts: Any
+) -> tuple[np.ndarray, list[StepRecord]]:
+    """The actions and the inferences of a robot that sees these, one for each chunk."""
+    policy, actions, records = SpeculativePolicy(pair, gate or Always(), **parts), [], []
+    for each in seen:
+        actions += [policy.act_on(each) for _ in range(pair.execute)]
+        assert policy.record is not None
+        records.append(policy.record)
+    return np.stack(actions), records
+
+
+def decoded(record: StepRecord) -> Decoded:
+    """What the target decoded."""
+    assert record.outcome is not None
+    found: Decoded = record.outcome.evidence
+    return found

@@ -7,39 +7,36 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 from tests.decodings import DECODINGS
-from tests.families.tokens.dots import rngs, windows
+from tests.families.tokens.dots import SEEN, decoded, played, rngs
 from tests.served import served, verifying
 
 from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.player import LateVerdicts
 from specact.families.tokens.pair import TokenParts
-from specact.families.tokens.policy import TokenBundle, load_tokens, to_actions, to_tokens
-from specact.families.tokens.speculative import TAIL, Bigram, Decoded, relaxed
-from specact.families.tokens.verify import DecodingRequest, TokenExchange, TokenTarget
-from specact.gates.gate import Always, Never, Random
+from specact.families.tokens.policy import DecodingRequest, TokenBundle, load_tokens, to_actions, to_tokens
+from specact.families.tokens.speculative import TAIL, Bigram, relaxed
+from specact.families.tokens.verify import TokenExchange
+from specact.gates.gate import Never, Random
 from specact.lab.rollout.processes import serving
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
-from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
 from specact.systems.kerv import Kerv
 from specact.systems.tokens import load_token_pair
-from specact.types import Origin, Proposal, StepRecord
+from specact.types import Origin, Proposal
 from specact.wire.exchange import Request
 
-PATIENT_MS = 30_000.0
-SEEN = windows(40, seed=4)
+PATIENT_MS, FEW = 30_000.0, SEEN[:40]
 # What the last action drafts is never right: the first inference after a plain one is always compensated.
 COMPENSATING = Kerv("for a test", "last", then="none", bins=0, adapts=None, tail="last", plain_steps=2)
 
@@ -59,30 +56,8 @@ def client(wild: TokenBundle, pair: Pair[Any]) -> Iterator[Client]:
         yield connected
 
 
-def played(pair: Pair[Any], inferences: int = len(SEEN), **parts: Any) -> tuple[np.ndarray, list[StepRecord]]:
-    policy = SpeculativePolicy(pair, parts.pop("gate", Always()), **parts)
-    actions, records = [], []
-    for window in SEEN[:inferences]:
-        actions += [policy.act_on(window) for _ in range(pair.execute)]
-        assert policy.record is not None
-        records.append(policy.record)
-    return np.stack(actions), records
-
-
-def decoded(record: StepRecord) -> Decoded:
-    assert record.outcome is not None
-    found: Decoded = record.outcome.evidence
-    return found
-
-
-@pytest.fixture(scope="module")
-def greedy(pair: Pair[Any]) -> np.ndarray:
-    """The tokens of greedy decoding, window by window."""
-    return np.concatenate([pair.parts.policy.decode([window]).tokens for window in SEEN])
-
-
 def test_a_tail_is_the_last_action_and_never_soon_again(pair: Pair[Any], greedy: np.ndarray) -> None:
-    actions, records = played(pair.composed(decoding=COMPENSATING))
+    actions, records = played(pair.composed(decoding=COMPENSATING), FEW)
     compensated = [decoded(record).sources.max() == TAIL for record in records]
     # Nothing can be extrapolated at first; then after every two plain inferences, as soon as something is refused.
     wait = 1
@@ -100,14 +75,9 @@ def test_a_tail_is_the_last_action_and_never_soon_again(pair: Pair[Any], greedy:
         np.testing.assert_array_equal(found.tokens[~tail], greedy[number][~tail])
     # The next inference is the target's again: nothing of the compensation stays.
     np.testing.assert_array_equal(decoded(records[2]).tokens, greedy[2])
-
-
-def test_late_verdicts_replace_the_rest_of_a_chunk(pair: Pair[Any]) -> None:
-    """Here they are there at once, and what a compensation teaches the drafter comes with them."""
-    composed = pair.composed(decoding=COMPENSATING)
-    late, records = played(composed, verdicts=LateVerdicts(10.0))
-    np.testing.assert_array_equal(late, played(composed)[0])
-    assert any(decoded(record).sources.max() == TAIL for record in records)
+    # So are late verdicts that are there at once: what a compensation teaches the drafter comes with them.
+    late, _ = played(pair.composed(decoding=COMPENSATING), FEW, verdicts=LateVerdicts(10.0))
+    np.testing.assert_array_equal(late, actions)
 
 
 def test_a_draft_may_have_shorter_or_longer_chunks(pair: Pair[Any]) -> None:
@@ -131,16 +101,16 @@ def test_an_episode_begins_without_memory(pair: Pair[Any]) -> None:
     drafter: Any = pair.composed(decoding=COMPENSATING).drafter()
     drafter.on_action(np.zeros(2, np.float32), np.array([0.5, -0.5], np.float32))
     asked = drafter.propose(SEEN[0], rngs(1)[0])
-    assert asked.evidence.request.tail is not None and len(asked.evidence.request.candidates) == 1
+    assert asked.evidence.tail is not None and len(asked.evidence.candidates) == 1
     np.testing.assert_allclose(asked.actions, np.tile([0.5, -0.5], (3, 1)), atol=1.01 / 255.0)
     drafter.reset()
     asked = drafter.propose(SEEN[0], rngs(1)[0])
-    assert asked.evidence.request.tail is None and not len(asked.evidence.request.candidates)
+    assert asked.evidence.tail is None and not len(asked.evidence.candidates)
     np.testing.assert_array_equal(asked.actions, np.zeros((3, 2)))
 
 
 def test_skipped_steps_repeat_the_last_action(pair: Pair[Any]) -> None:
-    actions, records = played(pair.composed(decoding=DECODINGS["strict_last"]), gate=Random(0.5), seed=3)
+    actions, records = played(pair.composed(decoding=DECODINGS["strict_last"]), FEW, Random(0.5), seed=3)
     skipped = [number for number, record in enumerate(records) if record.outcome is None]
     assert 8 <= len(skipped) <= 32
     for number in skipped:
@@ -149,7 +119,7 @@ def test_skipped_steps_repeat_the_last_action(pair: Pair[Any]) -> None:
         near = np.abs(actions[first : first + pair.execute] - actions[first - 1]) / pair.units.scale
         assert number == 0 or near.max() <= 1.01 / 255.0
     # Where nothing is verified the middle of the range is repeated.
-    still, _ = played(pair, gate=Never())
+    still, _ = played(pair, FEW, Never())
     np.testing.assert_array_equal(still, np.broadcast_to(pair.units.centre, still.shape))
 
 
@@ -166,15 +136,15 @@ def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone
     assert device.fingerprint == pair.fingerprint
     for decoding in (DECODINGS["ar"], DECODINGS["strict_last"], COMPENSATING, DECODINGS["random_tokens"]):
         strict = replace(decoding, bins=0)
-        here, known = played(pair.composed(decoding=strict), seed=5)
+        here, known = played(pair.composed(decoding=strict), FEW, seed=5)
         composed = device.composed(decoding=strict)
-        there, records = played(composed, seed=5, verifier=remote_verifier(client, composed, PATIENT_MS))
+        there, records = played(composed, FEW, seed=5, verifier=remote_verifier(client, composed, PATIENT_MS))
         np.testing.assert_array_equal(there, here)
         for record, other in zip(records, known, strict=True):
             assert record.miss is None and record.outcome is not None
             told, same = decoded(record), decoded(other)
             assert (told.accepted, told.read, told.rejected) == (same.accepted, same.read, same.rejected)
-            np.testing.assert_allclose(told.feature, same.feature, atol=1e-2)
+            np.testing.assert_allclose(told.features[0], same.features[0], atol=1e-2)
             # Audits take its mean: whether the tokens that would have been executed are those that were proposed.
             proposed = to_tokens(record.proposal.actions).ravel()
             assert record.outcome.kept == float((proposed == told.tokens).all())
@@ -190,18 +160,18 @@ def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone
 
 
 @pytest.fixture(scope="module")
-def exchange(pair: Pair[Any]) -> TokenExchange:
+def exchange(wild: TokenBundle, pair: Pair[Any]) -> TokenExchange:
     """Of a target with one drafter of its own."""
     own = {"bigram": Bigram(np.random.default_rng(0).integers(0, 256, (5, 256)))}
-    return TokenExchange(pair.parts.policy, pair.units, "", "", lambda: TokenTarget(pair.parts.policy, own))
+    return TokenExchange(wild.policy(own), pair.units, "", "")
 
 
 def asked(pair: Pair[Any], window: Window = SEEN[0], step: int = 0, **changes: Any) -> Request:
-    """A request for greedy decoding with some changes; ``how`` names the server's drafter by its number."""
-    length, own = pair.parts.policy.networks.length, changes.pop("own", None)
-    question = DecodingRequest(np.zeros((0, length), np.int64), "none", False, relaxed(0, length, 2, ()))
-    evidence = SimpleNamespace(request=replace(question, **changes))
-    arrays = dict(verifying(pair).request(Proposal(window, np.zeros((3, 2), np.float32), evidence)))
+    """A request for greedy decoding with some changes; ``own`` names the server's drafter by its number."""
+    own = changes.pop("own", None)
+    question = DecodingRequest(np.zeros((0, 6), np.int64), "none", relaxed(0, 6, 2))
+    proposal = Proposal(window, np.zeros((3, 2), np.float32), replace(question, **changes))
+    arrays = dict(verifying(pair).request(proposal))
     if own is not None:
         arrays["how"][1] = own
     return Request(window, StepAddress(0, 0, 0, step), arrays)
@@ -292,6 +262,6 @@ def test_a_token_policy_is_loaded_as_a_pair(wild: TokenBundle, greedy: np.ndarra
         found.composed(decoding=DECODINGS["strict_draft"]).drafter()
     with_itself = load_pair(wild.path, draft=str(wild.path))
     assert with_itself.fingerprint != found.fingerprint
-    _, records = played(with_itself.composed(decoding=DECODINGS["strict_draft"]), 10)
-    assert all(decoded(record).accepted == (4,) for record in records), "the target drafts for itself"
+    _, records = played(with_itself.composed(decoding=DECODINGS["strict_draft"]), SEEN[:10])
+    assert all(decoded(record).accepted == [4] for record in records), "the target drafts for itself"
     np.testing.assert_array_equal([decoded(record).tokens for record in records], greedy[:10])

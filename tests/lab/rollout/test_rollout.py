@@ -181,7 +181,7 @@ def test_logged_quantities_are_those_of_the_distributions(
         assert row["draft_entropy"] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-3)
         assert row["target_entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
         if record.outcome is not None:
-            verdict = record.outcome.evidence.verdict
+            verdict = record.outcome.evidence
             for k in range(2):
                 assert row[f"rejection_{k}"] == pytest.approx(verdict.rejection[k], abs=1e-12)
                 assert (row[f"accepted_{k}"], row[f"executed_{k}"]) == (verdict.accepted[k], verdict.codes[k])

@@ -21,7 +21,7 @@ from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import measure_settings
 from specact.lab.train.variants import BundleVariants
 from specact.observation import ObservationSpec
-from specact.pair import Pair
+from specact.pair import Pair, PairSource
 from specact.systems.flow import ROUNDS, load_flow_pair
 
 BUNDLE = "ball-chase-flow"
@@ -33,7 +33,7 @@ def world(sees: ObservationSpec) -> MovingWorld:
 
 
 def ran(pair: Pair[Any], *round_s: float, start: int = 3) -> Episode:
-    takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).duration_s(round_s)
+    takes = RoundsDriver(PairSource(BUNDLE), rounds=ROUNDS["flash"]).duration_s(round_s)
     pairing = Pairing(GateSettings("always"), round_s=takes)
     return run_pair(world(pair.observation), pair, pairing, start=start, seed=0, episode=1)[0]
 

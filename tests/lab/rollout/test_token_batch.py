@@ -10,8 +10,8 @@ import pytest
 from tests.lab.train.test_drafters import write_target
 
 from specact.families.tokens.pair import TokenParts
-from specact.families.tokens.policy import Array, TokenNetworks
-from specact.families.tokens.verify import Prefilled, TokenTarget
+from specact.families.tokens.policy import TokenNetworks
+from specact.families.tokens.speculative import Array
 from specact.gates.gate import Always
 from specact.gates.settings import GateSettings
 from specact.lab.rollout.methods import load_method
@@ -43,12 +43,12 @@ def test_one_batch_answers_what_the_gates_want_verified_at_a_control_step(
 ) -> None:
     sizes: list[int] = []
 
-    def counted(self: TokenTarget, windows: Sequence[Window]) -> Prefilled:
-        sizes.append(len(windows))
-        return prefill(self, windows)
+    def counted(self: TokenBatch) -> None:
+        sizes.append(len(self.pending))
+        answer(self)
 
-    prefill = TokenTarget.prefill
-    monkeypatch.setattr(TokenTarget, "prefill", counted)
+    answer = TokenBatch.answer
+    monkeypatch.setattr(TokenBatch, "answer", counted)
     table = rolled(pair, method, GateSettings("random", 0.5))
     verified = np.bincount(table["step"], table["transmitted"]).astype(int)
     assert sizes == verified[verified > 0].tolist() and 1 < max(sizes) <= len(EPISODES)

@@ -17,7 +17,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import integrate, load_flow
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.chunks.sources import load_regression
-from specact.families.tokens.policy import BINS
+from specact.families.tokens.policy import BINS, load_tokens
 from specact.lab.data.episodes import Episodes
 from specact.lab.train import export, loop
 from specact.lab.train.chunks import (
@@ -332,16 +332,21 @@ def looking(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
     torch.set_num_threads(1)
     stage = demonstrated_stage(data, recipe, spec)
     stage.module.load_state_dict(run(stage, folder / "run", lambda done: None))
-    assert isinstance(stage.module, Flow)
-    manifest = {"name": "dots", "env": "", "recipe": plain(recipe)}
-    write_chunk_bundle(folder / "made", manifest, recipe, stage.module, units_of(data, recipe.kind))
-    if recipe.kind == "flow":
-        return load_flow(folder / "made").policy(4)
-    return load_regression(folder / "made").policy()
+    module: Any = stage.module
+    write_chunk_bundle(
+        folder / "made",
+        {"name": "dots", "env": "", "recipe": plain(recipe)},
+        recipe,
+        module,
+        units_of(data, recipe.kind),
+    )
+    if recipe.kind == "tokens":
+        return load_tokens(folder / "made").policy()
+    return load_flow(folder / "made").policy(4) if recipe.kind == "flow" else load_regression(folder / "made").policy()
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("kind", "tokens"), [("flow", "patches"), ("regression", "keypoints")])
+@pytest.mark.parametrize(("kind", "tokens"), [("flow", "patches"), ("regression", "keypoints"), ("tokens", "patches")])
 def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: Path) -> None:
     recipe = structs.replace(LOOKING, kind=kind, encoder=structs.replace(LOOKING.encoder, tokens=tokens))
     policy = looking(recipe, tmp_path)

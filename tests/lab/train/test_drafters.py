@@ -15,7 +15,7 @@ from tests.tiny import quiet
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
-from specact.families.tokens.policy import TokenBundle, causal, load_tokens
+from specact.families.tokens.policy import TokenBundle, causal, load_tokens, to_actions
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.distillation import TokenRollouts, read_rollouts
@@ -128,7 +128,8 @@ def test_an_episode_follows_from_the_recorded_tokens(target: TokenBundle, run: P
     for row in rows[:5]:
         assert robot.steps == made.step[row]
         np.testing.assert_array_equal(robot.observe()["state"], made.state[row])
-        for action in target.policy().to_environment(made.tokens[row : row + 1].astype(np.int64))[0]:
+        chunk = to_actions(made.tokens[row].astype(np.int64)).reshape(SPEC.chunk, SPEC.actions)
+        for action in target.units.to_environment(chunk):
             robot.act(action)
 
 

@@ -32,7 +32,6 @@ from specact.families.codes.sampling import (
     code_outcome,
     verify,
 )
-from specact.observation import ObservationSpec
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepStreams
 from specact.types import OffloadTimes, Outcome, Proposal
@@ -71,7 +70,7 @@ class CodeExchange:
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         verdict = Verdict(arrays["codes"], arrays["accepted"], arrays["rejection"])
-        return code_outcome(verdict, arrays["chunk"], times, None)
+        return code_outcome(verdict, arrays["chunk"], times)
 
     def answer(self, kind: str, requests: Sequence[Request]) -> list[Arrays | WireError]:
         targets = self._target().infer_batch([request.window for request in requests])
@@ -123,12 +122,7 @@ def _contract(spec: PolicySpec, tokenizer: ActionTokenizer) -> Contract:
 
 @dataclass(frozen=True)
 class CodeParts(Bundle[PolicySpec]):
-    """The parts of a pair of action codes.
-
-    Attributes:
-        tokenizer, draft: parts.
-        local_target: the target, or None if the bundle was exported for a device.
-    """
+    """A pair of action codes; ``local_target`` is None if the bundle was exported for a device."""
 
     tokenizer: ActionTokenizer
     draft: OnnxPolicy
@@ -136,11 +130,7 @@ class CodeParts(Bundle[PolicySpec]):
 
     @property
     def target(self) -> OnnxPolicy:
-        """The target.
-
-        Raises:
-            BundleError: if the bundle was exported for a device.
-        """
+        """The target; BundleError if the bundle was exported for a device."""
         if self.local_target is None:
             raise BundleError(
                 f"the bundle {self.path} was exported without its target, which runs on the server. Connect to a "
@@ -163,15 +153,7 @@ class CodeParts(Bundle[PolicySpec]):
 
 
 def codes_of(pair: Pair[Any], what: str) -> CodeParts:
-    """The parts of a pair, which must be one of action codes.
-
-    Args:
-        pair: the pair.
-        what: what needs it, for the message.
-
-    Raises:
-        ConfigError: if it is of another family.
-    """
+    """The parts of a pair of action codes, which ``what`` needs; ConfigError for one of another family."""
     if not isinstance(pair.parts, CodeParts):
         raise ConfigError(f"{what} needs a pair of action codes, and {pair.name} is of another family")
     return pair.parts
@@ -189,16 +171,15 @@ def load_codes(name_or_path: str | Path, *, compute: Compute = CPU) -> CodeParts
         ConfigError: if there is no bundle of that name.
     """
     bundle = open_bundle(name_or_path, "pair", PolicySpec, PARTS)
-    spec, files = bundle.spec, bundle.files
+    spec, files, manifest = bundle.spec, bundle.files, bundle.manifest
     units = (np.float32, (spec.actions,))
     table = (np.float32, (spec.codes**spec.codebooks, spec.chunk, spec.actions))
     tensors = bundle.tensors("tokenizer", {"table": table, "centre": units, "scale": units})
     check_scale(files["tokenizer"], tensors["centre"], tensors["scale"])
-    tokenizer = ActionTokenizer(**tensors, fingerprint=bundle.manifest.fingerprints["tokenizer"], codes=spec.codes)
+    tokenizer = ActionTokenizer(**tensors, fingerprint=manifest.fingerprints["tokenizer"], codes=spec.codes)
 
-    def policy(part: str, observation: ObservationSpec) -> OnnxPolicy:
-        return OnnxPolicy(files[part], spec, observation, words=bundle.manifest.words, compute=compute)
+    def policy(part: str) -> OnnxPolicy:
+        return OnnxPolicy(files[part], spec, getattr(spec, part), words=manifest.words, compute=compute)
 
-    draft = policy("draft", spec.draft)
-    target = policy("target", spec.target) if "target" in files else None
-    return CodeParts(bundle.path, bundle.manifest, spec, files, tokenizer, draft, target)
+    target = policy("target") if "target" in files else None
+    return CodeParts(bundle.path, manifest, spec, files, tokenizer, policy("draft"), target)

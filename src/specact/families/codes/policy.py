@@ -5,6 +5,7 @@ Drafted codes are accepted or replaced exactly, or are the target's own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,16 +81,24 @@ class InfersCodes(Protocol):
         ...
 
 
-class CodePolicy(InfersCodes, Protocol):
-    """A policy of action codes."""
+class CodePolicy(ABC):
+    """A policy of action codes, deterministic; also as a :class:`~specact.pair.TargetPolicy`."""
 
+    @abstractmethod
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """The distributions for several windows in one batch."""
-        ...
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """The distribution for one window."""
+        return self.infer_batch([window])[0]
+
+    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
+        """The distribution for one window."""
+        return self.infer(window)
 
 
-class OnnxPolicy:
-    """An exported VQ-BeT, a :class:`CodePolicy`, with the vocabulary of its instructions if it needs one.
+class OnnxPolicy(CodePolicy):
+    """An exported VQ-BeT, with the vocabulary of its instructions if it needs one.
 
     Attributes:
         observation: its observation spec.
@@ -116,13 +125,6 @@ class OnnxPolicy:
         logits = ("batch", 1, spec.codes) if spec.sequential else rows
         outputs = {"logits": logits, "offsets": (*rows, spec.chunk, spec.actions), **conditional}
         self._network = Network(file, self.inputs.shapes, outputs, compute)
-
-    def infer(self, window: Window) -> CodeDistribution:
-        return self.infer_batch([window])[0]
-
-    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
-        """As a :class:`~specact.pair.TargetPolicy`; deterministic."""
-        return self.infer(window)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return distributions(self._network.run(self.inputs.stack(windows)), self._spec.temperature)
@@ -197,7 +199,7 @@ def take_target(target: CodeDistribution, draft: CodeDistribution, codes: Codes,
     """
     sampled = sample_codes(target, rng)
     kept = sampled == codes
-    return Verdict(sampled, kept, 1.0 - kept)
+    return Verdict(sampled, kept, 1.0 - kept, target)
 
 
 class CodeVerifier(TargetVerifier[CodeDistribution]):
@@ -216,12 +218,12 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
         verdict = self._rule(target, drafted.draft, drafted.codes, self._streams(Role.VERIFY, address))
         # With the target's offsets the action follows the target's distribution.
         actions = self._tokenizer.decode(verdict.codes, target.offsets)
-        return code_outcome(verdict, actions, answer.times, target)
+        return code_outcome(verdict, actions, answer.times)
 
 
 def executed_codes(record: StepRecord) -> Codes:
     """The codes of an executed chunk, ``[G]``; the drafted ones if a fallback replaced the actions."""
-    codes: Codes = record.proposal.evidence.codes if record.outcome is None else record.outcome.evidence.verdict.codes
+    codes: Codes = (record.outcome or record.proposal).evidence.codes
     return codes
 
 

@@ -45,23 +45,19 @@ class CodeDistribution:
 
 @value
 class Verdict:
-    """The outcome of verifying one step's codes.
+    """The outcome of verifying one step's codes, and the evidence of an outcome.
 
     Attributes:
         codes: final codes, ``[G]``.
         accepted: whether each codebook kept the draft's code, bool ``[G]``.
         rejection: ``r_k(z_k) = 1 - min(1, p_k(z_k) / q_k(z_k))`` of each drafted code, ``[G]``, in [0, 1].
+        target: the target's distribution; None if the server verified.
     """
 
     codes: Codes
     accepted: NDArray[np.bool_]
     rejection: Floats
-
-    @property
-    def rejected_any(self) -> float:
-        """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        kept: list[float] = (1.0 - self.rejection).tolist()
-        return 1.0 - math.prod(kept)
+    target: CodeDistribution | None = None
 
 
 @value
@@ -70,14 +66,6 @@ class Drafted:
 
     draft: CodeDistribution
     codes: Codes
-
-
-@value
-class Verified:
-    """Evidence of an outcome: the verdict, and the target's distribution, None if the server verified."""
-
-    verdict: Verdict
-    target: CodeDistribution | None
 
 
 def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
@@ -178,15 +166,17 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
     if target.conditional is not None and not verified[0][1]:
         verified[1] = _sample(target.conditional[verified[0][0]].tolist(), redraw[1]), False, verified[1][2]
     final, accepted, rejection = zip(*verified, strict=True)
-    return Verdict(np.array(final), np.array(accepted), np.array(rejection))
+    return Verdict(np.array(final), np.array(accepted), np.array(rejection), target)
 
 
-def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
-    """A verdict as an outcome; its origin is ACCEPTED if every code was accepted, else REPLACED."""
-    accepted = verdict.accepted.tolist()
+def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes) -> Outcome:
+    """A verdict as an outcome; its origin is ACCEPTED if every code was accepted, else REPLACED.
+
+    All codes are kept with the probability ``prod_k (1 - r_k(z_k))``.
+    """
+    accepted, kept = verdict.accepted.tolist(), (1.0 - verdict.rejection).tolist()
     origins = all_from(Origin.ACCEPTED if all(accepted) else Origin.REPLACED, len(actions))
-    evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any
-    return Outcome(actions, origins, len(accepted), sum(accepted), times, evidence, kept_all)
+    return Outcome(actions, origins, len(accepted), sum(accepted), times, verdict, math.prod(kept))
 
 
 def _sample(probs: Row, uniform: float) -> int:

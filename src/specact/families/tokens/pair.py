@@ -16,12 +16,12 @@ import numpy as np
 from specact.errors import ConfigError
 from specact.families.chunks.pair import joint_observation
 from specact.families.chunks.policy import ChunkPolicy, resized
-from specact.families.tokens.policy import Array, TokenPolicy, Tokens, to_actions, to_tokens
-from specact.families.tokens.speculative import Acceptance, Decoded, relaxed
-from specact.families.tokens.verify import DecodingRequest, Prefilled, TokenExchange, TokenTarget, TokenVerifier
+from specact.families.tokens.policy import DecodingRequest, Prefilled, TokenPolicy, to_actions, to_tokens
+from specact.families.tokens.speculative import Acceptance, Array, Decoded, Tokens, relaxed
+from specact.families.tokens.verify import TokenExchange, TokenVerifier
 from specact.observation import Window
 from specact.pair import Follower, Pair, PairIdentity
-from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord, value
+from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,6 @@ class Decoding:
 GREEDY = Decoding("greedy decoding, token by token")
 
 
-@value
-class DraftedTokens:
-    """Evidence of a proposal of tokens, for the gates of this family.
-
-    Attributes:
-        request: to the target.
-        feature: of the observation, of unit length, ``[F]``; None where the decoding compares none.
-        retrieved: whether the candidates come from a memory.
-    """
-
-    request: DecodingRequest
-    feature: Array | None = None
-    retrieved: bool = False
-
-
 class TokenDrafter(Follower):
     """Proposes candidates; the proposed actions are the most likely one. Systems extend it.
 
@@ -100,9 +85,7 @@ class TokenDrafter(Follower):
     @property
     def stateless(self) -> bool:
         """Whether what it proposes depends on the window alone."""
-        return self.decoding.proposes == "draft" or (
-            self.decoding.proposes == "nothing" and self.parts.draft is not None
-        )
+        return self.decoding.proposes in ("draft", "nothing") and self.parts.draft is not None
 
     def reset(self) -> None:
         self.executed.clear()
@@ -118,14 +101,13 @@ class TokenDrafter(Follower):
         """Learns from an answer."""
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        candidates = self.candidates(window, rng)
-        request = DecodingRequest(candidates, self.decoding.then, False, self.rule(), self.tail())
-        return self.proposal(window, rng, DraftedTokens(request))
+        request = self.request(window, rng)
+        actions = self._actions(request.candidates, window, rng)
+        return Proposal(window, actions, request, Origin.RETRIEVED if request.retrieved else Origin.DRAFTED)
 
-    def proposal(self, window: Window, rng: np.random.Generator, evidence: DraftedTokens) -> Proposal:
-        """The proposal of the most likely candidate."""
-        actions = self._actions(evidence.request.candidates, window, rng)
-        return Proposal(window, actions, evidence, Origin.RETRIEVED if evidence.retrieved else Origin.DRAFTED)
+    def request(self, window: Window, rng: np.random.Generator) -> DecodingRequest:
+        """The request to the target, the proposal's evidence; its first candidate is proposed."""
+        return DecodingRequest(self.candidates(window, rng), self.decoding.then, self.rule(), tail=self.tail())
 
     def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         """Candidates for a window, ``[K, T]``."""
@@ -156,23 +138,18 @@ class TokenDrafter(Follower):
 
     def _actions(self, candidates: Tokens, window: Window, rng: np.random.Generator) -> Chunk:
         spec = self.parts.policy.spec
-        if not len(candidates):
-            return self._without_candidates(window, rng)
-        tokens = candidates[0]
-        if tokens[-1] < 0:
-            rest = _tokens(self._without_candidates(window, rng))[0]
-            tokens = np.where(tokens < 0, rest, tokens)
-        return to_actions(tokens).reshape(spec.chunk, spec.actions)
-
-    def _without_candidates(self, window: Window, rng: np.random.Generator) -> Chunk:
-        spec = self.parts.policy.spec
-        if self.parts.draft is not None:
-            return self._drafted(window, rng)
-        return self.repeated() if self.executed else np.zeros((spec.chunk, spec.actions), np.float32)
+        if not len(candidates) or candidates[0, -1] < 0:
+            rest = self.repeated() if self.parts.draft is None else self._drafted(window, rng)
+            if not len(candidates):
+                return rest
+            candidates = np.where(candidates[:1] < 0, _tokens(rest), candidates[:1])
+        return to_actions(candidates[0]).reshape(spec.chunk, spec.actions)
 
     def repeated(self) -> Chunk:
-        """The last executed action, as a chunk ``[H, A]``."""
-        return np.repeat(self.executed[-1][None], self.parts.policy.spec.chunk, axis=0)
+        """The last executed action as a chunk ``[H, A]``; zeros before the first."""
+        spec = self.parts.policy.spec
+        last = self.executed[-1] if self.executed else np.zeros(spec.actions, np.float32)
+        return np.repeat(last[None], spec.chunk, axis=0)
 
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk:
         draft = self.parts.draft
@@ -191,7 +168,7 @@ class TokenParts(PairIdentity):
     """A token policy as the target, which is greedy.
 
     Attributes:
-        policy: the target.
+        policy: the target, with drafters of its own.
         drafters: a :class:`~specact.systems.tokens.DrafterBundle`, what was fitted to it, or None.
         draft: a policy on the device, or None.
         decoding: of verified steps, with its source of candidates.
@@ -207,26 +184,18 @@ class TokenParts(PairIdentity):
         """Units of the tokens: the outermost bins are -1 and 1."""
         return ActionUnits(self.policy.units.centre, self.policy.units.scale)
 
-    def target(self) -> TokenTarget:
-        """The target with its own drafters.
-
-        Raises:
-            BundleError: if it was exported without its decoder.
-        """
+    def target(self) -> TokenPolicy:
+        """The target; BundleError if it was exported without its decoder."""
         self.policy.networks.check_decodes()
-        return TokenTarget(self.policy, {} if self.drafters is None else self.drafters.own)
+        return self.policy
 
     def pair(self) -> Pair[Prefilled]:
-        """As a pair; all of a chunk is executed.
-
-        Raises:
-            ConfigError: for a draft that is incompatible with the target.
-        """
+        """As a pair, all of whose chunk is executed; ConfigError for a draft that is incompatible with the target."""
         spec = self.policy.spec
         return Pair(
             **self.identity, observation=joint_observation(self.draft, spec), units=self.units, execute=spec.chunk,
             rate_hz=spec.rate_hz, parts=self,
             drafter=lambda: self.decoding.drafter(self), target=self.target,
             verifier=lambda target: TokenVerifier(target, self.units),
-            exchange=TokenExchange(self.policy, self.units, self.name, self.fingerprint, self.target),
+            exchange=TokenExchange(self.policy, self.units, self.name, self.fingerprint),
         )  # fmt: skip

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import Words
@@ -22,29 +21,42 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs, Shapes
 from specact.errors import BundleError, ObservationError
 from specact.families.chunks.flow import FlowUnits, read_flow_units
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting, refuse_inpainting
+from specact.families.tokens.speculative import (
+    NOTHING,
+    UNTESTED,
+    Acceptance,
+    Array,
+    Candidates,
+    Decoded,
+    GroupCandidates,
+    Mask,
+    Speculation,
+    Tokens,
+    TreeDrafter,
+    decode,
+)
 from specact.observation import Window
+from specact.rng import StepAddress
 from specact.types import value
-
-Array = NDArray[np.float32]
-Tokens = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 NETWORKS = {"encoder": "encoder.onnx", "decoder": "decoder.onnx"}
 TOKEN_PARTS = {**NETWORKS, "embedding": "embedding.safetensors", "normalisation": "normalisation.safetensors"}
 BINS = 256
-CENTRES: NDArray[np.float32] = np.linspace(-1.0, 1.0, BINS, dtype=np.float32)
+# The target's own drafters, which run beside it. The order is part of the wire format: only append.
+OWN_DRAFTERS = ("none", "bigram", "head")
+CENTRES: Array = np.linspace(-1.0, 1.0, BINS, dtype=np.float32)
 CENTRES.flags.writeable = False
 
 
-def to_tokens(actions: NDArray[np.float32]) -> NDArray[np.int64]:
+def to_tokens(actions: Array) -> Tokens:
     """The nearest bin of every number, 0 to 255; beyond [-1, 1] the outermost."""
-    tokens: NDArray[np.int64] = np.rint((np.clip(actions, -1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).astype(np.int64)
+    tokens: Tokens = np.rint((np.clip(actions, -1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).astype(np.int64)
     return tokens
 
 
-def to_actions(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+def to_actions(tokens: Tokens) -> Array:
     """The centres of bins, float32 in [-1, 1]."""
-    centres: NDArray[np.float32] = CENTRES[tokens]
+    centres: Array = CENTRES[tokens]
     return centres
 
 
@@ -74,7 +86,7 @@ class Cache:
     def __init__(self, entries: Array) -> None:
         self.entries, self.lengths = entries, np.zeros(len(entries), np.int64)
 
-    def select(self, rows: NDArray[np.int64]) -> Cache:
+    def select(self, rows: Tokens) -> Cache:
         """A copy of the given ones of the B windows."""
         other = Cache(self.entries[rows])
         other.lengths[:] = self.lengths[rows]
@@ -86,7 +98,7 @@ class Cache:
         seen: Mask = np.arange(self.entries.shape[-2]) < self.lengths[:, None]
         return seen
 
-    def keep(self, entries: Array, chosen: Sequence[NDArray[np.int64]] | None = None) -> None:
+    def keep(self, entries: Array, chosen: Sequence[Tokens] | None = None) -> None:
         """Appends the entries of a :class:`Reading`: for each window those with the given indices, in order, or all."""
         chosen = [np.arange(entries.shape[-2])] * len(entries) if chosen is None else chosen
         for row, (start, kept) in enumerate(zip(self.lengths.tolist(), chosen, strict=True)):
@@ -133,11 +145,7 @@ class TokenNetworks:
         return self._encoder.run(self._inputs.stack(windows))[0]
 
     def check_decodes(self) -> None:
-        """Refuses what needs a decoder.
-
-        Raises:
-            BundleError: without a decoder.
-        """
+        """Raises BundleError without a decoder."""
         if not self.decodes:
             raise BundleError(
                 "this copy of a token policy was exported without its decoder, which runs on the server. Connect to a "
@@ -161,7 +169,7 @@ class TokenNetworks:
         cache.keep(found.entries)
         return cache, found
 
-    def read(self, cache: Cache, tokens: Tokens, places: NDArray[np.int64], among: Mask) -> Reading:
+    def read(self, cache: Cache, tokens: Tokens, places: Tokens, among: Mask) -> Reading:
         """Processes N action tokens of each of B windows in one pass; the cache is not modified.
 
         Args:
@@ -172,7 +180,7 @@ class TokenNetworks:
         """
         return self._read(cache, self._embedding[tokens], self.prefix + places, among)
 
-    def _read(self, cache: Cache, embeddings: Array, positions: NDArray[np.int64], among: Mask) -> Reading:
+    def _read(self, cache: Cache, embeddings: Array, positions: Tokens, among: Mask) -> Reading:
         given: dict[str, Any] = {
             "embeddings": embeddings, "positions": positions, "seen": cache.seen, "among": among,
             "cache": cache.entries,
@@ -186,34 +194,78 @@ def causal(batch: int, count: int) -> Mask:
 
 
 @value
-class DecodedBatch:
-    """Decoded chunks of B windows.
+class DecodingRequest:
+    """The request for a chunk: all inputs of the target besides the observation, and what gates see of them.
 
     Attributes:
-        tokens: ``[B, T]``.
-        finite: whether all logits were finite, ``[B]``.
-        features: for each of the T tokens, the features ``[B, W]`` from which it was predicted.
-        seen: the encoder's tokens of the windows, ``[B, N, W]``.
+        candidates: drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0. Each is a chunk, or the
+            beginning of one and -1 from there on; together they are a tree. The target predicts the first token itself.
+        then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
+        rule, tail: for accepting tokens; what replaces everything from the first rejected token on, ``[T]``.
+        combined: whether groups of the candidates are combined, see ``GroupCandidates``.
+        feature, retrieved: not sent: of the observation, of unit length, ``[F]``, where the decoding compares them;
+            whether the candidates come from a memory.
     """
 
-    tokens: Tokens
-    finite: NDArray[np.bool_]
-    features: list[Array]
+    candidates: Tokens
+    then: str
+    rule: Acceptance
+    combined: bool = False
+    tail: Tokens | None = None
+    feature: Array | None = None
+    retrieved: bool = False
+
+
+GREEDY = DecodingRequest(np.zeros((0, 0), np.int64), "none", UNTESTED)
+
+
+@value
+class Prefilled:
+    """B windows prefilled by a target, for any number of requests each.
+
+    Attributes:
+        policy: the target.
+        seen: the encoder's tokens of the windows, ``[B, P, W]``.
+        cache, prefix: KV cache and decoder outputs of the windows.
+    """
+
+    policy: TokenPolicy
     seen: Array
+    cache: Cache
+    prefix: Reading
+
+    def decode(self, requests: Sequence[DecodingRequest]) -> list[Decoded]:
+        """The decoded chunks for a request of each window, in one batch."""
+        speculations = [self._speculation(request) for request in requests]
+        cache = self.cache.select(np.arange(len(requests)))
+        # Extreme observations overflow to NaN.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return decode(self.policy.networks, cache, self.prefix, speculations)
+
+    def _speculation(self, request: DecodingRequest) -> Speculation:
+        rule, chunks = request.rule, request.candidates
+        drafters = [] if request.then == "none" else [self.policy.drafters[request.then]]
+        if len(chunks):
+            first = GroupCandidates(chunks, rule.groups, rule.each == 0) if request.combined else Candidates(chunks)
+            drafters = [first, *drafters]
+        return Speculation(drafters or [NOTHING], rule, request.tail)
 
 
 class TokenPolicy:
-    """A :class:`~specact.families.chunks.policy.ChunkPolicy` of the parts of one bundle.
+    """A :class:`~specact.families.chunks.policy.ChunkPolicy` of the parts of one bundle, and the target of a pair.
 
     A chunk is one token for every dimension of every action, in that order. Each is the most likely one given the
-    previous ones, ``p(token | observation, previous tokens)``, with one decoder pass per token after the first.
+    previous ones, ``p(token | observation, previous tokens)``, with one decoder pass per token after the first; as the
+    target of a pair, what it is asked for. ``drafters`` are its own, by their names in :data:`OWN_DRAFTERS`.
     """
 
     inpaints = False
     steady = True
 
-    def __init__(self, networks: TokenNetworks, units: FlowUnits, spec: ChunkSpec) -> None:
-        self.networks, self.units, self.spec = networks, units, spec
+    def __init__(
+        self, networks: TokenNetworks, units: FlowUnits, spec: ChunkSpec, drafters: Mapping[str, TreeDrafter]
+    ) -> None:
+        self.networks, self.units, self.spec, self.drafters = networks, units, spec, drafters
 
     def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
         refuse_inpainting(inpainting)
@@ -223,35 +275,26 @@ class TokenPolicy:
         return chunk
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
-        # Extreme observations overflow to NaN.
+        return [self.chunk(decoded) for decoded in self.decode(windows)]
+
+    def decode(self, windows: Sequence[Window]) -> list[Decoded]:
+        """The chunks of B windows by greedy decoding."""
+        return self.prefill(windows).decode([GREEDY] * len(windows))
+
+    def answer(self, window: Window, address: StepAddress) -> Prefilled:
+        """As a :class:`~specact.pair.TargetPolicy`; decoding is greedy and needs no random stream."""
+        return self.prefill([window])
+
+    def prefill(self, windows: Sequence[Window]) -> Prefilled:
+        """B windows, prefilled in one batch."""
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self.decode(windows)
-        chunks = self.to_environment(found.tokens)
-        return [
-            chunk if fine else np.full_like(chunk, np.nan) for chunk, fine in zip(chunks, found.finite, strict=True)
-        ]
+            seen = self.networks.tokens([self.spec.observation.select(window) for window in windows])
+            return Prefilled(self, seen, *self.networks.prefill(seen))
 
-    def decode(self, windows: Sequence[Window]) -> DecodedBatch:
-        """The tokens of B windows."""
-        batch, networks = len(windows), self.networks
-        seen = networks.tokens(windows)
-        cache, reading = networks.prefill(seen)
-        tokens, finite, features = np.zeros((batch, networks.length), np.int64), np.ones(batch, np.bool_), list[Array]()
-        for place in range(networks.length):
-            if place:
-                places = np.full((batch, 1), place - 1)
-                reading = networks.read(cache, tokens[:, place - 1 : place], places, causal(batch, 1))
-                cache.keep(reading.entries)
-            logits = reading.logits[:, -1]
-            finite &= np.isfinite(logits).all(axis=-1)
-            tokens[:, place] = np.argmax(logits, axis=-1)
-            features.append(reading.features[:, -1])
-        return DecodedBatch(tokens, finite, features, seen)
-
-    def to_environment(self, tokens: Tokens) -> list[Chunk]:
-        """Chunks ``[H, A]`` in the environment's units, of tokens ``[B, H * A]``."""
-        normalised = to_actions(tokens).reshape(len(tokens), self.spec.chunk, self.spec.actions)
-        return list(self.units.to_environment(normalised))
+    def chunk(self, decoded: Decoded) -> Chunk:
+        """The actions ``[H, A]`` of a chunk in the environment's units; NaN if any logit was not finite."""
+        actions = to_actions(decoded.tokens).reshape(self.spec.chunk, self.spec.actions)
+        return self.units.to_environment(actions) if decoded.finite else np.full_like(actions, np.nan)
 
 
 @dataclass(frozen=True)
@@ -261,9 +304,9 @@ class TokenBundle(Bundle[ChunkSpec]):
     networks: TokenNetworks
     units: FlowUnits
 
-    def policy(self) -> TokenPolicy:
-        """The policy; the networks are shared."""
-        return TokenPolicy(self.networks, self.units, self.spec)
+    def policy(self, drafters: Mapping[str, TreeDrafter] | None = None) -> TokenPolicy:
+        """The policy, with drafters of its own if there are any; the networks are shared."""
+        return TokenPolicy(self.networks, self.units, self.spec, drafters or {})
 
 
 def load_tokens(name_or_path: str | Path, *, compute: Compute = CPU) -> TokenBundle:

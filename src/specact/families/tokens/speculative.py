@@ -10,35 +10,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.families.tokens.policy import Array, Cache, Mask, Reading, TokenNetworks, Tokens
 from specact.types import value
 
-Indices = NDArray[np.int64]
-Bias = NDArray[np.int64]
+if TYPE_CHECKING:
+    from specact.families.tokens.policy import Cache, Reading, TokenNetworks
+
+Array = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Tree:
     """Candidates that one pass of the target verifies.
 
     Attributes:
-        tokens: of the N nodes, 0 to 255, ``[N]``.
+        tokens: of the N nodes, 0 to 255, int64 ``[N]``.
         parents: index of each node's parent, which must come before it; -1 for children of the decoded prefix, ``[N]``.
 
     Raises:
         ValueError: for a parent that does not come before its child, or arrays that do not fit together.
     """
 
-    def __init__(self, tokens: Tokens, parents: Indices) -> None:
-        if tokens.shape != parents.shape or not ((parents >= -1) & (parents < np.arange(len(parents)))).all():
-            raise ValueError(f"the parents of {len(tokens)} nodes must come before them, got {parents.tolist()}")
-        self.tokens, self.parents = tokens, parents
+    def __init__(self, tokens: Sequence[int] | Tokens, parents: Sequence[int] | Tokens) -> None:
+        self.tokens, self.parents = np.asarray(tokens, np.int64), np.asarray(parents, np.int64)
+        before = (self.parents >= -1) & (self.parents < np.arange(len(self.parents)))
+        if self.tokens.shape != self.parents.shape or not before.all():
+            raise ValueError(f"the parents of {len(self)} nodes must come before them, got {self.parents.tolist()}")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,37 +58,30 @@ class Tree:
         return among
 
     @cached_property
-    def depths(self) -> Indices:
+    def depths(self) -> Tokens:
         """Number of ancestors of each node, ``[N]``."""
-        depths: Indices = self.among.sum(axis=1) - 1
+        depths: Tokens = self.among.sum(axis=1) - 1
         return depths
 
     @cached_property
-    def paths(self) -> Sequence[Indices]:
+    def paths(self) -> Sequence[Tokens]:
         """The nodes from the root to each leaf."""
         leaf = np.ones(len(self) + 1, np.bool_)
         leaf[self.parents] = False  # -1 is the additional last one
         return [np.flatnonzero(among) for among in self.among[leaf[:-1]]]
 
 
-EMPTY = Tree(np.zeros(0, np.int64), np.zeros(0, np.int64))
+EMPTY = Tree([], [])
 
 
 def tree_of(sequences: Iterable[Sequence[int]]) -> Tree:
     """The tree of these continuations."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    known: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, int], int] = {}  # nodes by their parents and tokens
     for sequence in sequences:
         parent = -1
         for token in sequence:
-            at = parent, int(token)
-            if at not in known:
-                known[at] = len(tokens)
-                tokens.append(at[1])
-                parents.append(parent)
-            parent = known[at]
-    return Tree(np.array(tokens, np.int64), np.array(parents, np.int64)) if tokens else EMPTY
+            parent = known.setdefault((parent, token), len(known))
+    return Tree([token for _, token in known], [parent for parent, _ in known])
 
 
 @value
@@ -118,6 +116,9 @@ class TreeDrafter:
         return EMPTY
 
 
+NOTHING = TreeDrafter()
+
+
 class Candidates(TreeDrafter):
     """Proposes the remainder of given chunks, from the last action, a memory, a head or another policy.
 
@@ -131,11 +132,7 @@ class Candidates(TreeDrafter):
     def tree(self, decided: Decided) -> Tree:
         start = len(decided.tokens)
         rows = self._chunks[:, start : start + decided.max_depth].tolist()
-        return tree_of(list(itertools.takewhile(_is_token, row)) for row in rows)
-
-
-def _is_token(token: int) -> bool:
-    return token >= 0
+        return tree_of(list(itertools.takewhile(lambda token: token >= 0, row)) for row in rows)
 
 
 class GroupCandidates(TreeDrafter):
@@ -157,16 +154,14 @@ class GroupCandidates(TreeDrafter):
 
     def tree(self, decided: Decided) -> Tree:
         at = len(decided.tokens)
-        end = at + decided.max_depth
-        tokens: list[int] = []
-        parents: list[int] = []
-        leaves = [-1]
+        end, leaves = at + decided.max_depth, [-1]
+        tokens, parents = list[int](), list[int]()
         for stop in (min(stop, end) for stop in self._piece_ends):
             if at >= stop:
                 continue
             # The likelier piece first, behind every leaf.
-            pieces = dict.fromkeys(tuple(row) for row in self._chunks[:, at:stop].tolist() if all(map(_is_token, row)))
-            grown: list[int] = []
+            pieces = dict.fromkeys(tuple(row) for row in self._chunks[:, at:stop].tolist() if min(row) >= 0)
+            grown = list[int]()
             for piece, leaf in itertools.product(pieces, leaves):
                 if len(tokens) + len(piece) <= self._nodes:
                     chain = [leaf, *range(len(tokens), len(tokens) + len(piece))]
@@ -174,7 +169,7 @@ class GroupCandidates(TreeDrafter):
                     parents += chain[:-1]
                     grown.append(chain[-1])
             leaves, at = grown, stop
-        return Tree(np.array(tokens, np.int64), np.array(parents, np.int64)) if tokens else EMPTY
+        return Tree(tokens, parents)
 
 
 class Bigram(TreeDrafter):
@@ -213,15 +208,15 @@ class Acceptance:
 
     Attributes:
         each: largest absolute bias of each of the chunk's T tokens [bins], 0 to 255, int64 ``[T]``.
-        groups: group of each token, int64 ``[T]``: 0, 1, ... without gaps. A group is accepted as a whole.
+        groups: group of each token, ``[T]``: 0, 1, ... without gaps. A group is accepted as a whole.
         total: largest sum of the absolute biases of one group [bins].
     """
 
-    each: Bias
-    groups: Bias
+    each: Tokens
+    groups: Tokens
     total: int = UNLIMITED
 
-    def accepted(self, bias: Bias, start: int) -> int:
+    def accepted(self, bias: Tokens, start: int) -> int:
         """Number of accepted tokens of one path that begins at ``start``: whole groups, up to the first rejected one.
 
         An incomplete last group is judged by the tokens in the path. The bias is the drafted token minus the target's
@@ -235,38 +230,33 @@ class Acceptance:
         return int(np.searchsorted(groups, groups[refused[0]])) if refused.size else len(bias)
 
 
-def relaxed(bins: int, length: int, actions: int, strict: Collection[int]) -> Acceptance:
-    """Spec-VLA's rule (Wang et al. 2025, arXiv 2507.22424): each token within ``bins`` bins; 0 is strict.
+# Of a request that drafts nothing.
+UNTESTED = Acceptance(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def relaxed(
+    bins: int, length: int, actions: int, strict: Collection[int] = (), groups: Sequence[int] | None = None,
+    total: int = UNLIMITED,
+) -> Acceptance:  # fmt: skip
+    """Each token within ``bins`` bins, 0 is strict (Spec-VLA); each group's sum within ``total`` (HeiSD), if any.
 
     Args:
         bins: r, 0 to 255.
         length, actions: T, tokens of a chunk; A, dimensions of an action.
-        strict: dimensions that must be equal, such as a gripper; the paper has none.
+        strict: dimensions that must be equal, such as a gripper; the papers have none.
+        groups: of each dimension of an action, 0, 1, ... in ascending order, such as position, rotation, gripper;
+            those of strict dimensions contain no others. Each token is its own group if there are none.
 
     Raises:
-        ConfigError: for a tolerance or a dimension out of range.
+        ConfigError: for a tolerance, a dimension or groups that are none.
     """
     if not 0 <= bins <= 255:
         raise ConfigError(f"a tolerance must lie between 0 and 255 bins, got {bins}")
     if not set(strict) <= set(range(actions)):
         raise ConfigError(f"strict dimensions must lie between 0 and {actions - 1}, got {sorted(strict)}")
     each = np.where(np.isin(np.arange(length) % actions, sorted(strict)), 0, bins)
-    return Acceptance(each, np.arange(length))
-
-
-def grouped(
-    total: int, each: int, length: int, actions: int, groups: Sequence[int], strict: Collection[int]
-) -> Acceptance:
-    """HeiSD's rule (arXiv 2603.17573): each token of a group within ``each`` bins, their sum within ``total``.
-
-    Args:
-        total, each: 30 and 15 in the paper.
-        length, actions, strict: as for :func:`relaxed`; groups of strict dimensions must contain no others.
-        groups: of each dimension of an action, 0, 1, ... in ascending order, such as position, rotation, gripper.
-
-    Raises:
-        ConfigError: for groups that are not ascending without gaps, or that mix strict dimensions and others.
-    """
+    if groups is None:
+        return Acceptance(each, np.arange(length), total)
     steps = np.diff(groups, prepend=0)
     kinds = [{group for dimension, group in enumerate(groups) if (dimension in strict) == own} for own in (True, False)]
     if len(groups) != actions or groups[0] != 0 or not np.isin(steps, (0, 1)).all() or kinds[0] & kinds[1]:
@@ -275,41 +265,42 @@ def grouped(
             f"must be their own; got {list(groups)} with a gripper at {sorted(strict)}"
         )
     whole = (np.arange(length) // actions) * (groups[-1] + 1) + np.resize(groups, length)
-    return Acceptance(relaxed(each, length, actions, strict).each, whole, total)
+    return Acceptance(each, whole, total)
 
 
 # Origin of a token. The numbers are part of the wire format.
 TARGET, DRAFT, TAIL = 0, 1, 2
 
 
-@value
+@dataclass(slots=True)
 class Decoded:
     """One chunk of T tokens, with statistics of its decoding.
 
     Attributes:
-        tokens, sources: int64 ``[T]``; ``TARGET``, ``DRAFT`` or ``TAIL`` of each, uint8 ``[T]``.
+        tokens, sources: ``[T]``; ``TARGET``, ``DRAFT`` or ``TAIL`` of each, uint8 ``[T]``.
         bias: drafted token minus the target's most likely one, given the tokens before it, int64 ``[T]``; else 0.
         accepted, read: number of drafted tokens accepted, and of tokens processed, in each pass after the prefix's.
         rejected: position of the first rejected token, or T.
-        feature: of the target, from which the chunk's first token was predicted, ``[W]``.
+        features: of the target, from which each token but a tail's was predicted, ``[T, W]``; of a server's reply the
+            first one alone, ``[1, W]``.
         finite: whether all logits were finite.
     """
 
     tokens: Tokens
     sources: NDArray[np.uint8]
-    bias: NDArray[np.int64]
-    accepted: tuple[int, ...]
-    read: tuple[int, ...]
+    bias: Tokens
+    accepted: list[int]
+    read: list[int]
     rejected: int
-    feature: Array
+    features: Array
     finite: bool
 
 
 class Path(NamedTuple):
     """The accepted path of a tree: its nodes, their biases, and whether a node after them was rejected."""
 
-    nodes: Indices
-    bias: NDArray[np.int64]
+    nodes: Tokens
+    bias: Tokens
     rejected: bool
 
 
@@ -358,67 +349,60 @@ def decode(
         going = [going[row] for row in left]
         if going:
             cache.keep(entries, [kept[row] for row in left])
-    return [window.decoded() for window in windows]
+    return [window.decoded for window in windows]
 
 
 class _Window:
-    """A window that is being decoded; the first ``count`` of its T ``tokens`` are.
+    """A window that is being decoded; the first ``count`` of its T tokens are.
 
     The first token is not drafted: the pass over the prefix predicts it, from these logits and this feature.
     """
 
     def __init__(self, speculation: Speculation, length: int, logits: Array, feature: Array) -> None:
-        self._speculation = speculation
-        self._sources, self._bias = np.zeros(length, np.uint8), np.zeros(length, np.int64)
-        self._features = np.zeros((length, len(feature)), np.float32)
-        self._accepted, self._read, self._rejected = list[int](), list[int](), length
-        self.tokens, self.count = np.zeros(length, np.int64), 1
-        self.tokens[0], self._features[0], self._finite = np.argmax(logits), feature, bool(np.isfinite(logits).all())
+        tokens, features = np.zeros(length, np.int64), np.zeros((length, len(feature)), np.float32)
+        tokens[0], features[0], finite = np.argmax(logits), feature, bool(np.isfinite(logits).all())
+        sources, bias = np.zeros(length, np.uint8), np.zeros(length, np.int64)
+        self.decoded = Decoded(tokens, sources, bias, [], [], length, features, finite)
+        self._speculation, self._count = speculation, 1
 
     @property
     def done(self) -> bool:
-        return self.count >= len(self.tokens)
+        return self._count >= len(self.decoded.tokens)
 
     @property
     def drafter(self) -> TreeDrafter:
         drafters = self._speculation.drafters
-        return drafters[min(len(self._read), len(drafters) - 1)]
+        return drafters[min(len(self.decoded.read), len(drafters) - 1)]
 
     @property
     def decided(self) -> Decided:
-        return Decided(self.tokens[: self.count], self._features[: self.count], len(self.tokens))
+        decoded, count = self.decoded, self._count
+        return Decided(decoded.tokens[:count], decoded.features[:count], len(decoded.tokens))
 
-    def read(self, tree: Tree, wanted: Tokens, finite: NDArray[np.bool_], features: Array) -> Indices:
+    def read(self, tree: Tree, wanted: Tokens, finite: Mask, features: Array) -> Tokens:
         """Accepts what it can of a tree of N nodes, and gives the indices of the tokens read that are in the chunk.
 
         Of the pass, after the last decoded token and after each of the nodes: the target's most likely token, whether
         all logits are finite, and the feature; ``[1 + N, ...]`` and padding.
         """
-        speculation, count, size = self._speculation, self.count, 1 + len(tree)
-        self._finite = self._finite and bool(finite[:size].all())
-        path = longest_accepted(tree, wanted[:size], speculation.rule, count)
-        kept = np.concatenate([[0], 1 + path.nodes])
-        end = count + len(path.nodes)
-        drafted = slice(count, end)
-        self.tokens[drafted], self._sources[drafted], self._bias[drafted] = tree.tokens[path.nodes], DRAFT, path.bias
-        self._accepted.append(len(path.nodes))
-        self._read.append(size)
-        self.count = end + 1
+        decoded, count, size, tail = self.decoded, self._count, 1 + len(tree), self._speculation.tail
+        path = longest_accepted(tree, wanted[:size], self._speculation.rule, count)
+        kept, end = np.concatenate([[0], 1 + path.nodes]), count + len(path.nodes)
+        decoded.finite = decoded.finite and bool(finite[:size].all())
+        decoded.tokens[count:end], decoded.bias[count:end] = tree.tokens[path.nodes], path.bias
+        decoded.sources[count:end] = DRAFT
+        decoded.accepted.append(len(path.nodes))
+        decoded.read.append(size)
+        self._count = end + 1
         if path.rejected:
-            self._rejected = min(self._rejected, end)
-            if speculation.tail is not None:
-                self.tokens[end:], self._sources[end:] = speculation.tail[end:], TAIL
-                self.count = len(self.tokens)
+            decoded.rejected = min(decoded.rejected, end)
+            if tail is not None:
+                decoded.tokens[end:], decoded.sources[end:] = tail[end:], TAIL
+                self._count = len(decoded.tokens)
                 return kept
-        self.tokens[end] = wanted[kept[-1]]
-        self._features[count : self.count] = features[kept]
+        decoded.tokens[end] = wanted[kept[-1]]
+        decoded.features[count : end + 1] = features[kept]
         return kept
-
-    def decoded(self) -> Decoded:
-        return Decoded(
-            self.tokens, self._sources, self._bias, tuple(self._accepted), tuple(self._read), self._rejected,
-            self._features[0], self._finite,
-        )  # fmt: skip
 
 
 def longest_accepted(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -> Path:
@@ -429,7 +413,7 @@ def longest_accepted(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -
         wanted: the target's most likely token after the decoded tokens, and after each of the N nodes, ``[1 + N]``.
         start: position of the first candidates in the chunk.
     """
-    best, bias, rejected = np.zeros(0, np.int64), np.zeros(0, np.int64), bool(len(tree))
+    best, bias, rejected = EMPTY.tokens, EMPTY.tokens, bool(len(tree))
     # Bias to the target's most likely token at each node, given the path to that node.
     off = tree.tokens - wanted[1 + tree.parents]
     for nodes in tree.paths:
@@ -443,15 +427,16 @@ def longest_accepted(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -
 
 def _grow(windows: Sequence[_Window]) -> list[Tree]:
     """The trees of some windows; each drafter grows those of all its windows together."""
-    trees = [EMPTY] * len(windows)
-    for drafter in dict.fromkeys(window.drafter for window in windows):
-        rows = [row for row, window in enumerate(windows) if window.drafter is drafter]
+    trees, rows_of_drafter = [EMPTY] * len(windows), dict[TreeDrafter, list[int]]()
+    for row, window in enumerate(windows):
+        rows_of_drafter.setdefault(window.drafter, []).append(row)
+    for drafter, rows in rows_of_drafter.items():
         for row, tree in zip(rows, drafter.grow([windows[row].decided for row in rows]), strict=True):
             trees[row] = tree
     return trees
 
 
-def _decoder_inputs(windows: Sequence[_Window], trees: Sequence[Tree]) -> tuple[Tokens, Indices, Mask]:
+def _decoder_inputs(windows: Sequence[_Window], trees: Sequence[Tree]) -> tuple[Tokens, Tokens, Mask]:
     """Tokens, places and mask of a pass over each window's last decided token, which was not read yet, and its tree.
 
     The rows of smaller trees end with padding, which attends only to itself.
@@ -460,8 +445,9 @@ def _decoder_inputs(windows: Sequence[_Window], trees: Sequence[Tree]) -> tuple[
     tokens, places = np.zeros((batch, size), np.int64), np.zeros((batch, size), np.int64)
     among = np.tile(np.eye(size, dtype=np.bool_), (batch, 1, 1))
     for row, (window, tree) in enumerate(zip(windows, trees, strict=True)):
-        end, last = 1 + len(tree), window.count - 1
-        tokens[row, 0], tokens[row, 1:end] = window.tokens[last], tree.tokens
+        decided, end = window.decided.tokens, 1 + len(tree)
+        last = len(decided) - 1
+        tokens[row, 0], tokens[row, 1:end] = decided[-1], tree.tokens
         places[row, 0], places[row, 1:end] = last, last + 1 + tree.depths
         among[row, :end, 0], among[row, 1:end, 1:end] = True, tree.among
     return tokens, places, among

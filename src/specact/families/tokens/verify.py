@@ -7,111 +7,23 @@ the chunk's first token, 2 bytes per number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 import numpy as np
 
 from specact.errors import WireError
 from specact.families.chunks.policy import ChunkExchange
-from specact.families.tokens.policy import BINS, Cache, Reading, TokenPolicy, Tokens
-from specact.families.tokens.speculative import (
-    DRAFT,
-    TAIL,
-    UNLIMITED,
-    Acceptance,
-    Candidates,
-    Decoded,
-    GroupCandidates,
-    Speculation,
-    TreeDrafter,
-    decode,
-)
-from specact.observation import Window
+from specact.families.tokens.policy import BINS, OWN_DRAFTERS, DecodingRequest, Prefilled, TokenPolicy
+from specact.families.tokens.speculative import DRAFT, TAIL, UNLIMITED, Acceptance, Decoded
 from specact.pair import Answer, Target, TargetVerifier
 from specact.rng import StepAddress
-from specact.types import ActionUnits, OffloadTimes, Origin, Outcome, Proposal, value
+from specact.types import ActionUnits, OffloadTimes, Origin, Outcome, Proposal
 from specact.wire.arrays import Arrays, ArraySpec, Layout
 from specact.wire.exchange import Kind, Request
 from specact.wire.messages import bad
 
-# The target's own drafters, which run beside it, and the candidates that a request can hold. Both are part of the wire
-# format: only append.
-OWN_DRAFTERS, MAX_CANDIDATES = ("none", "bigram", "head"), 8
-# Marks a missing token.
-_NONE = -1
-
-
-@value
-class DecodingRequest:
-    """The request for a chunk: all inputs of the target besides the observation.
-
-    Attributes:
-        candidates: drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0. Each is a chunk, or the
-            beginning of one and -1 from there on; together they are a tree. The target predicts the first token itself.
-        then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
-        combined: whether groups of the candidates are combined, see ``GroupCandidates``.
-        rule, tail: for accepting tokens; what replaces everything from the first rejected token on, int64 ``[T]``.
-    """
-
-    candidates: Tokens
-    then: str
-    combined: bool
-    rule: Acceptance
-    tail: Tokens | None = None
-
-
-@value
-class Prefilled:
-    """B windows prefilled by a target, for any number of requests each.
-
-    Attributes:
-        policy, drafters: the target, and its own drafters by their names in :data:`OWN_DRAFTERS`.
-        cache, prefix: KV cache and decoder outputs of the windows.
-    """
-
-    policy: TokenPolicy
-    drafters: Mapping[str, TreeDrafter]
-    cache: Cache
-    prefix: Reading
-
-    def decode(self, requests: Sequence[DecodingRequest]) -> list[Decoded]:
-        """The decoded chunks for a request of each window, in one batch."""
-        speculations = [self._speculation(request) for request in requests]
-        cache = self.cache.select(np.arange(len(requests)))
-        # Extreme observations overflow to NaN.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return decode(self.policy.networks, cache, self.prefix, speculations)
-
-    def _speculation(self, request: DecodingRequest) -> Speculation:
-        rule, chunks = request.rule, request.candidates
-        drafters = [] if request.then == "none" else [self.drafters[request.then]]
-        if len(chunks):
-            first = GroupCandidates(chunks, rule.groups, rule.each == 0) if request.combined else Candidates(chunks)
-            drafters = [first, *drafters]
-        return Speculation(drafters or [TreeDrafter()], rule, request.tail)
-
-
-class TokenTarget:
-    """A token policy as a :class:`~specact.pair.TargetPolicy`; its answers are decoded later.
-
-    Args:
-        policy, drafters: the target, and its own drafters by their names in :data:`OWN_DRAFTERS`.
-    """
-
-    def __init__(self, policy: TokenPolicy, drafters: Mapping[str, TreeDrafter]) -> None:
-        self._policy, self.drafters = policy, drafters
-
-    def answer(self, window: Window, address: StepAddress) -> Prefilled:
-        """The prefilled window; decoding is greedy and needs no random stream."""
-        return self.prefill([window])
-
-    def prefill(self, windows: Sequence[Window]) -> Prefilled:
-        """B windows, prefilled in one batch."""
-        networks, sees = self._policy.networks, self._policy.spec.observation
-        with np.errstate(over="ignore", invalid="ignore"):
-            cache, prefix = networks.prefill(networks.tokens([sees.select(window) for window in windows]))
-        return Prefilled(self._policy, self.drafters, cache, prefix)
+# Candidates that a request can hold, and what marks a missing token; part of the wire format.
+MAX_CANDIDATES, _NONE = 8, -1
 
 
 class TokenVerifier(TargetVerifier[Prefilled]):
@@ -122,7 +34,7 @@ class TokenVerifier(TargetVerifier[Prefilled]):
         self._units = units
 
     def judge(self, answer: Answer[Prefilled], proposal: Proposal, address: StepAddress) -> Outcome:
-        (decoded,) = answer.value.decode([proposal.evidence.request])
+        (decoded,) = answer.value.decode([proposal.evidence])
         return token_outcome(decoded, answer.value.policy, self._units, answer.times)
 
 
@@ -132,8 +44,7 @@ def token_outcome(decoded: Decoded, policy: TokenPolicy, units: ActionUnits, tim
     An action is *compensated* if any of its tokens is the tail's, otherwise *accepted* if any is a drafted one, and
     *replaced* if all of them are the target's.
     """
-    chunk = policy.to_environment(decoded.tokens[None])[0]
-    actions = units.from_environment(chunk) if decoded.finite else np.full_like(chunk, np.nan)
+    actions = units.from_environment(policy.chunk(decoded))
     sources = decoded.sources.reshape(actions.shape)
     origins = np.full(len(actions), Origin.REPLACED, np.uint8)
     origins[(sources == DRAFT).any(axis=1)] = Origin.ACCEPTED
@@ -148,50 +59,43 @@ class TokenExchange(ChunkExchange):
     Args:
         policy, units: the target, and units of its actions.
         name, fingerprint: of the target.
-        target: makes the target with its own drafters; called on a server only.
     """
 
-    def __init__(
-        self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str, target: Callable[[], TokenTarget]
-    ) -> None:
+    def __init__(self, policy: TokenPolicy, units: ActionUnits, name: str, fingerprint: str) -> None:
         super().__init__(policy.spec, name, fingerprint, lambda: policy, units, _verification(policy))
-        self._tokens, self._units, self._decoder = policy, units, cache(target)
+        self._tokens, self._units = policy, units
 
     def request(self, proposal: Proposal) -> Arrays:
-        asked: DecodingRequest = proposal.evidence.request
-        length = self._tokens.networks.length
-        candidates = np.full((MAX_CANDIDATES, length), _NONE, np.int16)
-        kept = asked.candidates[:MAX_CANDIDATES]
+        asked: DecodingRequest = proposal.evidence
+        rule, kept = asked.rule, asked.candidates[:MAX_CANDIDATES]
+        candidates = np.full((MAX_CANDIDATES, len(rule.each)), _NONE, np.int16)
         candidates[: len(kept)] = kept
-        tail = np.full(length, _NONE) if asked.tail is None else asked.tail
+        tail = np.full(len(rule.each), _NONE) if asked.tail is None else asked.tail
         return {
-            "candidates": candidates,
-            "tail": tail.astype(np.int16),
-            "each": asked.rule.each.astype(np.int16),
-            "groups": asked.rule.groups.astype(np.int16),
-            "how": np.array([asked.rule.total, OWN_DRAFTERS.index(asked.then), asked.combined], np.int16),
-        }
+            "candidates": candidates, "tail": tail.astype(np.int16), "each": rule.each.astype(np.int16),
+            "groups": rule.groups.astype(np.int16),
+            "how": np.array([rule.total, OWN_DRAFTERS.index(asked.then), asked.combined], np.int16),
+        }  # fmt: skip
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         passes = arrays["accepted"] != _NONE
         tokens, bias = arrays["tokens"].astype(np.int64), arrays["bias"].astype(np.int64)
         # Each is within its own range; what the target wanted instead has to be a token, too.
         wanted = tokens - bias
-        decoded = Decoded(
-            tokens, arrays["sources"], bias, tuple(arrays["accepted"][passes].tolist()),
-            tuple(arrays["read"][passes].tolist()), int(arrays["rejected"][0]), arrays["feature"].astype(np.float32),
-            bool((wanted >= 0).all() and (wanted < BINS).all()),
-        )  # fmt: skip
+        accepted, read = (arrays[name][passes].tolist() for name in ("accepted", "read"))
+        features, finite = arrays["feature"][None].astype(np.float32), bool(((wanted >= 0) & (wanted < BINS)).all())
+        rejected = int(arrays["rejected"][0])
+        decoded = Decoded(tokens, arrays["sources"], bias, accepted, read, rejected, features, finite)
         return token_outcome(decoded, self._tokens, self._units, times)
 
     def verify(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """All are decoded in one batch."""
-        questions = [self._question(request) for request in requests]
+        read = [self._question(request) for request in requests]
         # Requests that are refused are not part of it.
-        asked = {row: question for row, question in enumerate(questions) if isinstance(question, DecodingRequest)}
+        asked = {row: question for row, question in enumerate(read) if isinstance(question, DecodingRequest)}
         windows = [requests[row].window for row in asked]
-        decoded = iter(self._decoder().prefill(windows).decode(list(asked.values())) if asked else ())
-        return [_answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in questions]
+        decoded = iter(self._tokens.prefill(windows).decode(list(asked.values())) if asked else ())
+        return [_answer(next(decoded)) if isinstance(question, DecodingRequest) else question for question in read]
 
     def _question(self, request: Request) -> DecodingRequest | WireError:
         arrays = request.arrays
@@ -199,7 +103,7 @@ class TokenExchange(ChunkExchange):
         if own >= len(OWN_DRAFTERS):
             return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {own}")
         then, tail = OWN_DRAFTERS[own], arrays["tail"].astype(np.int64)
-        if then != "none" and then not in self._decoder().drafters:
+        if then != "none" and then not in self._tokens.drafters:
             return bad(f"this server's target has no drafter {then!r}; start it with a bundle that has one")
         # Groups are renumbered by runs; the peer's numbers are not trusted.
         groups = np.cumsum(np.diff(arrays["groups"], prepend=arrays["groups"][:1]) != 0)
@@ -209,7 +113,7 @@ class TokenExchange(ChunkExchange):
         # with nothing else proposes nothing.
         proposed = np.logical_and.accumulate(rows >= 0, axis=1)
         candidates = np.where(proposed, rows, _NONE)[proposed[:, :2].all(axis=1)]
-        return DecodingRequest(candidates, then, bool(combined), rule, tail if (tail >= 0).all() else None)
+        return DecodingRequest(candidates, then, rule, bool(combined), tail if (tail >= 0).all() else None)
 
 
 def _answer(decoded: Decoded) -> Arrays | WireError:
@@ -218,14 +122,10 @@ def _answer(decoded: Decoded) -> Arrays | WireError:
     passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
     passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
     return {
-        "tokens": decoded.tokens.astype(np.uint8),
-        "sources": decoded.sources,
-        "bias": decoded.bias.astype(np.int16),
-        "accepted": passes[0],
-        "read": passes[1],
-        "rejected": np.array([decoded.rejected], np.int16),
-        "feature": decoded.feature.astype(np.float16),
-    }
+        "tokens": decoded.tokens.astype(np.uint8), "sources": decoded.sources, "bias": decoded.bias.astype(np.int16),
+        "accepted": passes[0], "read": passes[1], "rejected": np.array([decoded.rejected], np.int16),
+        "feature": decoded.features[0].astype(np.float16),
+    }  # fmt: skip
 
 
 def _verification(policy: TokenPolicy) -> Kind:

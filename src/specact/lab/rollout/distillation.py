@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save
 
 from specact.errors import ConfigError
 from specact.families.codes.pair import CodeParts
-from specact.families.tokens.policy import TokenBundle, load_tokens
+from specact.families.tokens.policy import GREEDY, TokenBundle, load_tokens
 from specact.files import write_whole
 from specact.gates.settings import GateSettings
 from specact.lab.data.frames import Frames, as_frames, copied, join_frames
@@ -237,14 +237,16 @@ def _record(target: str, env: str, seed: int, folder: Path, number: int) -> None
     running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
-        output = policy.decode(windows)
+        prefilled = policy.prefill(windows)
+        decoded = prefilled.decode([GREEDY] * len(windows))
         rows.append({
-            "row": np.array(running), "step": np.array([robots[i].steps for i in running]), "tokens": output.tokens,
-            "features": np.stack(output.features, 1), "seen": output.seen.mean(1),
+            "row": np.array(running), "step": np.array([robots[i].steps for i in running]),
+            "tokens": np.stack([one.tokens for one in decoded]),
+            "features": np.stack([one.features for one in decoded]), "seen": prefilled.seen.mean(1),
             "state": np.stack([_state(window) for window in windows]),
         })  # fmt: skip
-        for i, chunk in zip(running, policy.to_environment(output.tokens), strict=True):
-            play(robots[i], histories[i], chunk)
+        for i, one in zip(running, decoded, strict=True):
+            play(robots[i], histories[i], policy.chunk(one))
         running = [i for i in running if not robots[i].done]
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     owner = table.pop("row")

@@ -17,8 +17,8 @@ from specact.families.codes.pair import CodeParts
 from specact.families.codes.policy import CodeDrafter, CodeVerifier, Rule, executed_codes, take_target
 from specact.families.codes.sampling import CodeDistribution, rejection_probability, total_variation, verify
 from specact.families.tokens.pair import Decoding, TokenParts
-from specact.families.tokens.policy import Tokens, to_actions
-from specact.families.tokens.speculative import TAIL, Decoded
+from specact.families.tokens.policy import to_actions
+from specact.families.tokens.speculative import TAIL, Decoded, Tokens
 from specact.gates.gate import Gate
 from specact.gates.learned import DistanceHead, TargetHead, head_observation
 from specact.lab.rollout.methods import Method
@@ -171,7 +171,7 @@ class CodesRollout(FamilyRollout):
 
     def judge(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> Row:
         codes, outcome, change = record.proposal.evidence.codes, record.outcome, 0.0
-        accepted = np.ones(len(codes), bool) if outcome is None else outcome.evidence.verdict.accepted
+        accepted = np.ones(len(codes), bool) if outcome is None else outcome.evidence.accepted
         if outcome is None:
             verdict = verify(target, draft, codes, self._streams(Role.VERIFY, record.address))
             change = distance(self._parts.tokenizer.decode(verdict.codes, target.offsets), record.actions)
@@ -274,9 +274,8 @@ class TokensRollout(FamilyRollout):
         known, policy = self._batch.greedy, self._parts.policy
         missing = [row for row, address in enumerate(addresses) if address not in known]
         if missing:
-            seen = [policy.spec.observation.select(windows[row]) for row in missing]
-            decoded = policy.decode(seen).tokens
-            known = known | {addresses[row]: tokens for row, tokens in zip(missing, decoded, strict=True)}
+            decoded = zip(missing, policy.decode([windows[row] for row in missing]), strict=True)
+            known = known | {addresses[row]: greedy.tokens for row, greedy in decoded}
         return [None] * len(windows), [known[address] for address in addresses]
 
     def measured_verifier(self, clock: SharedClock) -> Verifier:
@@ -302,7 +301,7 @@ class TokensRollout(FamilyRollout):
             row |= {
                 "greedy": bool((outcome.tokens == target).all()), "passes": 1 + len(outcome.accepted),
                 "read": sum(outcome.read), "accepted": sum(outcome.accepted), "rejected": outcome.rejected,
-                "compensated": int(tail.sum()), "tolerance": record.proposal.evidence.request.rule.each.max(),
+                "compensated": int(tail.sum()), "tolerance": record.proposal.evidence.rule.each.max(),
             }  # fmt: skip
         return row | {f"tail_{dimension}": value for dimension, value in enumerate(tails)}
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.execution.schedule import NOW_S
-from specact.families.tokens.policy import Tokens
-from specact.families.tokens.verify import TokenTarget, token_outcome
+from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.speculative import Tokens
+from specact.families.tokens.verify import token_outcome
 from specact.gates.gate import Gate
 from specact.links.model import Link, round_trip
 from specact.observation import Window
@@ -179,7 +180,7 @@ class TokenBatch:
         greedy: tokens of the last batch's requests that were decoded greedily, because nothing was drafted, by address.
     """
 
-    def __init__(self, target: TokenTarget, units: ActionUnits) -> None:
+    def __init__(self, target: TokenPolicy, units: ActionUnits) -> None:
         self._target, self._units = target, units
         self.greedy: dict[StepAddress, Tokens] = {}
         self.pending: list[_Request] = []
@@ -191,7 +192,7 @@ class TokenBatch:
         requests, self.pending = self.pending, []
         started = CLOCK.now()
         prefilled = self._target.prefill([request.proposal.window for request in requests])
-        decoded = prefilled.decode([request.proposal.evidence.request for request in requests])
+        decoded = prefilled.decode([request.proposal.evidence for request in requests])
         times = OffloadTimes(target=(CLOCK.now() - started) / len(requests))
         self.greedy = {}
         for request, found in zip(requests, decoded, strict=True):

@@ -20,7 +20,7 @@ from specact.execution.schedule import Execution
 from specact.families.chunks.flow import FlowBundle, load_flow
 from specact.families.chunks.policy import ChunkPolicy, Inpainting, chunk_contract
 from specact.families.codes.pair import CodeParts, codes_of
-from specact.families.codes.policy import CodeChunks, OnnxPolicy
+from specact.families.codes.policy import CodeChunks, CodePolicy, OnnxPolicy
 from specact.families.codes.sampling import CodeDistribution
 from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import LEARNED, GateSettings
@@ -39,11 +39,13 @@ from specact.observation import ObservationSpec, Window
 from specact.pair import Pair, PairSource
 from specact.rng import Role, StepAddress, stream
 from specact.systems.flash import Check, Round, RoundRequest, Rounds
-from specact.systems.flow import FlowParts
+from specact.systems.flow import FULL, FlowParts
 from specact.systems.freqcache import ReusingRounds
 from specact.systems.staged import Precision, StagedFolder, load_staged, reader_of
 from specact.types import Decision
 
+PolicyRole = Literal["flow", "target", "head"]
+FIRST, ALWAYS = StepAddress(0, 0, 0, 0), GateSettings("always")
 # The link of a policy without a server.
 ON_BOARD = "none"
 OnDecision = Callable[[Decision, bool], None]
@@ -100,7 +102,7 @@ class PolicyDriver:
     """One policy: a flow, or one of a pair of action codes.
 
     Attributes:
-        role: ``flow``, or which one of a pair; ``head`` is the learned gate's head as the draft.
+        role: ``flow``, or the ``target`` of a pair; ``head`` is the learned gate's head as the draft.
         steps: Euler steps of a flow's inference.
         files: networks that replace its own, by part.
         window: observation history of a target's file; None for the pair's.
@@ -108,7 +110,7 @@ class PolicyDriver:
 
     bundle: str
     execution: Execution
-    role: Literal["flow", "draft", "target", "head"] = "flow"
+    role: PolicyRole = "flow"
     steps: int = 10
     files: tuple[tuple[str, str], ...] = ()
     window: int | None = None
@@ -170,7 +172,7 @@ class SplitDriver(PolicyDriver):
         precision: of activations on the link.
     """
 
-    role: Literal["flow", "draft", "target", "head"] = "target"
+    role: PolicyRole = "target"
     offloads: bool = True
     stages: str = ""
     cut: int = 0
@@ -202,19 +204,15 @@ class SplitDriver(PolicyDriver):
         return lambda: staged.finish(activation, cut)
 
 
-class _Split:
+class _Split(CodePolicy):
     """The target in two parts, with activations quantised as on the link."""
 
     def __init__(self, pair: CodeParts, staged: StagedFolder, driver: SplitDriver) -> None:
         self._read, self._staged, self._driver = reader_of(pair.pair(), staged), staged, driver
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return list(map(self.infer, windows))
-
-    def infer(self, window: Window) -> CodeDistribution:
-        outputs = self._staged.through(window, self._driver.cut, self._driver.precision)
-        found: CodeDistribution = self._read(outputs, window, StepAddress(0, 0, 0, 0))
-        return found
+        cut, precision = self._driver.cut, self._driver.precision
+        return [self._read(self._staged.through(window, cut, precision), window, FIRST) for window in windows]
 
 
 @dataclass(frozen=True)
@@ -269,38 +267,33 @@ class PairDriver:
 
     def run(self, world: MovingWorld, trial: Trial, on_decision: OnDecision | None = None) -> Episode:
         """An episode in a moving world."""
+        address = trial.address(world.task)
+        return run_pair(world, self.load(), self.pairing(trial), on_decision=on_decision, **address)[0]
+
+    def pairing(self, trial: Trial) -> Pairing:
+        """The composition of an episode, with its times."""
         link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
         *device_s, target_s = trial.latencies_s
-        pairing = Pairing(self.gate, link, sum(device_s), target_s, late_for_s=inf if self.late else None)
-        return run_pair(world, self.load(), pairing, on_decision=on_decision, **trial.address(world.task))[0]
+        return Pairing(self.gate, link, sum(device_s), target_s, late_for_s=inf if self.late else None)
 
 
 @dataclass(frozen=True)
-class RoundsDriver:
-    """A flow policy that checks its block's drafts, or reuses cached camera tokens.
+class RoundsDriver(PairDriver):
+    """A flow policy alone that checks its block's drafts, or reuses cached camera tokens.
 
-    Attributes:
-        bundle: path of a flow bundle, with the block or the refresh that the rounds need.
-        rounds: see :mod:`specact.systems.flash` and :mod:`specact.systems.freqcache`.
+    Its bundle has the block or the refresh that the ``rounds`` need, see :mod:`specact.systems.flash` and
+    :mod:`specact.systems.freqcache`.
     """
 
-    bundle: str
-    rounds: Rounds
-    execution = None
+    gate: GateSettings = ALWAYS
+    rounds: Rounds = FULL
     offloads = False
 
     def load(self) -> Pair[Any]:
-        """The pair."""
-        return _pair(PairSource(self.bundle)).composed(rounds=self.rounds)
-
-    @property
-    def observation(self) -> ObservationSpec:
-        """What it needs to see."""
-        return self.load().observation
+        return super().load().composed(rounds=self.rounds)
 
     @property
     def fingerprint(self) -> str:
-        """Of its bundle."""
         return _flow(self.bundle, ()).fingerprint
 
     @property
@@ -312,16 +305,14 @@ class RoundsDriver:
 
     @property
     def parts(self) -> tuple[tuple[Driver, str], ...]:
-        """A round of each kind."""
-        plain = RoundsDriver(self.bundle, Rounds(""))
+        plain = replace(self, rounds=FULL)
         return tuple((self if kind == "reused" else plain, kind) for kind in self.kinds)
 
     def call(self, part: str) -> Callable[[], object]:
-        """One of its parts on an observation of zeros, to be timed."""
         flow: FlowParts = self.load().parts
         check = Check(within=0.0 if part == "failed" else 1e9, guarded=False)
         request = RoundRequest(part in ("full", "reused"), check=check)
-        answer = flow.target().answer(flow.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
+        answer = flow.target().answer(flow.policy.spec.observation.zeros(), FIRST)
         if part != "reused":
             return lambda: answer.round(request)
         rounds = self.rounds
@@ -345,10 +336,8 @@ class RoundsDriver:
 
         return seconds
 
-    def run(self, world: MovingWorld, trial: Trial, on_decision: OnDecision | None = None) -> Episode:
-        """An episode in a moving world."""
-        pairing = Pairing(GateSettings("always"), round_s=self.duration_s(trial.latencies_s))
-        return run_pair(world, self.load(), pairing, on_decision=None, **trial.address(world.task))[0]
+    def pairing(self, trial: Trial) -> Pairing:
+        return Pairing(self.gate, round_s=self.duration_s(trial.latencies_s))
 
 
 if TYPE_CHECKING:
@@ -381,7 +370,6 @@ def _code_policy(bundle: str, role: str, file: str | None, window: int | None) -
     pair = _codes_parts(bundle)
     if role == "head":
         return CodeChunks(HeadDraft(pair.draft, TargetHead.of(pair.pair())), pair.tokenizer, pair.spec, pair.spec.draft)
-    network: Any = pair.target if role == "target" else pair.draft
-    seen = network.observation if window is None else network.observation.shortened(window)
-    policy = network if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.manifest.words)
+    seen = pair.target.observation if window is None else pair.target.observation.shortened(window)
+    policy = pair.target if file is None else OnnxPolicy(Path(file), pair.spec, seen, words=pair.manifest.words)
     return CodeChunks(policy, pair.tokenizer, pair.spec, seen)

@@ -14,7 +14,7 @@ from specact.families.codes.pair import CodeParts, codes_of
 from specact.gates.learned import TargetHead
 from specact.gates.settings import GateSettings, gate_settings
 from specact.lab.tised.drivers import Driver, PairDriver, PolicyDriver, RoundsDriver, Setting, SplitDriver
-from specact.pair import Pair
+from specact.pair import Pair, PairSource
 from specact.systems.flow import FLASH, FULL, ROUNDS
 from specact.systems.freqcache import FREQCACHE, Reuse, ReusingRounds
 
@@ -193,14 +193,16 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> Drive
 def _checked(subject: Subject, strength: float) -> Driver:
     _check_range("a distance", strength, float("inf"))
     path = _path(subject, FLASH, 'block that drafts; train one with a recipe of kind = "flash"')
-    return RoundsDriver(path, replace(ROUNDS["flash_fitted"], within=strength) if strength else FULL)
+    rounds = replace(ROUNDS["flash_fitted"], within=strength) if strength else FULL
+    return RoundsDriver(PairSource(path), rounds=rounds)
 
 
 def _reused(subject: Subject, strength: float) -> Driver:
     _check_range("a share of tokens", strength)
     path = _path(subject, FREQCACHE, "refresh of its prefix; make one: specact export --refresh")
     reuse = Reuse(least=strength, most=strength, refreshed=0.0)
-    return RoundsDriver(path, ReusingRounds(ROUNDS["freqcache"].about, reuse=reuse) if strength else FULL)
+    rounds = ReusingRounds(ROUNDS["freqcache"].about, reuse=reuse) if strength else FULL
+    return RoundsDriver(PairSource(path), rounds=rounds)
 
 
 def _split(subject: Subject, strength: float) -> Driver:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specact.errors import DataError
 from specact.families.tokens.policy import causal, to_actions
-from specact.families.tokens.speculative import grouped
+from specact.families.tokens.speculative import relaxed
 from specact.lab.rollout.distillation import TokenRollouts
 from specact.lab.rollout.statistics import wilson
 from specact.systems.heisd import KinematicMetric, Memory, SkipRule, unit
@@ -52,7 +52,7 @@ def fit_settings(
     """
     length = rollouts.tokens.shape[1]
     groups, path = groups or range(actions), path or range(rollouts.state.shape[1])
-    rule = grouped(GROUP_TOTAL, GROUP_EACH, length, actions, groups, strict)
+    rule = relaxed(GROUP_EACH, length, actions, strict, groups, GROUP_TOTAL)
     executed = [to_actions(tokens.astype(np.int64)).reshape(-1, actions) for tokens in _by_episode(rollouts, "tokens")]
     metric = KinematicMetric.fit([states[:, list(path)] for states in _by_episode(rollouts, "state")], window)
     memory, wanted = memory_of(rollouts), held_out.tokens.astype(np.int64)
