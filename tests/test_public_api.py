@@ -2,12 +2,10 @@
 
 import importlib
 import inspect
-import os
 import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -87,79 +85,6 @@ def test_every_public_name_of_a_device_is_there_without_optional_packages() -> N
         "    # A PyTorch module needs PyTorch.\n"
         "    assert all(getattr(module, name) is not None for name in module.__all__ if name != 'torch_policy')\n"
     )
-
-
-USER = """
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-import specact
-from specact.execution import Execution, LateVerdicts
-from specact.families.chunks import ChunkPolicy, load_flow
-from specact.gates import ActionDeviation, Gate
-from specact.observation import Field, ObservationSpec, Window, vectors
-from specact.remote import Client, Endpoint, remote_verifier
-from specact.robot import ChunkRunner, InferenceThread, Journal, run_loop
-from specact.lab.tised import chunk_s
-
-
-class Arm:
-    def observe(self) -> dict[str, NDArray[np.float32]]:
-        return {"state": np.zeros(8, np.float32)}
-
-    def act(self, action: NDArray[np.float32]) -> None:
-        print(action.shape)
-
-
-@specact.chunk_policy(observation={"state": (8,)}, chunk=16, actions=2, rate_hz=20.0)
-def own(inputs: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-    return np.zeros((len(inputs["state"]), 16, 2), np.float32)
-
-
-def drive(url: str) -> dict[str, object]:
-    with specact.connect(url, deadline_ms=50.0) as policy, InferenceThread(policy) as inference:
-        runner, journal = ChunkRunner(inference, Execution("aligned", 8, 4)), Journal(0.05)
-        run_loop(Arm(), runner, 0.05, runner.clock, lambda: runner.counts["idle"] < 9, journal.note)
-        return {"first": policy({"state": np.zeros(8)}), **journal.summary(), **runner.summary()}
-
-
-def pair(gate: Gate) -> specact.SpeculativePolicy:
-    bundle: specact.Pair[Any] = specact.load_pair("ball")
-    client = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.exchange.contract)
-    verifier = remote_verifier(client, bundle, deadline_ms=30.0)
-    return specact.SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=LateVerdicts(1.0))
-
-
-flow: ChunkPolicy = load_flow("pusht-flow").policy(steps=4)
-gate: Gate = ActionDeviation(threshold=0.3)
-spec: ObservationSpec = vectors(2, state=8).union(ObservationSpec({"image": Field((96, 96, 3), "uint8", 2)}))
-window: Window = spec.zeros()
-time_s: float = float(chunk_s(0.1, 0.05, 8))
-"""
-
-
-@pytest.mark.nightly
-def test_a_users_file_passes_the_type_checker_in_strict_mode(tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text(USER)
-    (tmp_path / "wrong.py").write_text(
-        "import specact\nfrom specact.lab.tised import chunk_s\nspecact.no(chunk_s('fast'))\n"
-    )
-    words = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache")]
-    environment = {**os.environ, "MYPYPATH": str(Path(specact.__path__[0]).parent)}
-
-    def check(file: str) -> str:
-        done = subprocess.run(
-            [*words, "--follow-imports=silent", file], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=600, check=False,
-        )  # fmt: skip
-        return done.stdout + done.stderr
-
-    assert "Success: no issues found" in check("user.py")
-    # What it checks is typed, not Any.
-    wrong = check("wrong.py")
-    assert 'has no attribute "no"' in wrong and "Missing positional arguments" in wrong
 
 
 @pytest.mark.parametrize("kind", [specact.SpeculativePolicy, specact.Pair, specact.gates.Gate])

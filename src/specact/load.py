@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from inspect import getattr_static
 from pathlib import Path
@@ -87,16 +88,16 @@ def load_pair(
     if kind == "chunks":
         return load_chunk_pair(path, load_policy, source, compute)
     small = None if source.draft is None else load_policy(source.draft, compute=compute)
-    if chosen and chosen not in (known := DECODINGS if kind == "tokens" else ROUNDS):
+    known: Mapping[str, Any] = DECODINGS if kind == "tokens" else ROUNDS
+    if chosen and chosen not in known:
         raise unknown_name("decoding", chosen, known)
+    how = known[chosen or _DECODED.get(kind, "full")]
     if kind == "tokens":
-        how = DECODINGS[chosen or "ar"]
         return load_token_pair(load_tokens(path, compute=compute), small, source, decoding=how, compute=compute)
-    rounds = ROUNDS[chosen or "full"]
     if kind == "flow":
-        return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=rounds, compute=compute)
+        return load_flow_pair(load_flow(path, compute=compute), small, source, rounds=how, compute=compute)
     served = None if source.target is None else load_policy(source.target, compute=compute)
-    return load_block_pair(path, served, small, source, rounds=rounds, compute=compute)
+    return load_block_pair(path, served, small, source, rounds=how, compute=compute)
 
 
 def _check_choices(name: str, kind: Kind | None, **choices: object) -> None:

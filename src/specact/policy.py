@@ -206,8 +206,6 @@ class SpeculativePolicy:
 
     def _apply_late_verdict(self) -> None:
         """Applies a late verdict to the remaining actions of its chunk."""
-        if not self._verdicts.late:
-            return
         record = None if self._player.empty else self.record
         verdict = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
         if verdict is None:

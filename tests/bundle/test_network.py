@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from tests.bundle.graphs import doubling
 
@@ -52,42 +51,26 @@ def test_an_unreadable_network_is_refused(content: bytes, tmp_path: Path) -> Non
             Network(file)
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_a_network_has_at_least_one_thread(threads: int) -> None:
-    with pytest.raises(ConfigError, match=f"threads.*{threads}"):
-        Compute(threads=threads)
-
-
-def test_an_unknown_provider_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"NoSuchProvider.*{onnxruntime.get_available_providers()[0]}"):
-        Compute("NoSuchProvider")
+@pytest.mark.parametrize(("options", "said"), [({"threads": 0}, "threads.*0"), ({"provider": "No"}, "'No'.*CPUExec")])
+def test_an_unknown_provider_and_less_than_a_thread_are_refused(options: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Compute(**options)
 
 
 WORDS = Words.of(["open the door", "Press the button, gently!"])
 
 
-def test_words_are_numbered_in_any_case_and_without_punctuation() -> None:
+def test_words_are_numbered_in_any_case_without_punctuation_the_unknown_and_missing_too() -> None:
     assert WORDS.vocabulary == ("button", "door", "gently", "open", "press", "the")
-    assert WORDS.length == 4
-    found = WORDS.numbers(["OPEN the   door.", "press THE button gently"])
-    assert found.tolist() == [[5, 7, 3, 0], [6, 7, 2, 4]]
-    assert found.max() < WORDS.size
-
-
-def test_what_is_unknown_missing_or_too_long_has_a_number_too() -> None:
+    assert (WORDS.length, WORDS.size) == (4, 8)
+    assert WORDS.numbers(["OPEN the   door.", "press THE button gently"]).tolist() == [[5, 7, 3, 0], [6, 7, 2, 4]]
     assert WORDS.numbers(["close the door", None, "", "the " * 9]).tolist() == [
         [1, 7, 3, 0], [0, 0, 0, 0], [0, 0, 0, 0], [7, 7, 7, 7],
     ]  # fmt: skip
-
-
-def test_a_file_holds_them() -> None:
     assert read_record(WORDS.describe(), Words, "words") == WORDS
-
-
-@pytest.mark.parametrize("raw", [{"vocabulary": ["a"]}, {"vocabulary": ["a", "a"], "length": 1}])
-def test_unusable_words_are_refused(raw: dict[str, object]) -> None:
-    with pytest.raises(BundleError, match="words"):
-        read_record(raw, Words, "words", BundleError)
+    for raw in ({"vocabulary": ["a"]}, {"vocabulary": ["a", "a"], "length": 1}):
+        with pytest.raises(BundleError, match="words"):
+            read_record(raw, Words, "words", BundleError)
 
 
 def test_a_network_takes_the_instruction_beside_what_it_sees() -> None:

@@ -21,17 +21,11 @@ from specact.records import Count, check_fields
 Shape = Sequence[int | str]
 Shapes = Mapping[str, Shape]
 
-# What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
-LOAD_ERRORS = (
-    raised.EPFail,
-    raised.Fail,  # sizes or versions that do not fit
-    raised.InvalidArgument,  # empty files, dangling inputs
-    raised.InvalidGraph,
-    raised.InvalidProtobuf,  # cut files, anything else than ONNX
-    raised.NoSuchFile,
-    raised.NotImplemented,  # operators the provider lacks
-    raised.RuntimeException,
-    UnicodeDecodeError,  # its own messages, where they quote a damaged name
+# What ONNX Runtime raises for files it cannot use. Its exceptions have no base class of their own; the last one is that
+# of its messages, where they quote a damaged name.
+LOAD_ERRORS: tuple[type[Exception], ...] = (
+    *(kind for kind in vars(raised).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    UnicodeDecodeError,
 )
 
 

@@ -89,6 +89,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     types = {"float": np.float32, "double": np.float64}
+    errors: tuple[type[Exception], ...] = (BundleError, *LOAD_ERRORS, TypeError, ValueError, MemoryError)
     for file in sys.argv[3:]:
         try:
             session = open_session(Path(file))
@@ -99,7 +100,7 @@ def main() -> None:
                 shape = [size if isinstance(size, int) else 1 for size in entry.shape]
                 zeros[entry.name] = np.zeros(shape, types.get(name, name))
             session.run(None, zeros)
-        except (BundleError, *LOAD_ERRORS, TypeError, ValueError, MemoryError) as error:
+        except errors as error:
             told = f"{file} cannot be run: {' '.join(str(error).split())[:300]}; export it again"
             sys.stdout.write(str(error) if isinstance(error, BundleError) else told)
             sys.exit(_REFUSED)

@@ -50,8 +50,7 @@ def same(first: Sequence[Named], second: Sequence[Named], within: float = 0.0) -
     def near(a: NDArray[Any], b: NDArray[Any]) -> bool:
         if not within or a.shape != b.shape:
             return np.array_equal(a, b)
-        slack = within * max(1e-6, float(np.abs(b).max(initial=0.0)))
-        return bool((np.abs(a.astype(np.float64) - b.astype(np.float64)) <= slack).all())
+        return np.allclose(a, b, rtol=0.0, atol=within * max(1e-6, float(np.abs(b).max(initial=0.0))))
 
     return len(first) == len(second) and all(
         a.keys() == b.keys() and all(near(a[name], b[name]) for name in a) for a, b in zip(first, second, strict=True)
