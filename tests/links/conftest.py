@@ -7,12 +7,12 @@ import pytest
 from tests.remote.conftest import listening
 
 
-def _echo(side: socket.socket) -> None:
+def echo(side: socket.socket) -> None:
     while data := side.recv(65536):
         side.sendall(data)
 
 
 @pytest.fixture
 def echo_port() -> Iterator[int]:
-    with listening(_echo) as port:
+    with listening(echo) as port:
         yield port

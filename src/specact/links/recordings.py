@@ -41,11 +41,7 @@ def _number(line: bytes) -> float:
 
 
 def _series(values: ArrayLike, allowed: str, fits: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
-    """The values as a read-only array, float64 ``[n]``.
-
-    Raises:
-        ConfigError: for an array of another shape, or the first value that is not allowed, by its line.
-    """
+    """The values as a read-only array, float64 ``[n]``; ConfigError names the line of one that is not allowed."""
     series = np.array(values, dtype=np.float64)
     if series.ndim != 1 or not len(series):
         raise ConfigError(f"a recording is a 1-D array, each value {allowed}")

@@ -54,11 +54,10 @@ class Pacer:
 class Shaper:
     """Listens on a port and relays every connection to a target, with the delay and rate of a link model.
 
-    A context manager. Each connection has its own link, whose time 0 is the shaper's start, and random streams
-    (``seed``, LINK, robot ``n``; step 0 up, 1 down). What one ``recv`` gives is a message; at most 256 per direction
-    are in flight, and beyond that the sender waits. Its event loop has a thread: where others keep the interpreter
-    busy, run ``specact proxy`` instead; :attr:`lateness` measures the accuracy. ``on_event`` is called there when a
-    connection is opened, closed by both sides, reset, or refused by the target, and must return soon.
+    A context manager. Each connection has its own link, whose time 0 is the shaper's start, and random streams. What
+    one ``recv`` gives is a message; at most 256 per direction are in flight, and beyond that the sender waits. Its
+    event loop has a thread, which calls ``on_event`` when a connection is opened, closed by both sides, reset, or
+    refused by the target: where others keep the interpreter busy, run ``specact proxy`` instead.
 
     Attributes:
         port, connections: that it listens on (0 takes a free one), and the number of those accepted so far.

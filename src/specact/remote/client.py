@@ -326,10 +326,7 @@ class Client:
             conversation.ping()
 
     def _is_unresponsive(self, conversation: Conversation) -> bool:
-        """Whether the server has missed too many deadlines and sent nothing since.
-
-        After something was received one request is allowed, not three: late replies allow no more than they answer.
-        """
+        """Whether too many deadlines were missed without a sign of life since, which allows one request."""
         return self._misses >= _MAX_MISSES and conversation.last_activity_s <= self._last_miss_s
 
     def _drop(self, why: str) -> None:

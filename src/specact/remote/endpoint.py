@@ -34,11 +34,9 @@ _CONTROL_TIMEOUT_S = 0.005
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of a server, and credentials.
+    """Address of a server (``ws``, or ``wss`` with TLS), and credentials.
 
     Attributes:
-        scheme: ``ws``, or ``wss`` with TLS.
-        host, port: of the server.
         token: bearer token, or None.
         tls: context for ``wss``; None for the system's certificates.
 
@@ -82,14 +80,7 @@ class Endpoint:
         return cls(parts.scheme, host, port, token, tls)
 
     def connect(self, until: float) -> socket.socket:
-        """A connected socket, with TLS for ``wss``.
-
-        Args:
-            until: deadline, in seconds of the monotonic clock.
-
-        Raises:
-            RemoteError: if there is no connection by then.
-        """
+        """A connected socket, with TLS for ``wss``; raises RemoteError if there is none ``until`` then (monotonic)."""
         try:
             side = socket.create_connection((self.host, self.port), max(0.001, until - time.monotonic()))
         except OSError as error:
@@ -171,13 +162,10 @@ class Stream:
             raise RemoteError(f"{self._endpoint} {refusal}: {printable(str(error))}") from None
 
     def send(self, payload: bytes, timeout: float, mark: bytes = b"") -> None:
-        """Sends a binary message within ``timeout`` seconds.
+        """Hands a binary message, if it is not empty, to the operating system within ``timeout`` seconds.
 
-        Args:
-            payload: its content; empty for the mark alone.
-            timeout: for handing all of it to the operating system [s].
-            mark: of at most 125 bytes, sent as a ping before it. A message received before its pong was sent before
-                the server read this one, so it is no reply to it.
+        The mark, of at most 125 bytes, is sent as a ping before it. A message received before its pong was sent before
+        the server read this one, so it is no reply to it.
 
         Raises:
             StreamClosedError: if that fails; an unknown part may have been sent.

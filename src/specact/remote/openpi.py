@@ -98,11 +98,7 @@ class OpenpiConversation(Stream):
         return self._reply(openpi.decode(content), identity)
 
     def _welcome(self, until: float) -> Welcome:
-        """The metadata as the answer to a hello.
-
-        Raises:
-            WireError: for no message of the protocol, or ``mismatch``.
-        """
+        """The metadata as the answer to a hello."""
         message = self.receive(max(0.0, until - time.monotonic()))
         if message is None:
             raise StreamClosedError("it did not say its metadata in time")

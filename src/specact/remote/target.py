@@ -22,13 +22,7 @@ _PROBE_TIMEOUT_MS = 2000.0
 
 
 class RemoteTarget(Generic[A]):
-    """A :class:`~specact.pair.Target` on a server.
-
-    Args:
-        client: of the server.
-        exchange: of the pair on both sides.
-        deadline_ms: deadline of a reply, from the sending of its request [ms].
-    """
+    """A :class:`~specact.pair.Target` on the client's server, whose replies have a deadline [ms] from their sending."""
 
     @validated
     def __init__(self, client: Client, exchange: Exchange[A], deadline_ms: Deadline) -> None:
@@ -40,10 +34,7 @@ class RemoteTarget(Generic[A]):
 
 
 class RemoteVerifier:
-    """A :class:`~specact.pair.Verifier` on the server, as in ADAHI's paper; arguments as of RemoteTarget.
-
-    The request contains the address of the step's random stream: the server samples what the device would have sampled.
-    """
+    """A :class:`~specact.pair.Verifier` on the server, as in ADAHI's paper: it samples what the device would have."""
 
     @validated
     def __init__(self, client: Client, exchange: VerifyingExchange[object], deadline_ms: Deadline) -> None:

@@ -22,12 +22,7 @@ from specact.types import NO_OFFLOAD, Miss
 
 
 class ChunkSource(Protocol):
-    """Source of a robot's chunks: a policy in this process, or on a server.
-
-    Attributes:
-        spec: of its observations and chunks.
-        inpaints: whether :meth:`ask` supports inpainting.
-    """
+    """Source of a robot's chunks: a policy in this process, or on a server; ``inpaints`` where it supports that."""
 
     @property
     def spec(self) -> ChunkSpec: ...

@@ -103,11 +103,7 @@ class Tick:
 
 
 class Journal:
-    """Statistics of a control loop; :meth:`note` records its ticks.
-
-    Args:
-        period_s: the control period [s].
-    """
+    """Statistics of a control loop with this period [s]; :meth:`note` records its ticks."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s, self._late_s = period_s, 0.0
@@ -285,11 +281,7 @@ def _suspend(robot: Robot, safety: Safety, interrupts: Interrupts) -> None:
 
 
 class _Watchdog:
-    """Stops a robot whose ``observe`` or ``act`` does not return in time, and interrupts the main thread.
-
-    A thread calls the robot's ``stop()``, or sends the stop action if the robot is ``concurrent``. A call that cannot
-    be interrupted goes on until it returns.
-    """
+    """Stops a robot whose call does not return in time, from a thread, and interrupts the main thread."""
 
     def __init__(self, robot: Robot, safety: Safety, interrupts: Interrupts) -> None:
         self.robot, self._interrupts = robot, interrupts

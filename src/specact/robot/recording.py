@@ -236,13 +236,7 @@ def _of_chunk(ended: Finished) -> dict[str, Any]:
 
 
 class _File:
-    """A file of control steps; only its construction raises.
-
-    Attributes:
-        kept: number of control steps in the file.
-        processed_bytes: size of all steps that were written or dropped.
-        error: why the recording ended early, or None.
-    """
+    """A file of control steps: those kept, the bytes written or dropped, and its error; only construction raises."""
 
     def __init__(self, path: Path, channels: Mapping[str, MessageType], about: Mapping[str, Any]) -> None:
         try:
@@ -332,8 +326,7 @@ def _of_array(array: NDArray[Any], topic: str, at_ns: int, kind: MessageType) ->
 class _ValidFile:
     """A stream whose flushed part is always a valid MCAP file on disk, even if the process is killed.
 
-    Flushed data is always followed by a footer. The next flush writes its new data first and then overwrites the old
-    footer, in one small write.
+    A flush writes its new data behind the footer of the last one, and then overwrites that, in one small write.
     """
 
     def __init__(self, path: Path) -> None:

@@ -31,9 +31,8 @@ class MessageType:
     """A type of messages.
 
     Attributes:
-        name: in ROS 2's form, ``PACKAGE/msg/NAME``.
-        fields: kind of every serialised field by name, in order.
-        definition: of the type in ROS 2's form; CDR serialises the fields of composite types in their place.
+        name, definition: in ROS 2's form.
+        fields: kind of every serialised field by name, in order; those of composite types stand in their place.
     """
 
     name: str

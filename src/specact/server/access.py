@@ -61,10 +61,7 @@ class Address(Record, frozen=True):
             return False
 
     def load_certificate(self, context: ssl.SSLContext | None = None) -> ssl.SSLContext | None:
-        """The context for TLS, or None without a certificate.
-
-        Args:
-            context: a running server's, which new connections use with the certificate as it is now.
+        """The context for TLS, or None without a certificate; a running server's has it as it is now.
 
         Raises:
             ConfigError: if the files cannot be used; a running server keeps its certificate.
@@ -161,11 +158,9 @@ class Caller:
 
 
 class Access:
-    """Authenticates requests by their headers.
+    """Authenticates requests by their headers: by a bearer token that all devices share, or by a file of tokens.
 
-    Args:
-        token: a bearer token that all devices share, or None.
-        address: with a file of tokens, or None; without both, access is open.
+    Without both, access is open.
 
     Raises:
         ConfigError: if token or file cannot be used, or other machines could connect without a token.

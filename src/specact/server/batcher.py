@@ -39,11 +39,8 @@ class Lane(Generic[Item]):
 class FairQueue(Generic[Item]):
     """Takes one item per turn from the least recently served lane. Not thread-safe.
 
-    An idle lane goes before those that are never empty. A new lane counts as served at its creation, so that many
-    short-lived lanes cannot starve an old one.
-
-    Args:
-        most, most_per_lane: maximum number of items of all lanes, and of one.
+    It holds at most ``most`` items of all lanes, and ``most_per_lane`` of one. An idle lane goes before those that are
+    never empty. A new lane counts as served at its creation, so that many short-lived lanes cannot starve an old one.
     """
 
     def __init__(self, most: int, most_per_lane: int) -> None:
@@ -138,10 +135,6 @@ class Batcher:
     """Micro-batching without waiting: a batch holds the requests that arrived during the last one, robots in turn.
 
     Everything but the target, which may have a thread, is on the server's event loop.
-
-    Args:
-        exchange: of the target.
-        limits: of the queue and of batches.
 
     Attributes:
         ready: whether requests are answered.

@@ -44,11 +44,7 @@ _JSON = "application/json"
 
 
 def serve(service: Service, announce: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT; then drains the requests in flight and returns.
-
-    Args:
-        service: with the target.
-        announce: called with the address when the server listens.
+    """Serves until SIGTERM or SIGINT, then drains the requests in flight; ``announce`` is told the address.
 
     Raises:
         ConfigError: if the address cannot be bound, or certificate and key are invalid.
@@ -168,8 +164,7 @@ def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
     try:
         service.access.caller(request.headers)
     except WireError as error:
-        if service.log:
-            service.log.write_refusal(path.decode(), error.code, None, str(error))
+        service.log.write_refusal(path.decode(), error.code, None, str(error))
         return _refusal(error, HTTPStatus.UNAUTHORIZED)
     if path == b"/metrics":
         return _response(service.telemetry.prometheus(queued), "text/plain; version=0.0.4")

@@ -46,7 +46,7 @@ class Service:
             {**contract.spec, **contract.stated}, contract.describe(),
         )  # fmt: skip
         self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits)
-        self.log = None if self.limits.access_log is None else AccessLog(self.limits.access_log)
+        self.log = AccessLog(self.limits.access_log)
         self.draining, self.abandoned = False, 0
         self.sessions: set[Session] = set()
         # Those that have not said hello, oldest first.
@@ -60,11 +60,7 @@ class Service:
         return self.batcher.ready and not self.draining
 
     def join(self, session: Session, headers: Mapping[str, str]) -> None:
-        """Takes a new connection, which is pending until :meth:`settle`.
-
-        Raises:
-            WireError: if it is refused.
-        """
+        """Takes a new connection, which is pending until :meth:`settle`, or refuses it (WireError)."""
         self.sessions.add(session)
         self._pending[session] = None
         self._per_host[session.host] += 1
@@ -78,21 +74,13 @@ class Service:
             oldest.refuse(overloaded("too many connections without a hello"))
 
     def check_room(self) -> None:
-        """Refuses another robot if the server is full or shutting down.
-
-        Raises:
-            WireError: ``shutting_down`` or ``overloaded``.
-        """
+        """Refuses another robot (WireError) if the server is full or shutting down."""
         self.check_open()
         if len(self.telemetry.robots) >= self.limits.max_robots:
             raise overloaded(f"the server accepts at most {self.limits.max_robots} robots")
 
     def check_open(self) -> None:
-        """Refuses what comes during a shutdown.
-
-        Raises:
-            WireError: ``shutting_down``.
-        """
+        """Refuses what comes during a shutdown (WireError)."""
         if self.draining:
             raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
 
@@ -101,14 +89,10 @@ class Service:
         self._pending.pop(session, None)
 
     def register(self, session: Session, name: str) -> Lane[Job]:
-        """Puts a robot on the status page; the name of its token takes precedence. Returns the queue of its requests.
-
-        All connections with one token share a queue.
-        """
+        """Puts a robot on the status page, by its token's name if it has one; returns its queue, one for each token."""
         key = session.caller.name
         session.robot = self.telemetry.connected(key or name)
-        if self.log:
-            self.log.write("connected", peer=session.address, robot=session.robot.name)
+        self.log.write("connected", peer=session.address, robot=session.robot.name)
         lane = self.batcher.queue.lane()
         return lane if key is None else self._lanes.setdefault(key, lane)
 
@@ -121,10 +105,9 @@ class Service:
         self._per_host -= Counter((session.host,))
         if (robot := session.robot) is not None:
             self.telemetry.robots.remove(robot)
-            if self.log:
-                seconds = round(time.monotonic() - robot.since, 3)
-                totals = {"requests": robot.requests, "errors": robot.errors, "seconds": seconds}
-                self.log.write("disconnected", peer=session.address, robot=robot.name, **totals)
+            seconds = round(time.monotonic() - robot.since, 3)
+            totals = {"requests": robot.requests, "errors": robot.errors, "seconds": seconds}
+            self.log.write("disconnected", peer=session.address, robot=robot.name, **totals)
 
     def failure(self, session: Session, kind: str, error: Exception, identity: int | None = None) -> Failure:
         """The reply to a request that failed, recorded in telemetry and log; internal errors are not disclosed."""
@@ -132,9 +115,8 @@ class Service:
             _log.error("a request failed", exc_info=error)
             error = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
         self.telemetry.record_error(kind, error.code, session.robot)
-        if self.log:
-            name = session.robot.name if session.robot else None
-            self.log.write_refusal(kind, error.code, session.address, str(error), name)
+        name = session.robot.name if session.robot else None
+        self.log.write_refusal(kind, error.code, session.address, str(error), name)
         return Failure(identity, ErrorCode(error.code), str(error))
 
     def reload(self) -> None:
@@ -162,5 +144,4 @@ class Service:
         """Closes all connections, and the log."""
         for session in list(self.sessions):
             session.refuse(WireError(ErrorCode.SHUTTING_DOWN, "the server has stopped"))
-        if self.log:
-            self.log.close()
+        self.log.close()

@@ -33,11 +33,7 @@ class Session(WSListener, ABC):
     """A connection in one of the two protocols; bounds what its peer can make the server do.
 
     One message is handled per turn of the event loop, so that connections with many of them do not delay the others.
-    While a message waits, nothing is read.
-
-    Args:
-        service: of the server.
-        max_jobs: requests in flight; the next message waits for a reply.
+    While a message waits, or ``max_jobs`` requests are in flight, nothing is read.
     """
 
     def __init__(self, service: Service, max_jobs: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from bisect import bisect_left
 from collections import Counter, deque
@@ -47,11 +48,7 @@ class Robot:
 
 
 class Histogram:
-    """Counts of values per bucket; cheaper than Prometheus' own class, which locks and resolves labels at every value.
-
-    Args:
-        bounds: upper bounds of the buckets, inclusive, in order; an unbounded one follows.
-    """
+    """Counts of values up to each of these bounds, and above; cheaper than Prometheus' own, which locks every time."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
@@ -166,15 +163,15 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 class AccessLog(WatchedFileHandler):
-    """Appends events to a file, one line of JSON each; it opens another where log rotation has moved the file away.
+    """Appends events to a file, if any, one line of JSON each; it opens another where log rotation has moved it away.
 
     Raises:
         ConfigError: if the file cannot be opened.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path | None) -> None:
         try:
-            super().__init__(file, encoding="ascii")
+            super().__init__(file or os.devnull, encoding="ascii", delay=file is None)
         except OSError as error:
             raise ConfigError(f"cannot write the access log {file}: {error.strerror}") from None
         self._second, self._refused, self._full = 0, Counter[str](), False

@@ -56,12 +56,8 @@ class ArraySpec:
 class Layout:
     """The arrays of one part of a message, one after the other, little-endian, those with the longest elements first.
 
-    Args:
-        specs: the arrays by name; of those with elements of one size the first given is the first.
-
-    Attributes:
-        specs: in the order of their bytes.
-        nbytes, size: bytes and elements of all of them.
+    Of those with elements of one size the first given is the first. ``specs`` are in the order of their bytes;
+    ``nbytes`` and ``size`` are bytes and elements of all of them.
     """
 
     def __init__(self, specs: Mapping[str, ArraySpec]) -> None:

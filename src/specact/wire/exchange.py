@@ -76,13 +76,7 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as the target sees it.
-
-    Attributes:
-        window: the target's input.
-        address: seed, robot, episode and step of the random stream, so that the server samples as the device would.
-        arrays: those of its kind.
-    """
+    """A request as the target sees it: window, the random stream's address, as on the device, and its kind's arrays."""
 
     window: Window
     address: StepAddress
