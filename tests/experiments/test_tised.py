@@ -24,7 +24,7 @@ from tests.experiments.sweeps import (
 from specact.errors import DataError
 from specact.lab.rollout.statistics import holm
 from specact.lab.rollout.steps import Table
-from specact.lab.tised.analysis import COLUMNS, contrasts_of, sort_curves
+from specact.lab.tised.analysis import contrasts_of, sort_curves
 from specact.lab.tised.drivers import ON_BOARD
 
 
@@ -211,9 +211,7 @@ def test_nothing_is_found_where_nothing_was_planted() -> None:
     assert [row.about for row in found.findings if row.seen] == []
 
 
-def test_what_is_no_sweep_is_refused(sweep: Table) -> None:
-    with pytest.raises(DataError, match="lacks the columns jerk"):
-        analyse({name: sweep[name] for name in COLUMNS if name != "jerk"}, BASELINES)
+def test_an_episode_that_occurs_twice_is_refused() -> None:
     one = steps_sweep(paces=(0.0,), count=3)
     with pytest.raises(DataError, match="episode 0 occurs twice at strength 10"):
         analyse(join([one, one]), BASELINES)

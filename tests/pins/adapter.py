@@ -15,6 +15,7 @@ from experiments.flash import METHODS as FLASH
 from experiments.freqcache import METHODS as FREQCACHE
 from numpy.typing import NDArray
 from tests.decodings import DECODINGS
+from tests.served import served
 from tests.tiny import needs_bundle
 
 from specact.execution.player import WAIT, LateVerdicts
@@ -34,7 +35,6 @@ from specact.robot.inference import Finished, LocalSource
 from specact.safety import Fallback
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord, VirtualClock
 from specact.wire.exchange import Request, VerifyingExchange
-from specact.wire.messages import Reply, ask, encode, read_ask, read_reply, request_of
 
 OBSERVATIONS = Path(__file__).parent / "observations"
 Found = dict[str, Any]
@@ -256,15 +256,11 @@ def runner_of(
 
 
 def exchanged(exchange: Any, kind: str, request: Request) -> Any:
-    """A request as bytes to an exchange's server side, and the arrays of its reply as bytes back."""
-    contract = exchange.contract
-    (arrays,) = exchange.answer(kind, [request_of(read_ask(encode(ask(request, contract, kind, 1, 100.0))), contract)])
+    """The arrays of a server's reply; request and reply are bytes in between."""
+    (arrays,) = served(exchange, kind, [request])
     if isinstance(arrays, Exception):
         raise arrays
-    layout = contract.kinds[kind].reply
-    reply = read_reply(encode(Reply(1, 0.0, 1.0, 1.0, 1, layout.pack(arrays))))
-    assert isinstance(reply, Reply)
-    return layout.unpack(reply.arrays)
+    return arrays
 
 
 @dataclass
@@ -285,3 +281,38 @@ def over_the_wire(pair: Any, record: StepRecord) -> dict[str, Outcome]:
         arrays = exchanged(exchange, "verify", Request(proposal.window, address, exchange.request(proposal)))
         found["server"] = checked(exchange.outcome(arrays, OffloadTimes()), proposal)
     return found
+
+
+# ---- comparison: values as those of JSON -----------------------------------------------------------------------------
+
+# Stands for a value that is not pinned, because it hangs on the last bits of a processor.
+LEFT_OUT = "*"
+# Of numbers, times their magnitude where that is above 1.
+TOLERANCE = 1e-4
+
+
+def plain(value: Any) -> Any:
+    """As values of JSON, numbers with eight significant digits."""
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
+def differences(stored: Any, found: Any, numbers: float = TOLERANCE, path: str = "") -> list[str]:
+    """What differs, one line each: everything exactly, but for numbers with a fraction."""
+    if stored == LEFT_OUT:
+        return []
+    if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
+        return [line for key in stored for line in differences(stored[key], found[key], numbers, f"{path}/{key}")]
+    if isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
+        pairs = enumerate(zip(stored, found, strict=True))
+        return [line for index, both in pairs for line in differences(*both, numbers, f"{path}/{index}")]
+    if type(stored) is float and type(found) is float:
+        same = stored == found or abs(stored - found) <= numbers * max(1.0, abs(stored))
+    else:
+        same = type(stored) is type(found) and stored == found
+    return [] if same else [f"{path}: {stored!r:.60} was pinned, {found!r:.60} was found"]

@@ -23,7 +23,7 @@ import onnxruntime
 os.environ.setdefault("MUJOCO_GL", "egl")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.pins import adapter, cases
-from tests.pins.compare import LEFT_OUT, TOLERANCE, differences, plain
+from tests.pins.adapter import LEFT_OUT, TOLERANCE, differences, plain
 
 # Relative disturbance, draws, and the change of a number for which it is left out.
 SMALL, LARGE = (1e-6, 4, TOLERANCE / 5), (1e-4, 6, 0.02)

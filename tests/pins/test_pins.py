@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from tests.pins.adapter import differences, plain
 from tests.pins.cases import CASES, STORED, WIRED, wired
-from tests.pins.compare import differences, plain
 
 
 def test_every_case_is_stored_and_nothing_else() -> None:

@@ -135,16 +135,8 @@ def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(h
     for seed in range(10):
         begun = decided(2, seed)
         (*_, chain) = paths(grow(HeadDrafter(head, top=1, depth=4), begun))
-        assert len(chain) == 4
-        for place, token in enumerate(chain):
-            assert token == int(after(head, begun, chain[:place]).argmax())
-        grown = paths(grow(HeadDrafter(head), begun))
-        assert chain[:1] in grown
-        # Where it is among the most likely, all of it is there.
-        least = min(likely(head, begun, path) for path in grown)
-        for length in range(1, 5):
-            if likely(head, begun, chain[:length]) > least + 1e-5:
-                assert chain[:length] in grown
+        assert list(chain) == [int(after(head, begun, chain[:place]).argmax()) for place in range(4)]
+        assert chain[:1] in paths(grow(HeadDrafter(head), begun))
 
 
 def test_trees_of_a_batch_are_those_of_each_window_alone(head: TokenHead) -> None:

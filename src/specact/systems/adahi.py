@@ -57,21 +57,17 @@ class ActionDeviation(Gate):
     ) -> None:
         super().__init__(threshold, **limits)
         self.reading, self.alpha, self.source, self.path = reading, alpha, source, path
-        self._clear()
+        self.reset()
 
     def reset(self) -> None:
         super().reset()
-        self._clear()
-
-    def _clear(self) -> None:
-        self._mean: NDArray[np.float64] | None = None
-        self._variance: NDArray[np.float64] | None = None
-        self._last: NDArray[np.float64] | None = None
+        # Without an entry before the first action.
+        self._mean = self._variance = self._last = np.zeros(0)
         self._steps: deque[float] = deque(maxlen=self.path)
 
     def on_action(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         action = (executed if self.source == "executed" else drafted).astype(np.float64)
-        if self._mean is None or self._variance is None or self._last is None:
+        if not self._last.size:
             self._mean, self._variance, self._last = action, np.zeros_like(action), action
             return
         if self.reading == "path_ratio":
@@ -84,7 +80,7 @@ class ActionDeviation(Gate):
             self._variance = (1.0 - self.alpha) * (self._variance + step * change)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        if self._mean is None or self._variance is None or self._last is None:
+        if not self._last.size:
             return 0.0
         action = proposal.actions[0]
         if self.reading == "jump":

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError, ObservationError
 from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
 from specact.families.tokens.policy import DecodingRequest
-from specact.families.tokens.speculative import Acceptance, Array, Tokens, relaxed
+from specact.families.tokens.speculative import Array, Tokens
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.records import Record, Share, WholeNumber, check_fields, validated
@@ -238,14 +238,17 @@ class HeisdDrafter(TokenDrafter):
         self._path.clear()
 
     def request(self, window: Window, rng: np.random.Generator) -> DecodingRequest:
-        policy, fast = self.parts.policy, self._is_fast(window)
+        policy, settings, decoding = self.parts.policy, self.parts.drafters.settings, self.decoding
         tokens = policy.networks.tokens([policy.spec.observation.select(window)])[0]
-        feature, candidates = unit(tokens.mean(axis=0)), np.zeros((0, policy.networks.length), np.int64)
+        feature, fast = unit(tokens.mean(axis=0)), self._is_fast(window)
+        rule, candidates = self.within(decoding.bins), np.zeros((0, policy.networks.length), np.int64)
         if fast:
             candidates = self.parts.drafters.memory.nearest(feature, _NEIGHBOURS)
-        combined = fast and self.decoding.total is not None
-        rule = self._acceptance(fast)
-        return DecodingRequest(candidates, self.decoding.then, rule, combined, feature=feature, retrieved=fast)
+        if decoding.total is not None:
+            groups = settings.groups
+            rule = self.within(decoding.bins, groups, decoding.total) if fast else self.within(_HEAD_BINS)
+        combined = fast and decoding.total is not None
+        return DecodingRequest(candidates, decoding.then, rule, combined, feature=feature, retrieved=fast)
 
     def _is_fast(self, window: Window) -> bool:
         settings = self.parts.drafters.settings
@@ -253,13 +256,6 @@ class HeisdDrafter(TokenDrafter):
             return True
         self._path.append(window["state"][-1, list(settings.path)])
         return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
-
-    def _acceptance(self, retrieved: bool) -> Acceptance:
-        spec, total = self.parts.policy.spec, self.decoding.total
-        if total is None or not retrieved:
-            return self.within(self.decoding.bins if total is None else _HEAD_BINS)
-        length, groups = spec.chunk * spec.actions, self.parts.drafters.settings.groups
-        return relaxed(self.decoding.bins, length, spec.actions, self.strict, groups, total)
 
 
 _MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)
@@ -284,27 +280,31 @@ HEISD: dict[str, Decoding] = {
 _NOT_SIMILAR = 3.0
 
 
-class VerifySkip(Gate):
-    """Skips a retrieved proposal if the features are similar to those of the last verified inference.
+class Similarity(Gate):
+    """Skips the retrieved proposals whose features are most similar to those of the last verified inference.
 
-    Score: ``1 - cos(f_t, f_v)``; 3, above its range, if nothing was retrieved or the last verification was too long
-    ago. The threshold is one minus the smallest similarity that is safe, see docs/tokens.md; ``reach`` is the maximum
-    number of inferences since the last verified one, None for no limit.
+    Score: ``1 - cos(f_t, f_v)``; 3, above its range, if nothing was retrieved, or the last verification is more than
+    :attr:`reach` inferences ago; None for no limit. Arguments as for :class:`~specact.gates.gate.Gate`.
     """
 
-    calibrated = False
+    reach: int | None = None
 
-    @validated
-    def __init__(self, threshold: float, *, reach: WholeNumber | None, **limits: Any) -> None:
+    def __init__(self, threshold: float, **limits: Any) -> None:
         super().__init__(threshold, **limits)
-        self.reach = reach
         self._verified: Array | None = None
         self._since = 0
 
     @classmethod
-    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
-        skip = _remembering(pair).parts.drafters.settings.skip
-        return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
+        """A gate for a pair whose decoding proposes from a memory; ConfigError for any other."""
+        bare = getattr(pair.parts, "drafters", None) is None
+        if bare or pair.parts.decoding.proposes != "retrieval":
+            raise ConfigError(
+                f"{pair.name} {'has no drafters beside it' if bare else 'is decoded without its memory'}, whose "
+                "features could be compared; choose a token policy with drafters and a decoding that retrieves, such "
+                "as heisd_no_switch of relocate-tokens, or a gate that looks at actions alone, such as deviation"
+            )
+        return cls(threshold, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         request: DecodingRequest = proposal.evidence
@@ -322,35 +322,19 @@ class VerifySkip(Gate):
         self._verified, self._since = None, 0
 
 
-class Similarity(VerifySkip):
-    """HeiSD's verify-skip at a transmission rate: its threshold is calibrated instead of fitted for safety.
+class VerifySkip(Similarity):
+    """HeiSD's verify-skip, whose threshold is not calibrated for a rate but fitted for safety, see docs/tokens.md."""
 
-    Skips the retrieved proposals whose features are most similar to those of the last verified inference, however long
-    ago that was. Arguments as for :class:`~specact.gates.gate.Gate`.
-    """
+    calibrated = False
 
-    calibrated = True
-
-    def __init__(self, threshold: float, **limits: Any) -> None:
-        super().__init__(threshold, reach=None, **limits)
+    @validated
+    def __init__(self, threshold: float, *, reach: WholeNumber | None = None, **limits: Any) -> None:
+        super().__init__(threshold, **limits)
+        self.reach = reach
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Similarity:
-        _remembering(pair)
-        return cls(threshold, **settings)
-
-
-def _remembering(pair: Any) -> Any:
-    """The pair, whose decoding must propose from a memory.
-
-    Raises:
-        ConfigError: if it is no token policy with drafters, or its decoding retrieves nothing.
-    """
-    bare = getattr(pair.parts, "drafters", None) is None
-    if bare or pair.parts.decoding.proposes != "retrieval":
-        raise ConfigError(
-            f"{pair.name} {'has no drafters beside it' if bare else 'is decoded without its memory'}, whose features "
-            "could be compared; choose a token policy with drafters and a decoding that retrieves, such as "
-            "heisd_no_switch of relocate-tokens, or a gate that looks at actions alone, such as deviation"
-        )
-    return pair
+        gate = super().for_pair(pair, threshold, **settings)
+        skip: SkipRule = pair.parts.drafters.settings.skip
+        gate.threshold, gate.reach = 1.0 - skip.similarity, skip.distance
+        return gate

@@ -19,15 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
 from specact.families.tokens.policy import to_actions, to_tokens
 from specact.families.tokens.speculative import DRAFT, TAIL, Acceptance, Decoded, Tokens
+from specact.records import check_fields
 from specact.types import Chunk, Floats
 
 Rule = Literal["printed", "repaired"]
@@ -40,9 +42,10 @@ _MOTIONS: dict[Motion, tuple[Floats, Floats]] = {
 }
 # Variance of an uninformative prior, in units of the measurement noise.
 _PRIOR_VARIANCE = 1e9
-# Initial grid of ratios q / r of a fit; the minimum of r, for constant actions; and the maximum of both, with which
-# covariances stay finite.
-_RATIOS, _MIN_VARIANCE, _MAX_VARIANCE = np.geomspace(1e-6, 1e6, 49), 1e-12, 1e12
+# Initial grid of ratios q / r of a fit; the minimum of r, for constant actions. Up to 1e12 covariances stay finite.
+_RATIOS, _MIN_VARIANCE = np.geomspace(1e-6, 1e6, 49), 1e-12
+Q = Annotated[float, Meta(ge=0, le=1e12)]
+R = Annotated[float, Meta(ge=_MIN_VARIANCE, le=1e12)]
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,14 @@ class Kalman:
     """
 
     motion: Motion
-    q: tuple[float, ...]
-    r: tuple[float, ...]
+    q: tuple[Q, ...]
+    r: tuple[R, ...]
     copied: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        fine = len(self.q) == len(self.r) > 0 and all(0.0 <= q <= _MAX_VARIANCE for q in self.q)
-        if self.motion not in _MOTIONS or not fine or not all(_MIN_VARIANCE <= r <= _MAX_VARIANCE for r in self.r):
-            raise ConfigError(
-                "a filter needs the motion velocity or walk, and of each dimension a q from 0 to 1e12 and an r from "
-                f"1e-12 to 1e12, got {self.motion!r}, q = {self.q} and r = {self.r}"
-            )
+        check_fields(self)
+        if not len(self.q) == len(self.r) > 0:
+            raise ConfigError(f"a filter needs a q and an r of each dimension, got q = {self.q} and r = {self.r}")
         if not set(self.copied) <= set(range(len(self.q))):
             raise ConfigError(f"copied dimensions must lie between 0 and {len(self.q) - 1}, got {self.copied}")
 

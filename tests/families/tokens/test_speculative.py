@@ -300,17 +300,6 @@ def test_a_tail_takes_the_place_of_everything_from_the_first_refused_token(
         np.testing.assert_array_equal(run(wild, row, Candidates(greedy[row][None]), tail=tail).tokens, greedy[row])
 
 
-def test_random_tokens_are_accepted_by_chance(wild: TokenBundle) -> None:
-    """With a tolerance that covers all bins every draft is; with none hardly any of 1,000 tokens, 1 in 256 expected.
-
-    More than 20 of them would be chance in less than one of a million runs.
-    """
-    everything = relaxed(255, LENGTH, ACTIONS, ())
-    assert run(wild, 0, RandomTokens(np.random.default_rng(0)), rule=everything).accepted == [LENGTH - 2]
-    found = [run(wild, row, RandomTokens(np.random.default_rng(row))).accepted for row in range(200)]
-    assert sum(map(sum, found)) <= 20
-
-
 def test_candidates_of_a_group_are_combined_and_a_gripper_is_not() -> None:
     chunks = np.array([[1, 2, 3, 4, 5, 6, 7, 8], [1, 12, 13, 14, 15, 16, 17, 18]])
     groups, strict = np.array([0, 0, 0, 1, 2, 2, 2, 3]), np.arange(8) % 4 == 3

@@ -22,8 +22,11 @@ from specact.lab.tised.levers import Subject, settings_of
 from specact.lab.tised.sweep import (
     CALIBRATIONS,
     EPISODES,
+    HardwareProfile,
     Sweep,
     gate_of,
+    load_hardware,
+    named_hardware,
     run_sweep,
     run_trial,
     sweep_folder,
@@ -115,14 +118,9 @@ def test_what_the_robot_does_while_it_waits_is_an_axis(tmp_path: Path) -> None:
     run_sweep(what, tmp_path, quiet, Pool(1))
     table, _, (manifest,) = read_sweeps([tmp_path])
     assert manifest["sweep"]["idles"] == ["last", "neutral", "hold"]
-    rows = {
-        idle: [
-            (row["episode"], row["jerk"], row["task_s"])
-            for row in JsonLines(tmp_path / EPISODES).read()
-            if row["idle"] == idle
-        ]
-        for idle in ("last", "neutral", "hold")
-    }
+    rows: dict[str, list[tuple[float, ...]]] = {"last": [], "neutral": [], "hold": []}
+    for row in JsonLines(tmp_path / EPISODES).read():
+        rows[row["idle"]].append((row["episode"], row["jerk"], row["task_s"]))
     # On ball the holding action is the last one; a level plate is another world.
     assert rows["last"] == rows["hold"] and len(rows["last"]) == 3
     assert all(one != other for one, other in zip(rows["last"], rows["neutral"], strict=True))
@@ -151,12 +149,9 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
     before = (tmp_path / CALIBRATIONS).read_text()
     run_sweep(replace(what, episodes=2), tmp_path, quiet, Pool(1))
     assert (tmp_path / CALIBRATIONS).read_text() == before
-    place = ("verification", 0.5, far, "neutral", 1)
-    (row,) = [
-        row
-        for row in JsonLines(tmp_path / EPISODES).read()
-        if tuple(row[name] for name in ("lever", "strength", "link", "idle", "episode")) == place
-    ]
+    rows = JsonLines(tmp_path / EPISODES).read()
+    place = {"lever": "verification", "strength": 0.5, "link": far, "idle": "neutral", "episode": 1}
+    (row,) = (row for row in rows if place.items() <= row.items())
     latencies_s = tuple(1e-3 * ms for ms in sweep_folder(tmp_path).manifest()["latency_ms"]["verification 0.5"])
     uncalibrated = Trial(
         what.settings[1], "ball", 0.0, "neutral", "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed,
@@ -202,3 +197,27 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
     with pytest.raises(ConfigError, match="'ball' cannot act in task 'pusht'"):
         run_sweep(small(task="pusht", paces=(0.0,)), tmp_path / "out", quiet, Pool(1))
     assert not (tmp_path / "out").exists()
+
+
+def test_hardware_is_named_in_the_package_or_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    assert load_hardware("this-machine")[1].kappa == 1.0
+    assert all(each.about.split(":")[0] in ("measured", "derived", "chosen") for each in named_hardware().values())
+    path = tmp_path / "mine.toml"
+    path.write_text('[board]\nkappa = 3\nabout = "measured: our board"\n')
+    assert load_hardware(f"{path}:board") == ("board", HardwareProfile(3.0, "measured: our board"))
+    for name, named in (
+        (str(path), "board"),
+        (f"{path}:bord", "board"),
+        ("agx-30", "agx-30w"),
+        ("no.toml:a", "no.toml"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            load_hardware(name)
+    for text, named in (
+        ("", "profile"),
+        ('[a]\nkapa = 1\nabout = ""', "kappa"),
+        ('[a]\nkappa = 0\nabout = ""', "kappa"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=named):
+            load_hardware(f"{path}:a")

@@ -17,7 +17,7 @@ from specact.errors import ConfigError
 from specact.families.chunks.pair import joint_observation
 from specact.families.chunks.policy import ChunkPolicy, resized
 from specact.families.tokens.policy import DecodingRequest, Prefilled, TokenPolicy, to_actions, to_tokens
-from specact.families.tokens.speculative import Acceptance, Array, Decoded, Tokens, relaxed
+from specact.families.tokens.speculative import UNLIMITED, Acceptance, Array, Decoded, Tokens, relaxed
 from specact.families.tokens.verify import TokenExchange, TokenVerifier
 from specact.observation import Window
 from specact.pair import Follower, Pair, PairIdentity
@@ -121,16 +121,11 @@ class TokenDrafter(Follower):
         """The rule for the next request."""
         return self.within(self.decoding.bins)
 
-    def within(self, bins: int) -> Acceptance:
-        """Every token within so many bins; a gripper's are strict, unless the decoding says otherwise."""
-        spec = self.parts.policy.spec
-        return relaxed(bins, spec.chunk * spec.actions, spec.actions, self.strict)
-
-    @property
-    def strict(self) -> Sequence[int]:
-        """Dimensions without tolerance."""
-        loose = self.parts.drafters is None or self.decoding.uniform
-        return () if loose else self.parts.drafters.settings.strict
+    def within(self, bins: int, groups: Sequence[int] | None = None, total: int = UNLIMITED) -> Acceptance:
+        """The rule :func:`relaxed`, in which a gripper's tokens are strict, unless the decoding says otherwise."""
+        spec, drafters = self.parts.policy.spec, self.parts.drafters
+        strict = () if drafters is None or self.decoding.uniform else drafters.settings.strict
+        return relaxed(bins, spec.chunk * spec.actions, spec.actions, strict, groups, total)
 
     def tail(self) -> Tokens | None:
         """What replaces everything from the first rejected token on, ``[T]``, or None."""

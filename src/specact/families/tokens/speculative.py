@@ -363,11 +363,11 @@ class _Window:
         tokens[0], features[0], finite = np.argmax(logits), feature, bool(np.isfinite(logits).all())
         sources, bias = np.zeros(length, np.uint8), np.zeros(length, np.int64)
         self.decoded = Decoded(tokens, sources, bias, [], [], length, features, finite)
-        self._speculation, self._count = speculation, 1
+        self._speculation, self.count = speculation, 1
 
     @property
     def done(self) -> bool:
-        return self._count >= len(self.decoded.tokens)
+        return self.count >= len(self.decoded.tokens)
 
     @property
     def drafter(self) -> TreeDrafter:
@@ -376,7 +376,7 @@ class _Window:
 
     @property
     def decided(self) -> Decided:
-        decoded, count = self.decoded, self._count
+        decoded, count = self.decoded, self.count
         return Decided(decoded.tokens[:count], decoded.features[:count], len(decoded.tokens))
 
     def read(self, tree: Tree, wanted: Tokens, finite: Mask, features: Array) -> Tokens:
@@ -385,7 +385,7 @@ class _Window:
         Of the pass, after the last decoded token and after each of the nodes: the target's most likely token, whether
         all logits are finite, and the feature; ``[1 + N, ...]`` and padding.
         """
-        decoded, count, size, tail = self.decoded, self._count, 1 + len(tree), self._speculation.tail
+        decoded, count, size, tail = self.decoded, self.count, 1 + len(tree), self._speculation.tail
         path = longest_accepted(tree, wanted[:size], self._speculation.rule, count)
         kept, end = np.concatenate([[0], 1 + path.nodes]), count + len(path.nodes)
         decoded.finite = decoded.finite and bool(finite[:size].all())
@@ -393,12 +393,12 @@ class _Window:
         decoded.sources[count:end] = DRAFT
         decoded.accepted.append(len(path.nodes))
         decoded.read.append(size)
-        self._count = end + 1
+        self.count = end + 1
         if path.rejected:
             decoded.rejected = min(decoded.rejected, end)
             if tail is not None:
                 decoded.tokens[end:], decoded.sources[end:] = tail[end:], TAIL
-                self._count = len(decoded.tokens)
+                self.count = len(decoded.tokens)
                 return kept
         decoded.tokens[end] = wanted[kept[-1]]
         decoded.features[count : end + 1] = features[kept]
@@ -445,9 +445,8 @@ def _decoder_inputs(windows: Sequence[_Window], trees: Sequence[Tree]) -> tuple[
     tokens, places = np.zeros((batch, size), np.int64), np.zeros((batch, size), np.int64)
     among = np.tile(np.eye(size, dtype=np.bool_), (batch, 1, 1))
     for row, (window, tree) in enumerate(zip(windows, trees, strict=True)):
-        decided, end = window.decided.tokens, 1 + len(tree)
-        last = len(decided) - 1
-        tokens[row, 0], tokens[row, 1:end] = decided[-1], tree.tokens
+        end, last = 1 + len(tree), window.count - 1
+        tokens[row, 0], tokens[row, 1:end] = window.decoded.tokens[last], tree.tokens
         places[row, 0], places[row, 1:end] = last, last + 1 + tree.depths
         among[row, :end, 0], among[row, 1:end, 1:end] = True, tree.among
     return tokens, places, among

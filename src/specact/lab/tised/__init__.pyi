@@ -6,7 +6,5 @@ from specact.lab.tised.equations import chunk_speedup as chunk_speedup
 from specact.lab.tised.equations import decompose as decompose
 from specact.lab.tised.equations import exact_task_s as exact_task_s
 from specact.lab.tised.equations import optimum as optimum
-from specact.lab.tised.equations import relative_latency as relative_latency
-from specact.lab.tised.equations import speedup_bound as speedup_bound
 from specact.lab.tised.equations import stall_s as stall_s
 from specact.lab.tised.equations import task_s as task_s

@@ -18,12 +18,6 @@ from specact.lab.tised.drivers import ON_BOARD
 from specact.lab.tised.equations import Decomposition, decompose
 from specact.lab.tised.sweep import CALIBRATIONS, EPISODES, sweep_folder
 
-COLUMNS = (
-    "lever", "strength", "task", "pace", "idle", "static", "hardware", "kappa", "link", "execution", "overlap",
-    "execute", "episode", "success", "score", "task_s", "limit_s", "chunks", "inference_s", "stall_s", "age_s", "jerk",
-    "path", "transmission_rate",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, order=True)
 class Place:
@@ -188,16 +182,13 @@ def sort_curves(table: Table, baselines: Mapping[str, float]) -> list[Curve]:
     """Sorts a sweep's episodes into curves, by place.
 
     Args:
-        table: one row per episode, with :data:`COLUMNS`.
+        table: one row per episode, see :func:`~specact.lab.tised.sweep.run_trial`.
         baselines: the strength of each lever at which it has no effect.
 
     Raises:
-        DataError: for a table that lacks columns, has an episode twice, or settings without a common episode.
+        DataError: for a table that has an episode twice, or settings without a common episode.
         ConfigError: for a lever without a baseline, or a baseline that was not run.
     """
-    if missing := [name for name in COLUMNS if name not in table]:
-        lacks = ", ".join(missing)
-        raise DataError(f"the episode table lacks the columns {lacks}; it is not the table of a TISED sweep")
     rows: dict[Place, list[int]] = {}
     for i, conditions in enumerate(zip(*(table[name].tolist() for name in Place.__dataclass_fields__), strict=True)):
         rows.setdefault(Place(*conditions), []).append(i)
@@ -279,7 +270,7 @@ def _setting(place: Place, table: Table) -> Table:
 
 
 def _select(table: Table, rows: NDArray[np.generic]) -> Table:
-    return {name: table[name][rows] for name in COLUMNS}
+    return {name: column[rows] for name, column in table.items()}
 
 
 def _restricted_time_s(table: Table) -> NDArray[np.float64]:

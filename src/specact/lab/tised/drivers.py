@@ -115,6 +115,7 @@ class PolicyDriver:
     files: tuple[tuple[str, str], ...] = ()
     window: int | None = None
     offloads: bool = False
+    rate = None
 
     def build(self) -> ChunkPolicy:
         """The policy."""
@@ -179,7 +180,7 @@ class SplitDriver(PolicyDriver):
     precision: Precision = "float16"
 
     def build(self) -> CodeChunks:
-        pair, staged = _codes_parts(self.bundle), _staged(self.stages)
+        pair, staged = _codes_parts(self.bundle), _staged(Path(self.stages))
         return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
 
     @property
@@ -188,11 +189,11 @@ class SplitDriver(PolicyDriver):
 
     @property
     def crossing(self) -> tuple[int, int] | None:
-        spec = _staged(self.stages).spec
+        spec = _staged(Path(self.stages)).spec
         return (spec.observation.nbytes, spec.reply_bytes(self.cut, self.precision)) if self.cut else None
 
     def call(self, part: str) -> Callable[[], object]:
-        staged, cut = _staged(self.stages), self.cut
+        staged, cut = _staged(Path(self.stages)), self.cut
         windows, last = [staged.spec.observation.zeros()], staged.spec.stages
         if cut == (0 if part == "server" else last):
             return lambda: None
@@ -351,14 +352,7 @@ def _flow(bundle: str, parts: tuple[tuple[str, str], ...]) -> FlowBundle:
     return load_flow(bundle, variants={part: Path(file) for part, file in parts})
 
 
-@cache
-def _staged(folder: str) -> StagedFolder:
-    return load_staged(Path(folder))
-
-
-@cache
-def _pair(source: PairSource) -> Pair[Any]:
-    return load_pair(source)
+_pair, _staged = cache(load_pair), cache(load_staged)
 
 
 def _codes_parts(bundle: str) -> CodeParts:

@@ -24,11 +24,6 @@ from specact.errors import ConfigError
 from specact.types import Floats
 
 
-def relative_latency(inference_s: ArrayLike, action_s: ArrayLike) -> Floats:
-    """``rho = T_inf / T_act`` ``[...]``: the number of actions that take as long as one inference."""
-    return np.asarray(_latency(inference_s) / _action(action_s))
-
-
 def chunk_s(
     inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
 ) -> Floats:
@@ -37,9 +32,10 @@ def chunk_s(
     With ``alpha = 1`` and ``m = 0`` it is T_0, equation (1); with ``m = 0`` equation (2); with ``alpha = 1`` equation
     (3), the same as in VLASH (all three given). The first chunk takes longer, see :func:`exact_task_s`.
     """
-    n = _actions(actions)
-    _overlap(overlap, n)
-    return np.asarray(n * _action(action_s) + stall_s(inference_s, action_s, alpha, overlap))
+    n = _checked("n", actions)
+    if np.any(_checked("m", overlap) > n):
+        raise ConfigError(f"the overlap must be at most the actions of a chunk, got {np.asarray(overlap)} of {n}")
+    return np.asarray(n * _checked("T_act", action_s) + stall_s(inference_s, action_s, alpha, overlap))
 
 
 def chunk_speedup(
@@ -47,21 +43,15 @@ def chunk_speedup(
 ) -> Floats:
     """``T_0 / T_chunk`` ``[...]`` (2, given), at least 1.
 
-    In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
+    With ``rho = T_inf / T_act`` it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))``, and
+    never above ``(rho + n) / n``: no lever shortens the actions (8, derived).
     """
     return np.asarray(chunk_s(inference_s, action_s, actions) / chunk_s(inference_s, action_s, actions, alpha, overlap))
 
 
-def speedup_bound(inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike) -> Floats:
-    """``(rho + n) / n`` ``[...]``, the bound of :func:`chunk_speedup`: no lever shortens the actions (8, derived)."""
-    n = _actions(actions)
-    return np.asarray((relative_latency(inference_s, action_s) + n) / n)
-
-
 def task_s(chunks: ArrayLike, each_s: ArrayLike) -> Floats:
     """``T_task = N T_chunk`` ``[...]`` [s] (4, given)."""
-    n = _checked("the number of chunks N must be finite and at least 0", chunks, lambda n: (n >= 0.0) & (n < np.inf))
-    return np.asarray(n * _positive("the time of a chunk [s]", each_s))
+    return np.asarray(_checked("N", chunks) * _checked("T_chunk", each_s))
 
 
 def exact_task_s(
@@ -73,8 +63,8 @@ def exact_task_s(
     The first inference cannot be hidden, so overlap saves time ``N - 1`` times instead of ``N`` times.
     """
     each = chunk_s(inference_s, action_s, actions, alpha, overlap)
-    hidden = np.minimum(_alpha(alpha) * _latency(inference_s), _overlap(overlap) * _action(action_s))
-    return np.asarray(task_s(_positive("the number of chunks N", chunks), each) + hidden)
+    hidden = np.minimum(*_sides(inference_s, action_s, alpha, overlap))
+    return np.asarray(task_s(_checked("N > 0", chunks), each) + hidden)
 
 
 def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
@@ -82,8 +72,8 @@ def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0,
 
     This is not the age of the chunk's observation, see :func:`age_s`.
     """
-    left = _alpha(alpha) * _latency(inference_s) - _overlap(overlap) * _action(action_s)
-    return np.asarray(np.maximum(0.0, left))
+    inference, hiding = _sides(inference_s, action_s, alpha, overlap)
+    return np.asarray(np.maximum(0.0, inference - hiding))
 
 
 def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
@@ -91,8 +81,7 @@ def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, o
 
     Deeper overlap shortens the stall and makes the observation older; the two are equal only without overlap.
     """
-    inference = _alpha(alpha) * _latency(inference_s)
-    return np.asarray(np.maximum(inference, _overlap(overlap) * _action(action_s)))
+    return np.asarray(np.maximum(*_sides(inference_s, action_s, alpha, overlap)))
 
 
 @dataclass(frozen=True)
@@ -129,8 +118,8 @@ def decompose(chunks_before: float, before_s: float, chunks: float, after_s: flo
         chunks_before, before_s: N_0 and T_task,0 [s] of the baseline, means over its successful trials (31, given).
         chunks, after_s: N and T_task [s] with the lever, likewise.
     """
-    n_0, n = (float(_positive("the number of chunks N", value)) for value in (chunks_before, chunks))
-    t_0, t = (float(_positive("the time of a task [s]", value)) for value in (before_s, after_s))
+    n_0, n = (float(_checked("N > 0", value)) for value in (chunks_before, chunks))
+    t_0, t = (float(_checked("T_task", value)) for value in (before_s, after_s))
     return Decomposition((t_0 / n_0) / (t / n), n_0 / n)
 
 
@@ -180,40 +169,38 @@ def _times(factor: float, what: str) -> str:
     return what if abs(factor - 1.0) < 0.005 else f"{factor:.3f} times {what}"
 
 
-def _latency(inference_s: ArrayLike) -> Floats:
-    must = "the inference time T_inf [s] must be finite and at least 0"
-    return _checked(must, inference_s, lambda seconds: (seconds >= 0.0) & (seconds < np.inf))
-
-
-def _action(action_s: ArrayLike) -> Floats:
-    return _positive("the duration of an action T_act [s]", action_s)
-
-
-def _actions(actions: ArrayLike) -> Floats:
-    must = "a chunk must have a whole number of actions, at least 1"
-    return _checked(must, actions, lambda n: _whole(n) & (n >= 1.0))
-
-
-def _alpha(alpha: ArrayLike) -> Floats:
-    must = "alpha, the remaining share of the full inference time, must lie in (0, 1]"
-    return _checked(must, alpha, lambda share: (share > 0.0) & (share <= 1.0))
-
-
-def _overlap(overlap: ArrayLike, actions: ArrayLike = np.inf) -> Floats:
-    must = "the overlap must be a whole number of actions, at least 0 and at most those of the chunk"
-    return _checked(must, overlap, lambda m: _whole(m) & (m >= 0.0) & (m <= np.asarray(actions)))
-
-
-def _positive(what: str, value: ArrayLike) -> Floats:
-    return _checked(f"{what} must be positive and finite", value, lambda values: (values > 0.0) & (values < np.inf))
+def _sides(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike, overlap: ArrayLike) -> tuple[Floats, Floats]:
+    """``alpha T_inf``, and ``m T_act``, the time of the actions that hide it [s]."""
+    inference = _checked("alpha", alpha) * _checked("T_inf", inference_s)
+    return inference, np.asarray(_checked("m", overlap) * _checked("T_act", action_s))
 
 
 def _whole(values: Floats) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(values) & (values == np.rint(values)))
 
 
-def _checked(must: str, value: ArrayLike, allowed: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
-    values = np.asarray(value, dtype=np.float64)
+def _positive(values: Floats) -> NDArray[np.bool_]:
+    return np.asarray((values > 0.0) & (values < np.inf))
+
+
+_RANGES: dict[str, tuple[str, Callable[[Floats], NDArray[np.bool_]]]] = {
+    "T_inf": ("the inference time T_inf [s] must be finite and at least 0", lambda s: (s == 0.0) | _positive(s)),
+    "T_act": ("the duration of an action T_act [s] must be positive and finite", _positive),
+    "T_chunk": ("the time of a chunk [s] must be positive and finite", _positive),
+    "T_task": ("the time of a task [s] must be positive and finite", _positive),
+    "N": ("the number of chunks N must be finite and at least 0", lambda n: (n == 0.0) | _positive(n)),
+    "N > 0": ("the number of chunks N must be positive and finite", _positive),
+    "n": ("a chunk must have a whole number of actions, at least 1", lambda n: _whole(n) & (n >= 1.0)),
+    "m": ("the overlap must be a whole number of actions, at least 0", lambda m: _whole(m) & (m >= 0.0)),
+    "alpha": (
+        "alpha, the remaining share of the full inference time, must lie in (0, 1]",
+        lambda share: (share > 0.0) & (share <= 1.0),
+    ),
+}
+
+
+def _checked(name: str, value: ArrayLike) -> Floats:
+    values, (must, allowed) = np.asarray(value, dtype=np.float64), _RANGES[name]
     if not np.all(allowed(values)):
         shown = f"{values.item():g}" if values.ndim == 0 else np.array2string(values, threshold=6)
         raise ConfigError(f"{must}, got {shown}")

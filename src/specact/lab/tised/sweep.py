@@ -25,7 +25,7 @@ from specact.lab.evaluation.cost import median_ms
 from specact.lab.rollout.episode import TimedRobot
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import check_weights
-from specact.lab.tised.drivers import ON_BOARD, OnDecision, PairDriver, PolicyDriver, Setting, SplitDriver, Trial
+from specact.lab.tised.drivers import ON_BOARD, OnDecision, PolicyDriver, Setting, SplitDriver, Trial
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
 from specact.records import Count, NotNegative, Positive, Record, Seed, check_fields, read_toml
@@ -53,24 +53,15 @@ class HardwareProfile(Record, frozen=True):
 
 
 def load_hardware(name: str) -> tuple[str, HardwareProfile]:
-    """A profile with its name in the file.
-
-    Args:
-        name: one of :func:`named_hardware`; ``PATH.toml:NAME`` for a profile in a file; ``PATH.toml`` for a file with
-            one profile.
+    """A profile with its name: one of :func:`named_hardware`, or ``PATH.toml:NAME`` for one in a file.
 
     Raises:
         ConfigError: for an unknown name, or a file that cannot be used.
     """
-    path, _, chosen = (name, "", "") if name.endswith(".toml") else name.rpartition(":")
+    path, _, chosen = (f"{name}:" if name.endswith(".toml") else name).rpartition(":")
     profiles = _read_hardware(Path(path)) if path else named_hardware()
-    if not chosen and len(profiles) == 1:
-        (chosen,) = profiles
-    if not chosen:
-        names = ", ".join(sorted(profiles))
-        raise ConfigError(f"{name} has {len(profiles)} profiles; choose one with {name}:NAME, NAME one of {names}")
     if chosen not in profiles:
-        raise unknown_name("hardware", chosen, profiles)
+        raise unknown_name("hardware", chosen or f"{path}:NAME", profiles)
     return chosen, profiles[chosen]
 
 
@@ -162,10 +153,12 @@ def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, comman
     with locked(out):
         manifest = sweep_folder(out).claim(_request(sweep), command, partial(_measured, sweep), free=("episodes",))
         trials = list(_trials(sweep, manifest["latency_ms"]))
-        searches = {_key(trial.row): (trial, sweep.calibration) for trial in trials if _rate(trial) is not None}
+        gated = [trial for trial in trials if trial.setting.driver.rate is not None]
+        searches = {_key(trial.row): (trial, sweep.calibration) for trial in gated}
         rows = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
         gates = {_key(row): gate_of(row) for row in rows}
-        by_key = {_key(trial.row, "episode"): _with_gate(trial, gates) for trial in trials}
+        by_key = {_key(trial.row, "episode"): trial for trial in trials}
+        by_key |= {_key(trial.row, "episode"): with_gate(trial, gates[_key(trial.row)]) for trial in gated}
         told = partial(progress, f"{sweep.task}, episodes")
         _finish(by_key, run_trial, (*PLACE, "episode"), out / EPISODES, pool, told)
 
@@ -196,20 +189,10 @@ def _finish(
     return rows
 
 
-def _rate(trial: Trial) -> float | None:
-    driver = trial.setting.driver
-    return driver.rate if isinstance(driver, PairDriver) else None
-
-
 def with_gate(trial: Trial, gate: GateSettings) -> Trial:
     """The trial with another gate."""
     driver: Any = trial.setting.driver
     return replace(trial, setting=replace(trial.setting, driver=replace(driver, gate=gate)))
-
-
-def _with_gate(trial: Trial, gates: Mapping[Key, GateSettings]) -> Trial:
-    """The trial with the calibrated gate of its place, if it needs one."""
-    return trial if _rate(trial) is None else with_gate(trial, gates[_key(trial.row)])
 
 
 def calibrate_gate(search: tuple[Trial, int]) -> Row:
