@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -94,8 +93,7 @@ def measure(folder: Path, run: Run) -> dict[str, Any]:
         costs, _ = measure_costs(staged, client, windows)
     measured = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
     measured["draft_s"] = 1e-3 * median_ms({0: partial(bundle.parts.draft.infer, bundle.observation.zeros())})[0]
-    about = {"machine": platform.machine(), "seed": run.seed, "inferences": run.few(60), "period_s": PERIOD_S}
-    return {**about, "costs": measured}
+    return {"costs": measured}
 
 
 def learn(name: str, folder: Path, run: Run) -> dict[str, float]:

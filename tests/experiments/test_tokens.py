@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.grid import Run
-from experiments.tokens import gain, section
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from msgspec import structs
@@ -129,14 +126,6 @@ def test_passes_of_every_drafter_at_every_tolerance_are_those_of_the_decodings(f
     assert "the draft policy" not in measure_drafters(pair.composed(draft=None), 1, 0)
     with pytest.raises(ConfigError, match="needs drafters"):
         measure_drafters(pair.composed(drafters=None), 1, 0)
-
-
-def test_a_section_has_what_was_measured(folder: Path, out: Path, tmp_path: Path) -> None:
-    measured = gain(str(folder), 1, tmp_path, Run(tmp_path))
-    summary = json.loads((out / "summary.json").read_text())
-    page = "\n".join(section(summary, measured))
-    assert all(f"| `{name}` |" in page for name in RAN)
-    assert "`kerv` - `kerv_last`" in page and f"{EPISODES} paired episodes" in page
 
 
 def driven(pair: Pair[Any], gate: VerifySkip, count: int = 30) -> list[StepRecord]:

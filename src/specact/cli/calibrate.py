@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from specact.lab.rollout.distillation import Collect, DistillationData
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GateOptions(Options):
-    """A gate and its rate."""
+    """A pair's gate, and its rate."""
 
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     gate: str = "deviation"  # deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE
     gate_options: tuple[str, ...] = ()  # parameters of the gate, NAME=VALUE, such as alpha=0.3 or max_skips=4
     rate: InsideUnit = 0.6  # wanted share of inferences that ask the target
@@ -46,7 +47,7 @@ class GateOptions(Options):
     json: bool = False  # print the calibration as JSON
     parts: Rare[Parts] = field(default_factory=Parts)
 
-    def load(self, pair: str) -> Pair[Any]:
+    def load(self) -> Pair[Any]:
         """The pair, if its gate can be calibrated and stored: before anything is rolled out or trained.
 
         Raises:
@@ -54,7 +55,7 @@ class GateOptions(Options):
         """
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
-        loaded = self.parts.load(pair)
+        loaded = self.parts.load(self.pair)
         check_options(self.gate_options, [self.gate], loaded.exchange.contract.family)
         check_folder(self._folder(loaded))
         return loaded
@@ -96,16 +97,14 @@ class GateOptions(Options):
         return self.out or Path(pair.path or ".") / "calibration"
 
 
-@dataclass(frozen=True)
-class Calibrate(Options):
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(GateOptions):
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
     A learned gate is trained first if the pair has none; its head is written into the pair's folder. Without a
     simulator: specact offline calibrate. More options: --help-all.
     """
 
-    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
-    options: Flat[GateOptions] = field(default_factory=GateOptions)
     env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
     episodes: Count = 40  # episodes per round, and for the check
 
@@ -115,17 +114,16 @@ class Calibrate(Options):
         from specact.lab.rollout.distillation import collector
         from specact.lab.rollout.pool import Pool
 
-        options = self.options
-        pair = options.load(self.pair)
-        world, total = self.env or env_of(pair, None), self.episodes * (options.rounds + 2)
-        how = CalibrationRun(options.rate, self.episodes, options.rounds, options.seed)
-        with progress_bars() as update, Pool(options.workers) as pool:
-            collect = collector(options.lessons, pool, update, world, training_folder(pair) / "frames")
+        pair = self.load()
+        world, total = self.env or env_of(pair, None), self.episodes * (self.rounds + 2)
+        how = CalibrationRun(self.rate, self.episodes, self.rounds, self.seed)
+        with progress_bars() as update, Pool(self.workers) as pool:
+            collect = collector(self.lessons, pool, update, world, training_folder(pair) / "frames")
             made = calibrate(
-                pair, options.settings(pair, collect, update), how, env=world, pool=pool,
-                advance=lambda done: update(f"calibrating {options.gate}", done, total),
+                pair, self.settings(pair, collect, update), how, env=world, pool=pool,
+                advance=lambda done: update(f"calibrating {self.gate}", done, total),
             )  # fmt: skip
-        options.report(pair, made)
+        self.report(pair, made)
 
 
 def training_folder(pair: Pair[Any]) -> Path:
@@ -156,63 +154,55 @@ class Demonstrations(Options):
         return split_demonstrations(recipe, self.data)
 
 
-@dataclass(frozen=True)
-class OfflineCalibrate(Options):
+@dataclass(frozen=True, kw_only=True)
+class OfflineCalibrate(GateOptions):
     """Find a gate's threshold for a transmission rate along demonstrations that were kept back in training.
 
     A learned gate is trained first if the pair has none, along those that were trained on. More options: --help-all.
     """
 
-    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
-    options: Flat[GateOptions] = field(default_factory=GateOptions)
 
     def run(self) -> None:
         from specact.lab.evaluation.offline import calibrate_offline
         from specact.lab.rollout.pool import Pool
 
-        options = self.options
-        pair = options.load(self.pair)
+        pair = self.load()
         trained_on, held_out = self.demonstrations.split(pair)
-        count, frames = min(options.lessons, trained_on.steps), training_folder(pair) / "frames"
-        with progress_bars() as update, Pool(options.workers) as pool:
+        count, frames = min(self.lessons, trained_on.steps), training_folder(pair) / "frames"
+        with progress_bars() as update, Pool(self.workers) as pool:
 
             def collect(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
                 from specact.lab.train.head import demonstrated_lessons
 
                 return demonstrated_lessons(
-                    pair, trained_on, count, frames, lambda done: update("lessons", done, count), seed=options.seed
+                    pair, trained_on, count, frames, lambda done: update("lessons", done, count), seed=self.seed
                 )
 
-            gate = options.settings(pair, collect, update, rounds=1)
-            made = calibrate_offline(
-                pair, gate, options.rate, held_out, pool, update, rounds=options.rounds, seed=options.seed
-            )
-        options.report(pair, made)
+            gate = self.settings(pair, collect, update, rounds=1)
+            made = calibrate_offline(pair, gate, self.rate, held_out, pool, update, rounds=self.rounds, seed=self.seed)
+        self.report(pair, made)
 
 
-@dataclass(frozen=True)
-class OfflineEval(Options):
+@dataclass(frozen=True, kw_only=True)
+class OfflineEval(Comparison):
     """Compare methods by errors and transmissions along demonstrations that were kept back in training.
 
     Open loop: actions do not change the next observations. More options: --help-all.
     """
 
-    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
-    options: Flat[Comparison]
     demonstrations: Flat[Demonstrations] = field(default_factory=Demonstrations)
 
     def run(self) -> None:
         from specact.lab.evaluation.offline import evaluate_offline
         from specact.lab.rollout.pool import Pool
 
-        options = self.options
-        pair = options.parts.load(self.pair)
+        pair = self.parts.load(self.pair)
         _, held_out = self.demonstrations.split(pair)
-        with Pool(options.workers) as pool, progress_bars() as update:
+        with Pool(self.workers) as pool, progress_bars() as update:
             summary = evaluate_offline(
-                pair, options.names, held_out, options.rate, options.out, pool, update,
-                gate_options=options.gate_options, seed=options.seed, command=command_line(),
+                pair, self.names, held_out, self.rate, self.out, pool, update,
+                gate_options=self.gate_options, seed=self.seed, command=command_line(),
             )  # fmt: skip
         rows = [{"method": name, **found} for name, found in summary["methods"].items()]
         shown = {
@@ -224,7 +214,7 @@ class OfflineEval(Options):
             "mean change of the action that verification of a skipped step would have made"
         )
         title = f"{summary['bundle']}: {summary['episodes']} demonstrations"
-        options.report(summary, table_of(title, rows, shown, caption))
+        self.report(summary, table_of(title, rows, shown, caption))
 
 
 Offline = (

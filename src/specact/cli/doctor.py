@@ -12,7 +12,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from specact import __version__
-from specact.cli.options import Access, Flat, Maybe, Options
+from specact.cli.options import Access, Flat, Maybe, Options, Parts
 from specact.cli.output import lines_of, print_result
 from specact.imports import EXTRAS
 from specact.pair import Pair
@@ -26,17 +26,14 @@ class Doctor(Options):
     """Report the installed extras, the inference times of a pair and, with --server, the latency of its server."""
 
     pair: Positional[str] = "ball"  # path or name of a pair, or MODULE:NAME; the server must serve its target
-    # of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file
-    draft: Maybe[str] = None
     server: Maybe[str] = None  # address to measure, such as ws://127.0.0.1:8600, or openpi:ws://HOST:PORT#FILE.toml
     requests: Count = 200  # requests to send to the server, at the pair's inference rate
     access: Flat[Access] = field(default_factory=Access)
+    parts: Flat[Parts] = field(default_factory=Parts)
     json: bool = False  # print the findings as JSON
 
     def run(self) -> None:
-        from specact.load import load_pair
-
-        pair = load_pair(self.pair, draft=self.draft)
+        pair = self.parts.load(self.pair)
         findings = _inspect(pair)
         if self.server is not None:
             findings["server"] = self._measure(pair, self.server)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from tyro.conf import Positional
 
-from specact.cli.options import Flat, Maybe, Options, Parts, Rare
+from specact.cli.options import Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, print_result, progress_bars, table_of, value_at
 from specact.errors import ConfigError
 from specact.files import write_whole
@@ -54,6 +54,7 @@ class Details(Options):
 class Comparison(Options):
     """Methods that are compared."""
 
+    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     out: Path  # run folder
     # also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a token policy
     # ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md)
@@ -81,15 +82,13 @@ class Comparison(Options):
         print_result(self.json, summary, [table, *contrast_lines(summary), f"run folder: {self.out}"])
 
 
-@dataclass(frozen=True)
-class Eval(Options):
+@dataclass(frozen=True, kw_only=True)
+class Eval(Comparison):
     """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
 
     Without a simulator: specact offline eval. More options (times, gates, real time): --help-all.
     """
 
-    pair: Positional[str]  # path or name of a pair, or MODULE:NAME
-    options: Flat[Comparison]
     episodes: Count = 100  # episodes per method; episode k starts the same for all of them
     env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
     link: str = "wifi-paper"  # wifi-paper, lan, 5g, lte, loopback, ..., see specact proxy --help
@@ -102,14 +101,13 @@ class Eval(Options):
         from specact.lab.evaluation.run import Evaluation, evaluate
         from specact.lab.rollout.pool import Pool
 
-        options = self.options
         what = Evaluation(
-            self.pair, self.env, options.names, self.episodes, options.seed, options.rate, self.link,
-            gate_options=options.gate_options, **vars(self.times), **vars(self.details), **vars(options.parts),
+            self.pair, self.env, self.names, self.episodes, self.seed, self.rate, self.link,
+            gate_options=self.gate_options, **vars(self.times), **vars(self.details), **vars(self.parts),
         )  # fmt: skip
-        with Pool(options.workers, self.on) as pool, progress_bars() as update:
-            summary = evaluate(what, options.out, update, pool, command=command_line())
-        options.report(summary, summary_table(summary))
+        with Pool(self.workers, self.on) as pool, progress_bars() as update:
+            summary = evaluate(what, self.out, update, pool, command=command_line())
+        self.report(summary, summary_table(summary))
 
 
 def summary_table(summary: dict[str, Any]) -> Table:

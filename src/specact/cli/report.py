@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from tyro.conf import Positional
 
-from specact.cli.options import Maybe, Options
+from specact.cli.options import Flat, Maybe, Options, Parts
 from specact.cli.output import lines_of, print_result, progress_bars, remark, table_of
 from specact.errors import ConfigError
 from specact.records import NotNegative, Positive
@@ -65,17 +65,14 @@ class Advise(Options):
     link: str = "wifi-paper"  # to the server; see specact proxy --help
     runs: tuple[Path, ...] = ()  # run folders of specact eval, or folders that contain some at any depth
     kappa: Positive = 1.0  # how many times slower the device is than this machine; 1 if this is the device
-    # of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file
-    draft: Maybe[str] = None
-    target: Maybe[str] = None  # likewise
     json: bool = False  # print everything as JSON
+    parts: Flat[Parts] = field(default_factory=Parts)
 
     def run(self) -> None:
         from specact.lab.evaluation.advice import advise, parts_of, runs_of
         from specact.links.link import load_link
-        from specact.load import load_pair
 
-        pair = load_pair(self.pair, draft=self.draft, target=self.target)
+        pair = self.parts.load(self.pair)
         load_link(self.link)  # before anything is timed
         runs, left_out = runs_of(pair, self.runs)
         for folder, reason in left_out.items():
