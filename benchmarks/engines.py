@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from specact.families.codes.policy import OnnxPolicy, PolicySpec
-from specact.lab.train.codes import LastPosition, example_inputs, export_policy
+from specact.lab.train.attention import unknown
+from specact.lab.train.codes import export_policy, policy_graph
 from specact.lab.train.recipe import CodesRecipe, load_recipe
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.observation import Window, vectors
@@ -42,8 +43,7 @@ def build(recipe: CodesRecipe, role: str, state: int, goal: int, actions: int) -
     tokenizer = recipe.tokenizer
     seen = vectors(recipe.window, goal, state=state)
     shapes = Shapes(seen, tokenizer.codebooks, tokenizer.codes, recipe.chunk, actions, recipe.goal)
-    plain = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in seen.fields.items()}
-    return VQBeT(shapes, recipe.policies[role], plain).eval()
+    return VQBeT(shapes, recipe.policies[role], unknown(seen.fields)).eval()
 
 
 def compare(model: VQBeT, recipe: CodesRecipe) -> tuple[float, float]:
@@ -53,18 +53,18 @@ def compare(model: VQBeT, recipe: CodesRecipe) -> tuple[float, float]:
         shapes.observation, shapes.observation, shapes.codebooks, shapes.codes, shapes.chunk, shapes.actions,
         recipe.execute, recipe.overlap, 1.0, 10.0, model.secondary_head is not None,
     )  # fmt: skip
-    window = Window({name: values[0].numpy() for name, values in example_inputs(model, 1).items()})
-    deployed = LastPosition(model)
+    example = policy_graph(model).example(1)["observation"]
+    window = Window({name: values[0].numpy() for name, values in example.items()})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy.onnx"
-        export_policy(model, path, half=True)
+        export_policy(model, path)
         runtime = OnnxPolicy(path, spec, spec.target)
 
     def in_torch() -> None:
         # The complete call with PyTorch: wrap the arrays, infer, softmax, and convert the result to NumPy.
         seen = {name: torch.from_numpy(values)[None] for name, values in window.arrays.items()}
         with torch.inference_mode():
-            logits, offsets = deployed(seen)[:2]
+            logits, offsets = model(seen)[:2]
             logits.double().softmax(-1)[0].numpy(), offsets[0].numpy()
 
     def in_onnx() -> None:

@@ -1,8 +1,7 @@
-"""The effect of fused updates, precision and concurrent stages on training time.
+"""The effect of precision and concurrent stages on training time.
 
-Steps per second of CPU time of the target and the draft of a recipe, with AdamW in one fused kernel and parameter by
-parameter, with products in bfloat16 and in float32; then the time of a short training run with one and with two stages
-at a time. Variants take turns.
+Steps per second of CPU time of the target and the draft of a recipe, with products in bfloat16 and in float32; then the
+time of a short training run with one and with two stages at a time. Variants take turns.
 
 Run: python benchmarks/training.py [RECIPE] [--data FOLDER] [--rounds N]
 """
@@ -62,41 +61,35 @@ def speeds(recipe: CodesRecipe, data: Path) -> None:
         work.out = Path(folder)
         run(work.stage("tokenizer"), work.out, lambda done: None)
         for name, policy in recipe.policies.items():
-            variants = {
-                (fused, bfloat16): variant(work, name, fused, bfloat16)
-                for fused in (False, True)
-                for bfloat16 in (True, False)
-            }
-            steps = max(1, round(SECONDS_A_ROUND * rate(variants[False, True], 3)))
-            found: dict[tuple[bool, bool], list[float]] = {which: [] for which in variants}
+            variants = {bfloat16: variant(work, name, bfloat16) for bfloat16 in (True, False)}
+            steps = max(1, round(SECONDS_A_ROUND * rate(variants[True], 3)))
+            found: dict[bool, list[float]] = {which: [] for which in variants}
             for _ in range(ROUNDS):
                 for which, stage in variants.items():
                     found[which].append(rate(stage, steps))
-            before = np.array(found[False, True])
-            for (fused, bfloat16), rates in found.items():
+            before = np.array(found[True])
+            for bfloat16, rates in found.items():
                 print(
-                    f"{name:8} width {policy.width:4}  {'fused' if fused else 'plain'}  "
-                    f"{'bfloat16' if bfloat16 else 'float32 '}  {np.median(rates):7.1f} steps/s  "
+                    f"{name:8} width {policy.width:4}  {'bfloat16' if bfloat16 else 'float32 '}  "
+                    f"{np.median(rates):7.1f} steps/s  "
                     f"{np.median(np.array(rates) / before):5.2f} times"
                 )
 
 
-def variant(work: CodesTraining, name: str, fused: bool, bfloat16: bool) -> Stage:
+def variant(work: CodesTraining, name: str, bfloat16: bool) -> Stage:
     """A policy's stage."""
     work, policies = copy(work), work.recipe.policies
     settings = structs.replace(policies[name], bfloat16=bfloat16)
     work.recipe = structs.replace(work.recipe, policies={**policies, name: settings})
-    stage = work.stage(name)
-    for group in stage.optimizer.param_groups:
-        group["fused"] = fused
-    return replace(stage, validate=lambda module: {})
+    return replace(work.stage(name), validate=lambda module: {})
 
 
 def rate(stage: Stage, steps: int) -> float:
     """Steps per second of this process's CPU time."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.process_time()
-        run(replace(stage, steps=steps), Path(folder), lambda done: None)
+        settings = structs.replace(stage.settings, steps=steps)
+        run(replace(stage, settings=settings), Path(folder), lambda done: None)
         return steps / (time.process_time() - started)
 
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 from tests.lab.train.test_drafters import RECIPE as DRAFTERS
 from tests.lab.train.test_drafters import write_target
+from tests.lab.train.test_resume import RECIPE
 from tests.tiny import KilledError, kill_at, quiet
 
 from specact.bundle.manifest import read_manifest
@@ -20,23 +21,27 @@ from specact.lab.train.codes import CodesTraining
 from specact.lab.train.drafters import DrafterTraining
 from specact.lab.train.export import PARITY
 from specact.lab.train.flash import FlashTraining
-from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, CodesRecipe, FlashRecipe, PolicyRecipe, TokenizerRecipe
+from specact.lab.train.recipe import AnyRecipe, ChunkRecipe, FlashRecipe
 from specact.lab.train.train import train
 from specact.load import load_pair
 
-POLICY = PolicyRecipe(layers=1, heads=2, width=8, head_width=0, steps=30, batch=16, warmup=3, bfloat16=False)
-CODES = CodesRecipe(
-    env="ball", generate_episodes=5, generate_noise=0.3, window=2, chunk=2,
-    tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=20, batch=64),
-    policies={"target": POLICY, "draft": structs.replace(POLICY, width=4)}, bundles={"made": ("target", "draft")},
-)  # fmt: skip
+CODES = structs.replace(RECIPE, bundles={"made": ("target", "target@snapshot")})
 CHUNKS = ChunkRecipe(
     kind="flow", bundle="made", env="ball", generate_episodes=5, generate_noise=0.3, window=2, chunk=3, layers=1,
     heads=2, width=8, steps=30, batch=16, warmup=3, state_noise=0.1, bfloat16=False,
 )  # fmt: skip
 # By kind: the recipe, and moments at which its run is stopped, once.
 KINDS: dict[str, tuple[Callable[[Path, Path], AnyRecipe], list[tuple[str, int]]]] = {
-    "codes": (lambda flow, tokens: CODES, [("demonstrations", 2), ("tokenizer", 15), ("draft", 17)]),
+    "codes": (
+        lambda flow, tokens: CODES,
+        [
+            ("demonstrations", 2),
+            ("tokenizer", 95),  # codes are revived after this one
+            ("target", 10),  # told the step, killed before its checkpoint
+            ("target", 17),  # the snapshot is made twice
+            ("draft", 17),
+        ],
+    ),
     "flow": (lambda flow, tokens: CHUNKS, [("flow", 17)]),
     "regression": (lambda flow, tokens: structs.replace(CHUNKS, kind="regression", snapshots=1), [("regression", 17)]),
     "tokens": (lambda flow, tokens: structs.replace(CHUNKS, kind="tokens"), [("tokens", 17)]),
@@ -73,8 +78,10 @@ def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
     for moment in KINDS[kind][1]:
         with pytest.raises(KilledError):
             train(recipe, Path(), out, kill_at(*moment), every=10)
-    recorded = {path: path.stat().st_mtime_ns for path in out.glob("rollouts/*")}
-    train(recipe, Path(), out, quiet, every=10)
+        assert not (out / f"{moment[0]}.safetensors").exists()
+    recorded, begun = {path: path.stat().st_mtime_ns for path in out.glob("rollouts/*")}, list[int]()
+    train(recipe, Path(), out, lambda stage, done, total: begun.extend([done] * (stage == moment[0])), every=10)
+    assert begun[0] == 11, "it did not go on from its checkpoint"
     files = sorted(path.relative_to(out) for path in out.rglob("*.safetensors"))
     assert files == sorted(
         path.relative_to(whole) for path in whole.rglob("*.safetensors") if "bundles" not in path.parts
@@ -87,6 +94,8 @@ def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
 
 def test_bundles_are_checked_and_say_how_they_were_made(made: tuple[str, AnyRecipe, Path]) -> None:
     kind, _, run = made
+    names = ["made", "made-15"] if kind == "regression" else ["made"]  # the second on the way
+    assert sorted(path.name for path in (run / "bundles").iterdir()) == names
     for path in (run / "bundles").iterdir():
         manifest = read_manifest(path)
         assert manifest.kind == {"codes": "pair"}.get(kind, kind)

@@ -15,7 +15,7 @@ import torch
 from msgspec import structs
 from tests.lab.train.dots import demonstrations
 from tests.lab.train.test_encoder import RECIPE, SEEING, SMALL
-from tests.tiny import quiet
+from tests.tiny import KilledError, kill_at, quiet
 
 from specact.bundle.manifest import fingerprint_of
 from specact.errors import ConfigError
@@ -29,6 +29,7 @@ from specact.lab.rollout.distillation import Collect, DistillationData, FrameWin
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders
 from specact.lab.train.head import HeadRecipe, train_head
+from specact.lab.train.loop import Progress
 from specact.lab.train.recipe import ChunkRecipe
 from specact.lab.train.train import train
 from specact.load import load_pair, make_pair
@@ -38,13 +39,13 @@ from specact.pair import Pair
 FEW = DistilRecipe(rates=(0.0, 0.5), steps=600, batch=128)
 
 
-def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Pair[Any]:
+def teach(bundle: Path, out: Path, progress: Progress = quiet) -> Pair[Any]:
     with Pool(1) as pool:
 
         def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collector(1500, pool, quiet)(pair, gates, number)
 
-        return load_pair(distil(load_pair(bundle), recipe, roll, out, quiet))
+        return load_pair(distil(load_pair(bundle), FEW, roll, out, progress))
 
 
 @pytest.fixture(scope="module")
@@ -85,31 +86,13 @@ def test_only_the_draft_is_new(tiny_bundle: Path, distilled: tuple[Pair[Any], Pa
     assert not (made.parts.path / "calibration").exists()  # the old thresholds are not for this draft
 
 
-class StoppedError(Exception):
-    """Stands for a kill."""
-
-
-def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: Path) -> None:
-    recipe = structs.replace(FEW, steps=300, rounds=1)
-    whole = teach(tiny_bundle, tmp_path / "whole", recipe)
-
-    with Pool(1) as pool:
-
-        def roll(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
-            return collector(1500, pool, quiet)(pair, gates, number)
-
-        told = 0
-
-        def stop(stage: str, done: int, total: int) -> None:
-            nonlocal told
-            told += 1
-            if told == 270:  # after the checkpoint at 250
-                raise StoppedError
-
-        with pytest.raises(StoppedError):
-            distil(load_pair(tiny_bundle), recipe, roll, tmp_path / "stopped", stop)
-    again = teach(tiny_bundle, tmp_path / "stopped", recipe)
-    assert fingerprint_of(again.parts.path / PARTS["draft"]) == fingerprint_of(whole.parts.path / PARTS["draft"])
+def test_a_stopped_run_ends_like_one_that_was_not(
+    tiny_bundle: Path, distilled: tuple[Pair[Any], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(KilledError):
+        teach(tiny_bundle, tmp_path, kill_at("distilled-1", 270))
+    again = teach(tiny_bundle, tmp_path)
+    assert fingerprint_of(again.parts.path / PARTS["draft"]) == fingerprint_of(distilled[0].parts.path / PARTS["draft"])
 
 
 def test_a_bundle_that_does_not_say_how_its_draft_was_made_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:

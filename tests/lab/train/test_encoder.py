@@ -16,7 +16,7 @@ from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import Source
 from specact.lab.train import loop
-from specact.lab.train.codes import LastPosition, rebuild, specs_of
+from specact.lab.train.codes import rebuild, specs_of
 from specact.lab.train.dataset import Dataset, prepare
 from specact.lab.train.encoder import (
     ImageEmbedding,
@@ -148,7 +148,7 @@ def test_encoder_and_policies_reach_the_bundle(tmp_path: Path) -> None:
     frames = dots(2)["image"]
     with torch.no_grad():
         features = model.get_submodule("embed_image.encoder")(torch.from_numpy(frames))
-        logits, _ = LastPosition(model)({"image": torch.from_numpy(frames)[None]})
+        logits, _ = model({"image": torch.from_numpy(frames)[None]})
     weights, _ = loop.read_tensors(tmp_path / "run" / "sees.image.safetensors")
     encoder = ImageEncoder(short.encoder, (32, 32, 3))
     encoder.load_state_dict(

@@ -17,7 +17,8 @@ from specact import SpeculativePolicy, load_pair
 from specact.errors import ConfigError, DataError
 from specact.gates import Always
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.codes import example_inputs, rebuild, specs_of
+from specact.lab.train.attention import unknown
+from specact.lab.train.codes import policy_graph, rebuild, specs_of
 from specact.lab.train.dataset import observation_of
 from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
@@ -100,16 +101,6 @@ def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
         assert policy.act(observation | {"goal.place": cameras.GRIPPER[step : step + 1]}).shape == (2,)
 
 
-def test_the_exported_target_answers_for_every_input(made: Path) -> None:
-    """A change of any of them changes the answer; only the observations that it sees count."""
-    bundle = load_pair(made / "bundles" / "mine")
-    window = bundle.parts.spec.target.zeros()
-    before = bundle.parts.target.infer(window).offsets
-    for name, values in window.arrays.items():
-        changed = dict(window.arrays) | {name: values + values.dtype.type(3)}
-        assert not np.array_equal(bundle.parts.target.infer(replace(window, arrays=changed)).offsets, before), name
-
-
 def test_a_stopped_run_finds_its_decoded_frames_and_ends_like_another(made: Path, data: Path, tmp_path: Path) -> None:
     recipe, told = load_recipe(data / "pair.toml"), list[str]()
 
@@ -135,10 +126,9 @@ def test_a_camera_that_cannot_be_read_is_told_before_the_folder_is_made(data: Pa
     with pytest.raises(DataError, match=r"\.mp4 is damaged or missing"):
         train(load_recipe(data / "pair.toml"), tmp_path, tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
-    only_draft = PAIR.replace('["target", "draft"]', '["draft", "draft"]')
-    kept = only_draft[: only_draft.index("[policies.target]")] + only_draft[only_draft.index("[policies.draft]") :]
-    (tmp_path / "draft.toml").write_text(kept.replace('like = "target"', "layers = 1\nwidth = 8\nheads = 1\nsteps = 2"))
-    train(load_recipe(tmp_path / "draft.toml"), tmp_path, tmp_path / "run", quiet)  # nobody needs the camera
+    draft = load_recipe(data / "pair.toml", CodesRecipe)
+    draft = structs.replace(draft, policies={"draft": draft.policies["draft"]}, bundles={})
+    train(draft, tmp_path, tmp_path / "run", quiet)  # nobody needs the camera
 
 
 def episodes() -> Episodes:
@@ -170,32 +160,23 @@ def test_a_goal_needs_numbers_to_be_concatenated_to() -> None:
     assert specs_of(structs.replace(recipe, goal="token"), episodes())["p"].history == 3
 
 
-def network(spec: ObservationSpec) -> VQBeT:
-    torch.manual_seed(0)
-    shapes = Shapes(spec, codebooks=2, codes=3, chunk=1, actions=2, goal_mode="token")
-    statistics = {
-        name: (torch.zeros(field.shape), torch.ones(field.shape))
-        for name, field in spec.fields.items()
-        if not field.is_image
-    }
-    return VQBeT(shapes, PolicyRecipe(layers=1, heads=1, width=8, head_width=0), statistics).eval()
-
-
 def test_only_positions_that_see_everything_predict() -> None:
     """Of five states and two frames two positions predict; the first of them does not see the later frame."""
     fields = {"state": Field((3,), "float32", 5), "image": Field((16, 16, 3), "uint8", 2)}
-    model = network(ObservationSpec(fields))
-    seen = example_inputs(model, 4)
+    shapes = Shapes(ObservationSpec(fields), codebooks=2, codes=3, chunk=1, actions=2, goal_mode="token")
+    torch.manual_seed(0)
+    model = VQBeT(shapes, PolicyRecipe(layers=1, heads=1, width=8, head_width=0), unknown(fields)).eval()
+    seen = policy_graph(model).example(4)["observation"]
     with torch.no_grad():
-        before = model(seen).offsets
+        before = model.predictions(seen).offsets
         assert before.shape[:2] == (4, 2)
         newest = seen["image"].clone()
         newest[:, 1] = 255 - newest[:, 1]
-        after = model(seen | {"image": newest}).offsets
+        after = model.predictions(seen | {"image": newest}).offsets
         assert torch.equal(before[:, 0], after[:, 0]) and not torch.equal(before[:, 1], after[:, 1])
         oldest = seen["state"].clone()
         oldest[:, 0] += 1.0
-        assert not torch.equal(model(seen | {"state": oldest}).offsets[:, 0], before[:, 0])
+        assert not torch.equal(model.predictions(seen | {"state": oldest}).offsets[:, 0], before[:, 0])
 
 
 def test_histories_that_differ_cannot_be_cut(made: Path, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from specact.bundle.manifest import Words
 from specact.lab.data.episodes import Episodes
-from specact.lab.train.attention import standardised, statistics_of
-from specact.lab.train.codes import Targets, chunk_of, policy_loss, sampled_codes
+from specact.lab.train.codes import chunk_of, policy_loss, sampled_codes
 from specact.lab.train.dataset import Windows
 from specact.lab.train.recipe import PolicyRecipe, TokenizerRecipe
 from specact.lab.train.vqbet import Prediction, ResidualVQ, Shapes, VQBeT, decoder_table, measure
@@ -45,31 +44,22 @@ def observations(batch: int = 2) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["token", "concatenate"])
-def test_no_position_sees_the_future(mode: Literal["token", "concatenate"]) -> None:
+def test_a_position_sees_the_goal_and_the_past_and_not_the_future(mode: Literal["token", "concatenate"]) -> None:
     model = network(replace(SHAPES, goal_mode=mode))
     seen = observations()
     with torch.no_grad():
-        before = model(seen)
+        before = model.predictions(seen)
         for newest in range(4):
             changed = seen["state"].clone()
             changed[:, newest] += 1.0
-            after = model(seen | {"state": changed})
+            after = model.predictions(seen | {"state": changed})
             for got, was in ((after.logits, before.logits), (after.offsets, before.offsets)):
                 torch.testing.assert_close(got[:, :newest], was[:, :newest])
                 for position in range(newest, 4):  # and every later one sees the past
                     assert not torch.allclose(got[:, position], was[:, position], atol=1e-4), (newest, position)
-
-
-@pytest.mark.parametrize("mode", ["token", "concatenate"])
-def test_every_position_sees_the_goal(mode: Literal["token", "concatenate"]) -> None:
-    model = network(replace(SHAPES, goal_mode=mode))
-    seen = observations()
-    assert model.positions.shape[0] == (5 if mode == "token" else 4)
-    assert model.get_parameter("embed_state.weight").shape == (8, 3 if mode == "token" else 5)
-    with torch.no_grad():
-        before, after = model(seen).logits, model(seen | {"goal": seen["goal"] + 1.0}).logits
-    for position in range(4):
-        assert not torch.allclose(before[:, position], after[:, position], atol=1e-4)
+        elsewhere = model.predictions(seen | {"goal": seen["goal"] + 1.0}).logits
+    assert (elsewhere - before.logits).abs().amax((0, 2, 3)).min() > 1e-4, "every position sees the goal"
+    assert len(model.positions) == (5 if mode == "token" else 4)
 
 
 def test_every_position_hears_the_words_and_words_hear_each_other() -> None:
@@ -78,19 +68,14 @@ def test_every_position_hears_the_words_and_words_hear_each_other() -> None:
     assert model.positions.shape[0] == 4 + 1 + 4  # words, goal, window
     seen = observations() | {"instruction": torch.from_numpy(words.numbers(["go to the left"] * 2))}
     with torch.no_grad():
-        before = model(seen).logits
+        before = model.predictions(seen).logits
         for place in range(4):
             told = seen["instruction"].clone()
             told[:, place] = 0
-            after = model(seen | {"instruction": told}).logits
+            after = model.predictions(seen | {"instruction": told}).logits
             assert (before - after).abs().amax((0, 2, 3)).min() > 1e-4, place
-        for newest in range(4):  # and still none sees the future
-            changed = seen["state"].clone()
-            changed[:, newest] += 1.0
-            after = model(seen | {"state": changed}).logits
-            torch.testing.assert_close(after[:, :newest], before[:, :newest])
-        mask = model.get_buffer("mask")
-        assert (mask[:4, :4] == 0.0).all() and (mask[:4, 4:] < 0.0).all()
+    mask = model.get_buffer("mask")
+    assert (mask[:4, :4] == 0.0).all() and (mask.triu(1)[:, 4:] < 0.0).sum() == (mask[:, 4:] < 0.0).sum() > 0
 
 
 @pytest.mark.parametrize("disturbed", [True, False])
@@ -121,27 +106,18 @@ def test_chunks_beyond_a_disturbance_are_neither_drawn_nor_weighed(disturbed: bo
 
 def test_observations_are_standardised_inside_and_limited() -> None:
     model = network()
-    inside = [standardised(torch.full((1, 1, 3), x), *statistics_of(model, "state")) for x in (2.5, 1e9)]
-    torch.testing.assert_close(inside[0], torch.ones(1, 1, 3))
-    assert inside[1].max() == 6.0
-    seen = observations()
-    with torch.no_grad():
-        wild, limit = seen["state"].clone(), seen["state"].clone()
-        wild[..., 0], limit[..., 0] = 1e9, 12.5
-        assert torch.equal(model(seen | {"state": wild}).logits, model(seen | {"state": limit}).logits)
+    inside = [model.numbers("state", torch.full((1, 1, 3), value)) for value in (2.5, 1e9)]
+    torch.testing.assert_close(torch.cat(inside), torch.tensor([1.0, 6.0])[:, None, None].expand(-1, 1, 3))
 
 
 # --- the loss ---
 
 
-def targets(seed: int = 3, weight: Tensor | None = None) -> Targets:
-    generator = torch.Generator().manual_seed(seed)
-    return Targets(
-        codes=torch.randint(5, (2, 4, 2), generator=generator),
-        chunks=torch.randn(2, 4, 2, 3, generator=generator),
-        weight=torch.ones(2, 4) if weight is None else weight,
-        decoded=torch.randn(25, 2, 3, generator=generator),
-    )
+def labels(weight: Tensor | None = None) -> list[Tensor]:
+    """Codes, chunks, which count, and the decoder's table."""
+    generator = torch.Generator().manual_seed(3)
+    codes, chunks = torch.randint(5, (2, 4, 2), generator=generator), torch.randn(2, 4, 2, 3, generator=generator)
+    return [codes, chunks, torch.ones(2, 4) if weight is None else weight, torch.randn(25, 2, 3, generator=generator)]
 
 
 @pytest.mark.parametrize("sequential", [False, True])
@@ -150,13 +126,13 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
     """Focal loss with gamma 0 is cross entropy; a sequential secondary counts given the true primary."""
     model = network(recipe=structs.replace(PLAIN, sequential=sequential, focal=focal))
     weight = torch.tensor([[0.0, 1, 1, 1], [0, 0, 1, 1]])
-    what = targets(weight=weight)
+    codes, chunks, _, decoded = what = labels(weight)
     with torch.no_grad():
-        prediction = model(observations())
-        loss, parts = policy_loss(model, prediction, what)
+        prediction = model.predictions(observations())
+        loss, parts = policy_loss(model, prediction, *what)
         total = nll = offset_l1 = accuracy = 0.0
         for b, t in weight.nonzero().tolist():
-            first, second = (int(code) for code in what.codes[b, t])
+            first, second = (int(code) for code in codes[b, t])
             rows = [prediction.logits[b, t, 0]]
             if sequential:
                 assert model.secondary_head is not None
@@ -165,11 +141,9 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
                 rows.append(prediction.logits[b, t, 1])
             logs = [float(row.double().log_softmax(-1)[code]) for row, code in zip(rows, (first, second), strict=True)]
             action = (
-                what.decoded[5 * first + second]
-                + prediction.offsets[b, t, 0, first]
-                + prediction.offsets[b, t, 1, second]
+                decoded[5 * first + second] + prediction.offsets[b, t, 0, first] + prediction.offsets[b, t, 1, second]
             )
-            l1 = float((action - what.chunks[b, t]).abs().mean())
+            l1 = float((action - chunks[b, t]).abs().mean())
             cross = [-((1 - np.exp(log)) ** focal) * log for log in logs]
             total += (5.0 * cross[0] + 1.0 * cross[1] + 10.0 * l1) / 5
             nll -= sum(logs) / 5
@@ -183,15 +157,15 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
 
 @pytest.mark.parametrize("on", ["ground_truth", "sampled"])
 def test_only_offsets_of_the_chosen_codes_are_moved(on: Literal["ground_truth", "sampled"]) -> None:
-    model, what = network(recipe=structs.replace(PLAIN, offset_on=on)), targets()
-    prediction = model(observations())
+    model, what = network(recipe=structs.replace(PLAIN, offset_on=on)), labels()
+    prediction = model.predictions(observations())
     offsets = prediction.offsets.detach().requires_grad_()
     prediction = Prediction(prediction.logits, offsets, prediction.features)
     torch.manual_seed(5)
-    chosen = sampled_codes(model, prediction) if on == "sampled" else what.codes
-    assert on == "ground_truth" or not torch.equal(chosen, what.codes)
+    chosen = sampled_codes(model, prediction) if on == "sampled" else what[0]
+    assert on == "ground_truth" or not torch.equal(chosen, what[0])
     torch.manual_seed(5)
-    policy_loss(model, prediction, what)[0].backward()
+    policy_loss(model, prediction, *what)[0].backward()
     assert offsets.grad is not None
     touched = offsets.grad.abs().sum((-2, -1)) > 0
     assert torch.equal(touched, nn.functional.one_hot(chosen, 5).bool())
@@ -203,7 +177,7 @@ def test_sampled_codes_follow_the_joint_law_of_a_sequential_secondary() -> None:
 
     model = network(recipe=structs.replace(PLAIN, sequential=True))
     with torch.no_grad():
-        one = model(observations(1))
+        one = model.predictions(observations(1))
         logits, features = one.logits[:, -1:] * 3, one.features[:, -1:]
         many = Prediction(logits.expand(20_000, -1, -1, -1), one.offsets, features.expand(20_000, -1, -1))
         torch.manual_seed(0)
@@ -257,9 +231,6 @@ def test_windows_by_brute_force() -> None:
             np.testing.assert_allclose(windows.chunks[step, ahead].numpy(), action, rtol=1e-6)
 
 
-# --- images ---
-
-
 # --- the tokenizer, against definitions written out ---
 
 
@@ -302,7 +273,7 @@ def test_it_reconstructs_far_better_than_a_constant_and_uses_every_code(trained:
     chunks = structured(1000, 99_999)
     found = measure(trained, chunks)
     assert found["error"] < 0.4 * found["baseline"]
-    assert [found[name] for name in ("used_0", "used_1", "dead_0", "dead_1")] == [4, 4, 0, 0]
+    assert [found[name] for name in ("used_0", "used_1")] == [4, 4]
     # By hand: a constant can do no better than the median of every dimension.
     constant = np.abs(chunks.numpy() - np.median(chunks.numpy(), axis=0)).mean()
     assert found["baseline"] == pytest.approx(constant, abs=1e-3)

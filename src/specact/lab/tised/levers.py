@@ -137,10 +137,9 @@ def _codes(subject: Subject) -> CodeParts:
 
 
 def _quantised(subject: Subject, strength: float) -> Driver:
-    tiers = subject.variants.tiers
-    if strength not in range(len(tiers) + 1):
-        raise ConfigError(f"the strength of quantisation must be a tier from 1 to {len(tiers)}, or 0; got {strength:g}")
-    files = subject.variants.quantised(tiers[int(strength) - 1]) if strength else {}
+    if strength not in (0.0, 4.0, 8.0):
+        raise ConfigError(f"quantisation to 8 bits is 4, to 4 bits 8 (times fewer than 32), none 0; got {strength:g}")
+    files = subject.variants.quantised(32 // int(strength)) if strength else {}
     return replace(subject.driver, files=tuple((part, str(file)) for part, file in files.items()))
 
 
@@ -243,8 +242,7 @@ LEVERS = {
         _up_to(lambda subject: subject.variants.stage_count), _split,
     ),
     "quantisation": Lever(
-        "networks of fewer bits; the tier, 0 for none", "policy", _up_to(lambda subject: len(subject.variants.tiers)),
-        _quantised,
+        "networks of fewer bits, 4 or 8 times fewer than 32; 0 for none", "policy", _fixed(0.0, 4.0, 8.0), _quantised,
     ),
     "window": Lever(
         "observations a VQ-BeT looks at", "codes",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specact.bundle.manifest import Words
-from specact.observation import Field, ObservationSpec
+from specact.observation import Field
 
 # Mean and standard deviation of the training observations without camera frames, by name, each of the shape of one
 # observation; the exported graph contains the normalisation.
@@ -32,7 +32,7 @@ class Layer(nn.Module):
         self.mlp = perceptron(width, 4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, cache: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, x: Tensor, mask: Tensor | None, cache: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Tokens ``[B, N, W]``, and their keys and values, each ``[B, heads, N, W / heads]``.
 
         ``mask`` is added to the scores ``[B, heads, N, N]``, and broadcast to them. With a ``cache [B, 2, heads, S, W /
@@ -78,25 +78,38 @@ def _reshaped(x: Tensor, *sizes: int) -> Tensor:
     return torch.onnx.ops.symbolic("Reshape", (x, torch.tensor([0, 0, *sizes])), dtype=x.dtype, shape=shape)
 
 
-def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Standardised values, clipped to 6 standard deviations against outliers."""
-    return ((values - mean) / std).clamp(-6.0, 6.0)
-
-
 def plain(name: str) -> str:
     """An observation's name as part of a parameter's name, which must not contain dots."""
     return name.replace(".", "_")
 
 
-def hold_statistics(module: nn.Module, spec: ObservationSpec, statistics: Statistics) -> None:
-    """Registers the statistics of all observations but camera frames as buffers ``NAME_mean`` and ``NAME_std``."""
-    for name in () if spec.vectors is None else spec.vectors.fields:
-        for moment, values in zip(("mean", "std"), statistics[name], strict=True):
-            module.register_buffer(f"{plain(name)}_{moment}", values.clone())
+class Observing(nn.Module):
+    """Base of networks that observe these ``fields``.
+
+    Statistics of all but camera frames are buffers ``NAME_mean`` and ``NAME_std``.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], statistics: Statistics, state_noise: float = 0.0) -> None:
+        super().__init__()
+        self.fields, self.state_noise = dict(fields), state_noise
+        for name in (name for name, field in fields.items() if not field.is_image):
+            for moment, values in zip(("mean", "std"), statistics[name], strict=True):
+                self.register_buffer(f"{plain(name)}_{moment}", values.clone())
+
+    def numbers(self, name: str, values: Tensor) -> Tensor:
+        """An observation, standardised, clipped to 6 standard deviations against outliers, and flat at every step.
+
+        Where it has a history there is noise in training.
+        """
+        field, (mean, std) = self.fields[name], statistics_of(self, name)
+        values = ((values - mean) / std).clamp(-6.0, 6.0)
+        if field.history and self.training and self.state_noise:
+            values = values + self.state_noise * torch.randn_like(values)
+        return values.flatten(-len(field.shape)) if len(field.shape) > 1 else values
 
 
 def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of an observation, see :func:`hold_statistics`."""
+    """Mean and standard deviation of an observation, see :class:`Observing`."""
     return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
 
 
@@ -109,6 +122,6 @@ def embed_words(words: Words, width: int) -> nn.Embedding:
     return embedding
 
 
-def flat(values: Tensor, field: Field) -> Tensor:
-    """Flattens each observation."""
-    return values.flatten(-len(field.shape)) if len(field.shape) > 1 else values
+def unknown(fields: Mapping[str, Field]) -> Statistics:
+    """Statistics for a network whose own are loaded afterwards."""
+    return {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in fields.items()}

@@ -23,12 +23,13 @@ from specact.lab.train.dataset import Dataset, Windows, observation_of
 from specact.lab.train.export import BundleFolder, deployed, write_weights
 from specact.lab.train.fit import FromDemonstrations
 from specact.lab.train.flow import Flow, TokenModel, flow_graphs, regression_graphs, token_graphs
-from specact.lab.train.loop import Losses, Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.loop import Losses, Metrics, Progress, Stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import ChunkRecipe, plain
 from specact.observation import ObservationSpec
 
 ChunkModel = Flow | TokenModel
-_PARTS = {"flow": FLOW_PARTS, "regression": REGRESSION_PARTS, "tokens": TOKEN_PARTS}
+# Files of bundles, by kind.
+CHUNK_PARTS = {"flow": FLOW_PARTS, "regression": REGRESSION_PARTS, "tokens": TOKEN_PARTS}
 _SMALL = 0.1  # beta of the auxiliary loss, in standard deviations
 
 
@@ -76,21 +77,20 @@ def chunk_model(spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, wo
 def write_chunk_bundle(
     path: Path, manifest: Mapping[str, Any], recipe: ChunkRecipe, model: ChunkModel, units: FlowUnits
 ) -> None:
-    """Writes a bundle of a trained policy; with the recipe's precision ``float16`` its weights are rounded in place.
+    """Writes a bundle of a trained policy, whose weights are rounded to float16 in place.
 
     Raises:
         BundleError: if an exported network's outputs differ from the trained one's.
     """
-    half = recipe.precision == "float16"
-    folder, model = BundleFolder(path, _PARTS[recipe.kind], half=half), deployed(model, half=half)
+    folder, model = BundleFolder(path, CHUNK_PARTS[recipe.kind]), deployed(model)
     folder.arrays("normalisation", vars(units))
     if isinstance(model, TokenModel):
         folder.arrays("embedding", {"embedding": model.embedding.weight.numpy()})
         # Of its parts only the decoder can be left out.
-        graphs, weights = token_graphs(model), write_weights(path / "decoder.safetensors", model.decoder, half=half)
+        graphs, weights = token_graphs(model), write_weights(path / "decoder.safetensors", model.decoder)
     else:
         graphs = flow_graphs(model) if recipe.kind == "flow" else regression_graphs(model, units)
-        weights = write_weights(path / WEIGHTS, model, half=half)
+        weights = write_weights(path / WEIGHTS, model)
     for part, graph in graphs.items():
         folder.export(part, graph, None if isinstance(model, TokenModel) and part == "encoder" else weights)
     folder.parameters.pop("guide", None)  # they are the expert's
@@ -172,12 +172,14 @@ def chunk_stage(
     model = chunk_model(spec, recipe, statistics, words)
     if auxiliary:
         model.readout = perceptron(2 * recipe.width, recipe.width, auxiliary)
-    measure, loss_of = _LOSSES[recipe.kind]
+    measure, error_of = _ERRORS[recipe.kind]
 
     def losses(batch: TrainingBatch, draws: int) -> Losses:
         batch = batch.to(device_of(model))
-        loss, prefix = loss_of(model, batch, recipe, draws)
-        return loss, {} if batch.auxiliary is None else {"auxiliary": _auxiliary_loss(model, prefix, batch.auxiliary)}
+        with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
+            error, cache = error_of(model, batch, recipe, draws)
+        loss = (batch.real * error.mean(-1)).sum() / batch.real.sum()
+        return loss, {} if batch.auxiliary is None else {"auxiliary": _auxiliary_loss(model, cache, batch.auxiliary)}
 
     def update(step: int) -> Losses:
         loss, parts = losses(draw(step), recipe.draws)
@@ -188,46 +190,42 @@ def chunk_stage(
         loss, parts = losses(held_out(), 4)
         return {measure: loss, **parts}
 
-    return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed, averages_at=snapshots_of(recipe))
+    return Stage(name, model, recipe, update, validate, recipe.seed, averages_at=snapshots_of(recipe))
 
 
-def _flow_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
+def _flow_error(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
     """Flow matching with noise ``x_0``, data ``x_1``, ``x_t = (1 - t) x_0 + t x_1``: squared error to ``x_1 - x_0``.
 
-    This and the other losses also return the cache of the observation's tokens ``[B, L, 2, heads, N, W / heads]``.
+    This and the other errors ``[B, H, A]`` come with the cache of the observation's tokens ``[B, L, 2, heads, N, W /
+    heads]``.
     """
-    clean, weight = batch.chunk.repeat(draws, 1, 1), batch.real.repeat(draws, 1)
+    clean = batch.chunk.repeat(draws, 1, 1)
     noise, time = torch.randn_like(clean), torch.rand(len(clean), device=clean.device)
-    noisy = torch.lerp(noise, clean, time[:, None, None])
-    with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
-        cache = model.cache(batch.observation)
-        velocity = model.expert(noisy, time, cache, draws)
-    return _mean((velocity.float() - (clean - noise)).square(), weight), cache
+    cache = model.cache(batch.observation)
+    velocity = model.expert(torch.lerp(noise, clean, time[:, None, None]), time, cache, draws)
+    return (velocity.float() - (clean - noise)).square().unflatten(0, (draws, -1)).mean(0), cache
 
 
-def _regression_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
+def _regression_error(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
     """L1 error of ``x_1`` at ``x_0 = 0`` and ``t = 0``, as in ACT (Zhao et al. 2023)."""
-    with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
-        cache = model.cache(batch.observation)
-        predicted = model.regressed(cache)
-    return _mean((predicted.float() - batch.chunk).abs(), batch.real), cache
+    cache = model.cache(batch.observation)
+    return (model.regressed(cache).float() - batch.chunk).abs(), cache
 
 
-def _token_loss(model: TokenModel, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
+def _token_error(model: TokenModel, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> tuple[Tensor, Tensor]:
     """Cross entropy of every token given those before it."""
     tokens = nearest_bins(batch.chunk)
-    with autocast(recipe.width, recipe.bfloat16, batch.chunk.device):
-        logits, cache = model.logits(batch.observation, tokens.flatten(1))
+    logits, cache = model.logits(batch.observation, tokens.flatten(1))
     labels = soft_bins(batch.chunk.flatten(1), recipe.smooth) if recipe.smooth else tokens.flatten(1)
     entropy = nn.functional.cross_entropy(logits.float().movedim(-1, 1), labels.movedim(-1, 1), reduction="none")
-    return _mean(entropy.reshape(tokens.shape), batch.real), cache
+    return entropy.reshape(tokens.shape), cache
 
 
-# By kind: the name of the loss on held-out demonstrations, and the loss.
-_LOSSES: dict[str, tuple[str, Callable[..., tuple[Tensor, Tensor]]]] = {
-    "flow": ("velocity_mse", _flow_loss),
-    "regression": ("action_l1", _regression_loss),
-    "tokens": ("cross_entropy", _token_loss),
+# By kind: the name of the loss on held-out demonstrations, and the errors of which it is the mean.
+_ERRORS: dict[str, tuple[str, Callable[..., tuple[Tensor, Tensor]]]] = {
+    "flow": ("velocity_mse", _flow_error),
+    "regression": ("action_l1", _regression_error),
+    "tokens": ("cross_entropy", _token_error),
 }
 
 
@@ -251,12 +249,6 @@ def _auxiliary_loss(model: ChunkModel, cache: Tensor, labels: Tensor) -> Tensor:
     assert isinstance(model.readout, nn.Module)
     predicted = model.readout(cache[:, -1].float().mean(-2).flatten(1))
     return nn.functional.smooth_l1_loss(predicted, labels, beta=_SMALL)
-
-
-def _mean(error: Tensor, weight: Tensor) -> Tensor:
-    """The weighted mean of errors ``[B, H, A]``, with weights ``[B, H]``."""
-    mean: Tensor = (weight * error.mean(-1)).sum() / weight.sum()
-    return mean
 
 
 def chunk_labels(

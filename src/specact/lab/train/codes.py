@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from specact.errors import ConfigError
 from specact.families.codes.pair import PARTS, CodeParts
 from specact.families.codes.policy import PolicySpec
 from specact.lab.data.episodes import Episodes
+from specact.lab.train.attention import unknown
 from specact.lab.train.dataset import Batch, Dataset, Windows, observation_of, positions, task_of
 from specact.lab.train.encoder import ImageEncoder, encoded, encoder_stage, learned
 from specact.lab.train.export import (
@@ -23,13 +24,13 @@ from specact.lab.train.export import (
     Graph,
     deployed,
     export_checked,
+    observed,
     parameters_of,
-    some_observations,
     stored_weights,
     write_weights,
 )
 from specact.lab.train.fit import FromDemonstrations
-from specact.lab.train.loop import Losses, Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.loop import Losses, Metrics, Progress, Stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe, PolicyRecipe, plain
 from specact.lab.train.vqbet import Prediction, ResidualVQ, Shapes, VQBeT, decoder_table, tokenizer_stage
 from specact.observation import ObservationSpec
@@ -125,46 +126,29 @@ class CodesTraining(FromDemonstrations):
         words = next((policy.shapes.words for policy in policies.values() if policy.shapes.words is not None), None)
         if words is not None:
             manifest["words"] = words.describe()
-        folder, half = BundleFolder(self.out / "bundles" / name, PARTS), recipe.precision == "float16"
+        folder = BundleFolder(self.out / "bundles" / name, PARTS)
         table = {"table": decoder_table(self.tokenizer()), "centre": dataset.centre, "scale": dataset.scale}
         folder.arrays("tokenizer", {key: value.numpy() for key, value in table.items()})
         for role, model in policies.items():
             folder.parameters[role] = parameters_of(model)
-            folder.parity[role] = export_policy(model, folder.files[role], half=half)
+            folder.parity[role] = export_policy(model, folder.files[role])
         return folder.finish(manifest, spec)
 
 
-class LastPosition(nn.Module):
-    """The deployed policy: codes and offsets of the newest position only."""
-
-    def __init__(self, model: VQBeT) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, observation: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        features = self.model.features(observation)[:, -1:]
-        prediction = self.model.heads(features)
-        outputs = (prediction.logits[:, 0], prediction.offsets[:, 0])
-        if self.model.secondary_head is None:
-            return outputs
-        return (*outputs, self.model.secondary_head.conditional(features[:, 0]))
-
-
-def export_policy(model: VQBeT, path: Path, *, half: bool) -> float:
+def export_policy(model: VQBeT, path: Path) -> float:
     """Exports a policy, see :func:`~specact.lab.train.export.export_checked`, and its weights to a file beside it.
 
-    With ``half`` they are rounded in place.
+    They are rounded to float16 in place.
     """
-    weights = write_weights(path.with_suffix(".safetensors"), deployed(model, half=half), half=half)
+    weights = write_weights(path.with_suffix(".safetensors"), deployed(model))
+    return export_checked(policy_graph(model), path, weights=weights)
+
+
+def policy_graph(model: VQBeT) -> Graph:
+    """A policy as it is exported."""
     outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
-    graph = Graph(LastPosition(model).eval(), lambda batch: {"observation": example_inputs(model, batch)}, outputs)
-    return export_checked(graph, path, weights=weights)
-
-
-def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
-    """Random observations with the shapes and statistics of the training data."""
-    shapes, generator = model.shapes, torch.Generator().manual_seed(batch)
-    return some_observations(model, shapes.observation, generator, batch, shapes.words)
+    inputs = {"observation": observed(model, model.shapes.words)}
+    return Graph(model.eval(), inputs, outputs)
 
 
 def shapes_of(dataset: Dataset, recipe: CodesRecipe, observation: ObservationSpec) -> Shapes:
@@ -219,10 +203,9 @@ def policy_stage(
     def loss_on(windows: Windows, batch: Batch) -> Losses:
         device = device_of(model)
         labels = (codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
-        targets = Targets(*(values.to(device) for values in labels))
         with autocast(settings.width, settings.bfloat16, device):
-            prediction = model({name: values.to(device) for name, values in batch.observation.items()})
-        return policy_loss(model, prediction, targets)
+            prediction = model.predictions({name: values.to(device) for name, values in batch.observation.items()})
+        return policy_loss(model, prediction, *(values.to(device) for values in labels))
 
     def update(step: int) -> Losses:
         return loss_on(dataset.train, dataset.train.draw(observation, recipe.seed, step, settings.batch))
@@ -232,43 +215,33 @@ def policy_stage(
         return loss_on(dataset.held_out, dataset.held_out.draw(observation, recipe.seed, 0, 2048))[1]
 
     snapshot_at = round(settings.snapshot * settings.steps)
-    return adamw_stage(name, model, settings, update, validate, seed=recipe.seed, snapshot_at=snapshot_at)
+    return Stage(name, model, settings, update, validate, recipe.seed, snapshot_at=snapshot_at)
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The labels of a batch of windows, at every position.
+def policy_loss(
+    model: VQBeT, prediction: Prediction, codes: Tensor, chunks: Tensor, weight: Tensor, decoded: Tensor
+) -> Losses:
+    """Focal loss on the codes, and L1 on the action after the offset (ADAHI, equation 3), at every position.
 
-    ``codes [B, T, G]`` are the tokenizer's of the demonstrated chunk, ``chunks [B, T, n, A]``, normalised; ``weight [B,
-    T]`` is 0 at padding, else 1; ``decoded [K ** G, n, A]`` is the tokenizer's decoder as a table.
-    """
-
-    codes: Tensor
-    chunks: Tensor
-    weight: Tensor
-    decoded: Tensor
-
-
-def policy_loss(model: VQBeT, prediction: Prediction, targets: Targets) -> Losses:
-    """Focal loss on the codes, and L1 on the action after the offset (ADAHI, equation 3).
-
-    Also its parts ``nll``, ``code_accuracy`` and ``offset_l1``; all are means over real positions.
+    Labels are the tokenizer's ``codes [B, T, G]`` of demonstrated ``chunks [B, T, n, A]``, normalised; ``weight [B,
+    T]`` is 0 at padding, else 1; ``decoded [K ** G, n, A]`` is the tokenizer's decoder as a table. Also its parts
+    ``nll``, ``code_accuracy`` and ``offset_l1``; all are means over real positions.
     """
     recipe = model.recipe
-    share = targets.weight / targets.weight.sum()
-    logits = code_logits(model, prediction, targets.codes[..., 0])
+    share = weight / weight.sum()
+    logits = code_logits(model, prediction, codes[..., 0])
     log_probs = logits.float().log_softmax(-1)
-    chosen = log_probs.gather(-1, targets.codes[..., None])[..., 0]
+    chosen = log_probs.gather(-1, codes[..., None])[..., 0]
     focal = -((1 - chosen.exp()) ** recipe.focal) * chosen
     weights = chosen.new_tensor([recipe.primary_weight] + [recipe.secondary_weight] * (chosen.shape[-1] - 1))
     code_loss = (focal * weights).sum(-1)
 
-    codes = targets.codes if recipe.offset_on == "ground_truth" else sampled_codes(model, prediction)
-    action = chunk_of(prediction.offsets, codes, targets.decoded)
-    offset_loss = (action - targets.chunks).abs().mean((-2, -1))
+    offered = codes if recipe.offset_on == "ground_truth" else sampled_codes(model, prediction)
+    action = chunk_of(prediction.offsets, offered, decoded)
+    offset_loss = (action - chunks).abs().mean((-2, -1))
 
     loss = (share * (code_loss + recipe.offset_weight * offset_loss)).sum()
-    correct = (log_probs.argmax(-1) == targets.codes).all(-1).float()
+    correct = (log_probs.argmax(-1) == codes).all(-1).float()
     return loss, {
         "nll": (share * -chosen.sum(-1)).sum(),
         "code_accuracy": (share * correct).sum(),
@@ -352,8 +325,7 @@ def rebuild(bundle: CodeParts, role: Role, window: int) -> VQBeT:
     # With the full window this changes nothing, for any histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
     spec = ObservationSpec(cut, observation.instruction)
-    unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
-    model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
+    model = VQBeT(replace(shapes, observation=spec), recipe, unknown(cut))
     weights["positions"] = weights["positions"][: len(model.positions)]
     model.load_state_dict(weights)
     return model.eval()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,46 +18,41 @@ import torch
 from torch import Tensor, nn
 
 from specact import __version__
+from specact.bundle.bundle import Bundle, open_bundle
 from specact.bundle.manifest import read_manifest
 from specact.errors import ConfigError
-from specact.families.chunks.flow import FlowBundle, load_flow
+from specact.families.chunks.flow import read_flow_units
 from specact.families.chunks.pair import DRAFT, ChunkParts, PairSettings
-from specact.families.chunks.sources import RegressionBundle, load_regression
+from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.pair import PARTS, CodeParts, codes_of, load_codes
-from specact.families.tokens.policy import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
-from specact.lab.rollout.distillation import Collect, Column, DistillationData, FrameWindows, join
+from specact.lab.rollout.distillation import Collect, DistillationData, FrameWindows, join
 from specact.lab.train.attention import Statistics
 from specact.lab.train.attention import plain as parameter_name
-from specact.lab.train.chunks import TrainingBatch, chunk_stage, write_chunk_bundle
+from specact.lab.train.chunks import CHUNK_PARTS, TrainingBatch, chunk_stage, write_chunk_bundle
 from specact.lab.train.codes import architecture, export_policy, rebuild
 from specact.lab.train.dataset import moments
-from specact.lab.train.encoder import PatchEmbedding
+from specact.lab.train.encoder import PatchEmbedding, features_of
 from specact.lab.train.export import BundleFolder
 from specact.lab.train.fit import Training, fit
 from specact.lab.train.flow import Flow, TokenModel
-from specact.lab.train.loop import Losses, Progress, Stage, Update, Validate, cosine, last_lines
-from specact.lab.train.recipe import chunk_recipe_of, plain
+from specact.lab.train.loop import Losses, Progress, Stage, last_lines
+from specact.lab.train.recipe import Optimisation, chunk_recipe_of, plain
 from specact.lab.train.vqbet import VQBeT
 from specact.load import make_pair
-from specact.observation import ObservationSpec
+from specact.observation import Field
 from specact.pair import Pair
-from specact.records import Count, NotNegative, Positive, Record, Seed, Share
+from specact.records import Count, NotNegative, Positive, Seed, Share
 from specact.rng import Role, stream
 
-_BATCH = 256  # windows of frames per encoder pass
+_FRAMES = 256  # maximum windows of frames in a validation batch
 _HELD_OUT = 1024  # maximum size of a validation batch
-_CHUNK_BUNDLES: dict[str, Callable[[Path], FlowBundle | RegressionBundle | TokenBundle]] = {
-    "flow": load_flow,
-    "regression": load_regression,
-    "tokens": load_tokens,
-}
 # A pair and the gates under which it is rolled out.
 Rollout = tuple[Pair[Any], Sequence[GateSettings]]
 
 
-class RoundsRecipe(Record, frozen=True, kw_only=True):
-    """The settings of rounds, each of so many ``steps`` of AdamW with warm-up and a cosine schedule.
+class RoundsRecipe(Optimisation, frozen=True, kw_only=True):
+    """The settings of rounds, each a training.
 
     The first of the ``rounds`` rolls out the pair as it is, under random gates of these transmission ``rates``; every
     further one what the previous one trained.
@@ -79,6 +74,7 @@ class DistilRecipe(RoundsRecipe, frozen=True, kw_only=True):
     """
 
     offset_weight: NotNegative = 10.0
+    weight_decay: NotNegative = 1e-3
 
 
 class Rounds(Training):
@@ -96,9 +92,8 @@ class Rounds(Training):
         self._pair, self._name, self._rounds, self._collect = pair, name, recipe, collect
         self._encoders, self._steps = encoders or {}, steps or recipe.steps
         self._gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
+        self._rollout: Rollout = (pair, self._gates)
         self._lessons: list[DistillationData] = []
-        self._stages: list[tuple[Stage, DistillationData]] = []
-        self._rollouts: list[Rollout] = [(pair, self._gates)]
         self.request = {"from": pair.fingerprint, **plain(recipe)}
 
     @abstractmethod
@@ -113,42 +108,31 @@ class Rounds(Training):
         return [{f"{self._name}-{number}": self._steps} for number in range(self._rounds.rounds)]
 
     def stage(self, name: str) -> Stage:
-        return self._stage(int(name.rpartition("-")[2]))[0]
+        while (number := len(self._lessons)) <= int(name.rpartition("-")[2]):
+            if number:
+                self._rollout = self._published(last=False)
+            pair, gates = self._rollout
+            self._lessons.append(encoded(self._collect(pair, gates or self._gates, number), self._encoders))
+            train, self._held_out = join(self._lessons).split()
+            torch.manual_seed(self._rounds.seed)
+            self._stage = self.stage_on(f"{self._name}-{number}", train, self._held_out)
+        return self._stage
 
     def export(self, progress: Progress) -> list[Path]:
-        path = self._rollout(self._rounds.rounds)[0].path
+        self.stage(f"{self._name}-{self._rounds.rounds - 1}")  # where all were finished before
+        path = self._published(last=True)[0].path
         assert path is not None, "it was just written"
         return [path]
 
-    def _stage(self, number: int) -> tuple[Stage, DistillationData]:
-        """The stage of a round, and its held-out lessons."""
-        while len(self._stages) <= number:
-            current = len(self._stages)
-            self._lessons.append(encoded(self._collect(*self._rollout(current), current), self._encoders))
-            train, held_out = join(self._lessons).split()
-            torch.manual_seed(self._rounds.seed)
-            self._stages.append((self.stage_on(f"{self._name}-{current}", train, held_out), held_out))
-        return self._stages[number]
-
-    def _rollout(self, rounds: int) -> Rollout:
-        """The pair and its gates after so many rounds."""
-        while len(self._rollouts) <= rounds:
-            stage, held_out = self._stage(len(self._rollouts) - 1)
-            stage.module.load_state_dict(self.weights(stage.name))
-            metrics, last = last_lines(self.out)[stage.name]["held_out"], len(self._rollouts) == self._rounds.rounds
-            pair, gates = self.publish(stage, held_out, metrics, last=last)
-            self._rollouts.append((pair, gates or self._gates))
-        return self._rollouts[rounds]
+    def _published(self, *, last: bool) -> Rollout:
+        """What the newest stage made."""
+        stage = self._stage
+        stage.module.load_state_dict(self.weights(stage.name))
+        return self.publish(stage, self._held_out, last_lines(self.out)[stage.name]["held_out"], last=last)
 
     def _rows(self, step: int, data: DistillationData, size: int) -> np.ndarray:
         """The lessons of a step."""
         return stream(self._rounds.seed, Role.DATA, step=step).integers(len(data), size=size)
-
-    def _adamw(self, name: str, network: nn.Module, weight_decay: float, update: Update, validate: Validate) -> Stage:
-        recipe = self._rounds
-        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=weight_decay, fused=True)
-        schedule = cosine(recipe.learning_rate, 100, recipe.steps)
-        return Stage(name, network, optimizer, update, validate, recipe.steps, schedule, recipe.seed, average=0.998)
 
 
 def distil(
@@ -173,7 +157,7 @@ class CodesDistillation(Rounds):
         super().__init__(pair, "distilled", recipe, collect, encoders=encoders)
 
     def stage_on(self, name: str, train: DistillationData, held_out: DistillationData) -> Stage:
-        statistics = lesson_statistics(self._shapes.observation, train)
+        statistics = lesson_statistics(self._shapes.observation.fields, train)
         network, recipe = VQBeT(self._shapes, self._policy, statistics), self.recipe
         for camera, encoder in self._encoders.items():
             network.freeze(camera, encoder)
@@ -197,8 +181,8 @@ class CodesDistillation(Rounds):
 
         # Frames without precomputed features take memory, so a subset is used.
         has_frames = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
-        rows_held_out = np.arange(min(len(held_out), _BATCH) if has_frames else len(held_out))
-        return self._adamw(name, network, 1e-3, update, lambda module: losses(held_out, rows_held_out))
+        rows_held_out = np.arange(min(len(held_out), _FRAMES) if has_frames else len(held_out))
+        return Stage(name, network, recipe, update, lambda module: losses(held_out, rows_held_out), recipe.seed)
 
     def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
         bundle, network = self._bundle, stage.module
@@ -206,8 +190,7 @@ class CodesDistillation(Rounds):
         folder = BundleFolder(self.out / "bundles" / f"{bundle.name}-distilled", PARTS)
         for part in ("tokenizer", "target"):
             folder.take(part, bundle.files[part])
-        half = bundle.manifest.recipe["precision"] == "float16"
-        folder.parity["draft"] = export_policy(network, folder.files["draft"], half=half)
+        folder.parity["draft"] = export_policy(network, folder.files["draft"])
         made_from = {"from": bundle.fingerprint, **plain(self.recipe), "held_out": metrics}
         folder.finish(bundle.manifest.values() | {"name": folder.path.name, "distilled": made_from}, bundle.spec)
         return load_codes(folder.path).pair(), ()
@@ -219,7 +202,7 @@ class ChunkDistillation(Rounds):
     def __init__(self, pair: Pair[Any], recipe: DistilRecipe, collect: Collect) -> None:
         parts: ChunkParts = pair.parts
         bundle = _draft_bundle(parts)
-        self._parts, self.recipe, self._units = parts, recipe, bundle.units
+        self._parts, self.recipe, self._units = parts, recipe, read_flow_units(bundle)
         self._draft = chunk_recipe_of(bundle.manifest.recipe, f"the draft of {parts.name}")
         super().__init__(pair, "distilled", recipe, collect, steps=self._draft.steps)
 
@@ -231,7 +214,7 @@ class ChunkDistillation(Rounds):
 
         labels, rows_held_out = self._labels(train), np.arange(min(len(held_out), _HELD_OUT))
         return chunk_stage(
-            name, self._draft, spec, lesson_statistics(spec.observation, train), None,
+            name, self._draft, spec, lesson_statistics(spec.observation.fields, train), None,
             lambda step: batch(train, *labels, self._rows(step, train, self._draft.batch)),
             partial(batch, held_out, *self._labels(held_out), rows_held_out),
         )  # fmt: skip
@@ -265,10 +248,10 @@ class ChunkDistillation(Rounds):
         return chunks, (torch.arange(chunk) < action.shape[1]).float()
 
 
-def _draft_bundle(pair: ChunkParts) -> FlowBundle | RegressionBundle | TokenBundle:
+def _draft_bundle(pair: ChunkParts) -> Bundle[ChunkSpec]:
     folder = Path() if pair.path is None else pair.path / DRAFT
     kind = read_manifest(folder).kind if folder != Path() and folder.is_dir() else "pair"
-    if kind not in _CHUNK_BUNDLES:
+    if kind not in CHUNK_PARTS:
         raise ConfigError(
             f"the draft of {pair.name} is no bundle of a chunk policy that specact train made, so how to train it is "
             'not known; train one with a recipe of kind = "regression" or "flow" and make the pair with it'
@@ -278,7 +261,7 @@ def _draft_bundle(pair: ChunkParts) -> FlowBundle | RegressionBundle | TokenBund
             f"the draft of {pair.name} has a camera or follows an instruction, and states of rollouts are kept without "
             "frames and words; distil it along demonstrations: specact train RECIPE --teacher TARGET"
         )
-    return _CHUNK_BUNDLES[kind](folder)
+    return open_bundle(folder, kind, ChunkSpec, CHUNK_PARTS[kind])
 
 
 def observation_at(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
@@ -286,11 +269,13 @@ def observation_at(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor
     return {name: torch.from_numpy(np.asarray(column[rows])) for name, column in data.observation.items()}
 
 
-def lesson_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
-    """Mean and standard deviation of the observations in all windows, by name."""
-    fields = {} if spec.vectors is None else spec.vectors.fields
-    values_of_field = {name: np.asarray(data.observation[name]) for name in fields}
-    return {name: moments(values_of_field[name].reshape(-1, *field.shape)) for name, field in fields.items()}
+def lesson_statistics(fields: Mapping[str, Field], data: DistillationData) -> Statistics:
+    """Mean and standard deviation of the observations in all windows, by name, without those of cameras."""
+    return {
+        name: moments(np.asarray(data.observation[name]).reshape(-1, *field.shape))
+        for name, field in fields.items()
+        if not field.is_image
+    }
 
 
 def draft_encoders(bundle: CodeParts) -> dict[str, nn.Module]:
@@ -306,18 +291,11 @@ def draft_encoders(bundle: CodeParts) -> dict[str, nn.Module]:
     }
 
 
-@torch.no_grad()
 def encoded(data: DistillationData, encoders: Mapping[str, nn.Module]) -> DistillationData:
     """Replaces the frames of the encoders' cameras by their features ``[N, T, width]``."""
-
-    def features(name: str, values: Column) -> Column:
-        if name not in encoders or not isinstance(values, FrameWindows):
-            return values
-        parts = []
-        for first in range(0, len(values), _BATCH):
-            frames = np.asarray(values[np.arange(first, min(first + _BATCH, len(values)))])
-            encoding = encoders[name](torch.from_numpy(frames.reshape(-1, *frames.shape[-3:])))
-            parts.append(encoding.reshape(*frames.shape[:-3], -1).numpy())
-        return np.concatenate(parts)
-
-    return replace(data, observation={name: features(name, values) for name, values in data.observation.items()})
+    features = {
+        name: features_of(values, encoders[name])
+        for name, values in data.observation.items()
+        if name in encoders and isinstance(values, FrameWindows)
+    }
+    return replace(data, observation={**data.observation, **features})

@@ -1,8 +1,14 @@
-"""Training of a token policy's drafters on its own rollouts: Spec-VLA's head, bigrams, memory, and fitted settings."""
+"""Training of a token policy's drafters on its own rollouts: Spec-VLA's head, bigrams, memory, and fitted settings.
+
+HeiSD (Zheng et al. 2026, arXiv 2603.17573) executes a retrieved chunk unverified above the least similarity at which
+neighbouring steps are still alike, up to the distance to which that holds; its Algorithm 1 is inconsistent as printed.
+Here a skip is safe where the target would have accepted the retrieved chunk, and the bounds maximise the skips while
+enough of them are safe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,27 +17,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from specact.errors import ConfigError
-from specact.families.tokens.policy import BINS, TokenBundle, load_tokens
+from specact.errors import ConfigError, DataError
+from specact.families.tokens.policy import BINS, causal, load_tokens, to_actions
+from specact.families.tokens.speculative import relaxed
 from specact.lab.envs import env_of
 from specact.lab.rollout.distillation import TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.statistics import wilson
 from specact.lab.rollout.steps import SHARD
 from specact.lab.train.attention import HIDDEN, Layer
-from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
-from specact.lab.train.export import BundleFolder, Graph, deployed, stored_weights
+from specact.lab.train.export import BundleFolder, Graph, Input, below, deployed, mostly, stored_weights
 from specact.lab.train.fit import Training
-from specact.lab.train.loop import Losses, Metrics, Progress, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.loop import Losses, Metrics, Progress, Stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import DrafterRecipe, plain
 from specact.rng import Role, stream
+from specact.systems.heisd import KinematicMetric, Memory, SkipRule, unit
+from specact.systems.kerv import Kalman, typical_change, variability
 from specact.systems.specvla import TokenHead
 from specact.systems.tokens import DRAFTER_PARTS, DraftedFor, DrafterSettings
 
 _VALIDATED = 2048  # maximum number of inferences for validation
 _BIGRAMS = 16  # most frequent successors that are stored per token
+# HeiSD's tolerance of a group's sum and of each of its tokens, and the middle of KERV's tolerances [bins].
+GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10
+# Maximum consecutive inferences without verification.
+LONGEST_SKIP = 8
+# Quantiles of the similarity that are tried as bounds.
+_CUTS = np.linspace(0.0, 1.0, 201)
 
 
 class DrafterTraining(Training):
@@ -62,12 +78,8 @@ class DrafterTraining(Training):
         first_held_out = len(files) - max(1, round(recipe.held_out * len(files)))
         self.train, self.held_out = read_rollouts(files[:first_held_out]), read_rollouts(files[first_held_out:])
         # Before the training, so that errors are raised early.
-        settings = fit_settings(
-            self.train, self.held_out, target.spec.actions, strict=recipe.strict, groups=recipe.groups,
-            path=recipe.path, window=recipe.window,
-        )  # fmt: skip
-        settings.check(target.spec)
-        self.settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes)
+        self.settings = fit_settings(recipe, self.train, self.held_out, target.spec.actions)
+        self.settings.check(target.spec)
         yield
 
     def plan(self) -> list[dict[str, int]]:
@@ -87,18 +99,24 @@ class DrafterTraining(Training):
 
         def validate(module: nn.Module) -> Metrics:
             tokens, features = _tensors(held_out, slice(_VALIDATED), device_of(model))
-            _, parts = head_loss(model, tokens, features, recipe, 0.0)
-            return {**parts, **chain_metrics(model, tokens, features, recipe.ahead)}
+            return head_loss(model, tokens, features, recipe, 0.0)[1]
 
-        return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed)
+        return Stage(name, model, recipe, update, validate, recipe.seed)
 
     def export(self, progress: Progress) -> list[Path]:
-        head = self._head()
+        recipe, target, head = self.recipe, self.target, self._head()
         head.load_state_dict(self.weights("head"))
-        manifest = self.manifest(self.recipe.bundle, env_of(self.target, self.recipe.env))
-        path = self.out / "bundles" / self.recipe.bundle
-        half = self.recipe.precision == "float16"
-        return [write_drafters(path, manifest, self.settings, self.target, head, self.train, self.held_out, half=half)]
+        memory, folder = memory_of(self.train), BundleFolder(self.out / "bundles" / recipe.bundle, DRAFTER_PARTS)
+        folder.export("head", head_graph(deployed(head)))
+        folder.arrays("bigram", bigram_of(self.train.tokens))
+        folder.arrays(
+            "memory", {"features": memory.features.astype(np.float16), "tokens": memory.tokens.astype(np.uint8)}
+        )
+        length, width = target.networks.length, target.networks.width
+        scale = scale_of(self.held_out, TokenHead(folder.files["head"], length, width))
+        made_for = DraftedFor(target.fingerprint, length, width, replace(self.settings, scale=scale))
+        manifest = self.manifest(recipe.bundle, env_of(target, recipe.env))
+        return [folder.finish({"kind": "drafters", **manifest}, made_for)]
 
     def _head(self) -> DrafterHead:
         target, recipe = self.target, self.recipe
@@ -177,48 +195,20 @@ class DrafterHead(nn.Module):
 def head_loss(head: DrafterHead, tokens: Tensor, features: Tensor, recipe: DrafterRecipe, noise: float) -> Losses:
     """The smooth L1 loss of features plus the cross-entropy to the target's distribution, and both.
 
-    They are means over the passes of :meth:`DrafterHead.unrolled`, of the target's tokens and features with uniform
-    noise of half the width ``noise``.
+    Also ``agreement``, the share of the likeliest tokens that are the target's. They are means over the passes of
+    :meth:`DrafterHead.unrolled`, of the target's tokens and features with uniform noise of half the width ``noise``.
     """
     ahead, noisy = recipe.ahead, features + noise * (2.0 * torch.rand_like(features) - 1.0)
     with torch.no_grad():
         target_probs = head.write(features[:, 1:]).float().softmax(-1)
-    distance, entropy = features.new_zeros(()), features.new_zeros(())
+    distance, entropy, agreement = features.new_zeros(3)
     for number, predicted in enumerate(head.unrolled(tokens, noisy, ahead)):
         predicted_features, target_features = predicted[:, number:].float(), features[:, 1 + number :]
         distance = distance + nn.functional.smooth_l1_loss(predicted_features, target_features) / ahead
         log_probs = head.write(predicted[:, number:]).float().log_softmax(-1)
         entropy = entropy - (target_probs[:, number:] * log_probs).sum(-1).mean() / ahead
-    return distance + entropy, {"feature_l1": distance, "cross_entropy": entropy}
-
-
-def chain_metrics(head: DrafterHead, tokens: Tensor, features: Tensor, depth: int) -> dict[str, float]:
-    """Drafted tokens per round that are the target's, and passes of the target per chunk, with greedy chains.
-
-    A chain has ``depth`` tokens; the target's are ``[B, T]``, with features ``[B, T, W]``.
-    """
-    drafted = [head.write(predicted).argmax(-1) for predicted in head.unrolled(tokens, features, depth)]
-    return played(torch.stack(drafted).eq(tokens[:, 1:]).cpu())
-
-
-def played(fits: Tensor) -> dict[str, float]:
-    """The metrics of rounds in which these drafted tokens are accepted, ``fits [depth, B, T - 1]``.
-
-    Entry s, position j is token j + 1, drafted after s drafted tokens.
-    """
-    depth, batch, count = fits.shape
-    decided = torch.ones(batch, dtype=torch.long)  # the first token is the target's
-    accepted, rounds = 0, 0
-    while (unfinished := decided <= count).any():
-        active = unfinished.clone()
-        rounds += int(active.sum())
-        for number in range(depth):
-            active &= decided <= count
-            active &= fits[number, torch.arange(batch), (decided - 1).clamp(max=count - 1)]
-            accepted += int(active.sum())
-            decided += active.long()
-        decided += (unfinished & (decided <= count)).long()  # the target's own token
-    return {"accepted": accepted / rounds, "passes": 1.0 + rounds / batch}
+        agreement = agreement + log_probs.argmax(-1).eq(tokens[:, 1 + number :]).float().mean() / ahead
+    return distance + entropy, {"feature_l1": distance, "cross_entropy": entropy, "agreement": agreement}
 
 
 def bigram_of(tokens: np.ndarray, most: int = _BIGRAMS) -> dict[str, np.ndarray]:
@@ -239,50 +229,150 @@ def bigram_of(tokens: np.ndarray, most: int = _BIGRAMS) -> dict[str, np.ndarray]
     return {"tokens": best.astype(np.uint8), "log_probs": kept.astype(np.float16)}
 
 
-def write_drafters(
-    path: Path, manifest: dict[str, Any], settings: DrafterSettings, target: TokenBundle, head: DrafterHead,
-    train: TokenRollouts, held_out: TokenRollouts, *, half: bool,
-) -> Path:  # fmt: skip
-    """Writes a bundle of drafters; the scale of KERV's tolerance in the settings is set here, as it needs the head.
-
-    With ``half`` the head's weights are rounded in place.
-
-    Raises:
-        BundleError: if the exported head's outputs differ from the trained one's.
-    """
-    folder = BundleFolder(path, DRAFTER_PARTS, half=half)
-    folder.export("head", head_graph(deployed(head, half=half)))
-    folder.arrays("bigram", bigram_of(train.tokens))
-    memory = memory_of(train)
-    folder.arrays("memory", {"features": memory.features.astype(np.float16), "tokens": memory.tokens.astype(np.uint8)})
-    length, width = target.networks.length, target.networks.width
-    settings = replace(settings, scale=scale_of(held_out, TokenHead(folder.files["head"], length, width)))
-    return folder.finish(
-        {"kind": "drafters", **manifest}, DraftedFor(target.fingerprint, length, width, settings)
-    )  # fmt: skip
-
-
 def head_graph(head: DrafterHead) -> Graph:
     """The head as it is exported."""
-    new, both = {1: "tokens"}, {1: "tokens", 2: "cached"}
-    free = {
-        "tokens": new, "features": new, "places": new, "seen": both, "among": {1: "tokens", 2: "tokens"},
-        "cache": {3: "cached"},
-    }  # fmt: skip
-    return Graph(head, partial(example_inputs, head), ["logits", "predicted", "entries"], free=free)
-
-
-def example_inputs(head: DrafterHead, batch: int) -> dict[str, Tensor]:
-    """Inputs of a head: random tokens after random cache entries, one of each hidden from another token."""
-    generator, news, cached = torch.Generator().manual_seed(batch), 2 * batch + 1, batch + 2  # all sizes differ
     width, heads = head.embedding.embedding_dim, head.layer.heads
-    among, seen = torch.ones(batch, news, news).tril().bool(), torch.ones(batch, news, cached).bool()
-    among[:, -1, 0] = seen[:, -1, 0] = False
-    return {
-        "tokens": torch.randint(BINS, (batch, news), generator=generator),
-        "features": torch.randn(batch, news, width, generator=generator),
-        "places": torch.arange(news).clamp(max=head.length - 1).expand(batch, -1),
-        "seen": seen,
-        "among": among,
-        "cache": torch.randn(batch, 2, heads, cached, width // heads, generator=generator),
+    inputs = {
+        "tokens": Input(("batch", "tokens"), below(BINS)),
+        "features": Input(("batch", "tokens", width)),
+        "places": Input(("batch", "tokens"), below(head.length)),
+        "seen": Input(("batch", "tokens", "cached"), mostly),
+        "among": Input(("batch", "tokens", "tokens"), mostly),
+        "cache": Input(("batch", 2, heads, "cached", width // heads)),
     }
+    return Graph(head, inputs, ["logits", "predicted", "entries"])
+
+
+# --- settings of KERV and HeiSD, fitted to the target's own rollouts ---
+
+
+def memory_of(rollouts: TokenRollouts) -> Memory:
+    """The retrieval memory: the target's tokens by its encoder's embedding, of successful episodes if there are any."""
+    used = rollouts.success if rollouts.success.any() else np.ones(len(rollouts), np.bool_)
+    return Memory(unit(rollouts.seen[used].astype(np.float32)), rollouts.tokens[used].astype(np.int64))
+
+
+def fit_settings(
+    recipe: DrafterRecipe, rollouts: TokenRollouts, held_out: TokenRollouts, actions: int
+) -> DrafterSettings:
+    """Fits filters and ranges to the rollouts of the memory, and thresholds by agreement on held-out ones.
+
+    The scale of KERV's tolerance stays 1, because it needs a head, see :func:`scale_of`.
+
+    Raises:
+        ConfigError: for values that do not fit the policy, or rollouts that are too short for the window.
+    """
+    length, strict = rollouts.tokens.shape[1], recipe.strict
+    groups, path = recipe.groups or tuple(range(actions)), recipe.path or tuple(range(rollouts.state.shape[1]))
+    rule = relaxed(GROUP_EACH, length, actions, strict, groups, GROUP_TOTAL)
+    episodes, held_out_episodes = _rows(rollouts), _rows(held_out)
+    tokens, wanted = (part.tokens.astype(np.int64) for part in (rollouts, held_out))
+    executed = [to_actions(tokens[rows]).reshape(-1, actions) for rows in episodes]
+    metric = KinematicMetric.fit([rollouts.state[rows][:, list(path)] for rows in episodes], recipe.window)
+    memory, moving = memory_of(rollouts), np.zeros(len(held_out))
+    # Whether the nearest chunk would have been accepted, in episodes that are not in the memory.
+    accepted = [
+        rule.accepted(memory.nearest(seen)[0] - right, 0) for seen, right in zip(held_out.seen, wanted, strict=True)
+    ]
+    agrees = np.array(accepted) == length
+    for rows in held_out_episodes:
+        moving[rows] = metric.along(held_out.state[rows][:, list(path)])
+    seen, safe = [held_out.seen[rows] for rows in held_out_episodes], [agrees[rows] for rows in held_out_episodes]
+    return DrafterSettings(
+        strict=strict,
+        groups=groups,
+        path=path,
+        filters={
+            "velocity": Kalman.fit(executed, motion="velocity", copied=strict),
+            "walk": Kalman.fit(executed, motion="walk", copied=strict),
+        },
+        scale=1.0,
+        metric=metric,
+        fast=least_worthwhile(moving, agrees),
+        skip=fit_skip(seen, safe, LONGEST_SKIP),
+        top=recipe.top,
+        depth=recipe.tree,
+        nodes=recipe.nodes,
+    )
+
+
+def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) -> float:
+    """The score threshold that maximises agreements minus disagreements at and above it.
+
+    Returns:
+        One of the scores; above all of them if no threshold has a positive balance.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    gains = np.cumsum(np.where(agrees[order], 1, -1))
+    # A threshold can lie only between different scores.
+    gains = np.where(np.append(np.diff(ranked) != 0.0, True), gains, -len(scores))
+    best = int(np.argmax(gains))
+    return float(ranked[best]) if gains[best] > 0 else float(np.nextafter(ranked[0], np.inf))
+
+
+def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
+    """K_S of KERV's tolerance for the head's drafts on the target's own prefix; 1 if they never deviate."""
+    tokens = rollouts.tokens.astype(np.int64)
+    count, length = tokens.shape
+    positions = np.broadcast_to(np.arange(length - 1), (count, length - 1))
+    features, seen = rollouts.features[:, :-1].astype(np.float32), np.zeros((count, length - 1, 0), np.bool_)
+    among, cache = np.ascontiguousarray(causal(count, length - 1)), head.empty_cache(count)
+    found = head.read(tokens[:, :-1], features, positions, seen, among, cache)
+    drafted, wanted = found.logits.argmax(-1), tokens[:, 1:]
+    near = np.abs(drafted - wanted) <= MIDDLE
+    variabilities = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
+    episodes = [[variabilities[row] for row in rows] for rows in _rows(rollouts)]
+    changes = any(np.diff(episode).any() for episode in episodes)
+    return typical_change(episodes) if changes else 1.0
+
+
+def _rows(rollouts: TokenRollouts) -> list[NDArray[np.int64]]:
+    """The rows of each episode, ordered by step; episodes in order of their first row."""
+    _, first, which = np.unique(rollouts.episode, return_index=True, return_inverse=True)
+    return [
+        rows[np.argsort(rollouts.step[rows], kind="stable")]
+        for rows in (np.flatnonzero(which == number) for number in np.argsort(first))
+    ]
+
+
+def fit_skip(
+    features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int, share: float = 0.95
+) -> SkipRule:
+    """The rule that skips the most pairs of steps, a verified t and a t + k, k <= longest, while enough are safe.
+
+    Of every held-out episode ``features [n, F]`` of its steps and whether they are ``safe [n]``, as then the
+    pair is. For every distance d the least similarity (of 201 quantiles) is chosen above which Wilson's
+    lower bound of the share of safe pairs with ``k <= d`` is high enough. If none are safe enough, it never skips.
+
+    Raises:
+        DataError: if no episode has two steps.
+    """
+    similarities, distances, right = _pairs(features, safe, longest)
+    best, skipped = SkipRule(), 0
+    for distance in range(1, longest + 1):
+        near = distances <= distance
+        for similarity in np.unique(np.quantile(similarities[near], _CUTS, method="lower")).tolist():
+            chosen = right[near & (similarities >= similarity)]
+            # Wilson's lower bound is below the share, so the share is tested first.
+            if chosen.mean() >= share and wilson(int(chosen.sum()), len(chosen)).low >= share:
+                if len(chosen) > skipped:
+                    best, skipped = SkipRule(similarity, distance), len(chosen)
+                break
+    return best
+
+
+def _pairs(
+    features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Similarity, distance, and whether the later step is safe, of all pairs."""
+    found = []
+    for seen, fine in zip(features, safe, strict=True):
+        along = unit(seen).astype(np.float64)
+        for distance in range(1, min(longest, len(along) - 1) + 1):
+            cosines = (along[distance:] * along[:-distance]).sum(axis=1)
+            found.append((np.clip(cosines, -1.0, 1.0), np.full(len(cosines), distance), fine[distance:]))
+    if not found:
+        raise DataError("a rule for skipping needs held-out episodes of at least two steps")
+    similarities, distances, right = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return similarities, distances, right

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Task
-from specact.lab.train.dataset import Dataset, Windows
-from specact.lab.train.loop import Draw, Losses, Metrics, Stage, adamw_stage, autocast, device_of, seed_weights
+from specact.lab.train.dataset import Dataset
+from specact.lab.train.loop import Draw, Losses, Metrics, Stage, autocast, device_of, seed_weights
 from specact.lab.train.recipe import CodesRecipe, EncoderRecipe
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
@@ -97,6 +97,11 @@ class PatchEmbedding(nn.Module):
         maps = self.layers(_scaled(frames.reshape(-1, *frames.shape[-3:])))
         tokens: Tensor = self.project(maps.permute(0, 2, 3, 1).flatten(1, 2))
         return tokens.reshape(-1, *frames.shape[1:-3], *tokens.shape[1:])
+
+
+def embedding(recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> ImageEmbedding | PatchEmbedding:
+    """The embedding of a camera's frames that a recipe wants."""
+    return (PatchEmbedding if recipe.tokens == "patches" else ImageEmbedding)(recipe, shape, tokens)
 
 
 def shifted(frames: Tensor, most: int) -> Tensor:
@@ -248,16 +253,24 @@ def encoder_stage(
         rng = stream(seed, Role.DATA, episode=Draw.FRAMES)
         return {"error": error_of(*draw_batch(dataset.held_out.episodes.observation, 1024, rng)).abs().mean()}
 
-    return adamw_stage(name, model, recipe, update, validate, seed=seed)
+    return Stage(name, model, recipe, update, validate, seed)
+
+
+def encoded(dataset: Dataset, camera: str, encoder: ImageEncoder) -> Dataset:
+    """Replaces a camera's frames by the encoder's features ``[N, width]``."""
+    train, held_out = (
+        windows.with_observation(camera, features_of(windows.episodes.frames(camera), encoder))
+        for windows in (dataset.train, dataset.held_out)
+    )
+    return replace(dataset, train=train, held_out=held_out)
 
 
 @torch.no_grad()
-def encoded(dataset: Dataset, camera: str, encoder: ImageEncoder) -> Dataset:
-    """Replaces a camera's frames by the encoder's features ``[N, width]``."""
-
-    def features(windows: Windows) -> Windows:
-        frames = windows.episodes.frames(camera)
-        parts = [encoder(torch.from_numpy(frames[at : at + _BATCH])) for at in range(0, len(frames), _BATCH)]
-        return windows.with_observation(camera, torch.cat(parts).numpy())
-
-    return replace(dataset, train=features(dataset.train), held_out=features(dataset.held_out))
+def features_of(frames: Any, encoder: nn.Module) -> NDArray[np.float32]:
+    """Features ``[N, ..., width]`` of frames ``[N, ..., H, W, 3]``."""
+    parts = []
+    for first in range(0, len(frames), _BATCH):
+        part = np.asarray(frames[np.arange(first, min(first + _BATCH, len(frames)))])
+        features = encoder(torch.from_numpy(part.reshape(-1, *part.shape[-3:])))
+        parts.append(features.reshape(*part.shape[:-3], -1).numpy())
+    return np.concatenate(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -28,69 +27,120 @@ from specact.bundle.manifest import INSTRUCTION, Words, fingerprint_of, write_ma
 from specact.bundle.network import open_session
 from specact.errors import BundleError, ConfigError
 from specact.files import write_whole
-from specact.lab.train.attention import statistics_of
-from specact.observation import ObservationSpec
+from specact.lab.train.attention import Observing, statistics_of
 
 # Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4
 # Numbers from which on a tensor is stored as float16, or apart from its network.
 _FEW = 64
 Module = TypeVar("Module", bound=nn.Module)
-# Inputs of a module by name; those in a table are inputs of the graph by their own names.
-Inputs = Mapping[str, Tensor | Mapping[str, Tensor]]
+# Makes values of a shape.
+Values = Callable[[Sequence[int], torch.Generator], Tensor]
+
+
+def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Makes normal numbers."""
+    return torch.randn(shape, generator=generator)
+
+
+def around(mean: Tensor, std: Tensor) -> Values:
+    """Makes normal numbers with this mean and standard deviation."""
+    return lambda shape, generator: mean + std * normal(shape, generator)
+
+
+def below(most: int, kind: torch.dtype = torch.int64) -> Values:
+    """Makes whole numbers from 0 on."""
+    return lambda shape, generator: torch.randint(most, shape, generator=generator, dtype=kind)
+
+
+def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Makes numbers from 0 to 1."""
+    return torch.rand(shape, generator=generator)
+
+
+def mostly(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Makes a mask that hides some."""
+    return uniform(shape, generator) < 0.8
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of an exported network, and what makes random ``values`` of it.
+
+    An axis of the ``shape`` is an integer or one of :data:`AXES`, which are free; of ``windows`` one serves any batch.
+    """
+
+    shape: tuple[int | str, ...]
+    values: Values = normal
+
+
+# Sizes of the free axes in the example of a batch; they all differ.
+AXES: Mapping[str, Callable[[int], int]] = {
+    "batch": lambda batch: batch, "windows": lambda batch: batch, "tokens": lambda batch: 2 * batch + 1,
+    "cached": lambda batch: batch + 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Graph:
     """A network in evaluation mode as it is exported.
 
-    ``example`` makes random inputs with a batch of a size; all ``batches`` are compared, and a single one is fixed in
-    the graph. ``free`` are other dynamic axes of inputs, by name: axis to the name of its size. Of the inputs
-    ``broadcast`` one row serves any batch.
+    The ``inputs`` are in the order of its arguments; those in a table are inputs of the graph by their own names.
     """
 
     module: nn.Module
-    example: Callable[[int], Inputs]
+    inputs: Mapping[str, Input | Mapping[str, Input]]
     outputs: Sequence[str]
-    batches: Sequence[int] = (1, 7)
-    free: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
-    broadcast: Sequence[str] = ()
+
+    def example(self, batch: int) -> dict[str, Any]:
+        """Random inputs, a function of the size of the batch."""
+        generator = torch.Generator().manual_seed(batch)
+        return self._each(
+            lambda given: given.values([AXES[n](batch) if isinstance(n, str) else n for n in given.shape], generator)
+        )
 
     def to_onnx(self) -> onnx.ModelProto:
         """The network in ONNX."""
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
         for name in ("onnx_ir", "onnxscript"):
             logging.getLogger(name).setLevel(logging.WARNING)  # they log every weight and every rule
-        fixed = len(self.batches) == 1
-        inputs = self.example(self.batches[0] if fixed else 3)
-        batch = {} if fixed else {0: torch.export.Dim("batch", min=1, max=4096)}
-        names = {size for axes in self.free.values() for size in axes.values()}
-        sizes = {size: torch.export.Dim(size, min=1, max=4096) for size in names}
-        shapes = {
-            name: batch | {axis: sizes[size] for axis, size in self.free.get(name, {}).items()}
-            if isinstance(value, Tensor)
-            else dict.fromkeys(value, batch)
-            for name, value in inputs.items()
-        }
+        sizes = {axis: torch.export.Dim(axis, min=1, max=4096) for axis in AXES}
+        sizes["windows"] = sizes["batch"]
+        free = self._each(lambda given: {n: sizes[axis] for n, axis in enumerate(given.shape) if isinstance(axis, str)})
+        inputs = _flat(self.inputs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter warns of its own internals
             program = torch.onnx.export(
-                self.module,
-                (),
-                kwargs=dict(inputs),
-                input_names=list(_flat(inputs)),
-                output_names=list(self.outputs),
-                dynamo=True,
-                verbose=False,
-                dynamic_shapes=shapes if batch or sizes else None,
-            )
+                self.module, (*self.example(3).values(), {}), input_names=list(inputs), output_names=self.outputs,
+                dynamo=True, verbose=False, dynamic_shapes=tuple(free.values()),
+            )  # fmt: skip
         assert program is not None  # None is only for exports without dynamo
         proto: onnx.ModelProto = program.model_proto
         for entry in proto.graph.input:
-            if entry.name in self.broadcast:
+            if inputs[entry.name].shape[0] == "windows":
                 entry.type.tensor_type.shape.dim[0].dim_param = "windows"
         forget_sources(proto)
         return proto
+
+    def _each(self, made: Callable[[Input], Any]) -> dict[str, Any]:
+        return {
+            name: made(given) if isinstance(given, Input) else {own: made(one) for own, one in given.items()}
+            for name, given in self.inputs.items()
+        }
+
+
+def observed(network: Observing, words: Words | None) -> dict[str, Input]:
+    """What a network observes, numbers with the statistics in its buffers, and the words of an instruction."""
+    inputs = {
+        name: Input(
+            ("batch", *field.window_shape),
+            below(256, torch.uint8) if field.is_image else around(*statistics_of(network, name)),
+        )
+        for name, field in network.fields.items()
+    }
+    if words is not None:
+        inputs[INSTRUCTION] = Input(("batch", words.length), below(words.size))
+    return inputs
 
 
 class WeightsFile:
@@ -148,11 +198,11 @@ def stored_weights(part: Path) -> dict[str, Tensor]:
     return {name: value.float() if value.dtype == torch.float16 else value for name, value in load_file(file).items()}
 
 
-def write_weights(path: Path, module: nn.Module, *, half: bool) -> WeightsFile:
-    """Stores the weights of a policy; with ``half`` as float16 what is exact in it, see :func:`deployed`."""
+def write_weights(path: Path, module: nn.Module) -> WeightsFile:
+    """Stores the weights of a policy, as float16 what is exact in it, see :func:`deployed`."""
     # Contiguous, because safetensors stores the bytes of other arrays in the order of their memory.
     arrays = {name: tensor.contiguous().numpy() for name, tensor in module.state_dict().items()}
-    write_whole(path, save({name: _halved(array) if half else array for name, array in arrays.items()}))
+    write_whole(path, save({name: _halved(array) for name, array in arrays.items()}))
     return WeightsFile(path)
 
 
@@ -160,13 +210,12 @@ def export_checked(
     graph: Graph,
     path: Path,
     *,
-    half: bool = False,
     weights: WeightsFile | None = None,
     metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> float:
     """Exports a network, and returns the largest difference found between PyTorch and ONNX Runtime.
 
-    With ``half`` weights are stored as float16 and computed with in float32, see :func:`deployed`. Those in the file
+    Weights are stored as float16 where they are exact in it, and computed with in float32. Those in the file
     ``weights``, beside ``path`` or in the folder above, are read there; its digest becomes a part of the network's
     file and so of its fingerprint, like the texts of ``metadata``.
 
@@ -177,16 +226,15 @@ def export_checked(
     if weights is not None:
         weights.share(proto)
         metadata = {**metadata, "weights": weights.digest}
-    if half:
-        store_as_half(proto)
+    store_as_half(proto)
     helper.set_model_props(proto, dict(metadata))
     write_whole(path, proto.SerializeToString())
     session = open_session(path)
     difference = 0.0
-    for batch in graph.batches:
+    for batch in (1, 7):
         inputs = graph.example(batch)
         with torch.no_grad():
-            expected = graph.module(**inputs)
+            expected = graph.module(*inputs.values())
         found = session.run(None, {name: value.numpy() for name, value in _flat(inputs).items()})
         for want, got in zip((expected,) if isinstance(expected, Tensor) else expected, found, strict=True):
             difference = max(difference, float(np.abs(want.numpy() - got).max()))
@@ -195,32 +243,15 @@ def export_checked(
     return difference
 
 
-def _flat(inputs: Inputs) -> dict[str, Tensor]:
-    tables = ({name: value} if isinstance(value, Tensor) else value for name, value in inputs.items())
-    return {name: tensor for table in tables for name, tensor in table.items()}
+def _flat(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    tables = (value if isinstance(value, Mapping) else {name: value} for name, value in inputs.items())
+    return {name: value for table in tables for name, value in table.items()}
 
 
-def some_observations(
-    module: nn.Module, spec: ObservationSpec, generator: torch.Generator, batch: int, words: Words | None = None
-) -> dict[str, Tensor]:
-    """Random observations of a spec with the statistics in a module's buffers, and random words of an instruction."""
-    inputs = {}
-    for name, field in spec.fields.items():
-        shape = (batch, *field.window_shape)
-        if field.is_image:
-            inputs[name] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-        else:
-            mean, std = statistics_of(module, name)
-            inputs[name] = mean + std * torch.randn(shape, generator=generator)
-    if words is not None and spec.instruction:
-        inputs[INSTRUCTION] = torch.randint(words.size, (batch, words.length), generator=generator)
-    return inputs
-
-
-def deployed(model: Module, *, half: bool) -> Module:
-    """A network in evaluation mode; with ``half`` its parameters are rounded to float16 precision, in place."""
+def deployed(model: Module) -> Module:
+    """A network in evaluation mode, with parameters that are rounded to float16 precision in place."""
     model.eval().requires_grad_(False)
-    for parameter in model.parameters() if half else ():
+    for parameter in model.parameters():
         parameter.copy_(parameter.half().float())
     return model
 
@@ -266,15 +297,14 @@ class BundleFolder:
     Args:
         path: the folder; its manifest, if any, is removed.
         parts: files by the name of the part.
-        half: whether weights are stored as float16.
 
     Attributes:
         files, parity, parameters: of the parts: paths, largest differences of exported networks, and sizes.
     """
 
-    def __init__(self, path: Path, parts: Mapping[str, str], *, half: bool = False) -> None:
+    def __init__(self, path: Path, parts: Mapping[str, str]) -> None:
         self.path, self.files, self._parts = path, {part: path / name for part, name in parts.items()}, parts
-        self.half, self.parity, self.parameters = half, dict[str, float](), dict[str, int]()
+        self.parity, self.parameters = dict[str, float](), dict[str, int]()
         path.mkdir(parents=True, exist_ok=True)
         manifest = path / "manifest.json"
         self._before: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
@@ -291,7 +321,7 @@ class BundleFolder:
 
     def export(self, part: str, graph: Graph, weights: WeightsFile | None = None) -> None:
         """Writes a part that is a network, see :func:`export_checked`."""
-        self.parity[part] = export_checked(graph, self.files[part], half=self.half, weights=weights)
+        self.parity[part] = export_checked(graph, self.files[part], weights=weights)
         self.parameters[part] = parameters_of(graph.module)
 
     def finish(self, manifest: Mapping[str, Any], spec: object) -> Path:

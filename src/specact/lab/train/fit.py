@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -135,15 +135,13 @@ class FromDemonstrations(Training):
 
     @contextmanager
     def prepared(self, progress: Progress) -> Iterator[None]:
-        teacher = self._teacher
-        with frames_at_hand(self.episodes, self.out / "frames", progress) as self.episodes:
+        with ExitStack() as stack:
+            self.episodes = stack.enter_context(frames_at_hand(self.episodes, self.out / "frames", progress))
             vars(self).pop("dataset", None)
-            with (
-                labelled(self.dataset, teacher, self._demonstrations.chunk, self.out, self._seed, progress)
-                if teacher is not None
-                else nullcontext()
-            ):
-                yield
+            if self._teacher is not None:
+                chunk = self._demonstrations.chunk
+                stack.enter_context(labelled(self.dataset, self._teacher, chunk, self.out, self._seed, progress))
+            yield
 
     @cached_property
     def dataset(self) -> Dataset:

@@ -24,11 +24,11 @@ from specact.errors import ConfigError
 from specact.families.chunks.flow import Array, FlowPolicy
 from specact.families.chunks.sources import kind_of_source
 from specact.lab.rollout.statistics import roc_auc
-from specact.lab.train.attention import attend, by_head, perceptron
+from specact.lab.train.attention import Layer, by_head
 from specact.lab.train.dataset import Windows
-from specact.lab.train.export import BundleFolder, Graph, deployed
+from specact.lab.train.export import BundleFolder, Graph, Input, deployed
 from specact.lab.train.fit import FromDemonstrations
-from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage, adamw_stage, device_of, seed_weights
+from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage, device_of, seed_weights
 from specact.lab.train.recipe import FlashRecipe, Recipe, chunk_recipe_of, plain
 from specact.load import load_policy
 from specact.observation import Window
@@ -58,22 +58,16 @@ class DraftBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.queries = nn.Parameter(torch.randn(chunk[0], width) * 0.02)
-        self.norm_tokens, self.norm_queries = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.keys_values, self.qkv = nn.Linear(width, 2 * width), nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm_mlp, self.mlp = nn.LayerNorm(width), perceptron(width, 4 * width, width)
+        self.norm_tokens, self.keys_values = nn.LayerNorm(width), nn.Linear(width, 2 * width)
+        self.layer = Layer(width, heads, dropout)
         self.norm, self.write = nn.LayerNorm(width), nn.Linear(width, chunk[1])
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Chunks ``[B, H, A]`` in the flow's units, of tokens ``[B, N, W]``."""
         # One for each window without counting them, so that the exported graph computes no sizes.
         x = self.queries + 0.0 * tokens[:, :1, :1]
-        queries, keys, values = by_head(self.qkv(self.norm_queries(x)), 3, self.heads)
-        seen_keys, seen_values = by_head(self.keys_values(self.norm_tokens(tokens)), 2, self.heads)
-        keys, values = torch.cat([seen_keys, keys], -2), torch.cat([seen_values, values], -2)
-        x = x + self.dropout(self.project(attend(queries, keys, values)))
-        x = x + self.dropout(self.mlp(self.norm_mlp(x)))
+        seen = by_head(self.keys_values(self.norm_tokens(tokens)), 2, self.heads)
+        x, _ = self.layer(x, None, torch.stack(seen, 1))
         chunks: Tensor = self.write(self.norm(x))
         return chunks
 
@@ -131,17 +125,14 @@ class FlashTraining(FromDemonstrations):
             huber = nn.functional.smooth_l1_loss(missing, torch.zeros_like(missing))
             return {"rms": missing.square().mean().sqrt(), "huber": huber}
 
-        return adamw_stage(name, model, recipe, update, validate, seed=recipe.seed)
+        return Stage(name, model, recipe, update, validate, recipe.seed)
 
     def export(self, progress: Progress) -> list[Path]:
-        recipe, flow, model, half = self.recipe, self.flow, self._block(), self.recipe.precision == "float16"
+        recipe, flow, model = self.recipe, self.flow, self._block()
         model.load_state_dict(self.weights("block"))
-        folder = BundleFolder(self.out / "bundles" / recipe.bundle, FLASH_PARTS, half=half)
-
-        def example(batch: int) -> dict[str, Tensor]:
-            return {"tokens": torch.randn(batch, *self.tokens, generator=torch.Generator().manual_seed(batch))}
-
-        folder.export("block", Graph(deployed(model, half=half), example, ["chunks"]))
+        folder = BundleFolder(self.out / "bundles" / recipe.bundle, FLASH_PARTS)
+        inputs = {"tokens": Input(("batch", *self.tokens))}
+        folder.export("block", Graph(deployed(model), inputs, ["chunks"]))
         settings = FlashSettings(recipe.execute, recipe.grippers, recipe.period)
         windows = self.dataset.held_out.seen_at(flow.spec.observation, self._held_out())
         block = Block(folder.files["block"], (flow.spec.chunk, flow.spec.actions))

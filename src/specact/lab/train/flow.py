@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +22,17 @@ from specact.families.tokens.policy import BINS
 from specact.lab.train.attention import (
     HIDDEN,
     Layer,
+    Observing,
     Statistics,
     attend,
     by_head,
     embed_words,
-    flat,
-    hold_statistics,
     joined,
     perceptron,
     plain,
-    standardised,
-    statistics_of,
 )
-from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
-from specact.lab.train.export import Graph, some_observations
+from specact.lab.train.encoder import PatchEmbedding, embedding
+from specact.lab.train.export import Graph, Input, below, mostly, observed, uniform
 from specact.lab.train.recipe import ChunkRecipe
 from specact.observation import ObservationSpec
 
@@ -44,57 +40,45 @@ from specact.observation import ObservationSpec
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
 
 
-class Encoder(nn.Module):
-    """Observations to ``tokens`` tokens ``[B, N, W]``: of words, observations without a history, those with one.
+class Encoder(Observing):
+    """Observations to tokens ``[B, N, W]``: of words, observations without a history, those with one.
 
-    A camera frame gives one token or one per patch, every other observation one per time step. If it is not ``placed``,
-    the next network adds position embeddings.
+    ``tokens_of`` are their numbers in this order, ``tokens`` is N. A camera frame gives one token or one per patch,
+    every other observation one per time step. If it is not ``placed``, the next network adds position embeddings.
     """
 
     def __init__(
         self, spec: ObservationSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None, *,
         placed: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.state_noise, self.spec = recipe.state_noise, spec
-        hold_statistics(self, spec, statistics)
-        width, self.tokens = recipe.width, 0
-        # Observations with a history are created first and come last.
-        self.seen = sorted(spec.fields, key=lambda name: spec[name].history == 0)
-        for name in self.seen:
-            shape, observations = spec[name].shape, max(1, spec[name].history)
-            embed: nn.Module
-            if not spec[name].is_image:
-                embed = perceptron(math.prod(shape), width, width)
-            elif recipe.encoder.tokens == "patches":
-                embed = PatchEmbedding(recipe.encoder, shape, width)
-                observations *= embed.patches
-            else:
-                embed = ImageEmbedding(recipe.encoder, shape, width)
-            self.add_module(f"embed_{plain(name)}", embed)
-            self.tokens += observations
+        super().__init__(spec.fields, statistics, recipe.state_noise)
+        width, self.tokens_of = recipe.width, dict[str, int]()
         if spec.instruction:
             assert words is not None, "a recipe follows an instruction only where the demonstrations have some"
             self.embed_words = embed_words(words, width)
-            self.tokens += words.length
+            self.tokens_of[INSTRUCTION] = words.length
+        for name in sorted(spec.fields, key=lambda name: spec[name].history > 0):
+            shape = spec[name].shape
+            looks = spec[name].is_image
+            embed = embedding(recipe.encoder, shape, width) if looks else perceptron(math.prod(shape), width, width)
+            self.add_module(f"embed_{plain(name)}", embed)
+            patches = embed.patches if isinstance(embed, PatchEmbedding) else 1
+            self.tokens_of[name] = patches * max(1, spec[name].history)
+        self.tokens = sum(self.tokens_of.values())
         self.positions = nn.Parameter(torch.randn(self.tokens, width) * 0.02) if placed else None
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
         """From arrays ``[B, *window_shape]`` by name, in the environment's units, and the words ``[B, L]``."""
-        made = {name: self._embedded(name, observation[name]) for name in self.seen}
-        parts = [made[name] for name in sorted(self.seen, key=lambda name: self.spec[name].history > 0)]
-        if self.spec.instruction:
-            parts.insert(0, self.embed_words(observation[INSTRUCTION]))
+        parts = [self._embedded(name, observation[name]) for name in self.tokens_of]
         tokens = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         return tokens if self.positions is None else tokens + self.positions
 
     def _embedded(self, name: str, values: Tensor) -> Tensor:
-        field = self.spec[name]
-        if not field.is_image:
-            values = standardised(values, *statistics_of(self, name))
-            if field.history and self.training and self.state_noise:
-                values = values + self.state_noise * torch.randn_like(values)
-            values = flat(values, field)
+        if name == INSTRUCTION:
+            words: Tensor = self.embed_words(values)
+            return words
+        if not self.fields[name].is_image:
+            values = self.numbers(name, values)
         tokens: Tensor = getattr(self, f"embed_{plain(name)}")(values)
         # Patches in order of frames, the oldest first.
         return tokens.flatten(1, -2) if tokens.dim() > 2 else tokens[:, None]
@@ -202,7 +186,7 @@ class Flow(nn.Module):
         self, spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None = None
     ) -> None:
         super().__init__()
-        self.spec, self.words = spec, words
+        self.spec, self.recipe, self.words = spec, recipe, words
         self.encoder = Encoder(spec.observation, recipe, statistics, words)
         self.prefix = Prefix(recipe)
         self.expert = Expert(spec, recipe)
@@ -255,20 +239,6 @@ class Guide(nn.Module):
         return velocity, missing + rest * pull_back(missing)[0]
 
 
-class _Traced(nn.Module):
-    """The trace of a guide with named arguments.
-
-    The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
-    """
-
-    def __init__(self, guide: Guide, inputs: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.traced = make_fx(guide, decomposition_table=dict(core_aten_decompositions().items()))(*inputs.values())
-
-    def forward(self, chunk: Tensor, time: Tensor, cache: Tensor, wanted: Tensor, weights: Tensor) -> Any:
-        return self.traced(chunk, time, cache, wanted, weights)
-
-
 class Regression(nn.Module):
     """Observations to chunks ``[B, H, A]`` in the environment's units, in one pass."""
 
@@ -287,40 +257,35 @@ class Regression(nn.Module):
 
 def flow_graphs(model: Flow) -> dict[str, Graph]:
     """The networks of a flow policy as they are exported, by part."""
-    traced = _Traced(Guide(model.expert), example_inputs(model, "guide", 1))
+    tokens, recipe, chunk = model.encoder.tokens, model.recipe, (model.spec.chunk, model.spec.actions)
+    cache = (recipe.layers, 2, recipe.heads, tokens, recipe.width // recipe.heads)
+
+    def noisy(batch: str | int, windows: str | int) -> dict[str, Input]:
+        return {
+            "chunk": Input((batch, *chunk)), "time": Input((batch,), uniform), "cache": Input((windows, *cache))
+        }  # fmt: skip
+
+    # The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
+    guided = {**noisy(1, 1), "wanted": Input((1, *chunk)), "weights": Input((1, chunk[0]), uniform)}
+    guide = Graph(Guide(model.expert), guided, ["velocity", "pull"])
+    decompositions = dict(core_aten_decompositions().items())
+    traced = make_fx(guide.module, decomposition_table=decompositions)(*guide.example(1).values())
     return {
-        "encoder": Graph(model.encoder, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["tokens"]),
-        "prefix": Graph(model.prefix, partial(example_inputs, model, "prefix"), ["cache"]),
-        "expert": Graph(model.expert, partial(example_inputs, model, "expert"), ["velocity"], broadcast=["cache"]),
-        "guide": Graph(traced, partial(example_inputs, model, "guide"), ["velocity", "pull"], batches=[1]),
+        "encoder": _encoder_graph(model, model.encoder, "tokens"),
+        "prefix": Graph(model.prefix, {"tokens": Input(("batch", tokens, recipe.width))}, ["cache"]),
+        "expert": Graph(model.expert, noisy("batch", "windows"), ["velocity"]),
+        "guide": replace(guide, module=traced),
     }
 
 
 def regression_graphs(model: Flow, units: FlowUnits) -> dict[str, Graph]:
     """The single network of a policy by regression as it is exported."""
-    policy = Regression(model, units).eval()
-    return {"policy": Graph(policy, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["actions"])}
+    return {"policy": _encoder_graph(model, Regression(model, units).eval(), "actions")}
 
 
-def example_inputs(model: Flow | TokenModel, part: str, batch: int) -> dict[str, Tensor]:
-    """Random inputs of a network of a policy, by name, with the statistics of the training data."""
-    spec, generator = model.spec, torch.Generator().manual_seed(batch)
-    observation = some_observations(model.encoder, spec.observation, generator, batch, model.words)
-    if part == "encoder" or isinstance(model, TokenModel):
-        return observation
-    tokens = model.encoder(observation)
-    if part == "prefix":
-        return {"tokens": tokens}
-    shape = (batch, spec.chunk, spec.actions)
-    inputs = {
-        "chunk": torch.randn(shape, generator=generator),
-        "time": torch.rand(batch, generator=generator),
-        "cache": model.prefix(tokens),
-    }
-    if part == "guide":
-        inputs["wanted"] = torch.randn(shape, generator=generator)
-        inputs["weights"] = torch.rand(shape[:2], generator=generator)
-    return inputs
+def _encoder_graph(model: Flow | TokenModel, module: nn.Module, output: str) -> Graph:
+    words = model.words if model.spec.observation.instruction else None
+    return Graph(module, {"observation": observed(model.encoder, words)}, [output])
 
 
 # --- autoregressive tokens ---
@@ -405,27 +370,15 @@ class TokenModel(nn.Module):
 
 def token_graphs(model: TokenModel) -> dict[str, Graph]:
     """Encoder and decoder as they are exported, by part."""
-    # Axes of the decoder's inputs with a dynamic number of tokens.
-    free = {"embeddings": {1: "tokens"}, "positions": {1: "tokens"}, "among": {1: "tokens", 2: "tokens"}}
-    outputs = ["logits", "features", "entries"]
-    return {
-        "encoder": Graph(model.encoder, lambda n: {"observation": example_inputs(model, "encoder", n)}, ["tokens"]),
-        "decoder": Graph(model.decoder, partial(_next_tokens, model), outputs, free=free),
+    decoder, (length, width) = model.decoder, model.decoder.positions.shape
+    inputs = {
+        "embeddings": Input(("batch", "tokens", width)),
+        "positions": Input(("batch", "tokens"), below(length)),
+        "seen": Input(("batch", length), mostly),
+        "among": Input(("batch", "tokens", "tokens"), mostly),
+        "cache": Input(("batch", len(decoder.layers), 2, decoder.heads, length, width // decoder.heads)),
     }
-
-
-def _next_tokens(model: TokenModel, batch: int) -> dict[str, Tensor]:
-    """Inputs of a decoder after the observation: some new tokens, one of which is masked for another."""
-    decoder, generator = model.decoder, torch.Generator().manual_seed(batch)
-    count, width = model.encoder.tokens, decoder.positions.shape[1]
-    length, new_tokens = count + model.length, 2 * batch + 1  # more than one, and different from all other sizes
-    visible = torch.ones(batch, new_tokens, new_tokens).tril()
-    visible[:, -1, 0] = 0.0
-    entries = (batch, len(decoder.layers), 2, decoder.heads, length, width // decoder.heads)
     return {
-        "embeddings": torch.randn(batch, new_tokens, width, generator=generator),
-        "positions": torch.arange(count, count + new_tokens).clamp(max=length - 1).expand(batch, -1),
-        "seen": (torch.arange(length) < count).expand(batch, -1),
-        "among": visible.bool(),
-        "cache": torch.randn(entries, generator=generator),
+        "encoder": _encoder_graph(model, model.encoder, "tokens"),
+        "decoder": Graph(decoder, inputs, ["logits", "features", "entries"]),
     }

@@ -11,10 +11,10 @@ from specact import __version__
 from specact.bundle.manifest import WEIGHTS
 from specact.errors import ConfigError
 from specact.families.chunks.flow import FlowBundle
-from specact.lab.train.attention import by_head
+from specact.lab.train.attention import by_head, plain, unknown
 from specact.lab.train.encoder import PatchEmbedding
-from specact.lab.train.export import BundleFolder, Graph, WeightsFile, deployed, stored_weights
-from specact.lab.train.flow import Prefix
+from specact.lab.train.export import AXES, BundleFolder, Graph, Input, WeightsFile, below, deployed, stored_weights
+from specact.lab.train.flow import Encoder, Prefix
 from specact.lab.train.recipe import ChunkRecipe, chunk_recipe_of
 from specact.systems.freqcache import FREQCACHE, REFRESH_PARTS, Patches, RefreshSpec
 
@@ -49,45 +49,39 @@ def add_refresh(target: FlowBundle) -> Path:
     cameras, prefix, weights = _cameras(target, recipe), Prefix(recipe), stored_weights(target.path / WEIGHTS)
     prefix.load_state_dict({name: weights[f"prefix.{name}"] for name in prefix.state_dict()})
 
-    def example(batch: int) -> dict[str, Tensor]:
-        """Five tokens for one window."""
-        tokens, generator = target.networks.tokens([target.spec.observation.zeros()]), torch.Generator().manual_seed(0)
-        count = tokens.shape[1]
-        shape = target.networks.cache([], tokens).shape
-        return {
-            "tokens": torch.randn(1, 5, tokens.shape[2], generator=generator),
-            "sources": torch.arange(count) + count * (torch.arange(count) < 5),
-            "held": torch.randn(shape, generator=generator),
-        }
-
-    folder = BundleFolder(target.path / FREQCACHE, REFRESH_PARTS, half=recipe.precision == "float16")
-    refreshed = deployed(RefreshedPrefix(prefix), half=False)
-    graph = Graph(refreshed, example, ["cache"], batches=[1], free={"tokens": {1: "tokens"}})
-    folder.export("refresh", graph, WeightsFile(target.path / WEIGHTS))
+    tokens = target.networks.tokens([target.spec.observation.zeros()])
+    count = tokens.shape[1]
+    inputs = {
+        "tokens": Input((1, "tokens", recipe.width)),
+        "sources": Input((count,), below(count + AXES["tokens"](1))),
+        "held": Input(target.networks.cache([], tokens).shape),
+    }
+    folder = BundleFolder(target.path / FREQCACHE, REFRESH_PARTS)
+    folder.export(
+        "refresh", Graph(deployed(RefreshedPrefix(prefix)), inputs, ["cache"]), WeightsFile(target.path / WEIGHTS)
+    )
     manifest = {"kind": "freqcache", "name": f"{target.name}-refresh", "env": target.env, "specact": __version__}
     return folder.finish(manifest, RefreshSpec(target.fingerprint, cameras))
 
 
 def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
-    """Positions of each camera's tokens: after words come observations without a history, then those with one."""
+    """Positions of each camera's tokens."""
     spec = target.spec.observation
     if not spec.images or recipe.encoder.tokens != "patches" or any(spec[name].history > 1 for name in spec.images):
         raise ConfigError(
             f"{target.name} reads no cameras in patches, one frame each, and of nothing else a part can be reused; "
             'train a policy with encoder.tokens = "patches" and no history of its cameras'
         )
-    place, found = 0 if target.manifest.words is None else target.manifest.words.length, {}
-    for name in sorted(spec.fields, key=lambda name: spec[name].history > 0):
-        if not spec[name].is_image:
-            place += max(1, spec[name].history)
-            continue
-        embedding = PatchEmbedding(recipe.encoder, spec[name].shape, 1)
-        if any(side % patches for side, patches in zip(spec[name].shape, embedding.grid, strict=False)):
-            raise ConfigError(
-                f"{target.name} reads {name} of {spec[name].shape[0]} x {spec[name].shape[1]} pixels in "
-                f"{embedding.grid[0]} x {embedding.grid[1]} patches, which are no whole pixels; a part can only be "
-                "reused where they are"
-            )
-        found[name] = Patches(place, *embedding.grid)
-        place += embedding.patches
+    encoder, place, found = Encoder(spec, recipe, unknown(spec.fields), target.manifest.words), 0, dict[str, Patches]()
+    for name, tokens in encoder.tokens_of.items():
+        embedding = getattr(encoder, f"embed_{plain(name)}", None)
+        if isinstance(embedding, PatchEmbedding):
+            if any(side % patches for side, patches in zip(spec[name].shape, embedding.grid, strict=False)):
+                raise ConfigError(
+                    f"{target.name} reads {name} of {spec[name].shape[0]} x {spec[name].shape[1]} pixels in "
+                    f"{embedding.grid[0]} x {embedding.grid[1]} patches, which are no whole pixels; a part can only be "
+                    "reused where they are"
+                )
+            found[name] = Patches(place, *embedding.grid)
+        place += tokens
     return found

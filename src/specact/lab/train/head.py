@@ -30,7 +30,7 @@ from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import HYBRID
 from specact.lab.rollout.statistics import choice_efficiency
 from specact.lab.rollout.timed import Prepared
-from specact.lab.train.attention import embed_words, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.attention import Observing, embed_words, plain
 from specact.lab.train.dataset import Windows, check_observed
 from specact.lab.train.distil import (
     Rollout,
@@ -40,13 +40,13 @@ from specact.lab.train.distil import (
     lesson_statistics,
     observation_at,
 )
-from specact.lab.train.export import Graph, Inputs, export_checked, parameters_of, some_observations
+from specact.lab.train.export import Graph, Input, export_checked, normal, observed, parameters_of
 from specact.lab.train.fit import fit
 from specact.lab.train.loop import Draw, Losses, Metrics, Progress, Stage
 from specact.load import load_pair
 from specact.observation import ObservationSpec
 from specact.pair import Follower, Pair
-from specact.records import Count, NotNegative, Share
+from specact.records import Count, Share
 from specact.rng import Role, StepAddress, stream, streams
 from specact.systems.flow import FlowParts
 from specact.types import Floats
@@ -65,7 +65,6 @@ class HeadRecipe(RoundsRecipe, frozen=True, kw_only=True):
 
     hidden: Count = 256
     steps: Count = 8000
-    weight_decay: NotNegative = 1e-2
     rates: tuple[Share, ...] = (0.2, 0.4, 0.6)
     objective: Literal["distribution", "rejection"] = "distribution"
 
@@ -74,7 +73,7 @@ class HeadRecipe(RoundsRecipe, frozen=True, kw_only=True):
 DISTANCE = HeadRecipe(steps=2000)
 
 
-class HeadNetwork(nn.Module, ABC):
+class HeadNetwork(Observing, ABC):
     """An MLP on the draft's observation and output; camera frames are encoded by the draft's own ``encoders``, frozen.
 
     ``drafted`` is the shape of the draft's output, ``outputs`` the number of the head's.
@@ -88,11 +87,9 @@ class HeadNetwork(nn.Module, ABC):
         self, observation: ObservationSpec | None, drafted: tuple[int, ...], outputs: int, recipe: HeadRecipe,
         data: DistillationData, encoders: Mapping[str, nn.Module], words: Words | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
+        fields = {} if observation is None else observation.fields
+        super().__init__(fields, lesson_statistics(fields, data))
         self.words, self.drafted, hidden = words, drafted, recipe.hidden
-        self.fields = {} if observation is None else dict(observation.fields)
-        if observation is not None:
-            hold_statistics(self, observation, lesson_statistics(observation, data))
         widths = [math.prod(field.window_shape) for field in self.fields.values() if not field.is_image]
         for name, encoder in encoders.items():
             self.add_module(f"look_{plain(name)}", encoder.requires_grad_(False))
@@ -119,19 +116,12 @@ class HeadNetwork(nn.Module, ABC):
     def _features(self, name: str, values: Tensor) -> Tensor:
         field = self.fields[name]
         if not field.is_image:
-            return standardised(values, *statistics_of(self, name)).flatten(1)
+            return self.numbers(name, values).flatten(1)
         if values.dtype == torch.uint8:
             encoder: nn.Module = getattr(self, f"look_{plain(name)}")
             features = encoder(values.reshape(-1, *field.shape))
             values = features.reshape(-1, max(1, field.history) * features.shape[-1])
         return values.flatten(1)
-
-    def example_inputs(self, batch: int) -> Inputs:
-        """Random inputs of :meth:`forward`, by name."""
-        spec, generator = ObservationSpec(self.fields, self.words is not None), torch.Generator().manual_seed(batch)
-        observation = some_observations(self, spec, generator, batch, self.words)
-        drafted = torch.randn(batch, *self.drafted, generator=generator)
-        return {"observation": observation, self.given: drafted.softmax(-1) if "probs" in self.given else drafted}
 
     def inputs(self, data: DistillationData) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs in lessons."""
@@ -231,7 +221,11 @@ class DistanceHeadNetwork(HeadNetwork):
 
 def export_head(network: HeadNetwork, pair: Pair[Any], path: Path) -> float:
     """Exports a head, with what it was trained for as metadata, see :func:`export_checked`."""
-    return export_checked(Graph(network, network.example_inputs, [network.output]), path, metadata=trained_for(pair))
+    inputs = observed(network, network.words)
+    values = (lambda *given: normal(*given).softmax(-1)) if isinstance(network, TargetHeadNetwork) else normal
+    drafted = Input(("batch", *network.drafted), values)
+    graph = Graph(network, {"observation": inputs, network.given: drafted}, [network.output])
+    return export_checked(graph, path, metadata=trained_for(pair))
 
 
 def train_head(
@@ -276,7 +270,7 @@ class HeadTraining(Rounds):
         def validate(module: nn.Module) -> Metrics:
             return {"loss": network.loss(held_out, 0), **_ranking_metrics(network, held_out)}
 
-        return self._adamw(name, network, recipe.weight_decay, update, validate)
+        return Stage(name, network, recipe, update, validate, recipe.seed)
 
     def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
         network, pair, file = stage.module, self._pair, self.out / f"{stage.name}.onnx"

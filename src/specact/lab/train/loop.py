@@ -61,50 +61,25 @@ class Draw(IntEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """A module, its optimizer and its training step.
+    """A module, and its training by AdamW with these ``settings``.
 
-    ``module`` is trained; its ``state_dict``, with the decay ``average`` of its exponential moving average (0 for the
-    raw weights), is the result. ``update`` takes the step's number, and returns the loss and its parts with gradients
-    cleared; ``after_update`` is called after the optimizer's step. ``validate`` are metrics of a module on held-out
-    demonstrations; ``learning_rate`` is by step. After the steps ``averages_at`` the averaged weights are saved as
-    ``NAME@STEP``, after ``snapshot_at`` (0 for never) the raw ones as ``NAME@snapshot``. A ``small`` stage is always
-    trained on the CPU.
+    ``module`` is trained; its ``state_dict``, averaged with the settings' decay, is the result. ``update`` takes the
+    step's number, and returns the loss and its parts with gradients cleared; ``after_update`` is called after the
+    optimizer's step. ``validate`` are metrics of a module on held-out demonstrations. After the steps ``averages_at``
+    the averaged weights are saved as ``NAME@STEP``, after ``snapshot_at`` (0 for never) the raw ones as
+    ``NAME@snapshot``. A ``small`` stage is always trained on the CPU.
     """
 
     name: str
     module: nn.Module
-    optimizer: torch.optim.Optimizer
+    settings: Optimisation | ChunkRecipe
     update: Update
     validate: Validate
-    steps: int
-    learning_rate: Callable[[int], float]
     seed: int
-    average: float = 0.0
     snapshot_at: int = 0
     averages_at: tuple[int, ...] = ()
     after_update: Callable[[int], None] | None = None
     small: bool = False
-
-
-def adamw_stage(
-    name: str,
-    module: nn.Module,
-    recipe: Optimisation | ChunkRecipe,
-    update: Update,
-    validate: Validate,
-    *,
-    seed: int,
-    snapshot_at: int = 0,
-    averages_at: tuple[int, ...] = (),
-) -> Stage:
-    """A stage with AdamW that does not decay vectors such as biases and norms, warm-up and a cosine schedule."""
-    decayed = [p for p in module.parameters() if p.dim() >= 2]
-    others = [p for p in module.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return Stage(
-        name, module, torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True), update, validate, recipe.steps,
-        cosine(recipe.learning_rate, recipe.warmup, recipe.steps), seed, recipe.average, snapshot_at, averages_at,
-    )  # fmt: skip
 
 
 def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callable[[int], float]:
@@ -159,31 +134,40 @@ def run(
     result, running = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.checkpoint"
     log = folder / "log.jsonl"
     if result.exists():
-        advance(stage.steps)
+        advance(stage.settings.steps)
         return read_tensors(result)[0]
     device = accelerator("cpu" if stage.small else on)
     stage.module.to(device)
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
-    first = _restore(stage, averaged, running) if running.exists() else 0
+    settings, parameters = stage.settings, list(stage.module.parameters())
+    # Vectors such as biases and norms do not decay.
+    groups = [[p for p in parameters if (p.dim() >= 2) == decays] for decays in (True, False)]
+    decayed, others = ({"params": group} for group in groups)
+    optimizer = torch.optim.AdamW(
+        [decayed | {"weight_decay": settings.weight_decay}, others | {"weight_decay": 0.0}],
+        betas=(0.9, 0.99),
+        fused=True,
+    )
+    rate = cosine(settings.learning_rate, settings.warmup, settings.steps)
+    first = _restore(stage.module, optimizer, averaged, running) if running.exists() else 0
     folder.mkdir(parents=True, exist_ok=True)
     if log.exists() and not log.read_bytes().endswith(b"\n"):
         _append(log, "\n")  # after a line that a kill has torn
-    # Both share the module's memory, so they stay current.
-    parameters, weights = list(stage.module.parameters()), stage.module.state_dict()
+    weights = stage.module.state_dict()  # shares the module's memory, so it stays current
     started = time.perf_counter()
-    for step in range(first, stage.steps):
+    for step in range(first, settings.steps):
         _seed(device, int(stream(stage.seed, Role.DATA, episode=Draw.STEP, step=step).integers(2**62)))
-        for group in stage.optimizer.param_groups:
-            group["lr"] = stage.learning_rate(step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
         stage.module.train()
-        stage.optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss, parts = stage.update(step)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        stage.optimizer.step()
+        optimizer.step()
         if stage.after_update is not None:
             stage.after_update(step)
-        update_average = get_ema_multi_avg_fn(min(stage.average, (1 + step) / (10 + step)))
+        update_average = get_ema_multi_avg_fn(min(settings.average, (1 + step) / (10 + step)))
         update_average(list(averaged.values()), [weights[name] for name in averaged], step)
         done = step + 1
         advance(done)
@@ -191,14 +175,14 @@ def run(
             write_tensors(folder / f"{stage.name}@snapshot.safetensors", weights)
         if done in stage.averages_at:
             write_tensors(folder / f"{stage.name}@{done}.safetensors", averaged)
-        if done % every == 0 or done == stage.steps:
+        if done % every == 0 or done == settings.steps:
             metrics = {"loss": float(loss.detach()), **{name: float(value.detach()) for name, value in parts.items()}}
             with _loaded(stage.module, averaged):
                 held_out = {name: float(value) for name, value in stage.validate(stage.module).items()}
             seconds = round(time.perf_counter() - started, 1)
             line = {"stage": stage.name, "step": done, "seconds": seconds, "train": metrics, "held_out": held_out}
             _append(log, json.dumps(line) + "\n")
-            _save(stage, averaged, running, done)
+            _save(stage.module, optimizer, averaged, running, done)
     stage.module.cpu()
     write_tensors(result, averaged)
     running.unlink(missing_ok=True)
@@ -243,28 +227,28 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
         raise ConfigError(f"{path} is damaged ({error}); delete it to train this stage again") from error
 
 
-def _save(stage: Stage, averaged: Weights, path: Path, done: int) -> None:
-    moments = stage.optimizer.state_dict()["state"]
-    tensors = {f"module.{name}": value for name, value in stage.module.state_dict().items()}
+def _save(module: nn.Module, optimizer: torch.optim.Optimizer, averaged: Weights, path: Path, done: int) -> None:
+    moments = optimizer.state_dict()["state"]
+    tensors = {f"module.{name}": value for name, value in module.state_dict().items()}
     tensors |= {f"average.{name}": value for name, value in averaged.items()}
     tensors |= {f"adam.{index}.{key}": value for index, entry in moments.items() for key, value in entry.items()}
     write_tensors(path, tensors, {"step": str(done)})
 
 
-def _restore(stage: Stage, averaged: Weights, path: Path) -> int:
+def _restore(module: nn.Module, optimizer: torch.optim.Optimizer, averaged: Weights, path: Path) -> int:
     tensors, metadata = read_tensors(path)
 
     def part(prefix: str) -> Weights:
         return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-    stage.module.load_state_dict(part("module."))
+    module.load_state_dict(part("module."))
     for name, value in part("average.").items():
         averaged[name].copy_(value)
     moments: dict[int, Weights] = {}
     for name, value in part("adam.").items():
         index, key = name.split(".")
         moments.setdefault(int(index), {})[key] = value
-    stage.optimizer.load_state_dict({**stage.optimizer.state_dict(), "state": moments})
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
     return int(metadata["step"])
 
 

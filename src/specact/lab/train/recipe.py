@@ -32,7 +32,6 @@ from specact.records import (
 )
 from specact.systems.flash import FlashSettings
 
-Precision = Literal["float16", "float32"]
 _MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabytes
 
 
@@ -41,13 +40,12 @@ class Recipe(Demonstrations, frozen=True, kw_only=True):
 
     With ``skip_disturbed`` chunks beyond a disturbed step do not count, see
     :meth:`~specact.lab.data.episodes.Episodes.followed`. An observation's history has length ``window`` by default, a
-    goal none; a policy predicts ``chunk`` actions at once. ``precision`` is that of the exported weights.
+    goal none; a policy predicts ``chunk`` actions at once.
     """
 
     skip_disturbed: bool = False
     window: Size = 5
     chunk: Size = 1
-    precision: Precision = "float16"
 
     @property
     def seeing(self) -> Mapping[str, Seeing]:
@@ -331,7 +329,6 @@ class DrafterRecipe(Optimisation, frozen=True, kw_only=True):
     batch: Size = 64
     learning_rate: Positive = 3e-3
     bfloat16: bool = True
-    precision: Precision = "float16"
     seed: Seed = 0
     held_out: BelowOne = 0.1
 
@@ -369,7 +366,6 @@ class FlashRecipe(Optimisation, frozen=True, kw_only=True):
     steps: Count = 3000
     batch: Size = 64
     learning_rate: Positive = 2e-3
-    precision: Precision = "float16"
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -435,7 +431,7 @@ def load_recipe(path: Path, kind: type[Record] = Record) -> Record:
 
 def chunk_recipe_of(manifest: Mapping[str, Any], name: str) -> ChunkRecipe:
     """The recipe in the manifest of a chunk policy's bundle; refused if it is none."""
-    settings = {key: value for key, value in manifest.items() if key != "teacher"}
+    settings = {key: value for key, value in manifest.items() if key not in ("teacher", "precision")}  # an earlier key
     return read_record(settings, ChunkRecipe, f"the recipe of {name}")
 
 

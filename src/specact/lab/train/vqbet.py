@@ -16,20 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from specact.bundle.manifest import INSTRUCTION, Words
-from specact.lab.train.attention import (
-    Layer,
-    Statistics,
-    embed_words,
-    flat,
-    hold_statistics,
-    plain,
-    standardised,
-    statistics_of,
-)
+from specact.lab.train.attention import Layer, Observing, Statistics, embed_words, plain
 from specact.lab.train.dataset import Dataset, positions
-from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
-from specact.lab.train.loop import Draw, Losses, Metrics, Stage, cosine
-from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, TokenizerRecipe
+from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding, embedding
+from specact.lab.train.loop import Draw, Losses, Metrics, Stage
+from specact.lab.train.recipe import CodesRecipe, Optimisation, PolicyRecipe, TokenizerRecipe
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
@@ -64,7 +55,7 @@ class Prediction:
     features: Tensor
 
 
-class VQBeT(nn.Module):
+class VQBeT(Observing):
     """The policy network. Training uses all predicting positions; inference only the last one.
 
     Observations with a history make one token per time step: numbers and camera frames are embedded separately and
@@ -75,10 +66,9 @@ class VQBeT(nn.Module):
     mask: Tensor
 
     def __init__(self, shapes: Shapes, recipe: PolicyRecipe, statistics: Statistics) -> None:
-        super().__init__()
+        super().__init__(shapes.observation.fields, statistics, recipe.state_noise)
         self.shapes, self.recipe = shapes, recipe
-        width, fields = recipe.width, shapes.observation.fields
-        hold_statistics(self, shapes.observation, statistics)
+        width, fields = recipe.width, self.fields
         still = [name for name, field in fields.items() if not field.history]
         self.joined = [name for name in still if not fields[name].is_image and shapes.goal_mode == "concatenate"]
         self.own_token = [name for name in still if name not in self.joined]
@@ -87,19 +77,16 @@ class VQBeT(nn.Module):
         seen = [name for name in fields if name not in (*still, *self.patched)]
         # Numbers first: the order determines the weights' initialisation.
         self.seen = sorted(seen, key=lambda name: fields[name].is_image)
-        for name in (*self.seen, *self.own_token):
+        ahead = 0
+        for name in (*self.seen, *self.own_token, *self.patched):
             joined = sum(math.prod(fields[goal].shape) for goal in self.joined) if name == self.seen[0] else 0
             embed = (
-                ImageEmbedding(recipe.encoder, fields[name].shape, width)
+                embedding(recipe.encoder, fields[name].shape, width)
                 if fields[name].is_image
                 else nn.Linear(math.prod(fields[name].shape) + joined, width)
             )
             self.add_module(f"embed_{plain(name)}", embed)
-        ahead = 0
-        for name in self.patched:
-            embedding = PatchEmbedding(recipe.encoder, fields[name].shape, width)
-            self.add_module(f"embed_{plain(name)}", embedding)
-            ahead += embedding.patches
+            ahead += embed.patches if isinstance(embed, PatchEmbedding) else 0
         if shapes.words is not None:
             self.embed_instruction = embed_words(shapes.words, width)
             ahead += shapes.words.length
@@ -119,13 +106,23 @@ class VQBeT(nn.Module):
         )
         self.secondary_head = _SecondaryHead(width, recipe.head_width, shapes.codes) if recipe.sequential else None
 
-    def forward(self, observation: Mapping[str, Tensor]) -> Prediction:
+    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Logits and offsets of the newest position, and a sequential secondary's logits: the deployed policy."""
+        features = self.features(observation)[:, -1:]
+        prediction = self.heads(features)
+        outputs = (prediction.logits[:, 0], prediction.offsets[:, 0])
+        return outputs if self.secondary_head is None else (*outputs, self.secondary_head.conditional(features[:, 0]))
+
+    def predictions(self, observation: Mapping[str, Tensor]) -> Prediction:
         """From arrays ``[B, *window_shape]`` by name to the outputs at all P predicting positions."""
         return self.heads(self.features(observation))
 
     def features(self, observation: Mapping[str, Tensor]) -> Tensor:
         """The inputs of the heads, ``[B, P, W]``."""
-        values = {name: self._prepared(name, observation[name]) for name in self.shapes.observation.fields}
+        values = {
+            name: observation[name] if field.is_image else self.numbers(name, observation[name])
+            for name, field in self.fields.items()
+        }
         for goal in self.joined:
             base = values[self.seen[0]]
             values[self.seen[0]] = torch.cat([base, values[goal][:, None].expand(-1, base.shape[1], -1)], -1)
@@ -142,17 +139,6 @@ class VQBeT(nn.Module):
             x, _ = block(x, self.mask)
         features: Tensor = self.norm(x[:, -self.predicting :])
         return features
-
-    def _prepared(self, name: str, values: Tensor) -> Tensor:
-        """Standardised and flattened numbers; camera frames unchanged."""
-        field = self.shapes.observation[name]
-        if field.is_image:
-            return values
-        mean, std = statistics_of(self, name)
-        values = standardised(values, mean, std) if field.history else (values - mean) / std
-        if field.history and self.training and self.recipe.state_noise:
-            values = values + self.recipe.state_noise * torch.randn_like(values)
-        return flat(values, field)
 
     def _embedded(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
         """``[B, T, W]``, or ``[B, W]`` without a history."""
@@ -324,7 +310,7 @@ def measure(tokenizer: ResidualVQ, chunks: Tensor) -> dict[str, float]:
     """Reconstruction and code usage over chunks ``[N, n, A]``.
 
     ``error`` is the mean absolute error, ``baseline`` that of a constant, the median of every dimension, both in
-    normalised action units; ``used_g`` and ``dead_g`` count the codes of a codebook that are used, and that are not.
+    normalised action units; ``used_g`` counts the codes of a codebook that are used.
     """
     codes = tokenizer.encode(chunks)
     error = (tokenizer.decode(codes) - chunks).abs().mean()
@@ -333,7 +319,6 @@ def measure(tokenizer: ResidualVQ, chunks: Tensor) -> dict[str, float]:
     return {
         "error": float(error), "baseline": float(baseline),
         **{f"used_{g}": number for g, number in enumerate(used)},
-        **{f"dead_{g}": tokenizer.recipe.codes - number for g, number in enumerate(used)},
     }  # fmt: skip
 
 
@@ -365,16 +350,15 @@ def tokenizer_stage(dataset: Dataset, recipe: CodesRecipe) -> Stage:
         held, whole = measure(model, held_out), measure(model, some(0, 65536))
         return whole | {name: held[name] for name in ("error", "baseline")}
 
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-4, fused=True)
-    return Stage(
-        "tokenizer", model, optimizer, update, validate, settings.steps,
-        cosine(settings.learning_rate, 100, settings.steps), recipe.seed, after_update=revive, small=True,
+    training = Optimisation(
+        steps=settings.steps, learning_rate=settings.learning_rate, weight_decay=1e-4, average=0.0
     )  # fmt: skip
+    return Stage("tokenizer", model, training, update, validate, recipe.seed, after_update=revive, small=True)
 
 
+@torch.no_grad()
 def decoder_table(tokenizer: ResidualVQ) -> Tensor:
     """The decoder over all code tuples, ``[K ** G, n, A]``: what the device needs of it."""
     codes = range(tokenizer.recipe.codes)
     tuples = torch.tensor(list(itertools.product(codes, repeat=tokenizer.recipe.codebooks)))
-    with torch.no_grad():
-        return tokenizer.decode(tuples)
+    return tokenizer.decode(tuples)
