@@ -432,28 +432,21 @@ def test_the_token_goes_into_the_head_and_is_not_shown() -> None:
 URLS = {
     "ws://a:1": ("ws", "a", 1), "wss://a": ("wss", "a", 8600), "a:5": ("ws", "a", 5), "ws://[::1]:7/": ("ws", "::1", 7),
 }  # fmt: skip
+NO_URLS = ("http://a:1", "https://a", "ftp://a", "ws://", "ws://a:b", "ws://a:0", "ws://a:70000", "ws://a/b", "ws://a?x=1",
+           "ws://me@a:1", "ws://a b", "ws://" + "a" * 70)  # fmt: skip
 
 
-@pytest.mark.parametrize("url", URLS)
-def test_a_url_names_scheme_host_and_port(url: str) -> None:
-    endpoint = Endpoint.parse(url)
-    assert (endpoint.scheme, endpoint.host, endpoint.port) == URLS[url]
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://a:1", "https://a", "ftp://a", "ws://", "ws://a:b", "ws://a:0", "ws://a:70000", "ws://a/b", "ws://a?x=1",
-     "ws://me@a:1", "ws://a b", "ws://" + "a" * 70],
-)  # fmt: skip
-def test_a_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
-        Endpoint.parse(url)
-
-
-@pytest.mark.parametrize("token", ["", "a\nb", "\N{LOCK}" * 20])
-def test_a_token_that_would_break_a_head_is_refused(token: str) -> None:
-    with pytest.raises(ConfigError, match="token"):
-        Endpoint("ws", "a", 1, token)
+def test_a_url_names_scheme_host_and_port_and_nothing_else() -> None:
+    for url, wanted in URLS.items():
+        endpoint = Endpoint.parse(url)
+        assert (endpoint.scheme, endpoint.host, endpoint.port) == wanted
+    for url in NO_URLS:
+        with pytest.raises(ConfigError):
+            Endpoint.parse(url)
+    # A token that would break a head.
+    for token in ("", "a\nb", "\N{LOCK}" * 20):
+        with pytest.raises(ConfigError, match="token"):
+            Endpoint("ws", "a", 1, token)
 
 
 def test_settings_that_make_no_sense_are_refused(ball: Pair[Any]) -> None:

@@ -203,17 +203,6 @@ def test_who_proves_nothing_makes_room_for_others() -> None:
         assert idle[0].failure().code == "overloaded"
 
 
-def test_one_address_has_so_many_connections() -> None:
-    with Here(Doubling(), Limits(max_per_address=2)) as server:
-        with server.robot() as robot, server.robot():
-            with server.connect() as third:
-                assert third.failure().code == "overloaded" and third.closed() == 1013
-            robot.ask(1, state(1.0))
-        wait_for(lambda: len(server.service.sessions) == 0, "they have left")
-        with server.robot() as robot:
-            robot.ask(1, state(1.0))
-
-
 def senseless(rng: random.Random, valid: bytes) -> bytes | str:
     """A message that is hardly ever valid."""
     place, changed = rng.randrange(len(valid)), bytearray(valid)

@@ -162,6 +162,18 @@ def test_a_full_queue_says_so_at_once_and_a_robot_has_so_many_under_way() -> Non
         assert other.receive().id == 10
 
 
+def test_in_a_full_queue_the_robot_with_most_requests_makes_room() -> None:
+    with busy(2, max_queue=2, max_under_way=3) as (server, (robot, other)):
+        robot.send(1, state(1.0))
+        robot.send(2, state(1.0))
+        waiting(server, 2)
+        other.send(10, state(1.0))
+        displaced = robot.failure()
+        assert (displaced.id, displaced.code) == (2, "overloaded")
+        server.exchange.open.set()
+        assert [robot.receive().id for _ in range(2)] == [0, 1] and other.receive().id == 10
+
+
 def test_who_leaves_takes_its_requests_along() -> None:
     with busy() as (server, (robot,)):
         with server.robot() as other:
@@ -174,12 +186,13 @@ def test_who_leaves_takes_its_requests_along() -> None:
         assert server.exchange.batches == [1]
 
 
-def test_there_is_room_for_so_many_robots() -> None:
-    with Here(Doubling(), Limits(max_robots=1)) as server:
+@pytest.mark.parametrize("limit", ["max_robots", "max_per_address"])
+def test_there_is_room_for_so_many_robots_and_connections_from_one_address(limit: str) -> None:
+    with Here(Doubling(), Limits(**{limit: 1})) as server:
         with server.robot() as robot, server.connect() as other:
             assert other.failure().code == "overloaded" and other.closed() == 1013
             robot.ask(1, state(1.0))
-        wait_for(lambda: not server.status()["robots"], "it has left")
+        wait_for(lambda: not server.service.sessions, "they have left")
         with server.robot() as robot:
             robot.ask(1, state(1.0))
 

@@ -88,6 +88,9 @@ def test_in_a_full_queue_the_longest_lane_makes_room_and_equals_do_not() -> None
     assert refused.value.code == "overloaded"
     assert len(made) == 4
     assert taken(made) == ["a0", "b0", "c0", "a1"]
+    made = queue(most=3)
+    filled(made, a=2, b=1)
+    assert made.put(made.lane(), "c0") == "a1"
 
 
 @pytest.mark.parametrize("seed", range(5))
