@@ -188,7 +188,8 @@ def test_who_leaves_takes_its_requests_along() -> None:
 
 @pytest.mark.parametrize("limit", ["max_robots", "max_per_address"])
 def test_there_is_room_for_so_many_robots_and_connections_from_one_address(limit: str) -> None:
-    with Here(Doubling(), Limits(**{limit: 1})) as server:
+    limits: dict[str, Any] = {limit: 1}
+    with Here(Doubling(), Limits(**limits)) as server:
         with server.robot() as robot, server.connect() as other:
             assert other.failure().code == "overloaded" and other.closed() == 1013
             robot.ask(1, state(1.0))
@@ -220,9 +221,9 @@ def test_health_metrics_and_status_say_what_happened(doubling: Here) -> None:
     assert (status == 200 and b"</html>" in body[-20:]) or b"<script" in body
     assert headers["X-Content-Type-Options"] == "nosniff" and "default-src 'none'" in headers["Content-Security-Policy"]
     assert doubling.http("/nothing")[0] == 404
-    doubling.call(lambda: setattr(doubling.service, "draining", True))
+    doubling.call(lambda: setattr(doubling.service.batcher, "ready", False))
     wait_for(lambda: doubling.http("/healthz")[0] == 503, "it is not ready any more")
-    doubling.service.draining = False
+    doubling.service.batcher.ready = True
 
 
 def test_what_a_robot_reports_is_on_the_page(doubling: Here) -> None:

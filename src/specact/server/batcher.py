@@ -137,7 +137,7 @@ class Batcher:
     Everything but the target, which may have a thread, is on the server's event loop.
 
     Attributes:
-        ready: whether requests are answered.
+        ready: whether requests are taken.
         queue, jobs: the queued requests, and those that are queued or being computed, without cancelled ones.
     """
 
@@ -218,7 +218,7 @@ class Batcher:
             self._batches.put(batch)
 
     def _computed(self, outcomes: Outcomes) -> None:
-        self._busy = self.ready and len(self.queue) > 0
+        self._busy = len(self.queue) > 0
         # Before the replies, after which robots send more: then there is room in the queue.
         if self._busy and not self._inline:
             self._next()

@@ -154,8 +154,8 @@ def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
     """The response to a request that opens no WebSocket."""
     path, queued = request.path.partition(b"?")[0], len(service.batcher.queue)
     if path == b"/healthz":
-        body = msgspec.json.encode({"ready": service.ready, "bundle": service.welcome.bundle})
-        return _response(body, _JSON, HTTPStatus.OK if service.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        body = msgspec.json.encode({"ready": service.batcher.ready, "bundle": service.welcome.bundle})
+        return _response(body, _JSON, HTTPStatus.OK if service.batcher.ready else HTTPStatus.SERVICE_UNAVAILABLE)
     if path == b"/":
         # The page holds no data; its requests need the token.
         return _response(_PAGE, "text/html; charset=utf-8")
@@ -168,7 +168,7 @@ def _answer(request: WSUpgradeRequest, service: Service) -> WSUpgradeResponse:
         return _refusal(error, HTTPStatus.UNAUTHORIZED)
     if path == b"/metrics":
         return _response(service.telemetry.prometheus(queued), "text/plain; version=0.0.4")
-    return _response(msgspec.json.encode(service.telemetry.status(queued, service.ready)), _JSON)
+    return _response(msgspec.json.encode(service.telemetry.status(queued, service.batcher.ready)), _JSON)
 
 
 def _refusal(error: WireError, status: HTTPStatus) -> WSUpgradeResponse:

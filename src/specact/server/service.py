@@ -47,17 +47,12 @@ class Service:
         )  # fmt: skip
         self.telemetry, self.batcher = Telemetry(exchange.name), Batcher(exchange, self.limits)
         self.log = AccessLog(self.limits.access_log)
-        self.draining, self.abandoned = False, 0
+        self.abandoned = 0
         self.sessions: set[Session] = set()
         # Those that have not said hello, oldest first.
         self._pending: dict[Session, None] = {}
         self._per_host: Counter[str] = Counter()
         self._lanes: dict[str, Lane[Job]] = {}
-
-    @property
-    def ready(self) -> bool:
-        """Whether requests are answered now."""
-        return self.batcher.ready and not self.draining
 
     def join(self, session: Session, headers: Mapping[str, str]) -> None:
         """Takes a new connection, which is pending until :meth:`settle`, or refuses it (WireError)."""
@@ -75,14 +70,10 @@ class Service:
 
     def check_room(self) -> None:
         """Refuses another robot (WireError) if the server is full or shutting down."""
-        self.check_open()
+        if not self.batcher.ready:
+            raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
         if len(self.telemetry.robots) >= self.limits.max_robots:
             raise overloaded(f"the server accepts at most {self.limits.max_robots} robots")
-
-    def check_open(self) -> None:
-        """Refuses what comes during a shutdown (WireError)."""
-        if self.draining:
-            raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
 
     def settle(self, session: Session) -> None:
         """A connection has shown that it belongs here, and is not closed for a new one."""
@@ -131,7 +122,7 @@ class Service:
 
     async def drain(self) -> None:
         """Refuses new requests and waits for those in flight, for at most ``drain_s`` seconds; then abandons them."""
-        self.draining, until = True, time.monotonic() + self.limits.drain_s
+        self.batcher.ready, until = False, time.monotonic() + self.limits.drain_s
         while self.batcher.jobs and time.monotonic() < until:
             await asyncio.sleep(0.005)
         self.abandon()

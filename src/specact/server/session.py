@@ -128,7 +128,6 @@ class Session(WSListener, ABC):
         assert self.lane is not None, "otherwise there are no requests"
         job = Job(identity, kind, request, deadline_ms, arrived, self._finish)
         try:
-            self.service.check_open()
             self.service.batcher.submit(self.lane, job)
             self._jobs.add(job)
         except WireError as error:
