@@ -20,7 +20,6 @@ from specact.bundle.bundle import (
     find_bundle,
     give_head,
     open_bundle,
-    read_tensors,
 )
 from specact.bundle.manifest import MANIFEST, fingerprint_of, joint_fingerprint, read_manifest, write_manifest
 from specact.errors import BundleError, ConfigError, SpecactError
@@ -231,17 +230,14 @@ def test_bundles_by_name_and_by_path(bundle: Path, monkeypatch: pytest.MonkeyPat
         ("scale", np.array([1.0, np.inf], np.float32)), ("scale", np.ones(0, np.float32)),
     ],
 )  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused(name: str, array: Any, tmp_path: Path) -> None:
-    save_file({name: array}, tmp_path / "t.safetensors")
-    wanted = (np.float32, (2,)) if array.size else (np.float32, ("any",))
-    with pytest.raises(BundleError, match=r"t\.safetensors.*scale"):
-        read_tensors(tmp_path / "t.safetensors", {"scale": wanted})
-
-
-def test_damaged_tensors_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.safetensors").write_bytes(b"damaged")
-    with pytest.raises(BundleError, match=r"t\.safetensors"):
-        read_tensors(tmp_path / "t.safetensors", {})
+def test_tensors_that_do_not_fit_are_refused(bundle: Path, name: str, array: Any) -> None:
+    loaded = load(bundle)
+    save_file({name: array}, loaded.files["table"])
+    with pytest.raises(BundleError, match=r"table\.safetensors.*scale"):
+        loaded.tensors("table", {"scale": (np.float32, (2,) if array.size else ("any",))})
+    loaded.files["table"].write_bytes(b"damaged")
+    with pytest.raises(BundleError, match=r"table\.safetensors"):
+        loaded.tensors("table", {})
 
 
 @pytest.mark.parametrize(("centre", "scale"), [(0.0, 0.0), (0.0, -1.0), (3e38, 3e38), (-3e38, 3e38)])

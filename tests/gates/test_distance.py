@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from specact.bundle.bundle import find_bundle
 from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import PairSettings
 from specact.families.chunks.pair import chunk_distance
+from specact.families.chunks.policy import Chunk
+from specact.families.chunks.sources import Inputs, chunk_policy
 from specact.gates import LearnedDistance
 from specact.gates.calibration import calibrated_gate
 from specact.gates.learned import DistanceHead
@@ -34,8 +37,25 @@ from specact.load import load_pair, make_pair
 from specact.observation import Window
 from specact.pair import Pair
 
-SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
+SMALL, LARGE = f"{__name__}:small", f"{__name__}:large"
 FEW = HeadRecipe(hidden=32, steps=300, batch=128, rounds=1)
+
+
+LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
+
+
+@chunk_policy(
+    observation={"state": (8,)}, chunk=4, actions=2, rate_hz=20.0, seeded=True, fingerprint="small", low=LOW, high=HIGH
+)
+def small(inputs: Inputs, rngs: Sequence[np.random.Generator]) -> Chunk:
+    """Stands still, nearly."""
+    return np.stack([rng.normal(0.0, 0.01, (4, 2)) for rng in rngs]).astype(np.float32)
+
+
+@chunk_policy(observation={"state": (8,)}, chunk=4, actions=2, rate_hz=20.0, fingerprint="large", low=LOW, high=HIGH)
+def large(inputs: Inputs) -> Chunk:
+    """Goes back to the middle."""
+    return np.repeat(-0.5 * inputs["state"][:, -1:, :2], 4, axis=1).astype(np.float32)
 
 
 def shown(episodes: int, seed: int) -> Episodes:

@@ -68,8 +68,27 @@ class Bundle(Generic[S]):
         return joint_fingerprint(*self.manifest.fingerprints.values())
 
     def tensors(self, part: str, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
-        """The arrays of a part, see :func:`read_tensors`."""
-        return read_tensors(self.files[part], wanted)
+        """The arrays of a part by name, of a dtype and shape; a named size is one number, wherever it stands.
+
+        Raises:
+            BundleError: if the file is damaged, or an array is missing, has another dtype or shape, or is not finite.
+        """
+        file, sizes = self.files[part], dict[str, int]()
+        try:
+            found: dict[str, NDArray[Any]] = load_file(file)
+        except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
+            raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+        for name, (dtype, shape) in wanted.items():
+            array = found.get(name)
+            if array is None or array.dtype != dtype or not fits(array.shape, shape, sizes) or not array.size:
+                held = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+                raise BundleError(
+                    f"{file} must hold {name} as {np.dtype(dtype)} {list(shape)}, and holds {held}: it does not belong "
+                    "to this bundle; copy the bundle again"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BundleError(f"{file} holds {name} with NaN or infinite numbers; export the bundle again")
+        return {name: found[name] for name in wanted}
 
 
 def open_bundle(
@@ -192,30 +211,6 @@ def copy_bundle(path: Path, out: Path, *, device: bool = False, ignore: Sequence
             if file.name in source.files:
                 values["files"][file.name] = source.files[file.name]
     write_json(out / MANIFEST, values | ({"left_out": left_out} if device else {}))
-
-
-def read_tensors(file: Path, wanted: Mapping[str, tuple[type[np.generic], Shape]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file by name, of a dtype and shape; a name is one size, above 0, wherever it stands.
-
-    Raises:
-        BundleError: if the file is damaged, or an array is missing, has another dtype or shape, or is not finite.
-    """
-    try:
-        found: dict[str, NDArray[Any]] = load_file(file)
-    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
-        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
-    sizes = dict[str, int]()
-    for name, (dtype, shape) in wanted.items():
-        array = found.get(name)
-        if array is None or array.dtype != dtype or not fits(array.shape, shape, sizes) or not array.size:
-            held = "none" if array is None else f"{array.dtype} {list(array.shape)}"
-            raise BundleError(
-                f"{file} must hold {name} as {np.dtype(dtype)} {list(shape)}, and holds {held}: it does not belong to "
-                "this bundle; copy the bundle again"
-            )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise BundleError(f"{file} holds {name} with NaN or infinite numbers; export the bundle again")
-    return {name: found[name] for name in wanted}
 
 
 def check_scale(file: Path, centre: NDArray[np.float32], scale: NDArray[np.float32]) -> None:

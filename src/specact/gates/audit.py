@@ -110,9 +110,8 @@ class AuditEstimator:
     as at small rates; ``experiments/controller`` counts false alarms.
     """
 
-    def __init__(self, alarm: DriftAlarm | None = None, *, error_rate: float = 0.05) -> None:
-        self.alarm, self.missed = alarm, 0
-        self._mean = RunningMean(error_rate)
+    def __init__(self, alarm: DriftAlarm | None = None) -> None:
+        self.alarm, self.missed, self._mean = alarm, 0, RunningMean()
 
     def take(self, record: StepRecord) -> bool:
         """Adds an inference, which is ignored if it is no audit; True if it raises the alarm."""

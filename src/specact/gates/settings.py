@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import Parameter, isabstract, signature
@@ -150,16 +151,12 @@ def _read(gate: str, kind: type[Gate], entries: Iterable[tuple[str, Any]]) -> di
     for path, value in entries:
         of, _, name = path.rpartition(".")
         if of == gate or (not of and (is_plugin(gate) or name in hints)):
-            values[name] = _plain(value) if isinstance(value, str) and hints.get(name) is not str else value
+            values[name] = value
+            if isinstance(value, str) and hints.get(name) is not str:
+                with suppress(ValueError):
+                    values[name] = json.loads(value)
     found = read_record(values, record, f"the gate {gate!r}")
     return {name: getattr(found, name) for name in values}
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 @dataclass(frozen=True)
