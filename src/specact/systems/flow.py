@@ -87,11 +87,7 @@ class FlowParts(PairIdentity):
         return FlashTarget(self.policy, self.settings, self.block)
 
     def pair(self) -> Pair[RoundAnswer]:
-        """As a pair.
-
-        Raises:
-            ConfigError: for a draft that is incompatible with the target.
-        """
+        """As a pair; ConfigError for a draft that is incompatible with the target."""
         spec = self.policy.spec
         return Pair(
             **self.identity, observation=joint_observation(self.draft, spec), units=self.units,
@@ -105,13 +101,10 @@ def load_flow_pair(
     bundle: FlowBundle, draft: LoadedPolicy | None = None, source: PairSource | None = None, *,
     rounds: Rounds = FULL, compute: Compute = CPU,
 ) -> Pair[RoundAnswer]:  # fmt: skip
-    """A flow policy's bundle as a pair, with the block and the refresh in its folder.
+    """A flow policy's bundle as a pair, with the block and the refresh in its folder; ``source`` says how it was named.
 
-    Without a block the whole chunk is executed, and no dimension is a gripper. ``source`` says how it was named.
-
-    Raises:
-        BundleError: if the block or the refresh is incompatible with the target, or damaged.
-        ConfigError: if the draft is incompatible with the target.
+    Without a block the whole chunk is executed, and no dimension is a gripper. A block or refresh that is damaged or of
+    another target is a BundleError, a draft of another robot a ConfigError.
     """
     target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
     folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
@@ -124,12 +117,7 @@ def load_block_pair(
     path: Path, target: LoadedPolicy | None, draft: LoadedPolicy | None = None, source: PairSource | None = None, *,
     rounds: Rounds = FULL, compute: Compute = CPU,
 ) -> Pair[RoundAnswer]:  # fmt: skip
-    """FLASH's block and the flow policy that it drafts for; without one the pair is for a device.
-
-    Raises:
-        BundleError: if the block is damaged, or was made for another target.
-        ConfigError: if the draft is incompatible with the target.
-    """
+    """FLASH's block and the flow policy that it drafts for; without one the pair is for a device. Errors as above."""
     target = _remote_target(path) if target is None else target
     made = load_flash(path, target, compute=compute)
     return _flow_pair(replace(target, name=made.name), made, None, draft, path, source, rounds)
@@ -189,11 +177,9 @@ class FlashBundle(Bundle[MadeFor]):
 
 
 def load_flash(name_or_path: str | Path, target: LoadedPolicy, *, compute: Compute = CPU) -> FlashBundle:
-    """Loads FLASH's block for a target.
+    """FLASH's block for a target, which must be a flow policy, see :func:`flow_of`.
 
-    Raises:
-        BundleError: if a part is missing or damaged, or was made for another target.
-        ConfigError: if there is no bundle of that name, or the target is no flow policy, see :func:`flow_of`.
+    A part that is missing, damaged, or of another target is a BundleError.
     """
     policy, bundle = flow_of(target), open_bundle(name_or_path, "flash", MadeFor, FLASH_PARTS)
     path, settings, spec = bundle.path, bundle.spec.settings, policy.spec

@@ -209,11 +209,7 @@ class RefreshBundle(Bundle[RefreshSpec]):
 
 
 def load_refresh(path: Path, target: FlowBundle, *, compute: Compute = CPU) -> RefreshBundle:
-    """Loads the refresh of a target's prefix.
-
-    Raises:
-        BundleError: if a part is missing or damaged, or if it was made for another target.
-    """
+    """The refresh of a target's prefix; BundleError if a part is missing or damaged, or was made for another target."""
     repair = "make it again with specact export --refresh"
     bundle = open_bundle(path, "freqcache", RefreshSpec, REFRESH_PARTS)
     if bundle.spec.target != target.fingerprint:

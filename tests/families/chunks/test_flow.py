@@ -218,11 +218,3 @@ def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
     lost = Window({"state": np.full((2, 8), np.nan, np.float32), "goal": np.zeros(2, np.float32)})
     with pytest.raises(ObservationError, match="not finite"):
         bundle.policy().infer(lost, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(
-    ("shape", "weights"), [((3,), [1.0] * 3), ((3, 2), [1.0] * 2), ((3, 2), [1, 0, -0.1]), ((3, 2), [1, 0, np.nan])]
-)
-def test_inpainting_that_says_nothing_clear_is_refused(shape: tuple[int, ...], weights: list[float]) -> None:
-    with pytest.raises(ConfigError, match="inpainting"):
-        Inpainting(np.zeros(shape, np.float32), np.array(weights, np.float32))

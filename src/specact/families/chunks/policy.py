@@ -59,21 +59,10 @@ class Inpainting:
 
     Row i of the actions ``[H, A]``, in the environment's units, is for the new chunk's step i, and ignored at weight 0.
     The weights ``[H]`` are 1 for actions executed before the new chunk arrives, then fall to 0 (soft mask).
-
-    Raises:
-        ConfigError: if the shapes do not fit together or a weight is out of range.
     """
 
     actions: NDArray[np.float32]
     weights: NDArray[np.float32]
-
-    def __post_init__(self) -> None:
-        if self.actions.ndim != 2 or self.weights.shape != self.actions.shape[:1]:
-            raise ConfigError(
-                f"inpainting needs actions [H, A] and weights [H], got {self.actions.shape} and {self.weights.shape}"
-            )
-        if not ((self.weights >= 0.0) & (self.weights <= 1.0)).all():
-            raise ConfigError(f"weights of inpainting must lie in [0, 1], got {self.weights.tolist()}")
 
 
 def refuse_inpainting(inpainting: Inpainting | None) -> None:
