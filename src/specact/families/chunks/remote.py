@@ -95,38 +95,26 @@ class RemotePolicy:
 
     @cached_property
     def inpaints(self) -> bool:
-        """Whether the server's policy inpaints; determined once, by a request with zeros.
-
-        Raises:
-            MissError: if there is no reply.
-        """
+        """Whether the server's policy inpaints: if not, it refuses a request with zeros; MissError without a reply."""
         shape = (self.spec.chunk, self.spec.actions)
-        zeros = Inpainting(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32))
-        window, within_ms = self.spec.observation.zeros(), max(_INPAINTS_TIMEOUT_MS, self._deadline_ms)
-        found = self._ask(window, self._address, zeros, within_ms)
+        zeros = {"actions": np.zeros(shape, np.float32), "weights": np.zeros(shape[0], np.float32)}
+        request = Request(self.spec.observation.zeros(), self._address, zeros)
+        within_ms = max(_INPAINTS_TIMEOUT_MS, self._deadline_ms)
+        found = self.client.request("inpaint", request, within_ms, wait_if_busy=True).result()
         if isinstance(found, Miss) and found.cause != "refused":
             raise MissError(f"the server did not say whether its policy inpaints ({found.cause})", found.cause)
         return not isinstance(found, Miss)
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
-        """The chunk ``[H, A]`` for a window; blocks until the deadline at most.
-
-        Args:
-            window: the policy's input.
-            address: of the random stream that the server samples from.
-            inpainting: constraint on the new chunk's first actions, or None.
-        """
-        found = self._ask(window, address, inpainting, self._deadline_ms)
-        sent = found.sent if isinstance(found, Miss) else True
-        self.counts.update(steps=1, transmitted=int(sent), missed=int(isinstance(found, Miss)))
-        return found
-
-    def _ask(
-        self, window: Window, address: StepAddress, inpainting: Inpainting | None, deadline_ms: float
-    ) -> Chunk | Miss:
+        """The chunk ``[H, A]`` for a window, of this address's random stream; blocks until the deadline at most."""
         kind, arrays = ("infer", {}) if inpainting is None else ("inpaint", vars(inpainting))
-        found = self.client.request(kind, Request(window, address, arrays), deadline_ms, wait_if_busy=True).result()
-        return found if isinstance(found, Miss) else found[0]["chunk"]
+        request = Request(window, address, arrays)
+        found = self.client.request(kind, request, self._deadline_ms, wait_if_busy=True).result()
+        if isinstance(found, Miss):
+            self.counts.update(steps=1, transmitted=int(found.sent), missed=1)
+            return found
+        self.counts.update(steps=1, transmitted=1, missed=0)
+        return found[0]["chunk"]
 
     def _answered(self, found: Chunk | Miss) -> Chunk:
         if isinstance(found, Miss):
