@@ -35,7 +35,7 @@ from specact.links.model import AddedDelay, LossyLink, SteadyLink
 from specact.links.recordings import MahimahiLink, TraceLink
 from specact.observation import Field, ObservationSpec
 from specact.records import Record
-from specact.systems.flash import Check, FlashSettings
+from specact.systems.flash import FlashSettings
 from specact.systems.freqcache import Reuse
 
 # Constructors and functions that check their arguments, each with those that it needs. Parameters of Gate's own
@@ -53,7 +53,6 @@ MADE: dict[Callable[..., Any], Mapping[str, Any]] = {
     LatencyBudget: {"seconds": 1.0},
     Controller: {"inner": Never(), "budget": RateBudget(0.5)},
     Execution: {"kind": "naive", "execute": 4},
-    Check: {},
     FlashSettings: {"execute": 4},
     Reuse: {},
     Field: {"shape": (2,)},

@@ -37,7 +37,7 @@ from specact.families.chunks.pair import accepted_length
 from specact.families.chunks.policy import ChunkExchange, resized
 from specact.observation import Window
 from specact.pair import Answer, Follower, Target, TargetVerifier
-from specact.records import Count, NotNegative, PositiveShare, WholeNumber, check_fields
+from specact.records import Count, NotNegative, PositiveShare, Record, WholeNumber, check_fields
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, StepRecord, value
 from specact.wire.arrays import Arrays, ArraySpec, Layout
@@ -52,25 +52,18 @@ Levels = Annotated[tuple[PositiveShare, ...], Meta(min_length=1)]
 _NO_DEVIATION = np.zeros((0, 0), np.float32)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Record, frozen=True):
     """How drafted actions are checked.
 
     Attributes:
         levels: noise levels s in (0, 1]; all are evaluated in one batch.
         within: delta, in units in which demonstrated actions have variance 1; 0 accepts none.
         guarded: whether a change of a gripper ends the accepted prefix.
-
-    Raises:
-        ConfigError: for a number out of range.
     """
 
     levels: Levels = (0.1, 0.05)
     within: NotNegative = 0.15
     guarded: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def noised(drafted: Array, noise: Array, levels: Array) -> Array:

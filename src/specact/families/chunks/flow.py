@@ -19,6 +19,7 @@ from specact.bundle.network import CPU, Compute, Network, NetworkInputs
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.observation import Window
+from specact.records import Count, NotNegative, validated
 
 Array = NDArray[np.float32]
 Velocity = Callable[[Array, float], Array]
@@ -153,19 +154,15 @@ class FlowPolicy:
     towards the last chunk (real-time chunking, Black et al. 2025). An observation that overflows gives NaN in a batch,
     and an ObservationError alone. Fewer ``steps`` are faster, and a single one gives the mean of the demonstrations;
     ``spread`` is the standard deviation of the initial noise, and 0 makes the policy deterministic.
-
-    Raises:
-        ConfigError: for a number out of range.
     """
 
     inpaints = True
     steady = True
 
+    @validated
     def __init__(
-        self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, spread: float = 1.0
+        self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: Count = 10, spread: NotNegative = 1.0
     ) -> None:
-        if steps < 1 or not spread >= 0.0:
-            raise ConfigError(f"a flow takes at least 1 step, and a spread of at least 0, got {steps} and {spread}")
         self.networks, self.units, self.spec, self.steps = networks, units, spec, steps
         self._spread = spread
 
