@@ -250,7 +250,7 @@ def _parse(
     path = Path(file)
     description = read_toml(path, ServerDescription, "description of a policy")
     try:
-        spec, units = description.spec(description.instruction), description.units
+        spec, units = description.read(description.instruction)
     except SpecactError as error:
         raise ConfigError(f"{path}: {error}") from None
     keys = {name: Key(entry.input, entry.channels_first) for name, entry in description.observation.items()}

@@ -247,16 +247,11 @@ class Description(Record, frozen=True):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
 
-    @property
-    def units(self) -> ActionUnits | None:
-        """Units of the actions, if their range is known."""
-        return units_of(self.low, self.high, self.actions)
-
-    def spec(self, instruction: bool = False) -> ChunkSpec:
-        """Of its observations and chunks."""
-        entries = self.observation.items()
-        fields = {name: Field(entry.shape, entry.dtype, entry.history) for name, entry in entries}
-        return ChunkSpec(ObservationSpec(fields, instruction), self.chunk, self.actions, self.rate_hz)
+    def read(self, instruction: bool = False) -> tuple[ChunkSpec, ActionUnits | None]:
+        """The spec of observations and chunks, and units of the actions, if their range is known."""
+        fields = {name: Field(entry.shape, entry.dtype, entry.history) for name, entry in self.observation.items()}
+        spec = ChunkSpec(ObservationSpec(fields, instruction), self.chunk, self.actions, self.rate_hz)
+        return spec, units_of(self.low, self.high, self.actions)
 
 
 class OnnxDescription(Description, frozen=True, kw_only=True):
@@ -279,7 +274,7 @@ def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
     """
     parsed = read_toml(description, OnnxDescription, "description of an ONNX file")
     try:
-        spec, units = parsed.spec(), parsed.units
+        spec, units = parsed.read()
         file = description.parent / parsed.onnx
         network, fingerprint = Network(file, compute=compute), fingerprint_of(file)
     except (SpecactError, ValueError) as error:  # the latter for an invalid path
