@@ -7,13 +7,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.grid import by_name
-from specact.families.tokens.pair import Decoding, TokenDrafter, TokenParts
+from specact.families.tokens.pair import Decoding
 from specact.families.tokens.policy import BINS
 from specact.families.tokens.speculative import Tokens
 from specact.lab.rollout.methods import composed
 from specact.observation import Window
 from specact.systems.kerv import Kerv, KervDrafter
 from specact.systems.tokens import DECODINGS
+
+
+class OtherDrafter(KervDrafter):
+    """Of :class:`Other`."""
+
+    def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
+        policy, proposes = self.parts.policy, self.decoding.proposes
+        if proposes == "random":
+            return rng.integers(BINS, size=(1, policy.networks.length))
+        if proposes == "perfect":
+            return policy.decode([window])[0].tokens[None]
+        return self.extrapolated("velocity")[None] if self.executed else super().candidates(window, rng)
 
 
 @dataclass(frozen=True)
@@ -24,25 +36,11 @@ class Other(Kerv):
     bins: int = 0
     adapts: None = None
     tail: None = None
+    drafts = OtherDrafter
 
     @property
     def learned(self) -> bool:
         return super().learned or self.proposes == "filter"
-
-    def drafter(self, parts: TokenParts) -> TokenDrafter:
-        return OtherDrafter(parts, self)
-
-
-class OtherDrafter(KervDrafter):
-    """See :class:`Other`."""
-
-    def candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
-        policy, proposes = self.parts.policy, self.decoding.proposes
-        if proposes == "random":
-            return rng.integers(BINS, size=(1, policy.networks.length))
-        if proposes == "perfect":
-            return policy.decode([window])[0].tokens[None]
-        return self.extrapolated("velocity")[None] if self.executed else super().candidates(window, rng)
 
 
 def varied(name: str, about: str, **changes: object) -> Decoding:

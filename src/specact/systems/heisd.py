@@ -197,29 +197,6 @@ class SkipRule(Record, frozen=True):
     distance: WholeNumber = 0
 
 
-@dataclass(frozen=True)
-class Heisd(Decoding):
-    """HeiSD and its variants.
-
-    Attributes:
-        proposes, then, bins: the memory, the head, the tolerance of a token.
-        total: tolerance of a group's sum; None accepts every token by itself.
-        switches: whether the memory drafts only where the robot moves fast and straight.
-        gate: verify-skip.
-    """
-
-    proposes: str = "retrieval"
-    then: str = "head"
-    bins: int = 15
-    total: int | None = 30
-    switches: bool = True
-    gate: str = "verify_skip"
-    learned = True
-
-    def drafter(self, parts: TokenParts) -> TokenDrafter:
-        return HeisdDrafter(parts, self)
-
-
 class HeisdDrafter(TokenDrafter):
     """Keeps the path of one robot."""
 
@@ -256,6 +233,27 @@ class HeisdDrafter(TokenDrafter):
             return True
         self._path.append(window["state"][-1, list(settings.path)])
         return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
+
+
+@dataclass(frozen=True)
+class Heisd(Decoding):
+    """HeiSD and its variants.
+
+    Attributes:
+        proposes, then, bins: the memory, the head, the tolerance of a token.
+        total: tolerance of a group's sum; None accepts every token by itself.
+        switches: whether the memory drafts only where the robot moves fast and straight.
+        gate: verify-skip.
+    """
+
+    proposes: str = "retrieval"
+    then: str = "head"
+    bins: int = 15
+    total: int | None = 30
+    switches: bool = True
+    gate: str = "verify_skip"
+    learned = True
+    drafts = HeisdDrafter
 
 
 _MEMORY = Heisd("HeiSD without the kinematic switch", switches=False)

@@ -195,34 +195,6 @@ class AdaptiveTolerance:
             self.r = min(self._high, (self.r if self._rule == "printed" else self._low) + growth)
 
 
-@dataclass(frozen=True)
-class Kerv(Decoding):
-    """KERV and its variants.
-
-    Attributes:
-        then, bins: the head; the largest tolerance.
-        least: the smallest tolerance, if it adapts.
-        adapts: the tolerance's rule; None leaves it at ``bins``.
-        tail: what replaces everything from the first rejected token on: a filter of this motion, or the ``last``
-            action; None: the target goes on.
-        plain_steps: least number of inferences between two tails, so that errors do not accumulate.
-    """
-
-    then: str = "head"
-    bins: int = 15
-    least: int = 5
-    adapts: Rule | None = "repaired"
-    tail: Motion | Literal["last"] | None = "velocity"
-    plain_steps: int = 4
-
-    @property
-    def learned(self) -> bool:
-        return super().learned or self.tail in ("velocity", "walk")
-
-    def drafter(self, parts: TokenParts) -> TokenDrafter:
-        return KervDrafter(parts, self)
-
-
 class KervDrafter(TokenDrafter):
     """Keeps the tolerance of one robot, and how many inferences its next tail has to wait."""
 
@@ -261,6 +233,32 @@ class KervDrafter(TokenDrafter):
             return to_tokens(self.repeated()).ravel()
         model: Kalman = self.parts.drafters.settings.filters[how]
         return to_tokens(model.predict(np.stack(self.executed), self.parts.policy.spec.chunk)).ravel()
+
+
+@dataclass(frozen=True)
+class Kerv(Decoding):
+    """KERV and its variants.
+
+    Attributes:
+        then, bins: the head; the largest tolerance.
+        least: the smallest tolerance, if it adapts.
+        adapts: the tolerance's rule; None leaves it at ``bins``.
+        tail: what replaces everything from the first rejected token on: a filter of this motion, or the ``last``
+            action; None: the target goes on.
+        plain_steps: least number of inferences between two tails, so that errors do not accumulate.
+    """
+
+    then: str = "head"
+    bins: int = 15
+    least: int = 5
+    adapts: Rule | None = "repaired"
+    tail: Motion | Literal["last"] | None = "velocity"
+    plain_steps: int = 4
+    drafts = KervDrafter
+
+    @property
+    def learned(self) -> bool:
+        return super().learned or self.tail in ("velocity", "walk")
 
 
 _KERV = Kerv("KERV: Spec-VLA, a Kalman tail, a tolerance that adapts (the repaired rule)")

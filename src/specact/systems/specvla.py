@@ -16,7 +16,6 @@ What we changed: a gripper's tokens are strict, unless a decoding is ``uniform``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -166,18 +165,6 @@ def _log_softmax(logits: Floats) -> Floats:
     return found
 
 
-@dataclass(frozen=True)
-class DeviceHead(Decoding):
-    """Spec-VLA with its head on the device; after its tree the server's own head drafts."""
-
-    proposes: str = "head"
-    then: str = "head"
-    bins: int = 9
-
-    def drafter(self, parts: TokenParts) -> TokenDrafter:
-        return DeviceHeadDrafter(parts, self)
-
-
 class DeviceHeadDrafter(TokenDrafter):
     """Reads the last verified chunk's first token and the target's feature from which it was predicted.
 
@@ -209,9 +196,16 @@ class DeviceHeadDrafter(TokenDrafter):
         return rows_of(tree, int(last.tokens[0]), last.length)
 
 
+class DeviceHead(Decoding):
+    """Spec-VLA with its head on the device; after its tree the server's own head drafts."""
+
+    drafts = DeviceHeadDrafter
+
+
 SPECVLA: dict[str, Decoding] = {
     "specvla": Decoding("Spec-VLA: a head drafts a tree, tokens within 9 bins are accepted", then="head", bins=9),
     "specvla_device": DeviceHead(
-        "Spec-VLA with its head on the device, on the last verified feature; after its tree the server's own head"
+        "Spec-VLA with its head on the device, on the last verified feature; after its tree the server's own head",
+        "head", then="head", bins=9,
     ),
-}
+}  # fmt: skip

@@ -16,6 +16,7 @@ from specact.observation import Window
 from specact.pair import Pair
 from specact.policy import SpeculativePolicy
 from specact.types import StepRecord
+from specact.wire.arrays import Layout
 
 SIDE, TOLD = 24, ("go left", "go right")
 RECIPE = ChunkRecipe(
@@ -86,3 +87,14 @@ def decoded(record: StepRecord) -> Decoded:
     assert record.outcome is not None
     found: Decoded = record.outcome.evidence
     return found
+
+
+def nonsense(layout: Layout, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Arrays of numbers that are allowed, and make no sense."""
+    arrays = {}
+    for name, spec in layout.specs.items():
+        low, high = max(spec.low, 0 if spec.dtype is np.uint8 else -255), min(spec.high, 2**15 - 1)
+        if name != "how":
+            high = min(high, 255)
+        arrays[name] = rng.integers(int(low), int(high) + 1, spec.shape).astype(spec.dtype)
+    return arrays

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 from tests.decodings import DECODINGS
-from tests.families.tokens.dots import decoded, played, reread, rngs
+from tests.families.tokens.dots import decoded, nonsense, played, reread, rngs
 from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
 from tests.served import verifying
 from tests.tiny import quiet
@@ -217,16 +217,11 @@ def test_a_head_on_the_device_reads_the_last_verified_chunk(hand: Pair[Any]) -> 
 def test_no_answer_within_the_dialect_hurts_the_robot(hand: Pair[Any], name: str) -> None:
     """300 replies of numbers that are allowed and make no sense; each is a miss, or the drafter lives with it."""
     pair = hand.composed(decoding=DECODINGS[name])
-    rng, specs = np.random.default_rng(0), pair.exchange.contract.kinds["verify"].reply.specs
+    rng, reply = np.random.default_rng(0), pair.exchange.contract.kinds["verify"].reply
     drafter, invalid, window = cast(Any, pair.drafter()), 0, states(hand, 1)[0]
     for _ in range(300):
-        arrays = {
-            name: rng.integers(
-                int(max(spec.low, 0 if spec.dtype is np.uint8 else -255)), 1 + int(min(spec.high, 255)), spec.shape
-            ).astype(spec.dtype)
-            for name, spec in specs.items()
-        }
-        arrays["feature"] = rng.choice(np.array([0.0, 1.0, 6e4, -6e4], np.float16), specs["feature"].shape)
+        arrays = nonsense(reply, rng)
+        arrays["feature"] = rng.choice(np.array([0.0, 1.0, 6e4, -6e4], np.float16), arrays["feature"].shape)
         arrays["bias"] //= rng.choice([1, 50, 510])
         outcome = verifying(pair).outcome(arrays, OffloadTimes())
         if not is_valid(outcome.actions):

@@ -110,25 +110,6 @@ def test_a_server_has_a_time_and_a_link_of_its_own(tmp_path: Path) -> None:
     assert links == {"remote": "loopback+delay=40", "verification": "loopback+delay=40", "naive": "none"}
 
 
-def test_what_the_robot_does_while_it_waits_is_an_axis(tmp_path: Path) -> None:
-    what = small(
-        settings=settings("remote"), paces=(0.0,), hardware=("this-machine",), links=("loopback+delay=150",),
-        episodes=3, idles=("last", "neutral", "hold"),
-    )  # fmt: skip
-    run_sweep(what, tmp_path, quiet, Pool(1))
-    table, _, (manifest,) = read_sweeps([tmp_path])
-    assert manifest["sweep"]["idles"] == ["last", "neutral", "hold"]
-    rows: dict[str, list[tuple[float, ...]]] = {"last": [], "neutral": [], "hold": []}
-    for row in JsonLines(tmp_path / EPISODES).read():
-        rows[row["idle"]].append((row["episode"], row["jerk"], row["task_s"]))
-    # On ball the holding action is the last one; a level plate is another world.
-    assert rows["last"] == rows["hold"] and len(rows["last"]) == 3
-    assert all(one != other for one, other in zip(rows["last"], rows["neutral"], strict=True))
-    assert not table["static"].any(), "a ball rolls on"
-    with pytest.raises(ConfigError, match="way to idle"):
-        small(idles=())
-
-
 def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
     """Over a link of 100 ms the plate goes on moving while the robot waits, so its scores are others than without."""
     near, far = "loopback", "loopback+delay=100"
@@ -187,6 +168,8 @@ def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
 def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="need links"):
         small(settings=settings("remote"))
+    with pytest.raises(ConfigError, match="way to idle"):
+        small(idles=())
     with pytest.raises(ConfigError, match="moves by itself"):
         small(task="swarm", paces=(1.0,))
     with pytest.raises(ConfigError, match="'agx-51w'"):

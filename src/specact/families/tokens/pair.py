@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,40 +22,6 @@ from specact.families.tokens.verify import TokenExchange, TokenVerifier
 from specact.observation import Window
 from specact.pair import Follower, Pair, PairIdentity
 from specact.types import ActionUnits, Chunk, Origin, Proposal, StepRecord
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How chunks of tokens are drafted and accepted; systems extend it, and have other candidates.
-
-    Attributes:
-        about: one line for a table.
-        proposes: the device's candidates: ``nothing``, a ``draft`` policy's chunk, the ``last`` action; or a system's.
-        then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
-            ``bigram``, or ``head`` (Spec-VLA's).
-        bins, uniform: tolerance of a token [bins], 0 is strict; whether a gripper has it, too (Spec-VLA's paper).
-        gate, rate_of: decides which steps are verified; of a random one the decoding whose achieved rate is used.
-    """
-
-    about: str
-    proposes: str = "nothing"
-    then: str = "none"
-    bins: int = 0
-    uniform: bool = False
-    gate: str = "always"
-    rate_of: str | None = None
-
-    @property
-    def learned(self) -> bool:
-        """Whether it needs what was fitted to the target."""
-        return self.then != "none" or (self.bins > 0 and not self.uniform)
-
-    def drafter(self, parts: TokenParts) -> TokenDrafter:
-        """A new drafter, of one robot."""
-        return TokenDrafter(parts, self)
-
-
-GREEDY = Decoding("greedy decoding, token by token")
 
 
 class TokenDrafter(Follower):
@@ -151,6 +117,42 @@ class TokenDrafter(Follower):
         assert draft is not None
         chunk = draft.infer(draft.spec.observation.select(window), rng)
         return self.parts.units.from_environment(resized(chunk, self.parts.policy.spec.chunk))
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How chunks of tokens are drafted and accepted; systems extend it, and have other candidates.
+
+    Attributes:
+        about: one line for a table.
+        proposes: the device's candidates: ``nothing``, a ``draft`` policy's chunk, the ``last`` action; or a system's.
+        then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
+            ``bigram``, or ``head`` (Spec-VLA's).
+        bins, uniform: tolerance of a token [bins], 0 is strict; whether a gripper has it, too (Spec-VLA's paper).
+        gate, rate_of: decides which steps are verified; of a random one the decoding whose achieved rate is used.
+        drafts: what proposes on the device.
+    """
+
+    about: str
+    proposes: str = "nothing"
+    then: str = "none"
+    bins: int = 0
+    uniform: bool = False
+    gate: str = "always"
+    rate_of: str | None = None
+    drafts: ClassVar[type[TokenDrafter]] = TokenDrafter
+
+    @property
+    def learned(self) -> bool:
+        """Whether it needs what was fitted to the target."""
+        return self.then != "none" or (self.bins > 0 and not self.uniform)
+
+    def drafter(self, parts: TokenParts) -> TokenDrafter:
+        """A new drafter, of one robot."""
+        return self.drafts(parts, self)
+
+
+GREEDY = Decoding("greedy decoding, token by token")
 
 
 def _tokens(actions: Chunk) -> Tokens:
