@@ -52,15 +52,11 @@ def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Pa
         key = "observation.images.front"
         write_video(path / video.format(0, number, key), FRONT[rows])
         places |= {episode: (number, float(np.flatnonzero(EPISODE[rows] == episode)[0]) / FPS) for episode in episodes}
-    info = {
-        "codebase_version": version,
-        "total_episodes": len(LENGTHS),
-        "fps": FPS,
-        "features": {
-            "observation.images.front": {"dtype": "video", "shape": [32, 48, 3]},
-            "observation.images.wrist": {"dtype": "image", "shape": [16, 24, 3]},
-        },
+    features = {
+        "observation.images.front": {"dtype": "video", "shape": [32, 48, 3]},
+        "observation.images.wrist": {"dtype": "image", "shape": [16, 24, 3]},
     }
+    info = {"codebase_version": version, "total_episodes": len(LENGTHS), "fps": FPS, "features": features}
     (path / "meta").mkdir()
     (path / "meta/info.json").write_text(json.dumps(info))
     if packed:
@@ -81,19 +77,13 @@ def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Pa
 
 def frame_table(rows: np.ndarray, **other: Any) -> pa.Table:
     """The columns of these steps, with others in their place."""
-    return pa.table(
-        {
-            "observation.state": pa.array(list(STATE[rows])),
-            "observation.gripper": GRIPPER[rows],
-            "observation.images.wrist": pa.array([{"bytes": _png(WRIST[row]), "path": None} for row in rows]),
-            "observation.note": pa.array(["text"] * len(rows)),
-            "action": pa.array(list(ACTION[rows])),
-            "timestamp": (FRAME[rows] / FPS).astype(np.float32),
-            "frame_index": FRAME[rows],
-            "episode_index": EPISODE[rows],
-            **other,
-        }
-    )
+    return pa.table({
+        "observation.state": pa.array(list(STATE[rows])), "observation.gripper": GRIPPER[rows],
+        "observation.images.wrist": pa.array([{"bytes": _png(WRIST[row]), "path": None} for row in rows]),
+        "observation.note": pa.array(["text"] * len(rows)), "action": pa.array(list(ACTION[rows])),
+        "timestamp": (FRAME[rows] / FPS).astype(np.float32), "frame_index": FRAME[rows],
+        "episode_index": EPISODE[rows], **other,
+    })  # fmt: skip
 
 
 def _write(file: Path, table: pa.Table) -> None:
@@ -127,13 +117,9 @@ def write_zarr(folder: Path, version: Literal[2, 3] = 2) -> Path:
     path = folder / "demos.zarr"
     root = zarr.open_group(str(path), mode="w", zarr_format=version)
     arrays: dict[str, NDArray[Any]] = {
-        "state": STATE,
-        "gripper": GRIPPER,
-        "action": ACTION,
-        "img": FRONT.astype(np.float32),
-        "image.wrist": WRIST,
+        "state": STATE, "gripper": GRIPPER, "action": ACTION, "img": FRONT.astype(np.float32), "image.wrist": WRIST,
         "rate_hz": np.array([FPS]),
-    }
+    }  # fmt: skip
     for name, value in arrays.items():
         root.create_array(f"data/{name}", data=np.ascontiguousarray(value), chunks=(6, *value.shape[1:]))
     root.create_array("meta/episode_ends", data=ENDS)
@@ -143,14 +129,14 @@ def write_zarr(folder: Path, version: Literal[2, 3] = 2) -> Path:
 def write_npz(folder: Path) -> Path:
     """The same in one file."""
     path = folder / "demos.npz"
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, Any] = {
         "state": STATE,
         "gripper": GRIPPER,
         "action": ACTION,
         "image": FRONT,
         "image.wrist": WRIST,
     }
-    np.savez(path, episode_ends=ENDS, rate_hz=FPS, **arrays)  # type: ignore[arg-type]
+    np.savez(path, episode_ends=ENDS, rate_hz=FPS, **arrays)
     return path
 
 

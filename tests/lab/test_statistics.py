@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import special, stats
+from scipy import special
 
 from specact.lab.rollout.statistics import (
     bootstrap_interval,
@@ -72,22 +72,6 @@ def test_the_permutation_p_is_that_of_all_sign_flips() -> None:
     assert found.p == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 10_000) + 1e-4)
 
 
-def test_without_an_effect_p_is_uniform() -> None:
-    """Kolmogorov-Smirnov over 150 contrasts; fails with probability 1e-4 if the seeds were free."""
-    rng = np.random.default_rng(1)
-    found = [contrast(rng.random(25), rng.random(25), seed=k).p for k in range(150)]
-    assert stats.kstest(found, "uniform").pvalue > 1e-4
-    assert min(found) > 0.0
-
-
-def test_a_strong_effect_has_a_small_p_whichever_way_round() -> None:
-    rng = np.random.default_rng(2)
-    low, high = rng.random(40), rng.random(40) + 0.8
-    assert contrast(high, low).p < 1e-3
-    assert contrast(low, high).p == pytest.approx(contrast(high, low).p, abs=1e-3)
-    assert contrast(low, high).difference.high < 0 < contrast(high, low).difference.low
-
-
 def test_the_bootstrap_interval_is_about_students_where_both_hold() -> None:
     rng = np.random.default_rng(3)
     first, second = rng.normal(1.0, 1.0, 200), rng.normal(0.5, 1.0, 200)
@@ -112,10 +96,11 @@ def test_pairing_counts() -> None:
     """The same differences hidden under a large variance between episodes are found all the same."""
     rng = np.random.default_rng(4)
     base = rng.normal(0.0, 100.0, 30)
-    assert contrast(base + rng.normal(0.5, 0.1, 30), base).p < 1e-3
+    better = base + rng.normal(0.5, 0.1, 30)
+    assert contrast(better, base).p < 1e-3 and contrast(base, better).p < 1e-3
+    assert contrast(base, better).difference.high < 0.0 < contrast(better, base).difference.low
     assert contrast(base, base).p == 1.0
-    again = contrast(base + 0.25, base)
-    assert again == contrast(base + 0.25, base)
+    assert contrast(base + 0.25, base) == contrast(base + 0.25, base)
 
 
 def test_holm_by_hand() -> None:
@@ -153,15 +138,6 @@ def test_holm_keeps_the_order_never_lowers_and_does_not_depend_on_places(p: list
     places = list(range(len(p)))
     random.shuffle(places)
     assert holm([p[i] for i in places]) == [found[i] for i in places]
-
-
-def test_holm_keeps_the_familys_level() -> None:
-    """1,000 families of ten without an effect: false alarms in .05 of them, at most .08 but for 1 in 20,000 series of
-    seeds; without the correction there would be one in .40."""
-    rng = np.random.default_rng(5)
-    families = rng.random((1000, 10))
-    assert np.mean([min(holm(list(p))) <= 0.05 for p in families]) < 0.08
-    assert np.mean(families.min(axis=1) <= 0.05) > 0.3
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])

@@ -26,19 +26,15 @@ class Hand(gym.Env[Any, Any]):
     """A hand in a plane that has to go to one side. ``state`` is where it is; where to is in the instruction."""
 
     def __init__(
-        self,
-        render_mode: str | None = None,
-        frames: Mapping[str, tuple[int, int]] | None = None,
+        self, render_mode: str | None = None, frames: Mapping[str, tuple[int, int]] | None = None,
         tasks: Sequence[str] = tuple(SIDES),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._frames, self._tasks = frames or {}, tasks
-        self.observation_space = gym.spaces.Dict(
-            {
-                "state": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
-                "instruction": gym.spaces.Text(20, charset=string.ascii_lowercase + " "),
-                **{name: gym.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in self._frames.items()},
-            }
-        )
+        self.observation_space = gym.spaces.Dict({
+            "state": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            "instruction": gym.spaces.Text(20, charset=string.ascii_lowercase + " "),
+            **{name: gym.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in self._frames.items()},
+        })  # fmt: skip
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.place, self.task, self._success = np.zeros(2), tasks[0], False
 
@@ -82,17 +78,9 @@ class Expert:
 
 
 SUITE = Task(
-    name=f"{__name__}:SUITE",
-    make=Hand,
-    rate_hz=20.0,
-    max_steps=60,
-    score="success",
-    features=lambda episodes: episodes,
-    expert=Expert,
-    hold=np.zeros_like,
-    cameras=("image.top",),
-    tasks=tuple(SIDES),
-)
+    name=f"{__name__}:SUITE", make=Hand, rate_hz=20.0, max_steps=60, score="success",
+    features=lambda episodes: episodes, expert=Expert, hold=np.zeros_like, cameras=("image.top",), tasks=tuple(SIDES),
+)  # fmt: skip
 HOPELESS = replace(SUITE, max_steps=1)
 
 
@@ -103,12 +91,9 @@ def blind(inputs: Inputs) -> Chunk:
 
 
 @chunk_policy(
-    observation={"state": (2,), "image.top": Field((10, 12, 3), "uint8", 0)},
-    chunk=2,
-    actions=2,
-    rate_hz=20.0,
+    observation={"state": (2,), "image.top": Field((10, 12, 3), "uint8", 0)}, chunk=2, actions=2, rate_hz=20.0,
     instruction=True,
-)
+)  # fmt: skip
 def seeing(inputs: Inputs, instruction: Sequence[str]) -> Chunk:
     """As told, as long as it sees the hand."""
     lit = inputs["image.top"].any(axis=(1, 2, 3))
@@ -119,11 +104,7 @@ def seeing(inputs: Inputs, instruction: Sequence[str]) -> Chunk:
     return np.repeat(np.stack(actions)[:, None], 2, axis=1)
 
 
+UNITS = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
 pair = ChunkParts(
-    "hand",
-    blind,
-    ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32)),
-    PairSpec(seeing.spec, execute=2),
-    lambda: seeing,
-    fingerprint="hand",
+    "hand", blind, UNITS, PairSpec(seeing.spec, execute=2), lambda: seeing, fingerprint="hand"
 ).pair()

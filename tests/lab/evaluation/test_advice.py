@@ -112,16 +112,13 @@ def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_b
 
 
 def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_path: Path) -> None:
-    for name, key, value in (
-        ("other", "fingerprint", "0" * 12), ("elsewhere", "env", "pusht"),
-        ("decoded", "decoding", "specvla"),
-    ):  # fmt: skip
-        manifest = Path(shutil.copytree(run, tmp_path / name)) / "manifest.json"
+    for key, value in (("fingerprint", "0" * 12), ("env", "pusht"), ("decoding", "specvla")):
+        manifest = Path(shutil.copytree(run, tmp_path / key)) / "manifest.json"
         values = json.loads(manifest.read_text())
         values["evaluation"][key] = value
         manifest.write_text(json.dumps(values))
     runs, left_out = runs_of(load_pair("ball"), [tmp_path])
-    assert runs == [] and left_out.keys() == {tmp_path / name for name in ("other", "elsewhere", "decoded")}
+    assert runs == [] and left_out.keys() == {tmp_path / name for name in ("fingerprint", "env", "decoding")}
 
 
 def test_a_flow_policys_target_takes_the_time_of_a_whole_round_and_fewer_steps_are_advised(tmp_path: Path) -> None:
@@ -143,11 +140,7 @@ def test_a_flow_policys_target_takes_the_time_of_a_whole_round_and_fewer_steps_a
     assert costs["full", True] == measured["full"]["target"] > 10.0 * costs["full", False]
     assert any(line.startswith("success of full_2: specact eval") for line in found["missing"])
     runs = [replace(runs[0], summary=runs[0].summary | {"methods": {m: runs[0].methods[m] for m in methods[:2]}})]
-    stated = {
-        "": {"target": 9.0, "ask": 0.1},
-        "full": {"target": 9.0, "ask": 0.1},
-        "full_1": {"target": 1.0, "ask": 0.1},
-    }
+    stated = {name: {"target": ms, "ask": 0.1} for name, ms in (("", 9.0), ("full", 9.0), ("full_1", 1.0))}
     for budget_ms, wanted in ((0.5, "the target on a server"), (2.0, "the target on the device (full_1)")):
         found = advise(pair, runs, budget_ms, stated)
         assert found["advice"].startswith(wanted) and found["no_server_from_ms"] == 1.0
@@ -201,17 +194,13 @@ def way(method: str, asked: float, cost: float, *lost: Iterable[int]) -> Way:
     return Way("draft", method, asked, asked, cost, won)
 
 
-def same(lost: Iterable[int], seeds: int = 3) -> list[list[int]]:
-    return [list(lost)] * seeds
-
-
-DRAFT = way("draft", 0.0, 0.2, *same(range(20)))
-HEAD = way("head_draft", 0.0, 0.5, *same(range(1)))
-CHANCE = way("random_learned", 0.4, 0.22, *same(range(6)))
-LEARNED = way("learned", 0.4, 0.5, *same(range(2)))
-HYBRID = way("hybrid", 1.0, 0.2, *same(range(1)))
-REMOTE = replace(way("target", 1.0, 0.0, *same(range(1))), draft="")
-TARGET = replace(way("target_on_device", 0.0, 1.0, *same(range(1))), draft="")
+DRAFT = way("draft", 0.0, 0.2, *3 * [range(20)])
+HEAD = way("head_draft", 0.0, 0.5, *3 * [range(1)])
+CHANCE = way("random_learned", 0.4, 0.22, *3 * [range(6)])
+LEARNED = way("learned", 0.4, 0.5, *3 * [range(2)])
+HYBRID = way("hybrid", 1.0, 0.2, *3 * [range(1)])
+REMOTE = replace(way("target", 1.0, 0.0, *3 * [range(1)]), draft="")
+TARGET = replace(way("target_on_device", 0.0, 1.0, *3 * [range(1)]), draft="")
 WAYS = (TARGET, REMOTE, HYBRID, LEARNED, CHANCE, HEAD, DRAFT)
 
 
@@ -253,8 +242,8 @@ def test_from_which_budget_on_nobody_needs_a_server() -> None:
     assert without_server((TARGET, REMOTE, DRAFT)) == 1.0
     assert without_server((REMOTE, DRAFT, HYBRID)) is None
     # A larger budget that buys more with a server ends what a smaller one could do without.
-    dear = way("learned", 0.4, 0.8, *same([]))
-    assert without_server((replace(HEAD, successes=way("", 0, 0, *same(range(5))).successes), dear, TARGET)) == 1.0
+    dear = way("learned", 0.4, 0.8, *3 * [[]])
+    assert without_server((replace(HEAD, successes=way("", 0, 0, *3 * [range(5)]).successes), dear, TARGET)) == 1.0
 
 
 def test_as_many_successes_as_episodes_are_no_certainty_and_others_episodes_are_not_compared() -> None:
@@ -289,20 +278,13 @@ def test_a_way_with_few_episodes_is_neither_chosen_nor_compared_with() -> None:
 
 
 def test_descriptions_name_how_chunks_are_decoded() -> None:
-    told = {
-        name: str(way(name, asked, 1.0, [0]))
-        for name, asked in (
-            ("full_1", 1.0), ("ar", 1.0), ("block", 0.0), ("specvla", 1.0), ("heisd_fixed", 0.3), ("unchecked", 0.5),
-        )
-    }  # fmt: skip
-    assert told == {
-        "full_1": "the target on a server at every inference (full_1), without a draft",
-        "ar": "the target on a server at every inference (ar), without a draft",
-        "block": "the draft (block) alone",
-        "specvla": "the draft (specvla), every inference verified",
-        "heisd_fixed": "the draft (heisd_fixed), 30% verified by the gate periodic",
-        "unchecked": "the draft (unchecked), 50% verified at random",
-    }
+    for name, asked, told in (
+        ("full_1", 1.0, "the target on a server at every inference (full_1), without a draft"),
+        ("block", 0.0, "the draft (block) alone"), ("specvla", 1.0, "the draft (specvla), every inference verified"),
+        ("heisd_fixed", 0.3, "the draft (heisd_fixed), 30% verified by the gate periodic"),
+        ("unchecked", 0.5, "the draft (unchecked), 50% verified at random"),
+    ):  # fmt: skip
+        assert str(way(name, asked, 1.0, [0])) == told
     here = replace(way("full_1", 0.0, 1.0, [0]), decoded_on_device=True)
     assert str(here) == "the target on the device (full_1)" and here.on_device
     assert {name for name in EVERY if runs_alone(name)} == {"ar", "full", "full_5", "full_2", "full_1"}

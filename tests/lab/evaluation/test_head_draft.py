@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from tests.tiny import quiet
 
-from specact.lab.rollout.methods import load_method
-
 pytest.importorskip("mujoco")
-
 
 from specact import Pair, load_pair
 from specact.errors import ConfigError
@@ -20,6 +17,7 @@ from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.run import Evaluation, evaluate, read_gates, read_table
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import OBSERVATION
@@ -89,11 +87,8 @@ def test_what_is_rejected_is_judged_by_the_heads_distribution(
 
 def test_the_head_is_part_of_what_a_method_costs(ball: Pair[Any], made: tuple[Path, dict[str, Any]]) -> None:
     folder, summary = made
-    for name, draft_ms in (
-        ("draft", DRAFT_MS),
-        ("head_draft", DRAFT_MS + HEAD_MS),
-        ("head_random", DRAFT_MS + HEAD_MS),
-    ):
+    with_head_ms = DRAFT_MS + HEAD_MS
+    for name, draft_ms in (("draft", DRAFT_MS), ("head_draft", with_head_ms), ("head_random", with_head_ms)):
         np.testing.assert_allclose(read_table(folder / "steps" / name)["draft_s"], draft_ms / 1e3)
     head = ball.parts.manifest.parameters["head"]
     costs = {name: summary["methods"][name]["cost"] for name in METHODS}

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from specact.families.chunks.policy import ChunkSpec, Inpainting
-from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Seen, Task
 from specact.observation import Window, vectors
 
@@ -51,10 +50,6 @@ class Tape(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return {"state": np.array([self.ran * self.tick_s], np.float32)}
 
 
-def _features(episodes: Episodes) -> Episodes:
-    return episodes
-
-
 def _later(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     """The robot of this world is its clock."""
     return {"state": seen["state"] + np.float32(len(actions) * PERIOD_S)}
@@ -62,15 +57,9 @@ def _later(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.flo
 
 IDLE = -1.0
 TAPE = Task(
-    name="tape",
-    make=Tape,
-    rate_hz=RATE_HZ,
-    max_steps=1000,
-    score="nothing",
-    features=_features,
-    hold=lambda last: np.full_like(last, IDLE),
+    "tape", Tape, RATE_HZ, 1000, "nothing", lambda episodes: episodes, hold=lambda last: np.full_like(last, IDLE),
     roll_forward=_later,
-)
+)  # fmt: skip
 
 
 class Prophet:

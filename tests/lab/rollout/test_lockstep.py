@@ -32,12 +32,9 @@ SMALL, LARGE = (f"{chunk_policies.__name__}:{name}" for name in ("small", "large
 OWN, TROLLEY = PairSource(f"{my_family.__name__}:pair"), f"{my_sim.__name__}:TASK"
 SEED = 3
 GATES = {
-    "draft": GateSettings("never"),
-    "target": GateSettings("always"),
-    "hybrid": GateSettings("always"),
-    "random": GateSettings("random", threshold=0.5),
-    "adahi": GateSettings("deviation", threshold=0.5),
-}
+    "draft": GateSettings("never"), "target": GateSettings("always"), "hybrid": GateSettings("always"),
+    "random": GateSettings("random", threshold=0.5), "adahi": GateSettings("deviation", threshold=0.5),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ _BURST_STEPS = (3, 8)  # shortest and longest burst
 Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
 
-def demonstration_files(recipe: Demonstrations, folder: Path | None) -> list[Path]:
+def demonstration_files(recipe: Demonstrations, folder: Path | str | None) -> list[Path]:
     """The files of a recipe, whose paths are relative to the folder; none where an expert demonstrates.
 
     Raises:
@@ -40,7 +40,7 @@ def demonstration_files(recipe: Demonstrations, folder: Path | None) -> list[Pat
     """
     if recipe.data and folder is None:
         raise ConfigError(f"the demonstrations are files ({', '.join(recipe.data)}); give their folder: --data FOLDER")
-    files = [(folder or Path()) / name for name in recipe.data]
+    files = [Path(folder or "") / name for name in recipe.data]
     for file in files:
         format_of(file)
     return files
@@ -64,7 +64,7 @@ def read_demonstrations(
     return convert_to_task(task, generated, f"what the expert of {task.name!r} demonstrated")
 
 
-def split_demonstrations(recipe: Demonstrations, folder: Path | None) -> tuple[Episodes, Episodes]:
+def split_demonstrations(recipe: Demonstrations, folder: Path | str | None) -> tuple[Episodes, Episodes]:
     """Those to train on, and those that are held out; errors as of both functions above."""
     return read_demonstrations(recipe, demonstration_files(recipe, folder)).split(recipe.held_out, recipe.seed)
 

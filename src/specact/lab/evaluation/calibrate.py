@@ -35,14 +35,10 @@ _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """How to calibrate.
+    """How to calibrate for a transmission ``rate``, with so many ``episodes`` per round, and for the held-out check.
 
-    Attributes:
-        rate: wanted transmission rate, in (0, 1).
-        episodes: per round, and again for the held-out check.
-        rounds: on states of the gated policy; 3 or more, because a gate shifts the states it later sees.
-        seed: of everything random.
-        shard: episodes that run in one batch.
+    The ``rounds`` are on states of the gated policy: 3 or more, because a gate shifts the states it later sees.
+    ``shard`` are the episodes that run in one batch.
     """
 
     rate: InsideUnit
@@ -56,23 +52,14 @@ class CalibrationRun:
 
 
 def calibrate(
-    bundle: Pair[Any],
-    gate: str | GateSettings,
-    run: CalibrationRun,
-    *,
-    method: Method = HYBRID,
-    env: str | None = None,
-    pool: Pool | None = None,
-    advance: Callable[[int], None] = lambda done: None,
-) -> Calibration:
+    bundle: Pair[Any], gate: str | GateSettings, run: CalibrationRun, *, method: Method = HYBRID,
+    env: str | None = None, pool: Pool | None = None, advance: Callable[[int], None] = lambda done: None,
+) -> Calibration:  # fmt: skip
     """Finds a gate's threshold for a rate and checks it on held-out episodes, see :func:`find_threshold`, errors too.
 
-    Args:
-        bundle, run: the policies, and how.
-        gate: its name, with the options that the bundle recommends; or its settings without a threshold.
-        method: how the pair drafts, and verifies where the gate asks for it.
-        env, pool: the environment's name, the bundle's own if not given; in this process if not given.
-        advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
+    The gate is a name, with the options that the bundle recommends, or settings without a threshold; ``method`` is how
+    the pair drafts, and verifies where the gate asks for it. ``env`` is the bundle's own if not given; without a
+    ``pool`` all runs in this process. ``advance`` is told the episodes finished of ``episodes * (rounds + 2)``.
     """
     settings = gate_settings(gate, bundle) if isinstance(gate, str) else gate
     world, finished = env or env_of(bundle, None), 0
@@ -129,15 +116,11 @@ class Found:
         """For a pair under a decoding and a rate, checked on so many held-out episodes."""
         sent, free = self.checked["transmitted"], free_steps(self.checked)
         return Calibration(
-            fingerprint=pair.fingerprint,
-            rate=rate,
-            settings=self.settings,
+            fingerprint=pair.fingerprint, rate=rate, settings=self.settings, made_by=made_by, decoding=decoding,
             held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent)},
             rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in self.rounds],
             model=_score_model({name: column[free] for name, column in self.checked.items()}),
-            made_by=made_by,
-            decoding=decoding,
-        )
+        )  # fmt: skip
 
 
 def _score_model(steps: Table) -> dict[str, Any]:
@@ -227,14 +210,10 @@ def gate_of_method(
     method: Method, pair: Pair[Any], rate: float, calibrated: Callable[[GateSettings], GateSettings],
     *, options: Sequence[str] = (), steps: Mapping[str, Table] = MappingProxyType({}),
 ) -> GateSettings:  # fmt: skip
-    """The gate that a method runs with.
+    """The gate that a method runs with at the rate of the evaluation, see :func:`uncalibrated_gate`.
 
-    Args:
-        method, pair, options: see :func:`uncalibrated_gate`.
-        rate: of the evaluation.
-        calibrated: makes the calibration of a gate that has one, given its other settings.
-        steps: step tables of the methods that ran; a random baseline runs at the rate that its rival achieved there,
-            over episodes as long as the rival's.
+    ``calibrated`` makes the calibration of a gate that has one, given its other settings. A random baseline runs at the
+    rate that its rival achieved in the step tables ``steps`` of those that ran, over episodes as long as the rival's.
     """
     settings = uncalibrated_gate(method, options, pair)
     if load_gate(method.gate).calibrated:
@@ -272,13 +251,9 @@ def free_probability(
 
 
 def expected_rate(free: float, max_skips: int | None, *, force_first: bool, lengths: Sequence[int]) -> float:
-    """Expected share of transmitted inferences of a random gate, forced ones included.
+    """Expected share of transmitted inferences of a random gate, in episodes of so many, forced ones included.
 
-    Args:
-        free: probability of transmitting a step that nothing forces.
-        max_skips: longest run of skips; None for no limit.
-        force_first: whether an episode's first inference is always transmitted.
-        lengths: inferences of each episode.
+    ``free`` is the probability of transmitting a step that nothing forces.
     """
     ends, count = np.unique(np.asarray(lengths), return_counts=True)
     # Distribution of the number of consecutive skips before a step: 0 to the limit, where the next step is forced.
@@ -316,8 +291,7 @@ class RejectionModel:
     sign and the step-level figures as well.
     """
 
-    # Mean score, mean rejection and its standard error per bin of equal count, [bins].
-    scores: list[float]
+    scores: list[float]  # mean score, mean rejection and its standard error per bin of equal count, [bins]
     rejections: list[float]
     errors: list[float]
     linear: Fit
@@ -328,14 +302,9 @@ class RejectionModel:
 
 
 def rejection_models(steps: Mapping[str, Floats]) -> dict[str, Any]:
-    """The rejection models of a gate's freely decided steps, as plain values.
+    """The :class:`RejectionModel` of freely decided steps, as plain values: of R(z), the rejection of any code.
 
-    Args:
-        steps: columns ``score``, ``rejection`` and ``rejection_0`` of a step table.
-
-    Returns:
-        The :class:`RejectionModel` of R(z), the rejection of any code, and as ``primary`` that of r, the rejection of
-        the primary code, as in the paper's figure 2.
+    And as ``primary`` that of r, the rejection of the primary code, as in the paper's figure 2.
     """
     model = asdict(fit_rejection(steps["score"], steps["rejection"]))
     return {**model, "primary": asdict(fit_rejection(steps["score"], steps["rejection_0"]))}

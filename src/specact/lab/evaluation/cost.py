@@ -72,12 +72,7 @@ def timed(shard: Shard, timing: Timing, **settings: Any) -> Shard:
 
 
 def method_cost(method: Method, pair: Pair[Any], timing: Timing) -> dict[str, float]:
-    """Size and time of the networks that a method evaluates; 0 for those that it does not.
-
-    Returns:
-        ``draft_parameters``, ``head_parameters``, ``target_parameters``: as their manifest says; ``draft_ms``,
-        ``head_ms``, ``target_ms``: of one inference; ``gate_ms``: of one decision, of a learned gate with its head.
-    """
+    """Size, as their manifest says, and time of the networks that a method evaluates; 0 for those that it does not."""
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
     # Parameters of third-party policies are unknown.
     known = {} if pair.path is None or not (pair.path / MANIFEST).exists() else read_manifest(pair.path).parameters

@@ -21,11 +21,9 @@ def method_metrics(
 ) -> dict[str, Any]:
     """All metrics of one method, as in a summary: of its outcomes, and :func:`step_metrics`.
 
-    Args:
-        outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``, and of a suite ``task``.
-        steps: one row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
-        sends: whether verified steps are transmitted; False for a target on the device.
-        success_at: further score thresholds of success.
+    Outcomes are one row per episode: ``success``, ``score``, ``steps``, ``latency_s``, and of a suite ``task``; for
+    steps see :class:`~specact.lab.rollout.steps.Audit`. A target on the device does not send what is verified;
+    ``success_at`` are further score thresholds of success.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _success_rate(outcomes["score"] > least) for least in success_at}
@@ -145,13 +143,8 @@ def add_gate_efficiency(ran: Iterable[Method], methods: dict[str, dict[str, Any]
         metrics, random = methods[method.name], _random_baseline(method, methods)
         rate = metrics["transmission_rate"]
         metrics["gate_efficiency"] = None
-        if (
-            method.proposes == "head"
-            or random is None
-            or oracle is None
-            or not 0.0 < rate < 1.0
-            or random["transmission_rate"] == 1.0
-        ):
+        told = method.proposes != "head" and 0.0 < rate < 1.0
+        if not told or oracle is None or random is None or random["transmission_rate"] == 1.0:
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
         # The oracle has the forced steps as well.
@@ -173,15 +166,10 @@ def _random_baseline(method: Method, methods: dict[str, dict[str, Any]]) -> dict
 def contrasts(
     methods: Iterable[Method], outcomes: Mapping[str, Table], end_points: Sequence[str] = END_POINTS
 ) -> list[dict[str, Any]]:
-    """Paired contrasts of methods, in this order, with those of their rivals that ran.
+    """Paired contrasts of methods, in this order, with those of their rivals that ran, given the outcomes by method.
 
-    Args:
-        methods, outcomes: which, and the end points of each episode by method.
-        end_points: to compare.
-
-    Returns:
-        For each ``first``, ``second``, and for every end point ``{difference, low, high, p, test, p_holm}``; ``p_holm``
-        is corrected by Holm's method over all contrasts of this list, for each end point.
+    For each ``first``, ``second``, and for every end point ``{difference, low, high, p, test, p_holm}``; ``p_holm`` is
+    corrected by Holm's method over all contrasts of this list, for each end point.
     """
     rows: list[dict[str, Any]] = []
     pairs = [(method.name, rival) for method in methods for rival in method.rivals_among(tuple(outcomes))]

@@ -59,13 +59,9 @@ def demonstrations_of(pair: Pair[Any], env: str | None = None) -> Demonstrations
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """One method open loop on demonstrations: a piece of work for a worker process.
+    """One method of a pair open loop on demonstrations, with its calibrated gate: a piece of work for a worker process.
 
-    Attributes:
-        source, method, gate: the pair, how it drafts and verifies, and its calibrated gate.
-        episodes: the demonstrations.
-        seed: random seed.
-        first: number of the first episode; part of the random streams' addresses.
+    ``first`` is the number of the first episode, a part of the random streams' addresses.
     """
 
     source: PairSource
@@ -95,13 +91,10 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class OpenLoopResult:
-    """The result of a method open loop.
+    """The result of a method open loop, with one row of ``steps`` per inference.
 
-    Attributes:
-        error: mean squared error of the actions in each episode, summed over the action's dimensions, normalised (each
-            dimension's training range is [-1, 1]), ``[E]``.
-        raw: the same in the environment's units.
-        steps: one row per inference, as in :mod:`specact.lab.rollout.families`.
+    ``error`` is the mean squared one of the actions in each episode, summed over the action's dimensions, normalised
+    (each dimension's training range is [-1, 1]), ``[E]``; ``raw`` the same in the environment's units.
     """
 
     error: NDArray[np.float64]
@@ -133,26 +126,14 @@ class _Replay:
 
 
 def calibrate_offline(
-    pair: Pair[Any],
-    gate: GateSettings,
-    rate: float,
-    demonstrations: Episodes,
-    pool: Pool,
-    progress: Progress,
-    *,
-    method: Method = HYBRID,
-    rounds: int = 2,
-    seed: int = 0,
-) -> Calibration:
+    pair: Pair[Any], gate: GateSettings, rate: float, demonstrations: Episodes, pool: Pool, progress: Progress,
+    *, method: Method = HYBRID, rounds: int = 2, seed: int = 0,
+) -> Calibration:  # fmt: skip
     """Finds a gate's threshold for a rate on every other demonstration, and checks it on the others.
 
-    Args:
-        pair, gate, rate: the policies, their gate without its threshold, and the wanted transmission rate, in (0, 1).
-        pool, progress: where it runs; called with (stage, done, total).
-        method: how the pair drafts, and verifies where the gate asks for it.
-        rounds: thresholds to try, because the scores of a gate that sees executed actions depend on its threshold.
-
-    Raises as :func:`~specact.lab.evaluation.calibrate.find_threshold`; :exc:`DataError` for fewer than two episodes.
+    The gate is without its threshold; there are several ``rounds``, because the scores of a gate that sees executed
+    actions depend on its threshold. Raises as :func:`~specact.lab.evaluation.calibrate.find_threshold`;
+    :exc:`DataError` for fewer than two episodes.
     """
     if len(demonstrations) < 2:
         raise DataError("at least two demonstrations are needed: one to calibrate on and one to check on")
@@ -170,18 +151,9 @@ def calibrate_offline(
 
 
 def evaluate_offline(
-    pair: Pair[Any],
-    methods: Sequence[str | Method],
-    demonstrations: Episodes,
-    rate: float,
-    out: Path,
-    pool: Pool,
-    progress: Progress,
-    *,
-    gate_options: tuple[str, ...] = (),
-    seed: int = 0,
-    command: str = "",
-) -> dict[str, Any]:
+    pair: Pair[Any], methods: Sequence[str | Method], demonstrations: Episodes, rate: float, out: Path, pool: Pool,
+    progress: Progress, *, gate_options: tuple[str, ...] = (), seed: int = 0, command: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """Evaluates methods open loop on the same demonstrations, writes ``summary.json`` and returns it.
 
     Gates are calibrated for the rate on a third of the episodes, which were held out in the training of both policies;
@@ -205,8 +177,7 @@ def evaluate_offline(
         raise ConfigError(f"{out} holds a finished run; choose another --out")
     numbers = np.arange(len(demonstrations))
     kept, judged = (demonstrations.select(numbers[chosen]) for chosen in (numbers % 3 == 0, numbers % 3 != 0))
-    results: dict[str, OpenLoopResult] = {}
-    settings: dict[str, GateSettings] = {}
+    results, settings = dict[str, OpenLoopResult](), dict[str, GateSettings]()
     with locked(out):
         for done, method in enumerate(sorted(ran, key=lambda method: method.rate_of is not None)):
             progress("methods", done, len(ran))
@@ -214,10 +185,9 @@ def evaluate_offline(
             def calibrated(gate: GateSettings, method: Method = method) -> GateSettings:
                 return calibrate_offline(pair, gate, rate, kept, pool, progress, method=method, seed=seed).settings
 
-            steps = {name: result.steps for name, result in results.items()}
-            gate = gate_of_method(method, pair, rate, calibrated, options=gate_options, steps=steps)
-            settings[method.name] = gate
-            results[method.name] = _run(pair, method, gate, judged, pool, seed)
+            steps, name = {name: result.steps for name, result in results.items()}, method.name
+            settings[name] = gate_of_method(method, pair, rate, calibrated, options=gate_options, steps=steps)
+            results[name] = _run(pair, method, settings[name], judged, pool, seed)
         progress("methods", len(ran), len(ran))
         summary = {
             "kind": "offline", "command": command, "bundle": pair.name, "episodes": len(judged),

@@ -93,11 +93,6 @@ class Evaluation:
         """How the pair is loaded."""
         return PairSource(self.bundle, self.draft, self.target, self.decoding)
 
-    @property
-    def data_folder(self) -> Path | None:
-        """The folder of :attr:`data`."""
-        return None if self.data is None else Path(self.data)
-
     def __post_init__(self) -> None:
         check_fields(self)
         load_link(self.link)
@@ -126,11 +121,12 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
         BundleError: if the pair, or a calibration in it, does not fit.
     """
     with locked(out):
-        return _evaluate(evaluation, out, progress, pool, command)
+        return _evaluate(evaluation, load_pair(evaluation.source), out, progress, pool, command)
 
 
-def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    pair = load_pair(evaluation.source)
+def _evaluate(
+    evaluation: Evaluation, pair: Pair[Any], out: Path, progress: Progress, pool: Pool, command: str
+) -> dict[str, Any]:
     env = evaluation.env or env_of(pair, None)
     task, ran = load_task(env), evaluation.resolved
     for method in ran:
@@ -139,7 +135,7 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
         rollout_of(pair, method)
     check_fit(pair, task)
     if evaluation.mse:
-        demonstration_files(demonstrations_of(pair, evaluation.env), evaluation.data_folder)
+        demonstration_files(demonstrations_of(pair, evaluation.env), evaluation.data)
     manifest = _claim(out, evaluation, pair, env, command)
     started, timing = time.perf_counter(), Timing(**manifest["timing"])
     outcomes, steps = dict[str, Table](), dict[str, Table]()
@@ -164,37 +160,24 @@ def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool,
             whole = timed(shard, timing, link=evaluation.link)
             outcomes[name], steps[name] = _run_method(whole, evaluation.shard, out, runner, progress)
         imitation_errors = _imitation_errors(evaluation, pair, gates, out, pool, progress) if evaluation.mse else {}
-    methods = {
-        method.name: {
-            **method_metrics(
-                outcomes[method.name],
-                steps[method.name],
-                sends=not method.on_device,
-                success_at=SUCCESS_AT.get(env, ()),
-            ),
-            "cost": method_cost(method, pair, timing),
-        }
-        for method in ran
-    }
+    methods: dict[str, dict[str, Any]] = {}
+    for method in ran:
+        own = outcomes[method.name], steps[method.name]
+        methods[method.name] = method_metrics(*own, sends=not method.on_device, success_at=SUCCESS_AT.get(env, ()))
+        methods[method.name]["cost"] = method_cost(method, pair, timing)
     add_gate_efficiency(ran, methods, steps.get("oracle"))
     for name, error in imitation_errors.items():
         methods[name]["mse"] = error
     summary = {
-        "env": env,
-        "episodes": evaluation.episodes,
-        "seed": evaluation.seed,
-        "bundle": pair.name,
+        "env": env, "episodes": evaluation.episodes, "seed": evaluation.seed, "bundle": pair.name,
         "rate": evaluation.rate,
         # Token and flow policies are evaluated without a link, see ``FamilyRollout.measured``.
         "link": "none" if family_of(pair).measured and not evaluation.realtime else evaluation.link,
-        "realtime": evaluation.realtime,
-        "score": task.score,
-        "methods": methods,
-        "gates": {method.name: asdict(gates[method.name]) for method in ran},
-        "contrasts": contrasts(ran, outcomes),
+        "realtime": evaluation.realtime, "score": task.score, "methods": methods,
+        "gates": {method.name: asdict(gates[method.name]) for method in ran}, "contrasts": contrasts(ran, outcomes),
         "calibration": {name: _calibration_summary(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
-    }
+    }  # fmt: skip
     write_json(out / "summary.json", summary)
     return summary
 
@@ -258,11 +241,10 @@ def _claim(out: Path, evaluation: Evaluation, pair: Pair[Any], env: str, command
         # The pair's fingerprint does not cover the head. Learned gates name it in their calibrations.
         weights["head"] = head_fingerprint(pair)
     methods: dict[str, Any] = {"methods": [method.name for method in evaluation.resolved]}
-    if values := [method for method in evaluation.methods if isinstance(method, Method)]:
-        # What determines the results of a method that has no name of its own.
+    # What determines the results of a method that has no name of its own.
+    if values := [asdict(method) for method in evaluation.methods if isinstance(method, Method)]:
         methods["compositions"] = [
-            {name: value for name, value in asdict(method).items() if name not in ("about", "rivals")}
-            for method in values
+            {name: value for name, value in of.items() if name not in ("about", "rivals")} for of in values
         ]
     order = _MEASURED if evaluation.realtime else _ALONE if family_of(pair).measured else _ACCOUNTED
     return RunFolder(out, "evaluation").claim(
@@ -319,7 +301,7 @@ def _imitation_errors(
     errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
     missing = [method for method in evaluation.resolved if method.name not in errors]
     if missing:
-        _, shown = split_demonstrations(demonstrations_of(pair, evaluation.env), evaluation.data_folder)
+        _, shown = split_demonstrations(demonstrations_of(pair, evaluation.env), evaluation.data)
         if evaluation.demonstrations is not None:
             shown = shown.select(np.arange(min(evaluation.demonstrations, len(shown))))
         stage, total = "along demonstrations", len(evaluation.methods)

@@ -112,12 +112,9 @@ Collect = Callable[[Pair[Any], Sequence[GateSettings], int], DistillationData]
 
 
 def collector(
-    wanted: int,
-    pool: Pool,
-    progress: Callable[[str, int, int], None],
-    env: str | None = None,
+    wanted: int, pool: Pool, progress: Callable[[str, int, int], None], env: str | None = None,
     folder: Path | None = None,
-) -> Collect:
+) -> Collect:  # fmt: skip
     """A function of a pair, gates and a round's number, which keeps both policies' outputs at every inference.
 
     At least ``wanted`` inferences, in whole batches of episodes, in states that the gates determine; every round has

@@ -31,12 +31,7 @@ _NAN = float("nan")
 def jerk(positions: NDArray[np.floating[Any]], period_s: float) -> float:
     """``mean_t ||x_{t+3} - 3 x_{t+2} + 3 x_{t+1} - x_t|| / dt^3`` (TISED, equation 32, derived).
 
-    Args:
-        positions: ``[T, D]``, one row per period, in the task's unit of length.
-        period_s: dt > 0, time between two rows [s].
-
-    Returns:
-        The jerk in the unit of length per s^3; NaN for fewer than four rows, which have no third difference.
+    Of ``positions [T, D]``, one row per period dt > 0 [s], in the unit of length per s^3; NaN for fewer than four rows.
     """
     if len(positions) < 4:
         return _NAN
@@ -78,14 +73,9 @@ class Episode:
 class TimedRobot(Clock):
     """A robot in a moving world, and its clock: it is observed once per control period, acts, waits, and is measured.
 
-    A control period is an action, or ``period_s`` of waiting. For the content of a window see
-    :class:`~specact.execution.history.SampledHistory`.
-
-    Attributes:
-        world: at the start of an episode.
-        waited_s: total waiting time [s].
-        latencies, ages, sent: of every inference its latency [s]; of every chunk the age of its observation at its
-            first action [s]; with a gate, whether the target was queried.
+    A control period is an action, or ``period_s`` of waiting; the world is at the start of an episode. ``waited_s`` is
+    the total waiting time [s]; ``latencies``, ``ages`` and ``sent`` are of every inference its latency [s], of every
+    chunk the age of its observation at its first action [s], and with a gate, whether the target was queried.
     """
 
     def __init__(self, world: MovingWorld, spec: ObservationSpec) -> None:
@@ -95,10 +85,7 @@ class TimedRobot(Clock):
         self.latencies, self.ages, self.sent = list[float](), list[float](), list[bool]()
 
     def window(self, ahead: NDArray[np.float32] | None = None) -> Window:
-        """The window that ends now.
-
-        Args:
-            ahead: remaining actions, ``[r, A]``; the task's ``roll_forward`` predicts the robot's state after them.
+        """The window that ends now, or after the remaining actions ``[r, A]``, by the task's ``roll_forward``.
 
         Raises:
             ObservationError: if the world's observations do not fit the policy.
@@ -151,32 +138,21 @@ def _mean(values: list[float] | list[bool]) -> float:
 
 
 def run_episode(
-    world: MovingWorld,
-    policy: ChunkPolicy,
-    execution: Execution,
-    latency: Callable[[float], float] | float,
-    *,
-    start: int,
-    seed: int,
-    episode: int,
-) -> Episode:
+    world: MovingWorld, policy: ChunkPolicy, execution: Execution, latency: Callable[[float], float] | float,
+    *, start: int, seed: int, episode: int,
+) -> Episode:  # fmt: skip
     """Runs one episode of a chunk policy, whose computation time does not count, to its success or end.
 
-    Args:
-        latency: time of an inference in seconds of the world: constant, or a function of its start time.
-        start: the environment's seed.
-        seed, episode: address of the policy's random streams.
+    ``latency`` is the time of an inference in seconds of the world: constant, or a function of its start time;
+    ``start`` the environment's seed; ``seed`` and ``episode`` address the policy's random streams.
 
     Raises:
         ConfigError: if policy, task and execution do not go together, or a latency is negative.
     """
     execution.check(policy.spec, inpaints=policy.inpaints, rolls_forward=world.task.roll_forward is not None)
     world.reset(start)
-    robot, streams, address = (
-        TimedRobot(world, policy.spec.observation),
-        StepStreams(),
-        StepAddress(seed, 0, episode, 0),
-    )
+    robot, streams = TimedRobot(world, policy.spec.observation), StepStreams()
+    address = StepAddress(seed, 0, episode, 0)
     schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
     # The chunk under way, its latency and its arrival time [s].
     pending: tuple[Chunk, float, float] | None = None
@@ -212,15 +188,11 @@ def run_episode(
 
 @dataclass(frozen=True)
 class Pairing:
-    """A method as a composition, and the times of its parts.
+    """A method with its calibrated gate, and the times of its parts [s]; without ``link`` the target is on the device.
 
-    Attributes:
-        gate: the calibrated gate.
-        link: between device and target; None for a target on the device.
-        draft_s, target_s: time of an inference [s]; of the draft 0 for the ungated target, which needs none.
-        verifier: factory that replaces the pair's own verifier.
-        late_for_s: with a number, the draft's chunk runs at once and the late verdict corrects the rest.
-        round_s: time of a flow's rounds, see :class:`~specact.lab.rollout.timed.TimedRounds`.
+    The ungated target needs no draft, of 0 s. ``verifier`` replaces the pair's own; with ``late_for_s`` the draft's
+    chunk runs at once and the late verdict corrects the rest; for a flow's rounds see
+    :class:`~specact.lab.rollout.timed.TimedRounds`.
     """
 
     gate: GateSettings
@@ -233,24 +205,14 @@ class Pairing:
 
 
 def run_pair(
-    world: MovingWorld,
-    pair: Pair[Any],
-    pairing: Pairing,
-    *,
-    start: int,
-    seed: int,
-    episode: int,
+    world: MovingWorld, pair: Pair[Any], pairing: Pairing, *, start: int, seed: int, episode: int,
     on_decision: Callable[[Decision, bool], None] | None = None,
-) -> tuple[Episode, Mapping[str, int]]:
+) -> tuple[Episode, Mapping[str, int]]:  # fmt: skip
     """Runs one episode of a pair, by the algorithm of a robot with the world's clock; also returns its ``counts``.
 
     The robot waits during inferences and requests. With zero latency it acts as in :mod:`specact.lab.rollout.rollout`.
-
-    Args:
-        start: the environment's seed.
-        seed, episode: address of all random streams.
-        on_decision: called with every decision, and whether the gate wanted the step sent; with late verdicts such a
-            step is not sent while another request is in flight.
+    ``on_decision`` is called with every decision, and whether the gate wanted the step sent; with late verdicts such a
+    step is not sent while another request is in flight.
     """
     world.reset(start)
     robot = TimedRobot(world, pair.observation)
@@ -260,14 +222,11 @@ def run_pair(
         target = SimulatedTarget(pair.target(), route, robot, pairing.target_s)
     verifier = (pairing.verifier or pair.verifier)(target)
     policy = SpeculativePolicy(
-        pair,
-        pairing.gate.build(pair),
+        pair, pairing.gate.build(pair), seed=seed, clock=robot,
         drafter=TimedDrafter(pair.drafter(), robot, pairing.draft_s),
         verifier=verifier if pairing.round_s is None else TimedRounds(verifier, robot, pairing.round_s),
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
-        seed=seed,
-        clock=robot,
-    )
+    )  # fmt: skip
     wants = "transmitted" if pairing.late_for_s is None else "wanted"
     policy.reset(episode)
     window = robot.window()

@@ -54,14 +54,9 @@ Result = tuple[list[Outcome], dict[str, np.ndarray]]
 class Pool:
     """A pool of ``workers`` processes, by default one per core (of a cluster); one local worker is this process.
 
-    Use it as a context manager: the processes live until its exit, and cache loaded models.
-
-    Args:
-        on: ``here``, on this machine; ``ray``, on a new Ray cluster on this machine; or ``ray:ADDRESS``, see
-            :func:`join`.
-
-    Raises:
-        ConfigError: for less than one worker, or another place.
+    Use it as a context manager: the processes live until its exit, and cache loaded models. Work is done ``on``
+    ``here``, this machine; ``ray``, a new Ray cluster on this machine; or ``ray:ADDRESS``, see :func:`join`. Less than
+    one worker, or another place, is a :exc:`ConfigError`.
     """
 
     def __init__(self, workers: int | None = None, on: str = HERE) -> None:
@@ -103,11 +98,8 @@ class Pool:
     ) -> Iterator[tuple[Item, Output]]:
         """Yields every item with its result of ``work``, a module-level function, in order of completion.
 
-        ``meanwhile`` is called now and then while other processes work.
-
-        Raises:
-            SpecactError: if a worker process was killed.
-            RuntimeError: outside of the context, where there are no processes.
+        ``meanwhile`` is called now and then while other processes work. A worker process that was killed is a
+        :exc:`SpecactError`, use outside of the context, where there are no processes, a :exc:`RuntimeError`.
         """
         if self._cluster is not None:
             yield from self._cluster.each(work, items, meanwhile)

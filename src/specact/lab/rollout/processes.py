@@ -28,12 +28,8 @@ _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
 class ServerProcess:
     """Runs ``specact serve`` or ``specact proxy``, a verb with its options; use it as a context manager.
 
-    Attributes:
-        port, pid: where it listens, and of the process.
-        output: its output until it listened; all of it after it ended.
-
-    Raises:
-        RemoteError: on entering, if it did not start in time; with its output.
+    It has its ``port`` and ``pid``, and its ``output`` until it listened, all of it after it ended. On entering, if it
+    did not start in time, it is a :exc:`RemoteError` with its output.
     """
 
     def __init__(

@@ -81,12 +81,9 @@ class EpisodeRange(IntEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one episode.
+    """The result of one episode: the best score, and the accounted or measured time spent on choosing actions [s].
 
-    Attributes:
-        score: the best one reached, see :class:`~specact.lab.envs.task.Task`.
-        latency_s: accounted or measured time spent on choosing actions.
-        task: which task of a suite it was; empty elsewhere.
+    ``task`` is which one of a suite it was; empty elsewhere.
     """
 
     episode: int

@@ -46,9 +46,6 @@ def seeds_interval(groups: Sequence[NDArray[np.float64]], rng: np.random.Generat
 
     A percentile interval of a hierarchical bootstrap: 2,000 samples, each of seeds, and then of episodes within every
     drawn seed. With only three seeds it is still too narrow, but less so than one over episodes as if independent.
-
-    Args:
-        groups: one array of episodes for each training seed.
     """
     generator = np.random.default_rng(rng)
     drawn = generator.integers(len(groups), size=(2000, len(groups)))
@@ -62,12 +59,10 @@ def seeds_interval(groups: Sequence[NDArray[np.float64]], rng: np.random.Generat
 
 @dataclass(frozen=True)
 class Contrast:
-    """The paired comparison of two methods on the same episodes.
+    """The paired comparison of two methods on the same episodes: the mean of first minus second.
 
-    Attributes:
-        difference: mean of first minus second, with a 95 % interval from 2,000 paired bootstrap samples.
-        p: two-sided; exact McNemar for successes, sign-flip permutations (10,000) for scores.
-        test: which of the two.
+    With a 95 % interval from 2,000 paired bootstrap samples; ``p`` is two-sided, of the ``test``: exact McNemar for
+    successes, sign-flip permutations (10,000) for scores.
     """
 
     difference: Interval
@@ -117,11 +112,8 @@ LEAST_GAIN = 0.01
 def choice_efficiency(rejection: NDArray[np.float64], sent: NDArray[np.bool_]) -> float | None:
     """How well a gate chose among its own steps: 0 is chance, 1 the least R(z) for the same number of skips.
 
-    Unlike the gate efficiency it uses no other method's states. None where the possible gain is negligible.
-
-    Args:
-        rejection: R(z) of every step, ``[N]``.
-        sent: whether it was transmitted, ``[N]``.
+    Of R(z) and whether it was transmitted, ``[N]`` each. Unlike the gate efficiency it uses no other method's states.
+    None where the possible gain is negligible.
     """
     skips = int((~sent).sum())
     chance = float(rejection.mean()) * skips
@@ -132,13 +124,9 @@ def choice_efficiency(rejection: NDArray[np.float64], sent: NDArray[np.bool_]) -
 
 
 def roc_auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    """Area under the ROC curve: the probability that a positive scores above a negative, ties counted half.
+    """Area under the ROC curve: the probability that a positive scores above a negative, ties counted half, ``[N]``.
 
     The Mann-Whitney statistic over the number of pairs; 1/2 is chance. None where one class is empty.
-
-    Args:
-        scores: ``[N]``.
-        positive: bool ``[N]``.
     """
     count = int(positive.sum())
     if count in (0, len(positive)):

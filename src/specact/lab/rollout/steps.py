@@ -32,12 +32,9 @@ class Audit:
     """Collects a step table, one row per inference.
 
     Columns of every family: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in time),
-    ``reason`` (index into :data:`REASONS`), ``score``, ``origin`` of the first action, and ``STAGE_s``
-    for each of :data:`STAGES`, its time, accounted or measured [s].
-
-    Args:
-        family: adds its own columns.
-        learning: whether there are training columns.
+    ``reason`` (index into :data:`REASONS`), ``score``, ``origin`` of the first action, and ``STAGE_s`` for each of
+    :data:`STAGES`, its time, accounted or measured [s]. The family adds its own columns, and training columns where
+    ``learning``.
     """
 
     def __init__(self, family: FamilyRollout, *, learning: bool = False) -> None:

@@ -77,13 +77,8 @@ class TimedGate(_Telling, Gate):
     """Another gate, with its threshold and limits, whose decisions take an accounted time on a clock."""
 
     def __init__(self, gate: Gate, clock: Clock, latency_s: float) -> None:
-        super().__init__(
-            gate.threshold,
-            tie_probability=gate.tie_probability,
-            max_skips=gate.max_skips,
-            force_first=gate.force_first,
-            audit_rate=gate.audit_rate,
-        )
+        names = ("threshold", "tie_probability", "max_skips", "force_first", "audit_rate")
+        super().__init__(**{name: getattr(gate, name) for name in names})
         self._told = self._gate = gate
         self._clock, self._latency_s = clock, latency_s
 
