@@ -20,7 +20,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.pool import Pool, RealTime
+from specact.lab.rollout.pool import Pool, real_time
 from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.load import load_pair, make_pair
 from specact.pair import Answer, Pair, PairSource, TargetVerifier
@@ -120,8 +120,8 @@ def test_real_time_asks_a_server_that_was_told_of_the_target(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     )
     shards = [shard(chunks, method, (0, 1), "ball") for method in ("draft", "hybrid", "random")]
-    with RealTime(load_pair(chunks), "loopback", 30_000.0, SEED) as live:
-        for asked, (outcomes, table) in live.run(shards):
+    with real_time(load_pair(chunks), "loopback", 30_000.0, SEED) as run_live:
+        for asked, (outcomes, table) in run_live(shards):
             wanted, virtual = run_shard(asked)
             untimed = [[replace(one, latency_s=0.0) for one in ends] for ends in (outcomes, wanted)]
             assert untimed[0] == untimed[1]

@@ -32,7 +32,7 @@ from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, cont
 from specact.lab.evaluation.offline import OpenLoop, demonstrations_of
 from specact.lab.rollout.families import decoded_by, family_of, rollout_of
 from specact.lab.rollout.methods import HYBRID, Method, load_method
-from specact.lab.rollout.pool import Pool, RealTime
+from specact.lab.rollout.pool import Pool, Runner, real_time
 from specact.lab.rollout.rollout import Outcome, Shard
 from specact.lab.rollout.steps import Table
 from specact.links.link import load_link
@@ -141,9 +141,9 @@ def _evaluate(
     outcomes, steps = dict[str, Table](), dict[str, Table]()
     calibrations, gates = dict[str, Calibration](), dict[str, GateSettings]()
     with ExitStack() as stack:
-        runner: Pool | RealTime = pool
+        runner: Runner = pool.run
         if evaluation.realtime:
-            runner = stack.enter_context(RealTime(pair, evaluation.link, evaluation.deadline_ms, evaluation.seed))
+            runner = stack.enter_context(real_time(pair, evaluation.link, evaluation.deadline_ms, evaluation.seed))
         # Random gates run last, at the rate that their rival achieved.
         for method in sorted(ran, key=lambda method: method.rate_of is not None):
 
@@ -254,14 +254,14 @@ def _claim(out: Path, evaluation: Evaluation, pair: Pair[Any], env: str, command
     )
 
 
-def _run_method(whole: Shard, size: int, out: Path, runner: Pool | RealTime, progress: Progress) -> tuple[Table, Table]:
+def _run_method(whole: Shard, size: int, out: Path, runner: Runner, progress: Progress) -> tuple[Table, Table]:
     """The outcomes and steps of all of a method's episodes, in shards of this size."""
     name, total = whole.method.name, len(whole.episodes)
     shards = [replace(whole, episodes=whole.episodes[start : start + size]) for start in range(0, total, size)]
     missing = [shard for shard in shards if not _file(out, "episodes", shard).exists()]
     done = total - sum(len(shard.episodes) for shard in missing)
     progress(name, done, total)
-    for shard, (episodes, table) in runner.run(missing):
+    for shard, (episodes, table) in runner(missing):
         write_shard(out, shard, episodes, table)
         done += len(shard.episodes)
         progress(name, done, total)

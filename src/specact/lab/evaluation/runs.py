@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,7 @@ _FREE_IN_SWEEP = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder.
-
-    Attributes:
-        folder: its path, as the user gave it.
-        manifest, summary: see :func:`~specact.lab.evaluation.run.evaluate`.
-    """
+    """One run folder, with its path as the user gave it; see :func:`~specact.lab.evaluation.run.evaluate`."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -108,15 +103,19 @@ def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[l
     Raises:
         ConfigError: if there is none; the message lists the skipped ones.
     """
-    runs: list[Run] = []
-    paths, skipped = list(paths), list(skipped)
+    paths, skipped, runs, seen = list(paths), list(skipped), list[Run](), set[Path]()
     where = ", ".join(map(str, [*paths, *(each.folder for each in skipped)])) or "no folder"
-    for folder in _candidates(paths, skipped):
-        result = _read(folder)
-        if isinstance(result, Run):
-            runs.append(result)
-        elif result is not None:
-            skipped.append(result)
+    for path in paths:
+        if not path.is_dir():
+            skipped.append(Skipped(path, "there is no such folder or file"))
+        for folder in sorted({file.parent for name in ("manifest", "summary") for file in path.rglob(f"{name}.json")}):
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                try:
+                    run = _read(folder)
+                    runs += [] if run is None else [run]
+                except DataError as error:
+                    skipped.append(Skipped(folder, str(error)))
     if not runs:
         reasons = "".join(f"; {each.folder}: {each.reason}" for each in skipped)
         raise ConfigError(
@@ -126,19 +125,7 @@ def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[l
     return runs, skipped
 
 
-def _candidates(paths: Iterable[Path], skipped: list[Skipped]) -> Iterator[Path]:
-    seen = set()
-    for path in paths:
-        if not path.is_dir():
-            skipped.append(Skipped(path, "there is no such folder or file"))
-            continue
-        for folder in sorted({file.parent for name in ("manifest", "summary") for file in path.rglob(f"{name}.json")}):
-            if folder.resolve() not in seen:
-                seen.add(folder.resolve())
-                yield folder
-
-
-def _read(folder: Path) -> Run | Skipped | None:
+def _read(folder: Path) -> Run | None:
     """The run; None for another kind of folder, such as a bundle."""
     then = "run it again into a new folder"
     try:
@@ -150,7 +137,7 @@ def _read(folder: Path) -> Run | Skipped | None:
         summary = _json(folder / "summary.json")
         read_record(summary, _SUMMARY, "summary.json", DataError)
     except DataError as error:
-        return Skipped(folder, f"{error}; {then}")
+        raise DataError(f"{error}; {then}") from None
     return Run(folder, manifest, summary)
 
 
@@ -167,13 +154,10 @@ def _json(path: Path) -> dict[str, Any]:
 class Study:
     """All runs of one pair in one environment.
 
-    Attributes:
-        title, slug: the pair's name, made unique where two have the same; the title as part of a file name.
-        runs: all of them.
-        table: the run with the most methods, then episodes; in virtual time where there is one.
-        sweep: runs that differ only in rate, methods and episodes, by rate; at least one.
-        realtime: the largest run over real sockets, or None.
-        rejections: of action codes the run with the most inferences of ADAHI, or None.
+    The title is the pair's name, made unique where two have the same, the slug that as part of a file name. ``table``
+    is the run with the most methods, then episodes, in virtual time where there is one; ``sweep`` are runs that differ
+    only in rate, methods and episodes, by rate, at least one; ``realtime`` is the largest run over real sockets, and
+    ``rejections`` of action codes the one with the most inferences of ADAHI.
     """
 
     title: str

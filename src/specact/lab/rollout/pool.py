@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
@@ -123,66 +123,53 @@ class Pool:
             yield from ((item, work(item)) for item in items)
 
 
-class RealTime:
+Runner = Callable[[Sequence[Shard]], Iterator[tuple[Shard, Result]]]
+
+
+@contextmanager
+def real_time(pair: Pair[Any], link: str, deadline_ms: float, seed: int) -> Iterator[Runner]:
     """Runs shards over sockets, one after the other, against a server process of its own with the pair's target.
 
     The simulated world waits during inference, as in virtual time, but every time is measured. ``link``, see
     :func:`~specact.links.link.load_link`, with its ``seed`` shapes a relay on loopback.
     """
+    named = () if pair.source.target is None else ("--target", pair.source.target)
+    with (
+        serving(pair.source.name_or_path, *named) as server,
+        # A separate process, because threads of this one would be delayed by its own work.
+        linked(server.port, link, seed) as relay,
+        Client(Endpoint("ws", "127.0.0.1", relay.port), pair.exchange.contract, "evaluation") as client,
+    ):
+        client.connect(30.0)
+        yield lambda shards: ((shard, _run_live(pair, client, deadline_ms, shard)) for shard in shards)
 
-    def __init__(self, pair: Pair[Any], link: str, deadline_ms: float, seed: int) -> None:
-        self._pair, self._link, self._deadline_ms = pair, link, deadline_ms
-        self._seed = seed
-        self._open = ExitStack()
 
-    def __enter__(self) -> RealTime:
-        with self._open:
-            target = self._pair.source.target
-            named = () if target is None else ("--target", target)
-            server = self._open.enter_context(serving(self._pair.source.name_or_path, *named))
-            # A separate process, because threads of this one would be delayed by its own work.
-            relay = self._open.enter_context(linked(server.port, self._link, self._seed))
-            endpoint = Endpoint("ws", "127.0.0.1", relay.port)
-            self._client = self._open.enter_context(Client(endpoint, self._pair.exchange.contract, "evaluation"))
-            self._client.connect(30.0)
-            self._open = self._open.pop_all()
-        return self
+def _run_live(pair: Pair[Any], client: Client, deadline_ms: float, shard: Shard) -> Result:
+    family = rollout_of(pair, shard.method)
+    world, audit = SimulatedRobot(load_task(shard.env, family.pair.observation)), Audit(family)
+    verifier, outcomes = _live_verifier(family, client, deadline_ms), list[Outcome]()
+    try:
+        for episode in shard.episodes:
+            run_together([begin(shard, family, world, episode, verifier)], family, audit)
+            outcomes.append(Outcome.of(episode, world, 0.0))
+    finally:
+        world.close()
+    table = audit.table()
+    if not shard.method.waits_for_draft:
+        # The ungated target needs no draft, so its time excludes the draft's.
+        table["draft_s"][:] = 0.0
+    latencies_s = time_by_episode(table)
+    return [replace(outcome, latency_s=latencies_s[outcome.episode]) for outcome in outcomes], table
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
 
-    def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
-        """Yields every shard with its result."""
-        for shard in shards:
-            yield shard, self._run(shard)
-
-    def _run(self, shard: Shard) -> Result:
-        family = rollout_of(self._pair, shard.method)
-        world, audit = SimulatedRobot(load_task(shard.env, family.pair.observation)), Audit(family)
-        verifier, outcomes = self._verifier(family), list[Outcome]()
-        try:
-            for episode in shard.episodes:
-                run_together([begin(shard, family, world, episode, verifier)], family, audit)
-                outcomes.append(Outcome.of(episode, world, 0.0))
-        finally:
-            world.close()
-        table = audit.table()
-        if not shard.method.waits_for_draft:
-            # The ungated target needs no draft, so its time excludes the draft's.
-            table["draft_s"][:] = 0.0
-        latencies_s = time_by_episode(table)
-        return [replace(outcome, latency_s=latencies_s[outcome.episode]) for outcome in outcomes], table
-
-    def _verifier(self, family: FamilyRollout) -> Verifier:
-        pair, exchange = family.pair, family.pair.exchange
-        if family.method.on_device:
-            return family.verifier(LocalTarget(pair.target()))
-        if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
-            check_requests(pair, exchange)
-            return RemoteVerifier(self._client, exchange, self._deadline_ms)
-        return family.verifier(RemoteTarget(self._client, exchange, self._deadline_ms))
+def _live_verifier(family: FamilyRollout, client: Client, deadline_ms: float) -> Verifier:
+    pair, exchange = family.pair, family.pair.exchange
+    if family.method.on_device:
+        return family.verifier(LocalTarget(pair.target()))
+    if exchange.contract.step_kind == "verify" and isinstance(exchange, VerifyingExchange):
+        check_requests(pair, exchange)
+        return RemoteVerifier(client, exchange, deadline_ms)
+    return family.verifier(RemoteTarget(client, exchange, deadline_ms))
 
 
 def _prepare_worker() -> None:
