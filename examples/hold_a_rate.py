@@ -7,7 +7,7 @@ import specact
 from specact.gates import ActionDeviation, Always, Gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+from specact.lab.evaluation.calibrate import calibrate
 
 RATE = 0.4
 EPISODES = 40
@@ -28,7 +28,7 @@ def drive(gate: Gate) -> tuple[float, float]:
 
 
 # A gate changes the states that it later sees. So a threshold is tried on the states it leads to, and corrected.
-found = calibrate(bundle, "deviation", CalibrationRun(RATE, episodes=40, rounds=3))
+found = calibrate(bundle, "deviation", RATE, episodes=40, rounds=3)
 print(f"calibration of the action deviation for a rate of {RATE}")
 for number, tried in enumerate(found.rounds):
     basis = "the target's own states" if number == 0 else "the rounds before"

@@ -32,7 +32,7 @@ from specact.gates.settings import (
     load_gate,
     table_entries,
 )
-from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+from specact.lab.evaluation.calibrate import calibrate
 from specact.lab.rollout.methods import METHODS, load_method
 
 BEND = "my_gate:Bend"
@@ -169,10 +169,10 @@ def test_rates_that_cannot_be_had_are_refused(tiny_bundle: Path) -> None:
     with pytest.raises(ConfigError, match="max_skips"):  # every step is forced
         threshold_for_rate(np.array([]), 0.5)
     with pytest.raises(ConfigError, match=r"2 skips.* 0\.33 .* max_skips"):
-        calibrate(load_pair(tiny_bundle), GateSettings("deviation", max_skips=2), CalibrationRun(0.3))
+        calibrate(load_pair(tiny_bundle), GateSettings("deviation", max_skips=2), 0.3)
     for rate in (0.0, 1.0, -0.1, math.nan):
         with pytest.raises(ConfigError, match="rate"):
-            CalibrationRun(rate)
+            calibrate(load_pair("ball"), "deviation", rate)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

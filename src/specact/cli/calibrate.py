@@ -110,17 +110,17 @@ class Calibrate(GateOptions):
 
     def run(self) -> None:
         from specact.lab.envs import env_of
-        from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+        from specact.lab.evaluation.calibrate import calibrate
         from specact.lab.rollout.distillation import collector
         from specact.lab.rollout.pool import Pool
 
         pair = self.load()
         world, total = self.env or env_of(pair, None), self.episodes * (self.rounds + 2)
-        how = CalibrationRun(self.rate, self.episodes, self.rounds, self.seed)
         with progress_bars() as update, Pool(self.workers) as pool:
             collect = collector(self.lessons, pool, update, world, training_folder(pair) / "frames")
             made = calibrate(
-                pair, self.settings(pair, collect, update), how, env=world, pool=pool,
+                pair, self.settings(pair, collect, update), self.rate, episodes=self.episodes, rounds=self.rounds,
+                seed=self.seed, env=world, pool=pool,
                 advance=lambda done: update(f"calibrating {self.gate}", done, total),
             )  # fmt: skip
         self.report(pair, made)

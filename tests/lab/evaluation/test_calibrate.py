@@ -13,7 +13,7 @@ from specact import load_pair
 from specact.families.codes.sampling import CodeDistribution, Drafted
 from specact.gates import Random
 from specact.gates.settings import GateSettings, gate_settings
-from specact.lab.evaluation.calibrate import CalibrationRun, calibrate, expected_rate, fit_rejection, free_probability
+from specact.lab.evaluation.calibrate import calibrate, expected_rate, fit_rejection, free_probability
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
 from specact.lab.rollout.steps import REASONS
@@ -62,9 +62,9 @@ class _Bundle:
 @pytest.mark.parametrize("rate", [0.2, 0.6])
 def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) -> None:
     """8,000 inferences a round put the noise of a rate at .006, so .03 is missed by chance less than once in 1e5."""
-    pool, run = cast(Pool, ShiftingPool(feedback)), CalibrationRun(rate, episodes=20, rounds=4)
+    pool = cast(Pool, ShiftingPool(feedback))
     gate = gate_settings("deviation", cast(Any, _Bundle))
-    made = calibrate(cast(Any, _Bundle), gate, run, env="ball", pool=pool)
+    made = calibrate(cast(Any, _Bundle), gate, rate, episodes=20, env="ball", pool=pool)
     assert made.held_out["rate"] == pytest.approx(rate, abs=0.03)
     if feedback == -3.0:  # the plain quantile on the target's states misses by far: the first round shows it
         assert abs(made.rounds[0]["rate"] - rate) > 0.03
@@ -72,8 +72,8 @@ def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) ->
 
 @pytest.mark.parametrize("gate", ["deviation", "a_new_gate"])
 def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(gate: str) -> None:
-    run = CalibrationRun(0.5, episodes=5, rounds=1)
-    made = calibrate(cast(Any, _Bundle), GateSettings(gate), run, env="ball", pool=cast(Pool, ShiftingPool(0.0)))
+    pool = cast(Pool, ShiftingPool(0.0))
+    made = calibrate(cast(Any, _Bundle), GateSettings(gate), 0.5, episodes=5, rounds=1, env="ball", pool=pool)
     assert made.settings.name == gate
     every, primary = made.model, made.model["primary"]
     assert (every["steps"], every["scores"]) == (primary["steps"], primary["scores"])

@@ -24,54 +24,38 @@ from specact.lab.rollout.rollout import EpisodeRange, Shard
 from specact.lab.rollout.statistics import roc_auc
 from specact.lab.rollout.steps import REASONS, Table, free_steps
 from specact.pair import Pair
-from specact.records import Count, InsideUnit, Seed, check_fields
+from specact.records import Count, InsideUnit, Seed, validated
 from specact.systems.flash import Rounds
 from specact.types import Decision, Floats
 
 TOLERANCE = 0.03
+_SHARD = 10  # episodes that run in one batch
 # Default inferences per episode of a random gate: so many that the first one is negligible.
 _DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 
-@dataclass(frozen=True)
-class CalibrationRun:
-    """How to calibrate for a transmission ``rate``, with so many ``episodes`` per round, and for the held-out check.
-
-    The ``rounds`` are on states of the gated policy: 3 or more, because a gate shifts the states it later sees.
-    ``shard`` are the episodes that run in one batch.
-    """
-
-    rate: InsideUnit
-    episodes: Count = 40
-    rounds: Count = 4
-    seed: Seed = 0
-    shard: Count = 10
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
+@validated
 def calibrate(
-    bundle: Pair[Any], gate: str | GateSettings, run: CalibrationRun, *, method: Method = HYBRID,
-    env: str | None = None, pool: Pool | None = None, advance: Callable[[int], None] = lambda done: None,
+    pair: Pair[Any], gate: str | GateSettings, rate: InsideUnit, *, episodes: Count = 40, rounds: Count = 4,
+    seed: Seed = 0, method: Method = HYBRID, env: str | None = None, pool: Pool | None = None,
+    advance: Callable[[int], None] = lambda done: None,
 ) -> Calibration:  # fmt: skip
-    """Finds a gate's threshold for a rate and checks it on held-out episodes, see :func:`find_threshold`, errors too.
+    """Finds a gate's threshold for a transmission rate, see :func:`find_threshold`, errors too.
 
-    The gate is a name, with the options that the bundle recommends, or settings without a threshold; ``method`` is how
-    the pair drafts, and verifies where the gate asks for it. ``env`` is the bundle's own if not given; without a
-    ``pool`` all runs in this process. ``advance`` is told the episodes finished of ``episodes * (rounds + 2)``.
+    With so many episodes per round, and for the check on held-out ones; rounds are 3 or more, because a gate shifts the
+    states it later sees. The gate is a name, with the options that the pair recommends, or settings without a
+    threshold; ``method`` is how the pair drafts, and verifies where the gate asks for it. ``env`` is the pair's own if
+    not given; without a ``pool`` all runs in this process. ``advance`` is told the episodes finished of
+    ``episodes * (rounds + 2)``.
     """
-    settings = gate_settings(gate, bundle) if isinstance(gate, str) else gate
-    world, finished = env or env_of(bundle, None), 0
+    settings = gate_settings(gate, pair) if isinstance(gate, str) else gate
+    world, finished = env or env_of(pair, None), 0
 
     def roll(tried: GateSettings, number: int) -> Table:
         nonlocal finished
-        numbers = calibration_episodes(number, run.rounds, run.episodes)
-        shards = [
-            Shard.of(bundle, world, method, tried, numbers[i : i + run.shard], run.seed)
-            for i in range(0, run.episodes, run.shard)
-        ]
-        tables = {}
+        numbers, tables = calibration_episodes(number, rounds, episodes), dict[int, Table]()
+        starts = range(0, episodes, _SHARD)
+        shards = [Shard.of(pair, world, method, tried, numbers[i : i + _SHARD], seed) for i in starts]
         for shard, (_, table) in workers.run(shards):
             tables[shard.episodes[0]] = table
             finished += len(shard.episodes)
@@ -79,9 +63,9 @@ def calibrate(
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
     with Pool(1) if pool is None else nullcontext(pool) as workers:
-        found = find_threshold(settings, run.rate, run.rounds, roll)
-    made_by = {"env": world, **asdict(run)}
-    return found.calibration(bundle, run.rate, run.episodes, made_by, method.decoding or bundle.source.decoding)
+        found = find_threshold(settings, rate, rounds, roll)
+    made_by = {"env": world, "rate": rate, "episodes": episodes, "rounds": rounds, "seed": seed, "shard": _SHARD}
+    return found.calibration(pair, rate, episodes, made_by, method.decoding or pair.source.decoding)
 
 
 def decided(decisions: Sequence[Decision]) -> Table:

@@ -30,18 +30,9 @@ class Timing:
     target_on_device_ms: float
     gate_ms: dict[str, float]  # one decision of each gate, on the device; of a learned gate with its head
 
-    def draft_s(self, method: Method) -> float:
-        """Time of one proposal of a method [s]."""
-        proposal_ms = self.draft_ms + (self.head_ms if method.proposes == "head" else 0.0)
-        return proposal_ms / 1e3 if method.waits_for_draft else 0.0
-
-    def gate_s(self, method: Method) -> float:
-        """Time of one gate decision of a method [s]."""
-        return self.gate_ms[method.gate] / 1e3
-
-    def target_s(self, method: Method) -> float:
-        """Time of one inference of the target, on the method's device or server [s]."""
-        return (self.target_on_device_ms if method.on_device else self.target_ms) / 1e3
+    def target_of(self, method: Method) -> float:
+        """One inference of the target, on the method's device or server [ms]."""
+        return self.target_on_device_ms if method.on_device else self.target_ms
 
 
 def median_ms(calls: Mapping[Key, Callable[[], object]], repeats: int = 200, warm_up: int = 10) -> dict[Key, float]:
@@ -67,8 +58,11 @@ def decision(gate: Gate, pair: Pair[Any]) -> Callable[[], object]:
 def timed(shard: Shard, timing: Timing, **settings: Any) -> Shard:
     """The shard with accounted times, and further settings of its own."""
     method = shard.method
-    times = {"draft_s": timing.draft_s(method), "gate_s": timing.gate_s(method), "target_s": timing.target_s(method)}
-    return replace(shard, **settings | times)
+    proposal_ms = timing.draft_ms + (timing.head_ms if method.proposes == "head" else 0.0)
+    return replace(
+        shard, draft_s=proposal_ms / 1e3 if method.waits_for_draft else 0.0,
+        gate_s=timing.gate_ms[method.gate] / 1e3, target_s=timing.target_of(method) / 1e3, **settings,
+    )  # fmt: skip
 
 
 def method_cost(method: Method, pair: Pair[Any], timing: Timing) -> dict[str, float]:
@@ -85,5 +79,5 @@ def method_cost(method: Method, pair: Pair[Any], timing: Timing) -> dict[str, fl
         "draft_ms": timing.draft_ms if used["draft"] else 0.0,
         "gate_ms": timing.gate_ms[method.gate],
         "head_ms": timing.head_ms if used["head"] else 0.0,
-        "target_ms": 1e3 * timing.target_s(method) if used["target"] else 0.0,
+        "target_ms": timing.target_of(method) if used["target"] else 0.0,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def method_metrics(
         "success": _success_rate(outcomes["success"]),
         **({"success_at": at} if at else {}),
         **({"tasks": of_tasks} if of_tasks else {}),
-        "score": {"mean": score.mean, "low": score.low, "high": score.high},
+        "score": asdict(score),
         "control_steps": actions,
         **step_metrics(steps, sends=sends),
         "latency": {

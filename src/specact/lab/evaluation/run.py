@@ -26,7 +26,7 @@ from specact.lab.data.checks import check_fit
 from specact.lab.data.folder import RunFolder, locked
 from specact.lab.data.generate import demonstration_files, split_demonstrations
 from specact.lab.envs import env_of, load_task
-from specact.lab.evaluation.calibrate import CalibrationRun, calibrate, gate_of_method, uncalibrated_gate
+from specact.lab.evaluation.calibrate import calibrate, gate_of_method, uncalibrated_gate
 from specact.lab.evaluation.cost import Timing, decision, median_ms, method_cost, timed
 from specact.lab.evaluation.metrics import SUCCESS_AT, add_gate_efficiency, contrasts, method_metrics
 from specact.lab.evaluation.offline import OpenLoop, demonstrations_of
@@ -284,11 +284,11 @@ def _calibration(
     in_bundle = None if pair.path is None else pair.path / "calibration" / path.name
     stored = read_calibration(in_bundle, pair) if in_bundle is not None and in_bundle.is_file() else None
     if stored is None or env != pair.env or wanted != stored.settings.without_threshold():
-        run = CalibrationRun(evaluation.rate, evaluation.calibration_episodes, seed=evaluation.seed)
-        stage, total = f"calibrating {gate}", run.episodes * (run.rounds + 2)
+        stage, rounds, episodes = f"calibrating {gate}", 4, evaluation.calibration_episodes
         stored = calibrate(
-            pair, wanted, run, method=method, env=env, pool=pool, advance=lambda done: progress(stage, done, total)
-        )
+            pair, wanted, evaluation.rate, episodes=episodes, rounds=rounds, seed=evaluation.seed, method=method,
+            env=env, pool=pool, advance=lambda done: progress(stage, done, episodes * (rounds + 2)),
+        )  # fmt: skip
     stored.save(path.parent)
     return stored
 

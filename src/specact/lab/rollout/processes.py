@@ -151,15 +151,10 @@ def _group(share: float) -> Path:
         group = mount / f"specact-{os.getpid()}"
         try:
             group.mkdir()
-        except OSError as error:
-            reasons.append(f"{mount}: {error.strerror}")
-            continue
-        try:
-            for name, value in files.items():
+            for name, value in {**files, "cgroup.procs": os.getpid()}.items():
                 if not (group / name).exists():
                     raise FileNotFoundError(2, f"no {name}")
                 (group / name).write_text(str(value))
-            (group / "cgroup.procs").write_text(str(os.getpid()))
             return group
         except OSError as error:
             reasons.append(f"{mount}: {error.strerror}")
