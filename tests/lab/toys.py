@@ -105,6 +105,4 @@ def seeing(inputs: Inputs, instruction: Sequence[str]) -> Chunk:
 
 
 UNITS = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
-pair = ChunkParts(
-    "hand", blind, UNITS, PairSpec(seeing.spec, execute=2), lambda: seeing, fingerprint="hand"
-).pair()
+pair = ChunkParts("hand", blind, UNITS, PairSpec(seeing.spec, execute=2), lambda: seeing, fingerprint="hand").pair()
