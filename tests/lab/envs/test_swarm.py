@@ -99,10 +99,3 @@ def test_a_collision_keeps_momentum_stops_closing_and_slows_sliding() -> None:
     closing = env.velocity[0] - env.velocity[1]
     np.testing.assert_allclose(closing, [0.0, SLIP * 1e-3], atol=1e-4)
     np.testing.assert_allclose(env.velocity[:2].mean(axis=0), [0.25 * COAST, 0.5e-3 * COAST], atol=1e-12)
-
-
-def test_a_frame_shows_drones_and_targets() -> None:
-    env = SwarmEnv(render_mode="rgb_array")
-    env.reset(seed=0)
-    frame = env.render()
-    assert frame is not None and frame.shape == (360, 360, 3) and frame.dtype == np.uint8 and frame.std() > 10

@@ -76,16 +76,11 @@ def test_an_episode_is_truncated_after_its_last_step_and_doing_nothing_does_not_
     assert truncated or task.name in ("ball", "ball-chase", "swarm")
 
 
-def test_nothing_is_drawn_without_a_render_mode(task: Task) -> None:
-    env = task.make()
-    env.reset(seed=0)
-    assert env.render() is None
-
-
 @renders
 def test_what_is_drawn_is_an_image_and_leaves_the_episode_alone(task: Task) -> None:
     shown, hidden = task.make(render_mode="rgb_array"), task.make()
     seen = [rollout(env, 4, 5)[-1] for env in (shown, hidden)]
+    assert hidden.render() is None
     image: Any = shown.render()
     assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.std() > 0
     assert all(np.array_equal(seen[0][name], seen[1][name]) for name in seen[0])

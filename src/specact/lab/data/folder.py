@@ -46,7 +46,15 @@ def locked(folder: Path) -> Iterator[None]:
         raise ConfigError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
     with file:
         try:
-            _write_holder(file)
+            holder = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "command": shlex.join(sys.argv),
+                "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+            }
+            with suppress(OSError):  # on a full disk the holder stays unnamed
+                file.truncate(0)
+                file.write(json.dumps(holder).encode())
             remove_torn(folder)
             yield
         finally:
@@ -70,36 +78,19 @@ def _acquire(folder: Path) -> FileIO:
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
         except BlockingIOError:
             with file:
                 raise ConfigError(
                     f"{folder} is in use by {_holder(file)}; wait until it ends, or choose another --out"
                 ) from None
+        except FileNotFoundError:
+            pass
         except OSError:
             file.close()
             raise
-        if _is_current(file, path):
-            return file
         file.close()  # the last holder removed it between open and flock
-
-
-def _write_holder(file: FileIO) -> None:
-    holder = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": shlex.join(sys.argv),
-        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-    with suppress(OSError):  # on a full disk the holder stays unnamed
-        file.truncate(0)
-        file.write(json.dumps(holder).encode())
-
-
-def _is_current(file: FileIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _holder(file: FileIO) -> str:

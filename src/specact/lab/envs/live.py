@@ -24,7 +24,6 @@ from specact.observation import ObservationSpec, read_spec
 _SPAWN = get_context("spawn")
 _STARTS_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 5.0
-_END = -1  # returned by _episode in place of a seed
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Frame:
     done: bool
     outcome: dict[str, Any]
     steps: int
-    held: int = 0
-    late_s: float = 0.0
+    held: int
+    late_s: float
 
 
 class LiveRobot:
@@ -74,10 +73,9 @@ class LiveRobot:
     def start(self, seed: int) -> None:
         """Begins an episode; its clock starts now."""
         self._pipe.send(("start", seed))
-        while True:
+        self.last = self._expect(_STARTS_WITHIN_S)
+        while self.last.steps != 0:  # of before
             self.last = self._expect(_STARTS_WITHIN_S)
-            if self.last.steps == 0:
-                break
         self._consumed = False
 
     def observe(self) -> Any:
@@ -141,50 +139,32 @@ def _world(env: str, sees: dict[str, Any], period_s: float, pipe: Connection) ->
     except SpecactError as error:
         pipe.send(error)
         return
-    pipe.send(Frame(None, True, robot.outcome | {"task": ""}, -1))
-    seed: int | None = None
+    hold, still = robot.task.hold, np.zeros(robot.env.action_space.shape or (), np.float32)
+    assert hold is not None, "checked in LiveRobot"
+    action: NDArray[np.float32] | None = None
+    last, held, late_s, due = still, 0, 0.0, 0.0
+
+    def send(observation: Any, steps: int) -> None:
+        pipe.send(Frame(observation, robot.done, robot.outcome | {"task": robot.of_suite}, steps, held, late_s))
+
+    send(None, -1)
     # EOFError, BrokenPipeError: the parent is gone.
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            while seed is None:
+            if pipe.poll(None if robot.done else max(0.0, due - time.monotonic())):
                 command, value = pipe.recv()
                 if command == "end":
                     return
-                seed = value if command == "start" else None
-            seed = _episode(robot, seed, period_s, pipe)
-            if seed == _END:
-                return
-
-
-def _episode(robot: SimulatedRobot, seed: int, period_s: float, pipe: Connection) -> int | None:
-    """Runs an episode to its end, or to a new command: the next episode's seed, or ``_END``."""
-    robot.start(seed)
-    hold, last = robot.task.hold, np.zeros(robot.env.action_space.shape or (), np.float32)
-    assert hold is not None, "checked in LiveRobot"
-    held, late_s, due = 0, 0.0, time.monotonic()
-
-    def send_frame() -> None:
-        outcome = robot.outcome | {"task": robot.of_suite}
-        pipe.send(Frame(robot.observe(), robot.done, outcome, robot.steps, held, late_s))
-
-    send_frame()
-    while not robot.done:
-        due += period_s
-        action: NDArray[np.float32] | None = None
-        while True:
-            remaining_s = due - time.monotonic()
-            if not pipe.poll(max(0.0, remaining_s)):
-                break
-            command, value = pipe.recv()
-            if command == "end":
-                return _END
-            if command == "start":
-                return int(value)
-            action = value
-        late_s = max(late_s, time.monotonic() - due)
-        if action is None:
-            held += 1
-        last = hold(last) if action is None else action
-        robot.act(last)
-        send_frame()
-    return None
+                if command == "act":
+                    action = value
+                    continue
+                robot.start(value)
+                action, last, held, late_s, due = None, still, 0, 0.0, time.monotonic()
+            else:
+                late_s = max(late_s, time.monotonic() - due)
+                held += action is None
+                last = hold(last) if action is None else action
+                action = None
+                robot.act(last)
+            due += period_s
+            send(robot.observe(), robot.steps)
