@@ -116,34 +116,6 @@ def test_a_damaged_recording_is_refused_or_cut_off_and_never_a_crash(tmp_path: P
             assert str(path) in str(error)
 
 
-def foreign(path: Path, **metadata: str) -> Path:
-    """A valid MCAP file of somebody else."""
-    with path.open("wb") as file:
-        writer: Any = Writer(file)
-        writer.start()
-        if metadata:
-            writer.add_metadata("specact", metadata)
-        channel = writer.register_channel("/chatter", "json", writer.register_schema("Text", "jsonschema", b"{}"))
-        writer.add_message(channel, 1, b"{}", 1)
-        writer.finish()
-    return path
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("not a recording")
-    odd = foreign(tmp_path / "odd.mcap", version="1", rate_hz="20", observation="{}")
-    for path, says in (
-        (tmp_path / "notes.txt", r"notes\.txt is no recording of a run: it is no MCAP file; specact run --record"),
-        (foreign(tmp_path / "chatter.mcap"), "is no recording of a run: it has no metadata of specact"),
-        (foreign(tmp_path / "newer.mcap", version="7"), "of version '7'; this version of specact reads 1"),
-        (odd, "metadata are damaged"),
-        (tmp_path / "nothing.mcap", "cannot be read: No such file or directory"),
-        (tmp_path, "cannot be read: Is a directory"),
-    ):
-        with pytest.raises(DataError, match=says):
-            read_recording(path)
-
-
 Message = tuple[str, ros.MessageType, Mapping[str, Any]]
 SPEC = {"fields": {"state": {"shape": [2], "dtype": "float32", "history": 1}}, "instruction": False}
 STATE: Message = ("/observation/state", ros.ARRAY, {"shape": np.array([2]), "values": np.zeros(2)})
@@ -157,13 +129,13 @@ def action(*values: float) -> Message:
     return "/action", ros.ACTION, {"values": np.array(values), "origin": "drafted"}
 
 
-def written(path: Path, *steps: Sequence[Message], **about: Any) -> Path:
+def written(path: Path, *steps: Sequence[Message], record: str = "specact", **about: Any) -> Path:
     """A recording of these messages, whose metadata say something else."""
     with path.open("wb") as file:
         writer: Any = Writer(file)
         writer.start(profile="ros2", library="a test")
         metadata = {"version": 1, "rate_hz": 10.0, "policy": "hand", "observation": SPEC} | about
-        writer.add_metadata("specact", {name: json.dumps(value) for name, value in metadata.items()})
+        writer.add_metadata(record, {name: json.dumps(value) for name, value in metadata.items()})
         for number, step in enumerate(steps):
             for topic, kind, values in step:
                 schema = writer.register_schema(kind.name, "ros2msg", kind.definition.encode())
@@ -171,6 +143,23 @@ def written(path: Path, *steps: Sequence[Message], **about: Any) -> Path:
                 writer.add_message(channel, number, kind.encode(values), number, number)
         writer.finish()
     return path
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a recording")
+    for path, says in (
+        (tmp_path / "notes.txt", r"notes\.txt is no recording of a run: it is no MCAP file; specact run --record"),
+        (
+            written(tmp_path / "chatter.mcap", [("/chatter", ros.TEXT, {"data": "x"})], record="theirs"),
+            "is no recording of a run: it has no metadata of specact",
+        ),
+        (written(tmp_path / "newer.mcap", version=7), "of version '7'; this version of specact reads 1"),
+        (written(tmp_path / "odd.mcap", observation={}), "metadata are damaged"),
+        (tmp_path / "nothing.mcap", "cannot be read: No such file or directory"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(DataError, match=says):
+            read_recording(path)
 
 
 def test_messages_of_another_type_than_their_topics_are_ignored(tmp_path: Path) -> None:
@@ -223,7 +212,6 @@ def test_a_recording_without_a_usable_step_makes_no_dataset(tmp_path: Path) -> N
     with pytest.raises(Exception, match="state"):
         record(tmp_path / "run.mcap", 1, blind=frozenset({0}))
     assert not (tmp_path / "run.mcap").exists()
-    foreign_observation = json.dumps(toys.pair.observation.describe())
-    path = foreign(tmp_path / "empty.mcap", version="1", rate_hz="20", observation=foreign_observation)
+    path = written(tmp_path / "empty.mcap")
     with pytest.raises(DataError, match="hold no control step with an observation and an action"):
         convert(tmp_path / "out", path)

@@ -1,19 +1,13 @@
 """Adroit relocate: recorded starts are met exactly and recorded actions carry the ball."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
+from tests.lab.envs.demonstrations import recorded
 
 pytest.importorskip("gymnasium_robotics")
 pytest.importorskip("mujoco")
 
-from specact.lab.data.episodes import Episodes
 from specact.lab.envs.adroit import SUCCESS_STEPS, Relocate, features, observe
-
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data"))
-FILE = DATA / "adroit" / "relocate_expert.npz"
 
 
 def test_observation_is_the_simulators_own_and_the_score_counts_the_steps_at_the_target() -> None:
@@ -33,12 +27,8 @@ def test_observation_is_the_simulators_own_and_the_score_counts_the_steps_at_the
 
 def test_recorded_actions_do_again_what_was_recorded() -> None:
     """The start is met exactly; contacts make a replay drift by a few centimetres, and the ball still gets there."""
-    if not FILE.exists():
-        pytest.skip(f"no Adroit demonstrations at {FILE}; set SPECACT_DATA to the folder that holds adroit/")
-    with np.load(FILE) as file:
-        arrays = dict(file)
-    env, episodes = Relocate(), Episodes({"state": arrays["obs"]}, arrays["action"], arrays["episode_ends"])
-    converted = features(episodes)
+    episodes, arrays = recorded("adroit/relocate_expert.npz")
+    env, converted = Relocate(), features(episodes)
     assert np.abs(converted.action).max() <= 1.0
     for index, steps in list(enumerate(episodes.slices()))[:5]:
         seen, info = env.reset(seed=int(arrays["seed"][index]))

@@ -1,11 +1,10 @@
 """Kitchen: the environment keeps Gymnasium's contract, and recorded actions do the recorded chains."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.envs.demonstrations import recorded
 
 pytest.importorskip("gymnasium_robotics")
 pytest.importorskip("mujoco")
@@ -15,21 +14,6 @@ from gymnasium_robotics.envs.franka_kitchen.kitchen_env import OBS_ELEMENT_GOALS
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.kitchen import SUBTASKS, Kitchen, completed, current, features, objects, observe, one_hot
-
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data"))
-FILES = ["kitchen_4chain.npz", "kitchen_4chain_noise_injected.npz"]
-
-
-def load(name: str) -> tuple[Episodes, dict[str, np.ndarray]]:
-    path = DATA / "kitchen" / name
-    if not path.exists():
-        pytest.skip(f"no kitchen demonstrations at {path}; set SPECACT_DATA to the folder that holds kitchen/")
-    with np.load(path) as file:
-        arrays = dict(file)
-    goal = arrays["current_subtask"][:, None].astype(np.float32)
-    return Episodes(
-        {"state": arrays["obs"], "goal": goal}, arrays["action"], arrays["episode_ends"], rate_hz=12.5
-    ), arrays
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +69,7 @@ def test_unknown_subtasks_are_refused() -> None:
 
 
 def test_every_recorded_segment_ends_with_the_subtask_of_its_number() -> None:
-    episodes, arrays = load(FILES[1])
+    episodes, arrays = recorded("kitchen/kitchen_4chain_noise_injected.npz")
     done = completed(objects(episodes.numbers("state")))
     goal = features(episodes).numbers("goal")
     assert goal is not None
@@ -101,7 +85,7 @@ def test_every_recorded_segment_ends_with_the_subtask_of_its_number() -> None:
 
 
 def test_replay_with_the_recorded_seed_is_exact(env: Kitchen) -> None:
-    episodes, arrays = load(FILES[0])
+    episodes, arrays = recorded("kitchen/kitchen_4chain.npz")
     converted = features(episodes)
     for index, steps in list(enumerate(converted.slices()))[:2]:
         seen, info = env.reset(seed=int(arrays["seed"][index]), options={"chain": arrays["sequence"][index]})

@@ -1,11 +1,10 @@
 """Meta-World's peg insertion: starts come from the seed and from MT1's range, recorded episodes repeat exactly."""
 
-import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.envs.demonstrations import recorded
 
 pytest.importorskip("metaworld")
 
@@ -17,20 +16,10 @@ from specact.lab.data.generate import generate
 from specact.lab.envs.metaworld import Expert
 from specact.lab.envs.peg import REACHED, START_HIGH, START_LOW, TASK, PegInsertSide, features, hole, observe
 
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data"))
-FILE = DATA / "metaworld" / "peg-insert-side-v3.npz"
 # The peg's orientation, now and before, is not observed.
 TURNED = [7, 8, 9, 10, 25, 26, 27, 28]
 # From where Meta-World puts peg and box to what its observation says of them, see its peg's and its box's sites.
 SITES = np.array([0.03, 0.0, 0.01, 0.03, 0.0, 0.13])
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Episodes:
-    if not FILE.exists():
-        pytest.skip(f"no Meta-World demonstrations at {FILE}; set SPECACT_DATA to the folder that holds metaworld/")
-    with np.load(FILE) as arrays:
-        return Episodes({"state": arrays["obs"]}, arrays["action"], arrays["episode_ends"])
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +76,11 @@ def test_the_expert_demonstrates_in_the_environments_terms_and_a_hidden_goal_is_
         features(Episodes({"state": raw}, np.zeros((3, 4), np.float32), np.array([3])))
 
 
-def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide, recorded: Episodes) -> None:
-    converted, raw = features(recorded), recorded.numbers("state")
+def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide) -> None:
+    episodes, _ = recorded("metaworld/peg-insert-side-v3.npz")
+    converted, raw = features(episodes), episodes.numbers("state")
     assert np.array_equal(hole(raw), raw[:, -3:])
-    for steps in list(recorded.slices())[:2]:
+    for steps in list(episodes.slices())[:2]:
         start = np.concatenate([raw[steps.start, 4:7], raw[steps.start, -3:]]) - SITES
         assert np.all(start > START_LOW - 1e-6) and np.all(start < START_HIGH + 1e-6)
         seen, info = env.reset(seed=0, options={"start": start})
@@ -104,4 +94,4 @@ def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide, 
     expert = Expert(0)
     for row in range(0, 400, 7):
         env.raw = raw[row].astype(np.float64)
-        np.testing.assert_allclose(expert.act(env), recorded.action[row], atol=1e-4)
+        np.testing.assert_allclose(expert.act(env), episodes.action[row], atol=1e-4)

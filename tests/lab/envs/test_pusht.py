@@ -1,10 +1,8 @@
 """PushT, with a camera and on a belt: what is observed, gym-pusht's own step and frames, and recorded episodes."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
+from tests.lab.envs.demonstrations import recorded
 
 pytest.importorskip("gym_pusht")
 
@@ -12,7 +10,6 @@ from gym_pusht.envs.pusht import PushTEnv
 
 from specact.errors import ConfigError
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.readers import read
 from specact.lab.envs.pusht import (
     ACTION_SCALE_PX,
     ARENA_PX,
@@ -26,18 +23,9 @@ from specact.lab.envs.pusht import (
     scenes,
 )
 
-DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data")) / "pusht"
 STILL = np.zeros(2, np.float32)
 MIDDLE = [40.0, 40.0, 256.0, 256.0, 0.3]
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Episodes:
-    if not (DATA / "pusht_state.npz").exists():
-        pytest.skip(f"no PushT demonstrations in {DATA}; set SPECACT_DATA to the folder that holds pusht/")
-    with np.load(DATA / "pusht_state.npz") as arrays:
-        return Episodes({"state": arrays["state"]}, arrays["action"], arrays["episode_ends"], rate_hz=10.0)
 
 
 def test_at_the_goal_pose_the_observation_says_so_and_whole_turns_change_nothing() -> None:
@@ -134,17 +122,18 @@ def drift(env: PushT, states: np.ndarray, actions: np.ndarray) -> tuple[float, f
     return worst, info["score"]
 
 
-def test_converted_actions_reproduce_recorded_episodes_and_others_do_not(recorded: Episodes) -> None:
-    away = np.abs(recorded.action - recorded.numbers("state")[:, :2]).max(axis=1) / ACTION_SCALE_PX
+def test_converted_actions_reproduce_recorded_episodes_and_others_do_not() -> None:
+    episodes, _ = recorded("pusht/pusht_state.npz")
+    away = np.abs(episodes.action - episodes.numbers("state")[:, :2]).max(axis=1) / ACTION_SCALE_PX
     assert np.mean(away > 1) < 0.0005, "hardly any action is cut"
-    converted, env, wrong = features(recorded), PushT(), list[float]()
+    converted, env, wrong = features(episodes), PushT(), list[float]()
     assert np.abs(converted.numbers("state")).max() < 2 and np.abs(converted.action).max() <= 1
-    for steps in list(recorded.slices())[:4]:
-        states = recorded.numbers("state")[steps]
+    for steps in list(episodes.slices())[:4]:
+        states = episodes.numbers("state")[steps]
         worst, score = drift(env, states, converted.action[steps])
         assert worst < 1.0 and score > 0.8
         starts = (np.arange(len(states)) // 4) * 4  # displacements from the start of a chunk
-        wrong.append(drift(env, states, displacement(recorded.action[steps], states[starts, :2]))[0])
+        wrong.append(drift(env, states, displacement(episodes.action[steps], states[starts, :2]))[0])
     assert min(wrong) > 10.0
 
 
@@ -163,10 +152,7 @@ def test_a_camera_sees_pushts_episodes_as_gym_pusht_shows_them() -> None:
 
 def test_a_frame_shows_the_state_that_an_episode_is_started_in() -> None:
     """As recorded, but for single pixels where an edge falls between two of them."""
-    frames = DATA / "pusht_cchi_v7_replay.zarr"
-    if not frames.exists():
-        pytest.skip(f"there are no PushT frames at {frames}; set SPECACT_DATA to the folder of recorded data")
-    episodes, env = read(frames), CAMERA.make()
+    (episodes, _), env = recorded("pusht/pusht_cchi_v7_replay.zarr"), CAMERA.make()
     for step in (0, 1000, 20_000):
         seen, _ = env.reset(seed=0, options={"state": episodes.numbers("state")[step]})
         away = np.abs(seen["image"].astype(int) - episodes.frames("image")[step]).max(-1)
