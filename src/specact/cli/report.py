@@ -42,14 +42,9 @@ class Report(Options):
         files = self.files or self.out.with_name(f"{self.out.stem}_files")
         with progress_bars() as update:
             made = write_report(self.runs, self.out, files, update, films=self.films)
-        for skipped in made.skipped:
-            remark(f"skipped {skipped.folder}: {skipped.reason}", warn=True)
-        print_result(self.json, {
-            "page": str(made.page), "files": [str(path) for path in made.files], "runs": made.runs,
-            "recordings": made.recordings,
-            "skipped": [{"folder": str(each.folder), "reason": each.reason} for each in made.skipped],
-            "missing": {title: [str(gap) for gap in gaps] for title, gaps in made.missing.items()},
-        })  # fmt: skip
+        for skipped in made["skipped"]:
+            remark(f"skipped {skipped['folder']}: {skipped['reason']}", warn=True)
+        print_result(self.json, made)
 
 
 @dataclass(frozen=True, kw_only=True)

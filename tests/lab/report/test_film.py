@@ -6,6 +6,7 @@ import io
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -17,15 +18,14 @@ from specact.errors import ConfigError
 from specact.lab.evaluation.runs import find_runs
 from specact.lab.report import film as films
 from specact.lab.report.film import FILMED, Film, load_film
-from specact.lab.report.report import Report
 
 Frame = NDArray[np.uint8]
 
 
 @pytest.fixture
-def folder(filmed: Report, tmp_path: Path) -> Path:
+def folder(filmed: dict[str, Any], tmp_path: Path) -> Path:
     """A copy of the run folder, its film included."""
-    return Path(shutil.copytree(filmed.page.parent / "table", tmp_path / "run"))
+    return Path(shutil.copytree(Path(filmed["page"]).parent / "table", tmp_path / "run"))
 
 
 def load(folder: Path, methods: Sequence[str] = FILMED) -> Film:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.children import wait_for
 
 from specact.files import write_json
 from specact.lab.evaluation.runs import find_runs
 from specact.lab.report.film import HEIGHT_PX, WIDTH_PX
-from specact.lab.report.report import Report, write_report
+from specact.lab.report.report import write_report
 
 if TYPE_CHECKING:
     from tests.browser import Browser
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 HOSTILE = '</script><script>document.title = "broken"</script><img src=x onerror=alert(1)>"&$title'
 
 
-def test_it_holds_together_on_a_screen_in_the_dark_and_on_paper(browser: Browser, written: Report) -> None:
-    browser.open(written.page)
+def test_it_holds_together_on_a_screen_in_the_dark_and_on_paper(browser: Browser, written: dict[str, Any]) -> None:
+    browser.open(Path(written["page"]))
     assert browser.text("h1") == "Report on 3 runs of 1 bundle"
     plots = browser.page.locator("img.plot")
     assert plots.count() == 4
@@ -34,11 +34,11 @@ def test_it_holds_together_on_a_screen_in_the_dark_and_on_paper(browser: Browser
     assert browser.page.evaluate(background) == "rgb(255, 255, 255)"
     assert browser.page.locator("pre").first.is_visible(), "paper has no details to open"
     assert browser.complaints == []
-    assert browser.requests == [written.page.as_uri()]
+    assert browser.requests == [Path(written["page"]).as_uri()]
 
 
-def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Browser, filmed: Report) -> None:
-    browser.open(filmed.page)
+def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Browser, filmed: dict[str, Any]) -> None:
+    browser.open(Path(filmed["page"]))
     film = browser.page.locator(".film video")
     assert browser.page.locator(".film .screens p").count() == 3
     assert film.evaluate("(film) => film.paused && film.loop && film.muted && film.controls"), "it waits to be played"
@@ -56,7 +56,7 @@ def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Br
     state = film.evaluate("(film) => [film.error, film.readyState, film.videoWidth, film.videoHeight]")
     assert state == [None, 4, WIDTH_PX, HEIGHT_PX]
     assert browser.complaints == []
-    assert browser.requests == [filmed.page.as_uri()]
+    assert browser.requests == [Path(filmed["page"]).as_uri()]
 
 
 def test_names_are_never_markup(browser: Browser, runs: Path, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_names_are_never_markup(browser: Browser, runs: Path, tmp_path: Path) ->
     manifest["evaluation"] = run.evaluation | dict.fromkeys(("bundle", "env", "fingerprint"), HOSTILE)
     write_json(folder / "manifest.json", manifest)
     written = write_report([folder], tmp_path / "report.html", tmp_path / "files", lambda *_: None)
-    browser.open(written.page)
+    browser.open(Path(written["page"]))
     assert browser.text("h2") == HOSTILE
     assert browser.page.title() == "specact report"
     assert browser.page.locator("script, main img:not(.plot)").count() == 0
     assert browser.complaints == []
-    assert any("no films" in gap for gap in written.missing[HOSTILE])
-    assert all(path.parent == tmp_path / "files" for path in written.files)
+    assert any("no films" in gap for gap in written["missing"][HOSTILE])
+    assert all(path.parent == tmp_path / "files" for path in map(Path, written["files"]))

@@ -21,12 +21,12 @@ from tests.lab.recorded import record
 from specact.errors import ConfigError
 from specact.files import write_json
 from specact.lab.evaluation.runs import find_runs, group
-from specact.lab.report.report import Report, write_report
+from specact.lab.report.report import write_report
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def report(folder: Path, *paths: Path) -> Report:
+def report(folder: Path, *paths: Path) -> dict[str, Any]:
     return write_report(paths, folder / "report.html", folder / "files", lambda *_: None, films=False)
 
 
@@ -59,29 +59,31 @@ def table(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs / "table", tmp_path / "runs/table"))
 
 
-def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Report, runs: Path) -> None:
+def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: dict[str, Any], runs: Path) -> None:
     summary = json.loads((runs / "table/summary.json").read_text())
-    stored = {row.pop("method"): row for row in rows(written.page.parent / "files/ball-methods.csv")}
+    stored = {row.pop("method"): row for row in rows(Path(written["page"]).parent / "files/ball-methods.csv")}
     assert list(stored) == ["draft", "target", "hybrid", "random", "adahi", "oracle"]
     for method, metrics in summary["methods"].items():
         expected = {name: "" if value is None else str(value) for name, value in leaves(metrics)}
         assert expected == {name: value for name, value in stored[method].items() if name in expected}
-    contrasts = rows(written.page.parent / "files/ball-contrasts.csv")
+    contrasts = rows(Path(written["page"]).parent / "files/ball-contrasts.csv")
     assert [row["success.p"] for row in contrasts] == [str(row["success"]["p"]) for row in summary["contrasts"]]
 
 
-def test_every_figure_is_written_in_three_forms_and_the_same_again(written: Report, runs: Path, tmp_path: Path) -> None:
-    stems = {path.stem for path in written.files if path.suffix == ".svg"}
+def test_every_figure_is_written_in_three_forms_and_the_same_again(
+    written: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    stems = {path.stem for path in map(Path, written["files"]) if path.suffix == ".svg"}
     assert stems == {f"ball-{name}" for name in ("rejection", "latency", "latency-split", "success-over-rate")}
-    assert {path.stem for path in written.files if path.suffix == ".png"} == stems
-    assert all(rows(written.page.parent / "files" / f"{stem}.csv") for stem in stems)
+    assert {path.stem for path in map(Path, written["files"]) if path.suffix == ".png"} == stems
+    assert all(rows(Path(written["page"]).parent / "files" / f"{stem}.csv") for stem in stems)
     again = report(tmp_path, runs)
-    for path, other in zip(written.files, again.files, strict=True):
+    for path, other in zip(map(Path, written["files"]), map(Path, again["files"]), strict=True):
         assert path.read_bytes() == other.read_bytes(), path.name
 
 
-def test_figures_hold_the_numbers_of_the_runs(written: Report, runs: Path) -> None:
-    files = written.page.parent / "files"
+def test_figures_hold_the_numbers_of_the_runs(written: dict[str, Any], runs: Path) -> None:
+    files = Path(written["page"]).parent / "files"
     realtime = json.loads((runs / "realtime/summary.json").read_text())["methods"]
     for row in rows(files / "ball-latency.csv"):
         assert float(row["per_action_ms"]) == realtime[row["method"]]["latency"]["per_action_ms"]
@@ -101,12 +103,12 @@ def test_figures_hold_the_numbers_of_the_runs(written: Report, runs: Path) -> No
     assert float(fits["linear", "primary code, r"]["slope"]) == pytest.approx(np.polyfit(x, y, 1)[0])
 
 
-def test_times_are_measured_ones_where_there_are_any(written: Report, runs: Path, tmp_path: Path) -> None:
-    assert "Measured over real sockets" in written.page.read_text(encoding="utf-8")
+def test_times_are_measured_ones_where_there_are_any(written: dict[str, Any], runs: Path, tmp_path: Path) -> None:
+    assert "Measured over real sockets" in Path(written["page"]).read_text(encoding="utf-8")
     accounted = report(tmp_path, runs / "table")
-    assert "Accounted in virtual time, not measured" in accounted.page.read_text(encoding="utf-8")
-    assert all(any(option in str(gap) for gap in accounted.missing["ball"]) for option in ("--realtime", "--rate"))
-    assert not any("--realtime" in str(gap) for gap in written.missing["ball"])
+    assert "Accounted in virtual time, not measured" in Path(accounted["page"]).read_text(encoding="utf-8")
+    assert all(any(option in str(gap) for gap in accounted["missing"]["ball"]) for option in ("--realtime", "--rate"))
+    assert not any("--realtime" in str(gap) for gap in written["missing"]["ball"])
 
 
 def test_damaged_and_unfinished_runs_are_named_with_the_reason(runs: Path, tmp_path: Path) -> None:
@@ -119,20 +121,20 @@ def test_damaged_and_unfinished_runs_are_named_with_the_reason(runs: Path, tmp_p
     write_json(tmp_path / "old/summary.json", summary)
     write_json(tmp_path / "bundle/manifest.json", {"format": 1, "name": "a bundle is no run"})
     written = report(tmp_path, tmp_path, tmp_path / "nowhere")
-    assert written.runs == 1
-    reasons = {each.folder.name: each.reason for each in written.skipped}
+    assert written["runs"] == 1
+    reasons = {Path(each["folder"]).name: each["reason"] for each in written["skipped"]}
     assert set(reasons) == {"cut", "unfinished", "old", "nowhere"}
     assert "not valid JSON" in reasons["cut"] and "latency" in reasons["old"]
     assert "not finished" in reasons["unfinished"] and "specact eval table" in reasons["unfinished"]
-    page = html.unescape(written.page.read_text(encoding="utf-8"))
+    page = html.unescape(Path(written["page"]).read_text(encoding="utf-8"))
     assert all(reason in page for reason in reasons.values())
 
 
 def test_a_damaged_table_costs_its_figures_only(table: Path, tmp_path: Path) -> None:
     next((table / "steps/adahi").glob("*.parquet")).write_bytes(b"half a file")
     written = report(tmp_path, table)
-    assert any("steps/adahi" in str(gap) for gap in written.missing["ball"])
-    names = {path.name for path in written.files}
+    assert any("steps/adahi" in str(gap) for gap in written["missing"]["ball"])
+    names = {path.name for path in map(Path, written["files"])}
     assert {"ball-methods.csv", "ball-latency.svg"} <= names and "ball-rejection.svg" not in names
 
 
@@ -146,10 +148,10 @@ def test_a_run_of_another_family_is_reported(table: Path, tmp_path: Path) -> Non
         for name in others:
             shutil.copytree(table / kind / "draft", table / kind / name)
     written = report(tmp_path, table)
-    page = written.page.read_text(encoding="utf-8")
+    page = Path(written["page"]).read_text(encoding="utf-8")
     assert "Measured in one process" in page and "share of rounds that denoised" in page and "true skip" not in page
-    assert not any("--rate" in str(gap) for gap in written.missing["ball"])
-    assert "ball-latency-split.svg" in {path.name for path in written.files}
+    assert not any("--rate" in str(gap) for gap in written["missing"]["ball"])
+    assert "ball-latency-split.svg" in {path.name for path in map(Path, written["files"])}
 
 
 def test_runs_are_grouped_by_what_they_are(runs: Path, tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_a_long_run_of_one_method_joins_the_sweep(runs: Path, tmp_path: Path) ->
     written = report(tmp_path, tmp_path / "runs")
     over = [row for row in rows(tmp_path / "files/ball-success-over-rate.csv") if row["method"] == "adahi"]
     assert [row["episodes"] for row in over] == ["4", "100"]
-    assert f"freely decided steps of {folder}" in written.page.read_text(encoding="utf-8")
+    assert f"freely decided steps of {folder}" in Path(written["page"]).read_text(encoding="utf-8")
 
 
 def test_the_command_says_what_it_wrote(specact_run: SpecactRun, runs: Path, tmp_path: Path) -> None:
@@ -187,8 +189,8 @@ def test_the_command_says_what_it_wrote(specact_run: SpecactRun, runs: Path, tmp
 # --- recordings ---
 
 
-def text_of(written: Report) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", written.page.read_text()))
+def text_of(written: dict[str, Any]) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", Path(written["page"]).read_text()))
 
 
 def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
     records = [tick.record for tick in ticks if tick.record is not None]
     sent = sum(each.decision.transmit for each in records)
     said = text_of(written)
-    assert (written.runs, written.recordings) == (0, 1) and "Report on 1 recording" in said
+    assert (written["runs"], written["recordings"]) == (0, 1) and "Report on 1 recording" in said
     assert "3 of 4, mean score 0.750" in said and f"{len(ticks):,}, 0 more were dropped" in said
     assert "shape 4" in said and f"{sent}, {sent / len(records):.3f} of all" in said
     steps = rows(tmp_path / "files/run-steps.csv")
@@ -209,7 +211,7 @@ def test_the_page_tells_what_was_recorded(tmp_path: Path) -> None:
     assert stages == ["draft", "gate", "encode", "network", "queue", "target", "finish", "all"]
     scores = rows(tmp_path / "files/run-scores.csv")
     assert [float(row["score"]) for row in scores] == [each.decision.score for each in records]
-    assert (tmp_path / "files/run-steps.svg").exists() and len(written.missing["Recording run.mcap"]) == 1
+    assert (tmp_path / "files/run-steps.svg").exists() and len(written["missing"]["Recording run.mcap"]) == 1
 
 
 def test_what_a_recording_of_a_real_robot_lacks_is_said(tmp_path: Path) -> None:
@@ -224,11 +226,11 @@ def test_recordings_stand_beside_runs_and_other_files_are_skipped(tmp_path: Path
     record(tmp_path / "ball.mcap", 1)
     (tmp_path / "notes.txt").write_text("no recording")
     written = report(tmp_path, runs / "table", tmp_path / "ball.mcap", tmp_path / "notes.txt")
-    assert (written.runs, written.recordings) == (1, 1)
+    assert (written["runs"], written["recordings"]) == (1, 1)
     assert "Report on 1 run of 1 bundle and 1 recording" in text_of(written)
     # The bundle is called ball, too; neither overwrites the files of the other.
     assert (tmp_path / "files/ball-methods.csv").exists() and (tmp_path / "files/ball--steps.csv").exists()
-    (skipped,) = written.skipped
-    assert skipped.folder == tmp_path / "notes.txt" and "no recording" in skipped.reason
+    (skipped,) = written["skipped"]
+    assert skipped["folder"] == str(tmp_path / "notes.txt") and "no recording" in skipped["reason"]
     with pytest.raises(ConfigError, match=r"notes\.txt"):
         report(tmp_path, tmp_path / "notes.txt")

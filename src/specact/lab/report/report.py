@@ -29,25 +29,6 @@ from specact.lab.report.tables import NONE, Table, as_csv, contrasts_table, meth
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Report:
-    """A written report.
-
-    Attributes:
-        page: its path; files: figures and tables beside it.
-        runs, recordings: numbers of those in it.
-        skipped: folders and files that are not in it, with reasons.
-        missing: missing parts per pair and recording, each with the command that makes it, where one does.
-    """
-
-    page: Path
-    files: list[Path]
-    runs: int
-    recordings: int
-    skipped: list[Skipped]
-    missing: dict[str, list[str]]
-
-
 @dataclass
 class Section:
     """What the page shows of one pair or recording, and its files.
@@ -95,14 +76,14 @@ class Section:
         return [path for files in groups for path in files]
 
 
-def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True) -> Report:
-    """Writes a self-contained page, and its figures (PNG, SVG, CSV) and tables (CSV) beside it.
+def write_report(
+    paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True
+) -> dict[str, Any]:
+    """Writes a self-contained page, and its figures (PNG, SVG, CSV) and tables (CSV) into a folder ``files``.
 
-    Args:
-        paths: run folders, parents of them, or files of recordings.
-        out: the page; files: folder of the figures and tables.
-        progress: called with (stage, done, total).
-        films: whether to show rollouts as films; missing ones are simulated and stored in the run folders.
+    The paths are run folders, parents of them, or files of recordings. ``progress`` is called with (stage, done,
+    total). Films of rollouts that are missing are simulated, and stored in the run folders. Returns as plain values
+    what was written and what was skipped, and by section what is missing, with the command that makes it.
 
     Raises :exc:`ConfigError` if there is no run and no recording, or a file cannot be written.
     """
@@ -123,12 +104,18 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         for recording in recorded:
             slug = unused_slug(recording.path.stem, {section.slug for section in sections})
             sections.append(_of_recording(recording, slug, files))
+    left_out = [{"folder": str(each.folder), "reason": each.reason} for each in skipped]
     page = _render(out, runs=runs, studies=studies, recordings=recorded, summary=summary, sections=sections,
-                   skipped=[f"{each.folder}: {each.reason}" for each in skipped])  # fmt: skip
+                   skipped=[f"{each['folder']}: {each['reason']}" for each in left_out])  # fmt: skip
     write_whole(out, page.encode())
-    written = [path for section in [summary, *sections] for path in section.files]
-    missing = {section.title: section.gaps for section in sections}
-    return Report(out, written, len(runs), len(recorded), skipped, missing)
+    return {
+        "page": str(out),
+        "files": [str(path) for section in [summary, *sections] for path in section.files],
+        "runs": len(runs),
+        "recordings": len(recorded),
+        "skipped": left_out,
+        "missing": {section.title: section.gaps for section in sections},
+    }
 
 
 def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
