@@ -31,8 +31,7 @@ from specact.gates import (
 from specact.gates.audit import RunningMean, expected_true_skip
 from specact.gates.gate import Gate, Periodic
 from specact.links.link import LINKS
-from specact.links.model import AddedDelay, LossyLink, SteadyLink
-from specact.links.recordings import MahimahiLink, TraceLink
+from specact.links.model import AddedDelay, LossyLink, MahimahiLink, SteadyLink, TraceLink
 from specact.observation import Field, ObservationSpec
 from specact.records import Record
 from specact.systems.flash import FlashSettings

@@ -29,7 +29,8 @@ from specact.gates.controller import Controller, LatencyBudget, RateBudget
 from specact.gates.settings import gate_settings
 from specact.lab.envs import load_task
 from specact.lab.rollout.rollout import episode_seed
-from specact.links.link import load_link, round_trip
+from specact.links.link import load_link
+from specact.links.model import round_trip
 from specact.observation import Window
 from specact.pair import Answer, Pending
 from specact.rng import Role, StepAddress, stream

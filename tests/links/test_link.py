@@ -7,8 +7,7 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.links.link import LINKS, load_link
-from specact.links.model import AddedDelay, LossyLink, OutageLink, SteadyLink
-from specact.links.recordings import MahimahiLink, TraceLink
+from specact.links.model import AddedDelay, LossyLink, MahimahiLink, OutageLink, SteadyLink, TraceLink
 
 
 @pytest.fixture

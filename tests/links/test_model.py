@@ -8,8 +8,7 @@ from scipy import stats
 
 from specact.errors import ConfigError
 from specact.links.link import LINKS
-from specact.links.model import AddedDelay, Link, LossyLink, OutageLink, SteadyLink, round_trip
-from specact.links.recordings import MahimahiLink, TraceLink
+from specact.links.model import AddedDelay, Link, LossyLink, MahimahiLink, OutageLink, SteadyLink, TraceLink, round_trip
 
 WIFI, FAST = LINKS["wifi-paper"], 1e15
 NOTHING = SteadyLink(0.0, 0.0, FAST, FAST)

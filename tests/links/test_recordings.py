@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.recordings import MahimahiLink, TraceLink, read_series
+from specact.links.model import MahimahiLink, TraceLink, read_series
 
 RNG = np.random.default_rng(0)
 

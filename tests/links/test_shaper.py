@@ -22,8 +22,7 @@ from tests.remote.conftest import listening
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.model import Link, OutageLink, SteadyLink
-from specact.links.recordings import MahimahiLink, TraceLink
+from specact.links.model import Link, MahimahiLink, OutageLink, SteadyLink, TraceLink
 from specact.links.shaper import Pacer, Shaper, kernel_shaped, netem_options
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

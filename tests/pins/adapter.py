@@ -30,8 +30,7 @@ from specact.observation import ObservationHistory
 from specact.pair import Answer, LocalTarget, Pending, checked
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
-from specact.robot.chunks import ChunkRunner
-from specact.robot.inference import Finished, LocalSource
+from specact.robot.chunks import ChunkRunner, Finished, LocalSource
 from specact.safety import Fallback
 from specact.types import Miss, OffloadTimes, Outcome, StepRecord, VirtualClock
 from specact.wire.exchange import Request, VerifyingExchange

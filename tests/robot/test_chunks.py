@@ -19,8 +19,15 @@ from specact.lab.rollout.episode import run_episode
 from specact.observation import Window
 from specact.pair import Pending
 from specact.rng import StepAddress
-from specact.robot.chunks import ActionRange, ChunkRunner
-from specact.robot.inference import ChunkSource, Finished, Inference, InferenceThread, LocalSource
+from specact.robot.chunks import (
+    ActionRange,
+    ChunkRunner,
+    ChunkSource,
+    Finished,
+    Inference,
+    InferenceThread,
+    LocalSource,
+)
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.safety import Fallback
 from specact.types import Clock, Miss, OffloadTimes, VirtualClock

@@ -30,8 +30,7 @@ from specact.gates import Always
 from specact.lab.data.recordings import read_recording
 from specact.pair import LocalTarget, Pending
 from specact.robot import recording, ros
-from specact.robot.chunks import ChunkRunner
-from specact.robot.inference import Finished, Inference, LocalSource
+from specact.robot.chunks import ChunkRunner, Finished, Inference, LocalSource
 from specact.robot.recording import Recorder
 from specact.types import Miss, OffloadTimes, Origin, VirtualClock
 from specact.wire.images import to_jpeg

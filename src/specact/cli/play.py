@@ -16,8 +16,7 @@ from specact.execution.schedule import Execution, Kind
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
 from specact.remote.client import Client
-from specact.robot.chunks import ActionRange, ChunkRunner
-from specact.robot.inference import ChunkSource, InferenceThread, LocalSource
+from specact.robot.chunks import ActionRange, ChunkRunner, ChunkSource, InferenceThread, LocalSource
 from specact.robot.loop import Journal
 from specact.types import ActionUnits
 

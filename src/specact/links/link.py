@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from specact.errors import ConfigError, unknown_name
-from specact.links.model import AddedDelay, Link, LossyLink, OutageLink, SteadyLink, round_trip
-from specact.links.recordings import MahimahiLink, TraceLink, read_series
-
-__all__ = ["LINKS", "Link", "load_link", "round_trip"]
+from specact.links.model import AddedDelay, Link, LossyLink, OutageLink, SteadyLink, load_recording
 
 LINKS: dict[str, SteadyLink] = {
     # Draft and target on one machine.
@@ -80,13 +76,7 @@ def _base(name: str, numbers: dict[str, float]) -> Link:
     if colon and kind == "mahimahi" and (len(paths) != 2 or not all(paths)):
         raise ConfigError(f"a mahimahi link needs two files, mahimahi:UP_PATH,DOWN_PATH; got {name!r}")
     if colon and kind in ("rtt", "mahimahi"):
-        series, start_s = [read_series(Path(path)) for path in paths], numbers.get("start", 0.0)
-        try:
-            if kind == "mahimahi":
-                return MahimahiLink(series[0], series[1], start_s)
-            return TraceLink(series[0], numbers.get("period"), start_s)
-        except ConfigError as error:
-            raise ConfigError(f"{' and '.join(paths)}: {error}") from None
+        return load_recording(paths, numbers.get("period"), numbers.get("start", 0.0))
     if name not in LINKS:
         raise unknown_name("link", name, [*LINKS, *_RECORDINGS])
     return LINKS[name]

@@ -1,8 +1,8 @@
 from specact.robot.chunks import ChunkRunner as ChunkRunner
-from specact.robot.inference import ChunkSource as ChunkSource
-from specact.robot.inference import Inference as Inference
-from specact.robot.inference import InferenceThread as InferenceThread
-from specact.robot.inference import LocalSource as LocalSource
+from specact.robot.chunks import ChunkSource as ChunkSource
+from specact.robot.chunks import Inference as Inference
+from specact.robot.chunks import InferenceThread as InferenceThread
+from specact.robot.chunks import LocalSource as LocalSource
 from specact.robot.loop import Acting as Acting
 from specact.robot.loop import Journal as Journal
 from specact.robot.loop import Robot as Robot

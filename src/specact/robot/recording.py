@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, MissingExtraError
 from specact.observation import Observation, ObservationSpec, read_observation
-from specact.robot.inference import Finished
+from specact.robot.chunks import Finished
 from specact.robot.loop import Acting, Robot, Tick
 from specact.robot.ros import ACTION, ARRAY, CHUNK, CONTROL, EPISODE, IMAGE, INFERENCE, TEXT, MessageType
 from specact.types import Miss, Origin, StepRecord

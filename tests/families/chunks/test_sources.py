@@ -17,7 +17,7 @@ from specact.load import load_policy
 from specact.observation import Field, ObservationSpec, Window
 from specact.pair import LocalTarget
 from specact.rng import StepAddress
-from specact.robot.inference import LocalSource
+from specact.robot.chunks import LocalSource
 from specact.types import Miss, OffloadTimes
 
 DESCRIPTION = """

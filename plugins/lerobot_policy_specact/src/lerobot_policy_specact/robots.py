@@ -34,8 +34,7 @@ from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.endpoint import tls_context
 from specact.remote.target import remote_verifier
-from specact.robot.chunks import ChunkRunner
-from specact.robot.inference import Inference, InferenceThread
+from specact.robot.chunks import ChunkRunner, Inference, InferenceThread
 from specact.robot.loop import Acting
 from specact.safety import Fallback
 from specact.types import Clock, Miss, VirtualClock
