@@ -53,20 +53,6 @@ def test_a_gaussian_comes_out_as_it_should() -> None:
     assert np.abs(backwards - exact).max() > 0.1
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7])
-def test_a_straight_path_needs_no_more_than_one_step(steps: int) -> None:
-    noise, data = noises(2)
-    way: NDArray[np.float32] = data - noise
-    seen = []
-
-    def straight(x: NDArray[np.float32], time: float) -> NDArray[np.float32]:
-        seen.append(time)
-        return way
-
-    np.testing.assert_allclose(integrate(straight, noise, steps), data, atol=1e-5)
-    assert seen == [step / steps for step in range(steps)]
-
-
 @pytest.mark.parametrize("time", [0.05, 0.3, 0.5, 0.9])
 def test_the_weight_of_the_guidance(time: float) -> None:
     r_squared = (1 - time) ** 2 / (time**2 + (1 - time) ** 2)
