@@ -104,12 +104,9 @@ def _check_choices(name: str, kind: Kind | None, **choices: object) -> None:
     """Refuses a draft, target, decoding or Euler steps for what cannot have another one; None is not chosen."""
     for option, value in choices.items():
         if value is not None and kind not in _CHOICES[option]:
-            wanted, held = (
-                ", ".join(KINDS[each] for each in _CHOICES[option]),
-                "your own code" if kind is None else KINDS[kind],
-            )
+            held, wanted = KINDS[kind] if kind else "no bundle", ", ".join(KINDS[each] for each in _CHOICES[option])
             raise ConfigError(
-                f"{name} is {held}, which takes no {option}; leave out --{option} {value}, which is for {wanted}"
+                f"{name} is {held} and takes no {option}; leave out --{option} {value}, which is for {wanted}"
             )
 
 
