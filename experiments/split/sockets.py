@@ -45,7 +45,7 @@ Seen = tuple[int, Window]
 
 def target_windows(pair: Pair[Any], inferences: int, seed: int) -> list[Seen]:
     """The first observations in rollouts of the target."""
-    path = target_path(pair, env_of(pair, None), count(), seed)
+    path = target_path(pair, env_of(pair.env), count(), seed)
     return [(record.address.episode, record.proposal.window) for record in islice(path, inferences)]
 
 

@@ -115,7 +115,7 @@ class Calibrate(GateOptions):
         from specact.lab.rollout.pool import Pool
 
         pair = self.load()
-        world, total = self.env or env_of(pair, None), self.episodes * (self.rounds + 2)
+        world, total = self.env or env_of(pair.env), self.episodes * (self.rounds + 2)
         with progress_bars() as update, Pool(self.workers) as pool:
             collect = collector(self.lessons, pool, update, world, training_folder(pair) / "frames")
             made = calibrate(

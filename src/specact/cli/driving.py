@@ -173,7 +173,7 @@ class Session(Options):
         from specact.lab.rollout.processes import device_share
         from specact.lab.rollout.rollout import episode_seed
 
-        name = self.env or env_of(plan, None)
+        name = self.env or env_of(plan.env)
         # The live world's process is started first: the limit applies to the device alone.
         live = LiveRobot(name, plan.observation, plan.period_s) if self.tuning.live else None
         robot = live or SimulatedRobot(load_task(name, plan.observation))

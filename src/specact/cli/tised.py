@@ -68,7 +68,7 @@ class Sweep(Options):
         subject, variants = self._subject()
         request = Request(
             subject.bundle.fingerprint, read_settings(self.levers, subject),
-            details.task or env_of(subject.bundle, None), self.paces, self.hardware, self.links or (ON_BOARD,),
+            details.task or env_of(subject.bundle.env), self.paces, self.hardware, self.links or (ON_BOARD,),
             self.episodes, self.seed, self.idle, details.calibration_episodes, details.target_ms,
         )  # fmt: skip
         check_folder(self.out)

@@ -48,10 +48,10 @@ def test_it_is_loaded_by_name_and_what_is_none_is_refused() -> None:
 def test_a_bundle_cannot_have_code_imported(foreign: Pair[Any], tmp_path: Path) -> None:
     told = r"made for the environment 'antigravity_of_nobody:TASK'.*name it yourself: --env antigravity_of_nobody:TASK"
     with pytest.raises(ConfigError, match=told):
-        env_of(foreign, None)
+        env_of(foreign.env)
     with pytest.raises(ConfigError, match=told):
-        env_of(foreign, TROLLEY)
-    assert env_of(foreign, foreign.env) == foreign.env
+        env_of(foreign.env, TROLLEY)
+    assert env_of(foreign.env, foreign.env) == foreign.env
     with Pool(1) as pool:
         with pytest.raises(ConfigError, match=told):
             evaluate(Evaluation(str(foreign.path), None, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)

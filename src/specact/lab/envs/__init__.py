@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
 from specact.imports import is_plugin, load_object
@@ -82,29 +82,22 @@ def cannot_draw(error: Exception) -> str:
     return f"MuJoCo cannot draw with MUJOCO_GL={chosen!r} ({type(error).__name__}: {why}); {HOW_TO_DRAW}"
 
 
-class MadeFor(Protocol):
-    """A pair or a policy, with the name of the environment that it was made for; may be empty."""
-
-    @property
-    def env(self) -> str: ...
-
-
-def env_of(bundle: MadeFor, given: str | None) -> str:
-    """The environment that a bundle was made for, given the one that the user named, or None.
+def env_of(own: str, given: str | None = None) -> str:
+    """The environment that a bundle was made for, which may be empty, given the one that the user named, or None.
 
     A bundle must not be able to run code: if its environment is ``MODULE:TASK``, the user has to name it too.
 
     Raises:
         ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another or none; or neither names one.
     """
-    if not bundle.env and given is None:
+    if not own and given is None:
         raise ConfigError(
             "these policies were made for no environment that has a name; give it with --env, or work along "
             "demonstrations with specact offline"
         )
-    if is_plugin(bundle.env) and bundle.env != given:
+    if is_plugin(own) and own != given:
         raise ConfigError(
-            f"this bundle was made for the environment {bundle.env!r}, which is code that does not come "
-            f"with specact; if you trust it, name it yourself: --env {bundle.env}"
+            f"this bundle was made for the environment {own!r}, which is code that does not come "
+            f"with specact; if you trust it, name it yourself: --env {own}"
         )
-    return bundle.env
+    return own

@@ -49,7 +49,7 @@ def calibrate(
     ``episodes * (rounds + 2)``.
     """
     settings = gate_settings(gate, pair) if isinstance(gate, str) else gate
-    world, finished = env or env_of(pair, None), 0
+    world, finished = env or env_of(pair.env), 0
 
     def roll(tried: GateSettings, number: int) -> Table:
         nonlocal finished

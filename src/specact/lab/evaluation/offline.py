@@ -53,7 +53,7 @@ def demonstrations_of(pair: Pair[Any], env: str | None = None) -> Demonstrations
             "the draft, and --data, the folder of its files (of specact eval leave out --mse)"
         )
     known = {name: recipe[name] for name in Demonstrations.__struct_fields__ if name in recipe}
-    known["env"] = env_of(pair, env) if pair.env else None
+    known["env"] = env_of(pair.env, env) if pair.env else None
     return read_record(known, Demonstrations, "recipe")
 
 

@@ -127,7 +127,7 @@ def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, 
 def _evaluate(
     evaluation: Evaluation, pair: Pair[Any], out: Path, progress: Progress, pool: Pool, command: str
 ) -> dict[str, Any]:
-    env = evaluation.env or env_of(pair, None)
+    env = evaluation.env or env_of(pair.env)
     task, ran = load_task(env), evaluation.resolved
     for method in ran:
         uncalibrated_gate(method, evaluation.gate_options, pair).check_rate(evaluation.rate)

@@ -133,7 +133,7 @@ def collector(
                 f"the bundle {pair.name!r} has a sequential secondary head; gates and drafts can be trained only for "
                 "independent codebooks"
             )
-        batches, first, env_name = list[DistillationData](), number * _ROUND, env or env_of(pair, None)
+        batches, first, env_name = list[DistillationData](), number * _ROUND, env or env_of(pair.env)
         while (done := sum(map(len, batches))) < wanted:
             progress(f"lessons {number + 1}", done, wanted)
             shards = []

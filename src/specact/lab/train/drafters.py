@@ -72,7 +72,7 @@ class DrafterTraining(Training):
         with Pool(self._jobs) as pool:
             # By path, so that other processes read the same bundle.
             files = record_rollouts(
-                str(target.path), env_of(target, recipe.env), recipe.seed, self.out / "rollouts",
+                str(target.path), env_of(target.env, recipe.env), recipe.seed, self.out / "rollouts",
                 recipe.episodes // SHARD, pool.each, partial(progress, "rollouts"),
             )  # fmt: skip
         first_held_out = len(files) - max(1, round(recipe.held_out * len(files)))
@@ -115,7 +115,7 @@ class DrafterTraining(Training):
         length, width = target.networks.length, target.networks.width
         scale = scale_of(self.held_out, TokenHead(folder.files["head"], length, width))
         made_for = DraftedFor(target.fingerprint, length, width, replace(self.settings, scale=scale))
-        manifest = self.manifest(recipe.bundle, env_of(target, recipe.env))
+        manifest = self.manifest(recipe.bundle, env_of(target.env, recipe.env))
         return [folder.finish({"kind": "drafters", **manifest}, made_for)]
 
     def _head(self) -> DrafterHead:
