@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,14 @@ from specact.families.tokens.policy import TokenNetworks, causal
 from specact.families.tokens.speculative import Decoded
 from specact.gates.gate import Always, Gate
 from specact.lab.data.episodes import Episodes
+from specact.lab.rollout.processes import serving
 from specact.lab.train.recipe import ChunkRecipe, EncoderRecipe
 from specact.observation import Window
-from specact.pair import Pair
+from specact.pair import Pair, Verifier
 from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.endpoint import Endpoint
+from specact.remote.target import remote_verifier
 from specact.types import StepRecord
 from specact.wire.arrays import Layout
 
@@ -98,3 +104,14 @@ def nonsense(layout: Layout, rng: np.random.Generator) -> dict[str, np.ndarray]:
             high = min(high, 255)
         arrays[name] = rng.integers(int(low), int(high) + 1, spec.shape).astype(spec.dtype)
     return arrays
+
+
+@contextmanager
+def connected(pair: Pair[Any], path: Path) -> Iterator[Callable[[Pair[Any]], Verifier]]:
+    """Makes verifiers of compositions of the pair, which ask a server process with the bundle at a path."""
+    with (
+        serving(path) as process,
+        Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client,
+    ):
+        client.connect(30.0)
+        yield lambda composed: remote_verifier(client, composed, 30_000.0)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 from tests.decodings import DECODINGS
-from tests.families.tokens.dots import SEEN, decoded, nonsense, played, rngs
+from tests.families.tokens.dots import SEEN, connected, decoded, nonsense, played, rngs
 from tests.served import served, verifying
 
 from specact.errors import BundleError, ConfigError, WireError
@@ -23,20 +23,16 @@ from specact.families.tokens.policy import DecodingRequest, TokenBundle, load_to
 from specact.families.tokens.speculative import TAIL, Bigram, relaxed
 from specact.families.tokens.verify import TokenExchange
 from specact.gates.gate import Never, Random
-from specact.lab.rollout.processes import serving
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
-from specact.remote.target import remote_verifier
 from specact.rng import StepAddress
 from specact.systems.kerv import Kerv
 from specact.systems.tokens import load_token_pair
 from specact.types import Origin, Proposal
 from specact.wire.exchange import Request
 
-PATIENT_MS, FEW = 30_000.0, SEEN[:40]
+FEW = SEEN[:40]
 # What the last action drafts is never right: the first inference after a plain one is always compensated.
 COMPENSATING = Kerv("for a test", "last", then="none", bins=0, adapts=None, tail="last", plain_steps=2)
 
@@ -44,16 +40,6 @@ COMPENSATING = Kerv("for a test", "last", then="none", bins=0, adapts=None, tail
 @pytest.fixture(scope="module")
 def pair(wild: TokenBundle) -> Pair[Any]:
     return load_token_pair(wild)
-
-
-@pytest.fixture(scope="module")
-def client(wild: TokenBundle, pair: Pair[Any]) -> Iterator[Client]:
-    with (
-        serving(wild.path) as process,
-        Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as connected,
-    ):
-        connected.connect(30.0)
-        yield connected
 
 
 def test_a_tail_is_the_last_action_and_never_soon_again(pair: Pair[Any], greedy: np.ndarray) -> None:
@@ -84,15 +70,10 @@ def test_a_draft_may_have_shorter_or_longer_chunks(pair: Pair[Any]) -> None:
     """A short one's last action is repeated, proposed as it is and as candidate tokens."""
     for steps in (1, 2, 3, 5):
         drafted = np.linspace(-0.5, 0.5, 2 * steps, dtype=np.float32).reshape(steps, 2)
-
-        class Draft:
-            spec = structs.replace(pair.parts.policy.spec, chunk=steps)
-
-            def infer(self, window: Window, rng: Any, inpainting: Any = None) -> np.ndarray:
-                return pair.units.to_environment(drafted)  # noqa: B023
-
+        chunk, spec = pair.units.to_environment(drafted), structs.replace(pair.parts.policy.spec, chunk=steps)
+        draft = SimpleNamespace(spec=spec, infer=lambda *_, chunk=chunk: chunk)
         for name in ("ar", "strict_draft"):
-            composed = pair.composed(decoding=DECODINGS[name], draft=Draft())
+            composed = pair.composed(decoding=DECODINGS[name], draft=draft)
             found = composed.drafter().propose(SEEN[0], rngs(1)[0]).actions
             np.testing.assert_allclose(found, drafted[np.minimum(np.arange(3), steps - 1)], atol=1.01 / 255.0)
 
@@ -124,7 +105,7 @@ def test_skipped_steps_repeat_the_last_action(pair: Pair[Any]) -> None:
 
 
 def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone(
-    wild: TokenBundle, pair: Pair[Any], client: Client, tmp_path: Path
+    wild: TokenBundle, pair: Pair[Any], tmp_path: Path
 ) -> None:
     """Bit for bit: the question holds all that the server needs. Alone it says what it cannot do."""
     shutil.copytree(wild.path, tmp_path / "device", ignore=shutil.ignore_patterns("decoder.onnx"))
@@ -134,20 +115,21 @@ def test_a_device_without_the_decoder_acts_with_a_server_as_a_complete_one_alone
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"left_out": ["decoder"]}))
     device = load_token_pair(load_tokens(tmp_path / "device"))
     assert device.fingerprint == pair.fingerprint
-    for decoding in (DECODINGS["ar"], DECODINGS["strict_last"], COMPENSATING, DECODINGS["random_tokens"]):
-        strict = replace(decoding, bins=0)
-        here, known = played(pair.composed(decoding=strict), FEW, seed=5)
-        composed = device.composed(decoding=strict)
-        there, records = played(composed, FEW, seed=5, verifier=remote_verifier(client, composed, PATIENT_MS))
-        np.testing.assert_array_equal(there, here)
-        for record, other in zip(records, known, strict=True):
-            assert record.miss is None and record.outcome is not None
-            told, same = decoded(record), decoded(other)
-            assert (told.accepted, told.read, told.rejected) == (same.accepted, same.read, same.rejected)
-            np.testing.assert_allclose(told.features[0], same.features[0], atol=1e-2)
-            # Audits take its mean: whether the tokens that would have been executed are those that were proposed.
-            proposed = to_tokens(record.proposal.actions).ravel()
-            assert record.outcome.kept == float((proposed == told.tokens).all())
+    with connected(device, wild.path) as asking:
+        for decoding in (DECODINGS["ar"], DECODINGS["strict_last"], COMPENSATING, DECODINGS["random_tokens"]):
+            strict = replace(decoding, bins=0)
+            here, known = played(pair.composed(decoding=strict), FEW, seed=5)
+            composed = device.composed(decoding=strict)
+            there, records = played(composed, FEW, seed=5, verifier=asking(composed))
+            np.testing.assert_array_equal(there, here)
+            for record, other in zip(records, known, strict=True):
+                assert record.miss is None and record.outcome is not None
+                told, same = decoded(record), decoded(other)
+                assert (told.accepted, told.read, told.rejected) == (same.accepted, same.read, same.rejected)
+                np.testing.assert_allclose(told.features[0], same.features[0], atol=1e-2)
+                # Audits take its mean: whether the tokens that would have been executed are those that were proposed.
+                proposed = to_tokens(record.proposal.actions).ravel()
+                assert record.outcome.kept == float((proposed == told.tokens).all())
     for alone in (device.target, lambda: device.parts.policy.infer(SEEN[0], rngs(1)[0])):
         with pytest.raises(BundleError, match="exported without its decoder, which runs on the server"):
             alone()

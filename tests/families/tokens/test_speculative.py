@@ -140,9 +140,9 @@ def not_greedy(wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray) -> int:
     return int((found != greedy[rows]).any(axis=1).sum())
 
 
-def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray] | None = None) -> None:
+def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray]) -> None:
     """Keeps the first entries, not those of the accepted tokens."""
-    keep(self, entries, None if chosen is None else [np.arange(len(rows)) for rows in chosen])
+    keep(self, entries, [np.arange(len(rows)) for rows in chosen])
 
 
 def blind(self: TokenNetworks, cache: Cache, tokens: np.ndarray, places: np.ndarray, among: np.ndarray) -> Reading:
@@ -278,6 +278,9 @@ def test_candidates_of_a_group_are_combined_and_a_gripper_is_not() -> None:
     }  # fmt: skip
     (small,) = GroupCandidates(chunks, groups, strict, nodes=7).grow([decided])
     assert len(small) <= 7
+    many = np.random.default_rng(0).integers(0, 256, (5, 8))
+    (large,) = GroupCandidates(many, groups, strict).grow([decided])
+    assert 44 < len(large) <= 50
     # A group in which a candidate ends is left out.
     assert paths(np.where(np.arange(8) < [[5], [2]], chunks, -1)) == {(2, 3, 4)}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,48 +10,36 @@ import numpy as np
 import pytest
 from msgspec import structs
 from tests.decodings import DECODINGS
-from tests.families.tokens.dots import decoded, nonsense, played, reread, rngs
+from tests.families.tokens.dots import connected, decoded, nonsense, played, reread, rngs
 from tests.lab.train.test_drafters import SPEC, recipe_for, train_drafters, write_target
 from tests.served import verifying
 from tests.tiny import quiet
 
-from specact.families.tokens.pair import TokenParts
 from specact.families.tokens.policy import DecodingRequest, to_actions
 from specact.families.tokens.speculative import DRAFT, TAIL, Decided, Decoded
 from specact.gates.gate import Random
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.processes import serving
 from specact.load import load_pair
 from specact.observation import Window
 from specact.pair import Pair, is_valid
-from specact.remote.client import Client
-from specact.remote.endpoint import Endpoint
-from specact.remote.target import remote_verifier
 from specact.systems.specvla import HeadDrafter
 from specact.systems.tokens import load_token_pair
 from specact.types import OffloadTimes, Origin
 
-PATIENT_MS = 30_000.0
 CLEAR = 1e-3  # of the two largest logits: nearer ones may be ordered otherwise in another pass
 
 
 @pytest.fixture(scope="module")
 def hand() -> Pair[Any]:
     """30 tokens for one action, drafters of every kind, three groups, no gripper."""
-    return loaded("relocate-tokens")
+    return load_pair("relocate-tokens")
 
 
 @pytest.fixture(scope="module")
 def arm() -> Pair[Any]:
     """9 tokens for one action; the last two dimensions are a gripper."""
-    return loaded("kitchen-tokens")
-
-
-def loaded(name: str) -> Pair[Any]:
-    found = load_pair(name)
-    assert isinstance(found.parts, TokenParts)
-    return found
+    return load_pair("kitchen-tokens")
 
 
 def states(pair: Pair[Any], count: int, seed: int = 0) -> list[Window]:
@@ -66,25 +52,14 @@ def states(pair: Pair[Any], count: int, seed: int = 0) -> list[Window]:
     return [Window({name: walk[step] for name, walk in walks.items()}) for step in range(count)]
 
 
-@contextmanager
-def served(pair: Pair[Any]) -> Iterator[Client]:
-    """A client of a server process with the pair's target."""
-    assert pair.path is not None
-    with (
-        serving(pair.path) as process,
-        Client(Endpoint("ws", "127.0.0.1", process.port), pair.exchange.contract, "test") as client,
-    ):
-        client.connect(30.0)
-        yield client
-
-
 @pytest.mark.parametrize("name", ["specvla_device", "kerv"])
 def test_over_a_server_a_system_decides_as_here(hand: Pair[Any], name: str) -> None:
     """What a drafter learns of the answers is the same."""
     composed, windows = hand.composed(decoding=DECODINGS[name]), states(hand, 40)
     _, here = played(composed, windows, seed=5)
-    with served(hand) as client:
-        _, there = played(composed, windows, seed=5, verifier=remote_verifier(client, composed, PATIENT_MS))
+    assert hand.path is not None
+    with connected(hand, hand.path) as asking:
+        _, there = played(composed, windows, seed=5, verifier=asking(composed))
     for one, other in zip(here, there, strict=True):
         assert one.miss is other.miss is None
         for part in ("tokens", "sources", "bias"):
@@ -111,10 +86,10 @@ def test_ten_thousand_actions_over_a_link_are_greedy_decoding(tmp_path: Path) ->
     greedy, apart = reread(pair.parts.policy.networks, windows)
     clear = apart > CLEAR
     compared = accepted = 0
-    with served(pair) as client:
+    with connected(pair, target.path) as asking:
         for name in ("strict", "strict_last"):
             composed = pair.composed(decoding=DECODINGS[name])
-            _, records = played(composed, windows, verifier=remote_verifier(client, composed, PATIENT_MS))
+            _, records = played(composed, windows, verifier=asking(composed))
             for row in np.flatnonzero(clear):
                 np.testing.assert_array_equal(decoded(records[row]).tokens, greedy[row])
                 compared += SPEC.chunk

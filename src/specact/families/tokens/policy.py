@@ -98,9 +98,8 @@ class Cache:
         seen: Mask = np.arange(self.entries.shape[-2]) < self.lengths[:, None]
         return seen
 
-    def keep(self, entries: Array, chosen: Sequence[Tokens] | None = None) -> None:
-        """Appends the entries of a :class:`Reading`: for each window those with the given indices, in order, or all."""
-        chosen = [np.arange(entries.shape[-2])] * len(entries) if chosen is None else chosen
+    def keep(self, entries: Array, chosen: Sequence[Tokens]) -> None:
+        """Appends the entries of a :class:`Reading`: for each window those with the given indices, in order."""
         for row, (start, kept) in enumerate(zip(self.lengths.tolist(), chosen, strict=True)):
             self.entries[row, ..., start : start + len(kept), :] = entries[row][..., kept, :]
             self.lengths[row] += len(kept)
@@ -153,20 +152,16 @@ class TokenNetworks:
             )
 
     def prefill(self, prefix: Array) -> tuple[Cache, Reading]:
-        """Processes the encoder's tokens of B windows, with full attention.
+        """Processes the encoder's tokens of B windows, with full attention; BundleError without a decoder.
 
-        Returns:
-            A new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
-
-        Raises:
-            BundleError: without a decoder.
+        Gives a new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
         """
         self.check_decodes()
         batch, count, _ = prefix.shape
         cache = Cache(np.zeros((batch, *self._cache), np.float32))
         positions = np.broadcast_to(np.arange(count), (batch, count))
         found = self._read(cache, prefix, positions, np.ones((batch, count, count), np.bool_))
-        cache.keep(found.entries)
+        cache.keep(found.entries, [np.arange(count)] * batch)
         return cache, found
 
     def read(self, cache: Cache, tokens: Tokens, places: Tokens, among: Mask) -> Reading:
@@ -198,13 +193,12 @@ class DecodingRequest:
     """The request for a chunk: all inputs of the target besides the observation, and what gates see of them.
 
     Attributes:
-        candidates: drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0. Each is a chunk, or the
-            beginning of one and -1 from there on; together they are a tree. The target predicts the first token itself.
+        candidates: drafted on the device, more likely ones first, ``[K, T]``; each is a chunk, or the beginning of one
+            and -1 from there on; together they are a tree. The target predicts the first token itself.
         then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
         rule, tail: for accepting tokens; what replaces everything from the first rejected token on, ``[T]``.
         combined: whether groups of the candidates are combined, see ``GroupCandidates``.
-        feature, retrieved: not sent: of the observation, of unit length, ``[F]``, where the decoding compares them;
-            whether the candidates come from a memory.
+        feature, retrieved: not sent: the observation's of unit length, ``[F]``, or None; whether a memory drafted.
     """
 
     candidates: Tokens

@@ -244,11 +244,10 @@ def relaxed(
         bins: r, 0 to 255.
         length, actions: T, tokens of a chunk; A, dimensions of an action.
         strict: dimensions that must be equal, such as a gripper; the papers have none.
-        groups: of each dimension of an action, 0, 1, ... in ascending order, such as position, rotation, gripper;
-            those of strict dimensions contain no others. Each token is its own group if there are none.
+        groups: of each dimension of an action, 0, 1, ..., such as position, rotation, gripper; None for single tokens.
 
     Raises:
-        ConfigError: for a tolerance, a dimension or groups that are none.
+        ConfigError: for a tolerance, a dimension or groups that are none, or mix strict dimensions and others.
     """
     if not 0 <= bins <= 255:
         raise ConfigError(f"a tolerance must lie between 0 and 255 bins, got {bins}")
@@ -281,8 +280,7 @@ class Decoded:
         bias: drafted token minus the target's most likely one, given the tokens before it, int64 ``[T]``; else 0.
         accepted, read: number of drafted tokens accepted, and of tokens processed, in each pass after the prefix's.
         rejected: position of the first rejected token, or T.
-        features: of the target, from which each token but a tail's was predicted, ``[T, W]``; of a server's reply the
-            first one alone, ``[1, W]``.
+        features: of the target, from which each token was predicted, ``[T, W]``; the first alone in a server's reply.
         finite: whether all logits were finite.
     """
 

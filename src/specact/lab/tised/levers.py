@@ -60,14 +60,14 @@ class Lever:
         about: its effect, and the meaning of its strength.
         on: what it applies to: one policy, that of a flow bundle or the target of a pair of action codes; the flow; the
             pair of action codes; or a pair of any family with a draft.
-        strengths: of a subject, the baseline (no effect) first.
+        strengths: all, or those of a subject, the baseline (no effect) first.
         apply: makes the driver of a subject at a strength.
         shares: whether strengths are shares or distances; else they are integers.
     """
 
     about: str
     on: Literal["policy", "flow", "codes", "pair"]
-    strengths: Callable[[Subject], tuple[float, ...]]
+    strengths: tuple[float, ...] | Callable[[Subject], tuple[float, ...]]
     apply: Callable[[Subject, float], Driver]
     shares: bool = False
 
@@ -98,7 +98,7 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
             f"lever {name!r} needs {KINDS[lever.on]}, which {subject.bundle.name!r} is not; its levers are "
             f"{', '.join(fitting)}"
         )
-    own = lever.strengths(subject)
+    own = lever.strengths(subject) if callable(lever.strengths) else lever.strengths
     wanted = own if strengths is None else tuple(dict.fromkeys((own[0], *strengths)))
     for strength in wanted:
         if not (lever.shares or strength.is_integer()):
@@ -212,37 +212,33 @@ def _split(subject: Subject, strength: float) -> Driver:
     return SplitDriver(_path(subject), execution, stages=stages, cut=int(strength))
 
 
-def _fixed(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
-    return lambda subject: strengths
-
-
 def _up_to(most: Callable[[Subject], int]) -> Callable[[Subject], tuple[float, ...]]:
     return lambda subject: tuple(map(float, range(most(subject) + 1)))
 
 
 def _gate(about: str, gate: str, *, late: bool = False) -> Lever:
-    return Lever(about, "pair", _fixed(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, gate, late), shares=True)
+    return Lever(about, "pair", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, gate, late), shares=True)
 
 
 LEVERS = {
     "steps": Lever(
-        "Euler steps of a flow policy", "flow", _fixed(10.0, 5.0, 3.0, 2.0, 1.0),
+        "Euler steps of a flow policy", "flow", (10.0, 5.0, 3.0, 2.0, 1.0),
         lambda subject, strength: replace(subject.driver, steps=int(strength)),
     ),
     "flash": Lever(
         "distance within which FLASH's check accepts what its block drafts, at the fitted noise level; 0 denoises "
-        "every chunk", "flow", _fixed(0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
+        "every chunk", "flow", (0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
     ),
     "reuse": Lever(
         "share of the cameras' tokens that FreqCache may reuse; 0 computes all of them", "flow",
-        _fixed(0.0, 0.25, 0.5, 0.75, 1.0), _reused, shares=True,
+        (0.0, 0.25, 0.5, 0.75, 1.0), _reused, shares=True,
     ),
     "split": Lever(
         "stages of the target that run on a server, the others on the device (RoboECC); 0 for none", "codes",
         _up_to(lambda subject: subject.variants.stage_count), _split,
     ),
     "quantisation": Lever(
-        "networks of fewer bits, 4 or 8 times fewer than 32; 0 for none", "policy", _fixed(0.0, 4.0, 8.0), _quantised,
+        "networks of fewer bits, 4 or 8 times fewer than 32; 0 for none", "policy", (0.0, 4.0, 8.0), _quantised,
     ),
     "window": Lever(
         "observations a VQ-BeT looks at", "codes",
@@ -263,10 +259,10 @@ LEVERS = {
     "learned": _gate("transmission rate of a learned gate, whose time is the device's", "learned"),
     "alone": Lever(
         "one policy on the device and no server; 0 the target, 1 the learned gate's head as the draft", "codes",
-        _fixed(0.0, 1.0), _alone,
+        (0.0, 1.0), _alone,
     ),
     "remote": Lever(
-        "the target on a server, queried synchronously", "policy", _fixed(0.0), partial(_remote, "synchronous")
+        "the target on a server, queried synchronously", "policy", (0.0,), partial(_remote, "synchronous")
     ),
     "remote_async": Lever(
         "the same, queried while the last actions run, played by time (as in LeRobot); number of those actions",
