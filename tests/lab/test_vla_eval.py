@@ -65,16 +65,11 @@ def of_ours(bundle: str, env: str, method: str, episodes: int, out: Path) -> lis
     with Pool(1) as pool:
         evaluate(what, out, lambda *_: None, pool)
     table, steps = read_table(out / "episodes" / method), read_table(out / "steps" / method)
+    sent = [float(steps["transmitted"][steps["episode"] == number].mean()) for number in range(episodes)]
+    columns = (table[name].tolist() for name in ("steps", "success", "score"))
     return [
-        {
-            "steps": int(table["steps"][number]),
-            "metrics": {
-                "success": bool(table["success"][number]),
-                "score": float(table["score"][number]),
-                "transmission_rate": float(steps["transmitted"][steps["episode"] == number].mean()),
-            },
-        }
-        for number in range(episodes)
+        {"steps": taken, "metrics": {"success": success, "score": score, "transmission_rate": rate}}
+        for taken, success, score, rate in zip(*columns, sent, strict=True)
     ]
 
 
@@ -103,12 +98,8 @@ def test_a_suite_with_cameras_and_instructions_is_that_of_eval(tmp_path: Path) -
 
 def test_observations_cross_unchanged() -> None:
     rng = np.random.default_rng(0)
-    seen: dict[str, Any] = {
-        "state": rng.normal(size=4).astype(np.float32),
-        "image.front": rng.integers(0, 256, (6, 8, 3), dtype=np.uint8),
-        "image.wrist": rng.integers(0, 256, (5, 5, 3), dtype=np.uint8),
-        "instruction": "open the door",
-    }
+    images = {f"image.{name}": rng.integers(0, 256, (6, 8, 3), dtype=np.uint8) for name in ("front", "wrist")}
+    seen: dict[str, Any] = {"state": np.float32(rng.normal(size=4)), "instruction": "open the door", **images}
     sent = to_harness(seen)
     assert set(sent) == {"state", "images", "task_description"} and set(sent["images"]) == {"front", "wrist"}
     back = from_harness(unpack_message(pack_message(Message(MessageType.OBSERVATION, sent))).payload)
@@ -129,9 +120,7 @@ def test_a_pair_says_its_cameras_and_a_benchmark_refuses_others() -> None:
 def test_sessions_that_alternate_do_not_disturb_each_other() -> None:
     """Each gets the actions it gets alone; none are given before an episode starts."""
     rng, fields = np.random.default_rng(0), load_pair("ball").observation.fields
-    seen = [
-        {name: rng.normal(size=field.shape).astype(np.float32) for name, field in fields.items()} for _ in range(12)
-    ]
+    seen = [{name: np.float32(rng.normal(size=field.shape)) for name, field in fields.items()} for _ in range(12)]
 
     async def together(url: str, *episodes: int) -> list[list[Any]]:
         async with Connection(url) as first, Connection(url) as second:

@@ -25,7 +25,7 @@ from specact.gates.settings import load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.calibrate import gate_of_method
-from specact.lab.rollout.families import decoded_by, rollout_of
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import episode_seed
 from specact.load import load_pair
@@ -48,25 +48,17 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
     """
 
     def __init__(
-        self,
-        bundle: str,
-        method: str = "adahi",
-        rate: float = 0.6,
-        seed: int = 0,
-        draft: str | None = None,
-        target: str | None = None,
-        decoding: str = "",
-    ) -> None:
+        self, bundle: str, method: str = "adahi", rate: float = 0.6, seed: int = 0, draft: str | None = None,
+        target: str | None = None, decoding: str = "",
+    ) -> None:  # fmt: skip
         super().__init__()
-        loaded = load_pair(bundle, draft=draft, target=target, decoding=decoding)
-        self._method, self._rate, self._seed = load_method(method), rate, seed
-        self._pair = decoded_by(self._method, loaded)
-        self._family = rollout_of(self._pair, self._method)
+        pair = load_pair(bundle, draft=draft, target=target, decoding=decoding)
+        self._family, self._rate, self._seed = rollout_of(pair, load_method(method)), rate, seed
         self._policies: dict[str, SpeculativePolicy] = {}
         self._gate()  # what is wrong with it is said before anybody connects
 
     def get_observation_params(self) -> dict[str, Any]:
-        fields = self._pair.observation.fields
+        fields = self._family.pair.observation.fields
         cameras = {name: list(field.shape[:2]) for name, field in fields.items() if field.is_image}
         return {"cameras": cameras} if cameras else {}
 
@@ -90,7 +82,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
 
     def _gate(self) -> Gate:
         """A gate for one episode, with the threshold that ``specact eval`` gives it."""
-        method, pair, rate = self._method, self._pair, self._rate
+        method, pair, rate = self._family.method, self._family.pair, self._rate
         if load_gate(method.gate).calibrated:
             return calibrated_gate(pair, method.gate, rate)
         return gate_of_method(method, pair, rate, lambda settings: settings).build(pair)
