@@ -226,27 +226,23 @@ class ChunksRollout(FamilyRollout):
 
     can_take_target = has_lessons = True
 
-    def __init__(self, pair: Pair[Any], method: Method) -> None:
-        super().__init__(pair, method)
-        self._parts: ChunkParts = pair.parts
-        self._tolerance = self._parts.spec.accept_within if method.verifier == "speculative" else 0.0
-
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        draft, target = self._parts.draft, self._parts.target
+        draft, target = self.pair.parts.draft, self.pair.parts.target
         return _batch(draft, Role.DRAFT, windows, addresses), _batch(target, Role.VERIFY, windows, addresses)
 
     def drafter(self, prepared: Prepared[Any] | None = None) -> Drafter:
         if prepared is None:
             return self.pair.drafter()
-        return ChunkDrafter(prepared.infer, self._parts.draft.spec.observation, self.pair.units)
+        return ChunkDrafter(prepared.infer, self.pair.parts.draft.spec.observation, self.pair.units)
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        return ChunkVerifier(target, self.pair.units, self.pair.execute, self._tolerance)
+        tolerance = self.pair.parts.spec.accept_within if self.method.verifier == "speculative" else 0.0
+        return ChunkVerifier(target, self.pair.units, self.pair.execute, tolerance)
 
     def judge(self, record: StepRecord, draft: Chunk, target: Chunk) -> Row:
         count = self.pair.execute
         wanted, drafted = self.pair.units.from_environment(target)[:count], record.proposal.actions[:count]
-        verified, accepted = replaced_after_prefix(drafted, wanted, self._parts.spec.accept_within)
+        verified, accepted = replaced_after_prefix(drafted, wanted, self.pair.parts.spec.accept_within)
         change = _change(record, verified)
         return {"distance": chunk_distance(drafted, wanted), "prefix": accepted, "action_change": change}
 
