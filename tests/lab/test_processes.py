@@ -49,15 +49,6 @@ def test_a_server_and_a_link_start_ready_and_end_in_order() -> None:
     assert all(map(ended, pids)) and open_files() == before
 
 
-def test_the_port_can_be_chosen_and_is_free_after_a_kill() -> None:
-    with serving("ball") as first:
-        port = first.port
-        assert first.kill() == -signal.SIGKILL
-        assert first.kill() == -signal.SIGKILL  # again
-        with serving("ball", "--port", str(port)) as second:
-            assert second.port == port
-
-
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -135,16 +135,16 @@ def find_threshold(gate: GateSettings, rate: float, rounds: int, roll: Callable[
             gate; a row per inference, with the columns of :func:`decided`.
     """
     gate.check_rate(rate)
-    settings = replace(gate, threshold=-np.inf)
-    table = roll(settings, 0)
-    scores, tried = table["score"][free_steps(table)], list[Round]()
-    for number in range(1, rounds + 1):
-        settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+    settings, scores, tried = replace(gate, threshold=-np.inf), np.empty(0), list[Round]()
+    for number in range(rounds + 1):
         table = roll(settings, number)
-        free = free_steps(table)
+        free, sent = free_steps(table), table["transmitted"]
         scores = np.concatenate([scores, table["score"][free]])
-        tried.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
-    settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+        if number > 0:
+            tried.append(Round(settings, float(sent[free].mean()), float(sent.mean())))
+        # Of the freely decided steps, the share that makes the wanted rate with those that are transmitted by force.
+        wanted = np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0)
+        settings = _next(settings, scores, tried, float(wanted))
     return Found(settings, tried, roll(settings, rounds + 1))
 
 
@@ -170,12 +170,6 @@ def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[
 def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
     tied = np.mean(scores == settings.threshold)
     return float(np.mean(scores > settings.threshold) + settings.tie_probability * tied)
-
-
-def _wanted_of_free(table: Table, rate: float) -> float:
-    """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
-    free = free_steps(table)
-    return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
 
 
 def uncalibrated_gate(method: Method, options: Sequence[str], pair: Pair[Any]) -> GateSettings:

@@ -107,9 +107,9 @@ class FamilyRollout:
     def lessons(self, proposals: Sequence[Proposal], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         """The training columns, from proposals and the outputs of draft and target for the same windows.
 
-        They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, root mean
-        square between this part and the target's, mean over its actions, and ``wanted``, the target's chunk, cut to
-        the length of the draft's. A family of the user's own has none: :exc:`ConfigError`.
+        They are what a head sees, ``drafted``, the executed part of the drafted chunk, ``drafted_distance``, that of
+        the target's part from it, and ``wanted``, the target's chunk, cut to the length of the draft's. A family of the
+        user's own has none: :exc:`ConfigError`.
         """
         if not self.has_lessons:
             raise ConfigError(
@@ -126,9 +126,7 @@ class FamilyRollout:
     def call(self, part: Literal["draft", "target", "head"]) -> Callable[[], object]:
         """A part of an inference on an observation of zeros, to be timed; of the target all that a proposal takes.
 
-        Raises:
-            BundleError: if the pair's target is only on a server.
-            ConfigError: if it has no head.
+        A target that is only on a server is a :exc:`BundleError`, a head that is not there a :exc:`ConfigError`.
         """
         window, rng = self.pair.observation.zeros(), np.random.default_rng(0)
         if part == "head":

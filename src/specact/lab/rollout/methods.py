@@ -70,12 +70,7 @@ class Method:
         return self.uses_head or self.limits_of in LEARNED
 
     def proposer(self, pair: Pair[Any]) -> CodePolicy:
-        """The policy of a pair of action codes that proposes codes.
-
-        Raises:
-            ConfigError: if it is a head, and the pair has none.
-            BundleError: if the head does not fit the pair.
-        """
+        """The policy of a pair of action codes that proposes codes; a head's errors are those of its loading."""
         draft: CodePolicy = pair.parts.draft
         return HeadDraft(draft, TargetHead.of(pair)) if self.proposes == "head" else draft
 
@@ -164,15 +159,11 @@ METHODS = {
 
 
 def load_method(name: str | Method) -> Method:
-    """The method of this name; a method itself is returned as it is.
+    """The method of this name, one of :data:`METHODS`; a method itself is returned as it is.
 
-    Args:
-        name: one of :data:`METHODS`; another decoding, see :func:`specact.load_pair`; a gate that can be calibrated,
-            see :func:`~specact.gates.settings.load_gate`, for exact verification where it asks for it; or
-            ``random_NAME``, its :func:`random_control`.
-
-    Raises:
-        ConfigError: if there is none.
+    Or another decoding, see :func:`specact.load_pair`; a gate that can be calibrated, see
+    :func:`~specact.gates.settings.load_gate`, for exact verification where it asks for it; or ``random_NAME``, its
+    :func:`random_control`. Any other is a :exc:`ConfigError`.
     """
     if isinstance(name, Method):
         return name

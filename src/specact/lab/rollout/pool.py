@@ -192,10 +192,7 @@ def join(on: str, cpus: int | None = None) -> bool:
 
     ``on`` is ``ray:HOST:PORT``, with the address of the cluster's head, or ``ray:auto`` for that of this machine or of
     the current Ray job; or ``ray`` for a new cluster of so many CPUs on this machine, not reachable from others,
-    without dashboard and usage reports, which ends with this process.
-
-    Raises:
-        ConfigError: if there is no such cluster, or it refuses the connection.
+    without dashboard and usage reports, which ends with this process. None or a refusal is a :exc:`ConfigError`.
     """
     address = on.partition(":")[2]
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -120,10 +120,8 @@ def device_share(share: PositiveShare | None) -> Iterator[None]:
     """Emulates a slower device: limits this process and its future children together to a share of one core.
 
     This slows everything, not only networks: reading observations, messages, Python. Processes that were started
-    before, such as a simulated world, are not limited; None is no limit.
-
-    Raises:
-        ConfigError: for another share, or where this process may not create control groups (or is not on Linux).
+    before, such as a simulated world, are not limited; None is no limit. Another share, or a process that may not
+    create control groups (or is not on Linux), is a :exc:`ConfigError`.
     """
     if share is None:
         yield

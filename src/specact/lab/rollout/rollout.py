@@ -124,10 +124,7 @@ def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
     Observations that no inference reads are not computed: a camera frame takes longer than the physics. Draft and
     target are evaluated for every inference in one batch: before the robots act if outputs are prepared, else
     afterwards, because their own times are measured. All robots ask before the first one acts, so that a target that
-    they query themselves can answer in one batch.
-
-    Returns:
-        The records of the inferences, and the outputs of draft and target for each.
+    they query themselves can answer in one batch. Returns the records of the inferences, and both outputs for each.
     """
     windows = {
         i: robot.policy.observe(robot.world.observe())
@@ -196,9 +193,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     probability is known for skipped steps too. The time of a token or flow policy depends on what is accepted, so it
     is measured and not accounted, in this process and without a link. A token policy verifies the steps of all
     episodes in one batch, whose time is divided by their number: a shard of one episode has the time of one robot.
-
-    Returns:
-        The outcomes, and the step table: one array per column, one row per inference.
+    Returns the outcomes, and the step table: one array per column, one row per inference.
     """
     family = rollout_of(_pair(shard.source, shard.fingerprint), shard.method)
     sees = family.pair.observation

@@ -91,9 +91,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
     The k-th smallest of m values (k from 0) becomes the largest of ``min(1, (m - i) p_i)`` over ``i <= k``. This
     controls the family-wise error rate under any dependence. A table's family is all its contrasts for one end point.
-
-    Raises:
-        ValueError: if one is outside [0, 1] or NaN.
+    A value outside [0, 1] or NaN is a :exc:`ValueError`.
     """
     values = np.asarray(p, dtype=np.float64)
     if not ((values >= 0.0) & (values <= 1.0)).all():
