@@ -65,17 +65,14 @@ REAL = ("draft", "head_draft", "target", "target_on_device", "hybrid", "random",
 
 @dataclass(frozen=True)
 class Size:
-    """Episodes of each part of one pair's study; 0 leaves a part out.
+    """Paired episodes per method of each part of one pair's study; 0 leaves a part out.
 
     Attributes:
-        table: paired episodes per method in the table, at a rate of .6.
-        rates, at_rate: the other rates with a table of their own, and their episodes.
-        curve, on_curve: the rates between, and their episodes.
-        rejection: episodes of ADAHI for rejection over deviation, where the table has too few.
-        real: episodes per method over real sockets.
-        undertrained, distilled: episodes per method with these drafts, the latter at the first of the other rates.
+        table: at a rate of .6; real: over real sockets; calibration: of a round, where a threshold has to be found.
+        rates, at_rate: the other rates with a table of their own, and their episodes; curve, on_curve: those between.
+        rejection: of ADAHI for rejection over deviation, where the table has too few.
+        undertrained, distilled: with these drafts, the latter at the first of the other rates.
         left_out: methods that are left out because they take too long.
-        calibration: episodes per round, where a threshold has to be found.
         lowest: rate that the limit on ADAHI's skips forces, as the pair recommends it.
     """
 

@@ -216,8 +216,7 @@ def summarise(life: Life, rows: Rows) -> dict[str, Any]:
 def moving_average(values: np.ndarray) -> np.ndarray:
     """Moving averages over WINDOW values."""
     window = min(WINDOW, len(values) // 2)
-    total = np.cumsum(np.concatenate([[0.0], values]))
-    return np.asarray((total[window:] - total[:-window]) / window)
+    return np.convolve(values, np.full(window, 1.0 / window), "valid")
 
 
 def alarms(env: str, folder: Path, run: Run) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 
 from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated, specact
@@ -134,12 +133,12 @@ def rendering(folder: Path, run: Run) -> dict[str, Any]:
         for cameras in ((), *((camera,) for camera in every), *((every,) if len(every) > 1 else ()))
         for size in ((64, 96) if cameras else (0,))
     ]
-    worlds, steps = [], run.few(60)
+    worlds = []
     for env, cameras, size in ways:
         worlds.append(load_task(env).seeing({name: Field((size, size, 3), "uint8") for name in cameras}).make())
         worlds[-1].reset(seed=2)
     spent: list[list[float]] = [[] for _ in ways]
-    for _ in range(steps):
+    for _ in range(run.few(60)):
         for world, times in zip(worlds, spent, strict=True):
             before = time.process_time()
             world.step(np.zeros(world.action_space.shape or (), np.float32))
@@ -150,7 +149,7 @@ def rendering(folder: Path, run: Run) -> dict[str, Any]:
         {"env": env, "cameras": list(cameras), "pixels": size, "ms": float(np.median(times))}
         for (env, cameras, size), times in zip(ways, spent, strict=True)
     ]
-    return {"steps": steps, "mujoco": mujoco.__version__, "renderer": os.environ.get("MUJOCO_GL", ""), "rows": rows}
+    return {"rows": rows}
 
 
 def experts(folder: Path, run: Run) -> list[dict[str, Any]]:

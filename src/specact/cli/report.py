@@ -44,7 +44,8 @@ class Report(Options):
             made = write_report(self.runs, self.out, files, update, films=self.films)
         for skipped in made["skipped"]:
             remark(f"skipped {skipped['folder']}: {skipped['reason']}", warn=True)
-        print_result(self.json, made)
+        shown = ("page", "runs", "recordings", "missing")  # not every file
+        print_result(self.json, made, lines_of({name: made[name] for name in shown}))
 
 
 @dataclass(frozen=True, kw_only=True)
