@@ -182,7 +182,9 @@ class CodesDistillation(Rounds):
         # Frames without precomputed features take memory, so a subset is used.
         has_frames = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
         rows_held_out = np.arange(min(len(held_out), _FRAMES) if has_frames else len(held_out))
-        return Stage(name, network, recipe, update, lambda module: losses(held_out, rows_held_out), recipe.seed)
+        return Stage(
+            name, network, recipe, update, lambda module: losses(held_out, rows_held_out), recipe.seed, small=True
+        )  # fmt: skip
 
     def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
         bundle, network = self._bundle, stage.module

@@ -225,7 +225,7 @@ def _check_free(out: Path, request: dict[str, Any]) -> None:
         # Policies that both have must be the same; all else too, but for the bundles.
         policies = [recipe.get("policies", {}) for recipe in (stored, wanted)]
         differing = {key for key in {*stored, *wanted} if stored.get(key, ...) != wanted.get(key, ...)}
-        differing -= {"policies", "bundles"}
+        differing -= {"policies", "bundles", "precision"}  # the last is of earlier versions
         differing |= {name for name, policy in policies[0].items() if policies[1].get(name, policy) != policy}
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}; check its permissions") from None

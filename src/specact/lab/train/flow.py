@@ -52,18 +52,20 @@ class Encoder(Observing):
         placed: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(spec.fields, statistics, recipe.state_noise)
-        width, self.tokens_of = recipe.width, dict[str, int]()
-        if spec.instruction:
-            assert words is not None, "a recipe follows an instruction only where the demonstrations have some"
-            self.embed_words = embed_words(words, width)
-            self.tokens_of[INSTRUCTION] = words.length
-        for name in sorted(spec.fields, key=lambda name: spec[name].history > 0):
+        width, tokens = recipe.width, dict[str, int]()
+        # Those with a history first: the order determines the weights' initialisation.
+        for name in sorted(spec.fields, key=lambda name: spec[name].history == 0):
             shape = spec[name].shape
             looks = spec[name].is_image
             embed = embedding(recipe.encoder, shape, width) if looks else perceptron(math.prod(shape), width, width)
             self.add_module(f"embed_{plain(name)}", embed)
             patches = embed.patches if isinstance(embed, PatchEmbedding) else 1
-            self.tokens_of[name] = patches * max(1, spec[name].history)
+            tokens[name] = patches * max(1, spec[name].history)
+        self.tokens_of = {name: tokens[name] for name in sorted(tokens, key=lambda name: spec[name].history > 0)}
+        if spec.instruction:
+            assert words is not None, "a recipe follows an instruction only where the demonstrations have some"
+            self.embed_words = embed_words(words, width)
+            self.tokens_of = {INSTRUCTION: words.length, **self.tokens_of}
         self.tokens = sum(self.tokens_of.values())
         self.positions = nn.Parameter(torch.randn(self.tokens, width) * 0.02) if placed else None
 

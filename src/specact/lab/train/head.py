@@ -270,7 +270,7 @@ class HeadTraining(Rounds):
         def validate(module: nn.Module) -> Metrics:
             return {"loss": network.loss(held_out, 0), **_ranking_metrics(network, held_out)}
 
-        return Stage(name, network, recipe, update, validate, recipe.seed)
+        return Stage(name, network, recipe, update, validate, recipe.seed, small=True)
 
     def publish(self, stage: Stage, held_out: DistillationData, metrics: Mapping[str, float], *, last: bool) -> Rollout:
         network, pair, file = stage.module, self._pair, self.out / f"{stage.name}.onnx"

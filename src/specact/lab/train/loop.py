@@ -67,7 +67,7 @@ class Stage:
     step's number, and returns the loss and its parts with gradients cleared; ``after_update`` is called after the
     optimizer's step. ``validate`` are metrics of a module on held-out demonstrations. After the steps ``averages_at``
     the averaged weights are saved as ``NAME@STEP``, after ``snapshot_at`` (0 for never) the raw ones as
-    ``NAME@snapshot``. A ``small`` stage is always trained on the CPU.
+    ``NAME@snapshot``. A ``small`` network is always trained on the CPU, by PyTorch's usual AdamW.
     """
 
     name: str
@@ -140,14 +140,12 @@ def run(
     stage.module.to(device)
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
     settings, parameters = stage.settings, list(stage.module.parameters())
-    # Vectors such as biases and norms do not decay.
-    groups = [[p for p in parameters if (p.dim() >= 2) == decays] for decays in (True, False)]
-    decayed, others = ({"params": group} for group in groups)
-    optimizer = torch.optim.AdamW(
-        [decayed | {"weight_decay": settings.weight_decay}, others | {"weight_decay": 0.0}],
-        betas=(0.9, 0.99),
-        fused=True,
-    )
+    # Vectors such as biases and norms do not decay, but in small networks.
+    decay = {"weight_decay": settings.weight_decay}
+    groups = [decay | {"params": [p for p in parameters if stage.small or p.dim() >= 2]}]
+    if not stage.small:
+        groups.append({"weight_decay": 0.0, "params": [p for p in parameters if p.dim() < 2]})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999 if stage.small else 0.99), fused=True)
     rate = cosine(settings.learning_rate, settings.warmup, settings.steps)
     first = _restore(stage.module, optimizer, averaged, running) if running.exists() else 0
     folder.mkdir(parents=True, exist_ok=True)
