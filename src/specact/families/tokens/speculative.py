@@ -385,7 +385,8 @@ class _Window:
         """
         decoded, count, size, tail = self.decoded, self.count, 1 + len(tree), self._speculation.tail
         path = longest_accepted(tree, wanted[:size], self._speculation.rule, count)
-        kept, end = np.concatenate([[0], 1 + path.nodes]), count + len(path.nodes)
+        kept, end = np.zeros(1 + len(path.nodes), np.int64), count + len(path.nodes)
+        kept[1:] = 1 + path.nodes
         decoded.finite = decoded.finite and bool(finite[:size].all())
         decoded.tokens[count:end], decoded.bias[count:end] = tree.tokens[path.nodes], path.bias
         decoded.sources[count:end] = DRAFT
@@ -412,6 +413,8 @@ def longest_accepted(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -
         start: position of the first candidates in the chunk.
     """
     best, bias, rejected = EMPTY.tokens, EMPTY.tokens, bool(len(tree))
+    if not rejected:
+        return Path(best, bias, rejected)
     # Bias to the target's most likely token at each node, given the path to that node.
     off = tree.tokens - wanted[1 + tree.parents]
     for nodes in tree.paths:
@@ -442,9 +445,11 @@ def _decoder_inputs(windows: Sequence[_Window], trees: Sequence[Tree]) -> tuple[
     batch, size = len(windows), 1 + max(map(len, trees))
     tokens, places = np.zeros((batch, size), np.int64), np.zeros((batch, size), np.int64)
     among = np.tile(np.eye(size, dtype=np.bool_), (batch, 1, 1))
-    for row, (window, tree) in enumerate(zip(windows, trees, strict=True)):
-        end, last = 1 + len(tree), window.count - 1
-        tokens[row, 0], tokens[row, 1:end] = window.decoded.tokens[last], tree.tokens
-        places[row, 0], places[row, 1:end] = last, last + 1 + tree.depths
-        among[row, :end, 0], among[row, 1:end, 1:end] = True, tree.among
+    places[:, 0] = [window.count - 1 for window in windows]
+    tokens[:, 0] = [window.decoded.tokens[window.count - 1] for window in windows]
+    for row, tree in enumerate(trees):
+        if len(tree):
+            nodes = slice(1, 1 + len(tree))
+            tokens[row, nodes], places[row, nodes] = tree.tokens, places[row, 0] + 1 + tree.depths
+            among[row, nodes, 0], among[row, nodes, nodes] = True, tree.among
     return tokens, places, among
