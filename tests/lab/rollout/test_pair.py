@@ -15,14 +15,14 @@ from tests.lab.rollout.conftest import Instant, TapedBall
 from specact import Pair
 from specact.execution.schedule import Execution
 from specact.families.chunks.policy import chunk_contract
-from specact.families.codes.policy import CodeChunks, CodeVerifier
+from specact.families.codes.policy import CodeChunks
 from specact.gates import ActionDeviation
 from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import MovingWorld, SimulatedRobot
 from specact.lab.rollout.episode import Episode, Pairing, run_episode, run_pair
-from specact.lab.rollout.families import RULES, rollout_of
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Shard, begin, episode_seed, run_together
 from specact.lab.rollout.steps import Audit
@@ -44,20 +44,20 @@ def gate_of(method: str, bundle: Pair[Any]) -> GateSettings:
     return GateSettings(name, threshold=0.6) if calibration is None else calibration.settings
 
 
-def pairing(method: str, bundle: Pair[Any], **changes: object) -> Pairing:
-    rule = RULES[load_method(method).verifier]
-    how = Pairing(
-        gate_of(method, bundle), INSTANT, 0.0, 0.0, lambda target: CodeVerifier(target, bundle.parts.tokenizer, rule)
-    )
-    return replace(how, **changes)  # type: ignore[arg-type]
-
-
-def moved(bundle: Pair[Any], how: Pairing, episode: int = 0, pace: float = 0.0) -> tuple[Episode, list[np.ndarray]]:
-    """The episode, and what was commanded after the reset."""
-    world = MovingWorld(TASK, pace=pace)
-    result, _ = run_pair(world, bundle, how, start=episode_seed(SEED, episode, TASK), seed=SEED, episode=episode)
+def moved(
+    bundle: Pair[Any], method: str, episode: int = 0, **changes: Any
+) -> tuple[Episode, Mapping[str, int], list[np.ndarray]]:
+    """The episode, its counts, and what was commanded; what the gate wanted is told apart from what was sent."""
+    world, told, link = MovingWorld(TASK, pace=0.0), list[Any](), changes.pop("link", INSTANT)
+    pair = replace(bundle, verifier=rollout_of(bundle, load_method(method)).verifier)
+    result, counts = run_pair(
+        world, pair, Pairing(gate_of(method, bundle), link, **changes), start=episode_seed(SEED, episode, TASK),
+        seed=SEED, episode=episode, on_decision=lambda decision, wanted: told.append((decision.transmit, wanted)),
+    )  # fmt: skip
     assert isinstance(world.env, TapedBall)
-    return result, world.env.commands[1:]
+    wanted = counts["wanted" if "late_for_s" in changes else "transmitted"]
+    assert [sum(of) for of in zip(*told, strict=True)] == [counts["transmitted"], wanted]
+    return result, counts, world.env.commands[1:]
 
 
 def rolled_out(
@@ -75,14 +75,14 @@ def rolled_out(
 @pytest.mark.parametrize("method", ["draft", "target", "adahi"])
 def test_without_latency_it_acts_as_in_the_rollout_and_with_latency_not(ball: Pair[Any], method: str) -> None:
     policy, robot, wanted = rolled_out(ball, method, 1)
-    result, commands = moved(ball, pairing(method, ball), 1)
+    result, _, commands = moved(ball, method, 1)
     assert len(commands) == len(wanted) and all(map(np.array_equal, commands, wanted))
     assert (result.success, result.score) == (robot.success, robot.score)
     assert result.task_s == pytest.approx(robot.steps / TASK.rate_hz)
     assert result.chunks == -(-robot.steps // ball.parts.spec.execute)
     assert result.stall_s == pytest.approx(0.0, abs=1e-6)
     assert result.transmission_rate == policy.counts["transmitted"] / policy.counts["steps"]
-    _, late = moved(ball, pairing(method, ball, draft_s=0.03), 1)
+    _, _, late = moved(ball, method, 1, draft_s=0.03)
     assert not all(map(np.array_equal, late, wanted))
 
 
@@ -91,7 +91,7 @@ def test_without_latency_it_acts_as_in_the_rollout_and_with_latency_not(ball: Pa
 )  # 100 ms on the link, 20 ms at its end
 def test_it_waits_for_draft_link_and_target(ball: Pair[Any], method: str, each_s: float) -> None:
     draft_s = 0.004 if load_method(method).waits_for_draft else 0.0
-    result, _ = moved(ball, pairing(method, ball, link=FAR, draft_s=draft_s, target_s=0.02))
+    result, _, _ = moved(ball, method, link=FAR, draft_s=draft_s, target_s=0.02)
     assert result.inference_s == pytest.approx(each_s, abs=1e-6) == result.age_s
     assert result.stall_s == pytest.approx(result.chunks * each_s, abs=each_s)
     acting = result.chunks * ball.parts.spec.execute / TASK.rate_hz
@@ -99,7 +99,7 @@ def test_it_waits_for_draft_link_and_target(ball: Pair[Any], method: str, each_s
 
 
 def test_adahi_waits_as_often_as_it_asks(ball: Pair[Any]) -> None:
-    result, _ = moved(ball, pairing("adahi", ball, link=FAR, draft_s=0.004, target_s=0.02))
+    result, _, _ = moved(ball, "adahi", link=FAR, draft_s=0.004, target_s=0.02)
     assert 0.0 < result.transmission_rate < 1.0  # of some 24 inferences, calibrated for 0.6
     assert result.inference_s == pytest.approx(0.004 + result.transmission_rate * 0.12, abs=1e-6)
 
@@ -119,7 +119,7 @@ def test_the_remote_target_asynchronously_hides_the_link(ball: Pair[Any]) -> Non
     )
     assert result.inference_s == pytest.approx(0.12, abs=1e-6) == result.age_s
     assert result.stall_s == pytest.approx(0.12 + 0.02 * (result.chunks - 1), abs=0.021)
-    synchronous, _ = moved(ball, pairing("target", ball, link=FAR, target_s=0.02))
+    synchronous, _, _ = moved(ball, "target", link=FAR, target_s=0.02)
     assert result.stall_s / result.task_s < 0.5 * synchronous.stall_s / synchronous.task_s
 
 
@@ -133,31 +133,17 @@ def test_sizes_on_the_link_are_those_of_float32(ball: Pair[Any]) -> None:
 
 
 def test_same_seeds_same_episode(ball: Pair[Any]) -> None:
-    how = pairing("adahi", ball, link=LINKS["lte"], draft_s=0.004, target_s=0.02)
-    first, second, other = moved(ball, how), moved(ball, how), moved(ball, how, episode=1)
-    assert first[0] == second[0] and all(map(np.array_equal, first[1], second[1])) and other[0] != first[0]
+    times: dict[str, Any] = {"link": LINKS["lte"], "draft_s": 0.004, "target_s": 0.02}
+    first, second, other = (moved(ball, "adahi", episode, **times) for episode in (0, 0, 1))
+    assert first[0] == second[0] and all(map(np.array_equal, first[2], second[2])) and other[0] != first[0]
 
 
 # --- late verdicts: no stall; they count while their chunk runs, and only then ---
 
 
-def late(
-    bundle: Pair[Any], method: str = "hybrid", late_for_s: float = inf, **changes: object
-) -> tuple[Episode, Mapping[str, int], list[np.ndarray]]:
-    """The episode, its counts, and what was commanded; what the gate wanted is told apart from what was sent."""
-    how, world, told = pairing(method, bundle, late_for_s=late_for_s, **changes), MovingWorld(TASK), list[Any]()
-    result, counts = run_pair(
-        world, bundle, how, start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0,
-        on_decision=lambda decision, wanted: told.append((decision.transmit, wanted)),
-    )  # fmt: skip
-    assert isinstance(world.env, TapedBall)
-    assert [sum(of) for of in zip(*told, strict=True)] == [counts["transmitted"], counts["wanted"]]
-    return result, counts, world.env.commands[1:]
-
-
 def test_a_verdict_that_takes_no_time_is_verification(ball: Pair[Any]) -> None:
-    result, counts, commands = late(ball, "adahi")
-    usual, wanted = moved(ball, pairing("adahi", ball))
+    result, counts, commands = moved(ball, "adahi", late_for_s=inf)
+    usual, _, wanted = moved(ball, "adahi")
     assert len(commands) == len(wanted) and all(map(np.array_equal, commands, wanted))
     assert counts["wanted"] == counts["transmitted"] == counts["in_time"] > 0
     assert result == usual
@@ -165,8 +151,8 @@ def test_a_verdict_that_takes_no_time_is_verification(ball: Pair[Any]) -> None:
 
 def test_a_verdict_that_comes_after_its_chunk_is_no_verdict(ball: Pair[Any]) -> None:
     """A chunk is 0.25 s; what takes 0.3 s leaves the draft's actions as they were, and every second step unsent."""
-    result, counts, commands = late(ball, target_s=0.3)
-    _, wanted = moved(ball, pairing("draft", ball))
+    result, counts, commands = moved(ball, "hybrid", late_for_s=inf, target_s=0.3)
+    _, _, wanted = moved(ball, "draft")
     assert all(map(np.array_equal, commands, wanted)) and len(commands) == len(wanted)
     assert counts["in_time"] == counts["replaced"] == counts["verified"] == 0
     assert counts["wanted"] == result.chunks and counts["transmitted"] == (result.chunks + 1) // 2
@@ -175,19 +161,19 @@ def test_a_verdict_that_comes_after_its_chunk_is_no_verdict(ball: Pair[Any]) -> 
 
 @pytest.mark.parametrize(("delay_s", "left"), [(0.07, 3), (0.2, 1)])
 def test_it_counts_from_its_own_time_index_on(ball: Pair[Any], delay_s: float, left: int) -> None:
-    result, counts, commands = late(ball, target_s=delay_s)
+    result, counts, commands = moved(ball, "hybrid", late_for_s=inf, target_s=delay_s)
     assert counts["replaced"] == left * counts["in_time"]
     assert counts["in_time"] >= counts["transmitted"] - 1 > 0, "the last one may find the episode over"
     # Up to where the first verdict falls, the first chunk is the draft's; from there on the verified one.
-    drafted = moved(ball, pairing("draft", ball))[1][:5]
-    verified = moved(ball, pairing("hybrid", ball))[1][:5]
+    drafted = moved(ball, "draft")[2][:5]
+    verified = moved(ball, "hybrid")[2][:5]
     assert all(map(np.array_equal, commands[: 5 - left], drafted[: 5 - left]))
     assert all(map(np.array_equal, commands[5 - left : 5], verified[5 - left :]))
     assert result.stall_s == pytest.approx(0.0)
 
 
 def test_nothing_is_waited_for_but_the_draft(ball: Pair[Any]) -> None:
-    result, _, _ = late(ball, link=FAR, draft_s=0.01, target_s=0.02)
+    result, _, _ = moved(ball, "hybrid", late_for_s=inf, link=FAR, draft_s=0.01, target_s=0.02)
     # The episode may end on a chunk that was never played.
     assert -1e-9 <= result.stall_s - 0.01 * result.chunks < 0.011
     assert result.age_s == pytest.approx(0.01)
@@ -195,8 +181,8 @@ def test_nothing_is_waited_for_but_the_draft(ball: Pair[Any]) -> None:
 
 def test_a_verdict_on_too_old_an_observation_is_not_used(ball: Pair[Any]) -> None:
     link = SteadyLink(rtt_ms=70.0, jitter_ms=0.0, up_mbit_s=1e6, down_mbit_s=1e6)
-    assert late(ball, link=link, late_for_s=0.11)[1]["in_time"] > 0  # it is looked at between actions: 0.1 s
-    assert late(ball, link=link, late_for_s=0.09)[1]["in_time"] == 0
+    assert moved(ball, "hybrid", link=link, late_for_s=0.11)[1]["in_time"] > 0  # it is looked at between actions: 0.1 s
+    assert moved(ball, "hybrid", link=link, late_for_s=0.09)[1]["in_time"] == 0
 
 
 def test_a_gate_that_takes_time_decides_as_it_would_at_once(ball: Pair[Any]) -> None:

@@ -19,7 +19,7 @@ from specact.lab.envs.robot import MovingWorld
 from specact.lab.rollout.timed import Route, SimulatedTarget, TimedDrafter, TimedRounds
 from specact.links.model import Link
 from specact.observation import ObservationSpec, Window
-from specact.pair import LocalTarget, Pair, Target, Verifier
+from specact.pair import LocalTarget, Pair, Target
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, StepStreams, stream
 from specact.systems.flash import Round
@@ -190,16 +190,14 @@ def run_episode(
 class Pairing:
     """A method with its calibrated gate, and the times of its parts [s]; without ``link`` the target is on the device.
 
-    The ungated target needs no draft, of 0 s. ``verifier`` replaces the pair's own; with ``late_for_s`` the draft's
-    chunk runs at once and the late verdict corrects the rest; for a flow's rounds see
-    :class:`~specact.lab.rollout.timed.TimedRounds`.
+    The ungated target needs no draft, of 0 s. With ``late_for_s`` the draft's chunk runs at once and the late verdict
+    corrects the rest; for a flow's rounds see :class:`~specact.lab.rollout.timed.TimedRounds`.
     """
 
     gate: GateSettings
     link: Link | None = None
     draft_s: float = 0.0
     target_s: float = 0.0
-    verifier: Callable[[Target[Any]], Verifier] | None = None
     late_for_s: float | None = None
     round_s: Callable[[Round], float] | None = None
 
@@ -220,7 +218,7 @@ def run_pair(
     if pairing.link is not None:
         route = Route.of(pairing.link, pair.exchange.contract, stream(seed, Role.LINK, episode=episode))
         target = SimulatedTarget(pair.target(), route, robot, pairing.target_s)
-    verifier = (pairing.verifier or pair.verifier)(target)
+    verifier = pair.verifier(target)
     policy = SpeculativePolicy(
         pair, pairing.gate.build(pair), seed=seed, clock=robot,
         drafter=TimedDrafter(pair.drafter(), robot, pairing.draft_s),
