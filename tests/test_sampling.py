@@ -242,6 +242,27 @@ def test_mistake_secondary_read_at_the_drafts_primary_is_caught() -> None:
     assert distance(law_of(outcomes, 3), joint(target)) > CLEARLY_WRONG
 
 
+def test_common_mistakes_are_caught() -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 1, 6))
+    p, q, q_cool = softmax(logits[0]), softmax(logits[1]), softmax(logits[1], 0.7)
+
+    def resampling_from_the_target(codes: Codes, rng: np.random.Generator) -> Verdict:
+        test, redraw = rng.random((2, 1))
+        rejection = rejection_probability(p, q, codes)
+        return Verdict(np.where(test >= rejection, codes, sample(p, redraw)), test >= rejection, rejection)
+
+    def whole(codes: Codes) -> list[list[float]]:
+        return [[ratio(p[0], q[0], int(codes[0]))], list(np.cumsum(p[0]))]
+
+    mistakes: list[tuple[Step, Floats, Grid]] = [
+        (resampling_from_the_target, q[0], whole),
+        (verifying(p, q), one_hot(int(q[0].argmax()), 6), independent_grid(p, q)),  # a greedy draft
+        (verifying(p, q_cool), q[0], independent_grid(p, q_cool)),  # drawn at temperature 1, verified as if at 0.7
+    ]
+    for step, drafted, grid in mistakes:
+        assert distance(law_of(enumerate_cells(step, drafted, grid), 6), p[0]) > CLEARLY_WRONG
+
+
 # ---- identities -----------------------------------------------------------------------------------------------------
 
 
