@@ -107,7 +107,7 @@ def test_a_bundle_that_does_not_say_how_its_draft_was_made_is_refused(tiny_bundl
 # --- drafts of chunks ---
 
 
-LARGE = "tests.gates.chunk_policies:large"
+LARGE = "tests.lab.rollout.chunk_policies:large"
 DRAFT = ChunkRecipe(
     kind="regression", bundle="small", env="ball", generate_episodes=6, window=2, chunk=4, layers=1, heads=2,
     width=16, dropout=0.0, steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
