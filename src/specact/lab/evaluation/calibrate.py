@@ -288,10 +288,10 @@ def rejection_models(steps: Mapping[str, Floats]) -> dict[str, Any]:
     return {**model, "primary": asdict(fit_rejection(steps["score"], steps["rejection_0"]))}
 
 
-def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> RejectionModel:
-    """Fits both models to steps ``[N]``; bins hold equal counts."""
+def fit_rejection(scores: Floats, rejections: Floats) -> RejectionModel:
+    """Fits both models to steps ``[N]``, in at most 20 bins of equal counts."""
     order = np.argsort(scores, kind="stable")
-    parts = [part for part in np.array_split(order, min(bins, len(order))) if len(part)]
+    parts = [part for part in np.array_split(order, min(20, len(order))) if len(part)]
     x = np.array([scores[part].mean() for part in parts])
     y = np.array([rejections[part].mean() for part in parts])
     errors = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
