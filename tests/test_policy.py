@@ -370,11 +370,13 @@ def missing(misses: Sequence[str | None], fallback: Fallback) -> tuple[Speculati
 
 
 def test_a_miss_executes_the_draft_and_says_why() -> None:
-    policy, bundle = missing([None, "deadline", "overloaded", None], Fallback())
-    actions, records = play(policy, 0, steps=4)
-    drafted, _ = play(SpeculativePolicy(bundle, Never(), clock=VirtualClock()), 0, steps=4)
-    assert [record.miss for record in records] == [None, "deadline", "overloaded", None]
-    assert [record.outcome is None for record in records] == [False, True, True, False]
+    # An answer ends a run of misses: three in all are no three in a row.
+    told = [None, "deadline", "overloaded", None, "expired"]
+    policy, bundle = missing(told, Fallback(max_consecutive_misses=2, stop_action=tuple(STILL)))
+    actions, records = play(policy, 0, steps=5)
+    drafted, _ = play(SpeculativePolicy(bundle, Never(), clock=VirtualClock()), 0, steps=5)
+    assert [record.miss for record in records] == told and not policy.safety.stopped
+    assert [record.outcome is None for record in records] == [False, True, True, False, True]
     np.testing.assert_array_equal(actions[1:3], drafted[1:3])
     assert executed_codes(records[1]).tolist() == records[1].proposal.evidence.codes.tolist()
 
@@ -409,8 +411,10 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
     policy = SpeculativePolicy(broken, gate)
     for i in (0, 1, 2, 3):
         if i == 2:
+            record = policy.record
             with pytest.raises(ObservationError, match="not finite"):
                 policy.act(at(i))
+            assert policy.record is record
         else:
             assert np.isfinite(policy.act(at(i))).all()
 
