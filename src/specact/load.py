@@ -29,10 +29,12 @@ from specact.families.chunks.sources import (
 )
 from specact.families.codes.pair import load_codes
 from specact.families.codes.policy import CodeChunks
+from specact.families.tokens.pair import Decoding
 from specact.families.tokens.policy import load_tokens
 from specact.files import check_name, file_stem
 from specact.imports import load_instance
 from specact.pair import Pair, PairSource
+from specact.systems.flash import Rounds
 from specact.systems.flow import ROUNDS, load_block_pair, load_flow_pair
 from specact.systems.staged import KIND as STAGED
 from specact.systems.staged import SplitExchange, load_staged
@@ -41,7 +43,7 @@ from specact.types import ActionUnits
 from specact.wire.exchange import Exchange
 from specact.wire.messages import MAX_DEADLINE_MS
 
-COMPOSITIONS = {**DECODINGS, **ROUNDS}
+COMPOSITIONS: dict[str, Decoding | Rounds] = {**DECODINGS, **ROUNDS}
 # Kinds of bundles whose chunks are drafted and verified in several ways, with the way that needs no name.
 _DECODED: dict[Kind, str] = {"tokens": "ar", "flow": "full", "flash": "full"}
 # What may be chosen for a pair or a served target, and for which kinds of bundles.
@@ -83,6 +85,11 @@ def load_pair(
         return _own_pair(name)
     if kind == "pair":
         return load_codes(path, compute=compute).pair()
+    if kind not in _CHOICES["draft"]:
+        raise ConfigError(
+            f"{name} is {KINDS[kind]}, and no pair; specact play drives a robot with a policy alone, and specact pair "
+            "makes a pair of two"
+        )
     chosen = "" if source.decoding == _DECODED.get(kind) else source.decoding
     source = replace(source, name_or_path=str(path), decoding=chosen)
     if kind == "chunks":

@@ -12,6 +12,7 @@ from tyro.conf import Positional
 from specact.cli.driving import Plan, Session, about
 from specact.cli.options import Flat, Maybe, Options
 from specact.cli.output import remark
+from specact.errors import ConfigError
 from specact.execution.schedule import Execution, Kind
 from specact.interrupts import Interrupts
 from specact.records import Count, Positive, WholeNumber
@@ -40,6 +41,11 @@ class Play(Options):
     deadline_ms: Positive = 1000.0  # how long an inference may take
     steps: Maybe[Count] = None  # Euler steps of a flow policy here; 10 if not given
     session: Flat[Session] = field(default_factory=Session)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and "://" in self.policy:
+            raise ConfigError("--steps is for a policy here; those of a server's policy are told specact serve")
 
     def run(self) -> None:
         with Interrupts() as interrupts, ExitStack() as stack:

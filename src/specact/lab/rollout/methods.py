@@ -12,10 +12,9 @@ from specact.families.tokens.pair import Decoding
 from specact.gates.learned import HeadDraft, TargetHead
 from specact.gates.settings import CALIBRATED, LEARNED, ORACLES, load_gate
 from specact.imports import is_plugin
+from specact.load import COMPOSITIONS
 from specact.pair import Pair
 from specact.systems.flash import Rounds
-from specact.systems.flow import ROUNDS
-from specact.systems.tokens import DECODINGS
 
 # How a token policy or a flow policy drafts and verifies, and the gate that it runs with.
 if TYPE_CHECKING:
@@ -119,7 +118,6 @@ _SYSTEMS: dict[str, tuple[Rival, ...]] = {
     "freqcache": ("full",), "flash": ("full", "full_2", "unchecked", "flash_last"), "flash_fitted": ("full", "full_2"),
 }  # fmt: skip
 
-_COMPOSITIONS: dict[str, Composition] = {**DECODINGS, **ROUNDS}
 METHODS = {
     method.name: method
     for method in (
@@ -153,7 +151,7 @@ METHODS = {
         Method(
             "oracle_action", "oracle_action", "verified where the action changes most; not deployable", rivals=(CHANCE,)
         ),
-        *(composed(name, _COMPOSITIONS[name], *rivals) for name, rivals in _SYSTEMS.items()),
+        *(composed(name, COMPOSITIONS[name], *rivals) for name, rivals in _SYSTEMS.items()),
     )
 }  # fmt: skip
 
@@ -169,12 +167,12 @@ def load_method(name: str | Method) -> Method:
         return name
     if name in METHODS:
         return METHODS[name]
-    if name in _COMPOSITIONS:
-        return composed(name, _COMPOSITIONS[name])
+    if name in COMPOSITIONS:
+        return composed(name, COMPOSITIONS[name])
     if name.startswith("random_"):
         return random_control(load_method(name.removeprefix("random_")))
     if not is_plugin(name) and name not in CALIBRATED:
-        raise unknown_name("method", name, METHODS, plugins=True)
+        raise unknown_name("method", name, {*METHODS, *COMPOSITIONS}, plugins=True)
     kind = load_gate(name)
     about = (inspect.getdoc(kind) or kind.__name__).splitlines()[0]
     about = f"verified where a gate asks for it: {about}"
