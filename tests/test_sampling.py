@@ -430,8 +430,8 @@ def test_softmax_divides_by_the_temperature_in_double_precision() -> None:
 
 def test_what_does_not_fit_together_is_refused_by_name() -> None:
     shapes: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
-        ((2, 4), (2, 5), (2,)), ((2, 4), (2, 4), (3,)), ((2, 4), (2, 4), (1,)), ((4,), (4,), (1,)), ((2, 4), (1, 4), (2,)),
-        ((2, 4), (2, 4), (2, 1)),
+        ((2, 4), (2, 5), (2,)), ((2, 4), (2, 4), (3,)), ((2, 4), (2, 4), (1,)), ((4,), (4,), (1,)),
+        ((2, 4), (1, 4), (2,)), ((2, 4), (2, 4), (2, 1)),
     ]  # fmt: skip
     for target, draft, codes in shapes:
         with pytest.raises(ValueError, match=r"\[G, K\]") as caught:

@@ -202,6 +202,9 @@ def test_what_is_saved_is_read_again_and_becomes_a_gate(bundle_copy: Path) -> No
     for name, rate in (("deviation", 0.3), ("uncertainty", 0.6)):
         with pytest.raises(ConfigError, match=rf"'{name}' at rate {rate:.2f}.* deviation-0\.60.*specact calibrate"):
             calibrated_gate(bundle, name, rate)
+    for name, told in (("always", r"'always' needs no calibration"), ("deviatoin", "'deviation'")):
+        with pytest.raises(ConfigError, match=told):
+            calibrated_gate(bundle, name, 0.6)
     # The colon of a gate of one's own is none of a file's name.
     assert calibration(bundle.fingerprint, BEND).save(folder).name == "my_gate.Bend-0.60.json"
     assert calibrated_gate(bundle, BEND, 0.6).max_skips == 3

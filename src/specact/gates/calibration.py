@@ -114,6 +114,8 @@ def calibrated_gate(bundle: Pair[Any], gate: str, rate: float) -> Gate:
     """
     calibration = find_calibration(bundle, gate, rate)
     if calibration is None:
+        if not load_gate(gate, bundle.exchange.contract.family).calibrated:
+            raise ConfigError(f"the gate {gate!r} needs no calibration; make it itself, as specact.gates.Always()")
         folder = None if bundle.path is None else bundle.path / "calibration"
         stored = sorted(path.stem for path in folder.glob("*.json")) if folder is not None else []
         decoding = bundle.source.decoding
