@@ -84,7 +84,7 @@ async def run(
 ) -> None:
     """Serves on a socket from :func:`bind` until cancellation; with ``signals`` until SIGTERM or SIGINT.
 
-    SIGHUP then reloads tokens, certificate and log. The target should be warmed up.
+    SIGHUP then reloads tokens and certificate. The target should be warmed up.
     """
     tls = service.address.load_certificate()
     server = await ws_create_server(

@@ -16,7 +16,7 @@ class SpecactConfig(PreTrainedConfig):
 
     Attributes:
         bundle: path or name of a pair on this device, or MODULE:NAME. Without a server its target runs here as well.
-        server: ws://HOST:PORT of a specact serve; of the bundle's target, or of any chunk policy. wss, http, https and
+        server: ws://HOST:PORT of a specact serve; of the bundle's target, or of any chunk policy; wss and
             openpi:ws://HOST:PORT likewise. The token is read from the variable SPECACT_TOKEN.
         draft: a chunk policy on this device, such as lerobot:PATH@HZ, in front of the server's, or in place of the
             draft that the bundle names.
