@@ -111,10 +111,8 @@ def _check_choices(name: str, kind: Kind | None, **choices: object) -> None:
     """Refuses a draft, target, decoding or Euler steps for what cannot have another one; None is not chosen."""
     for option, value in choices.items():
         if value is not None and kind not in _CHOICES[option]:
-            held, wanted = KINDS[kind] if kind else "no bundle", ", ".join(KINDS[each] for each in _CHOICES[option])
-            raise ConfigError(
-                f"{name} is {held} and takes no {option}; leave out --{option} {value}, which is for {wanted}"
-            )
+            held, wanted = f"is {KINDS[kind]} and " if kind else "", ", ".join(KINDS[each] for each in _CHOICES[option])
+            raise ConfigError(f"{name} {held}takes no {option}; leave out --{option} {value}, which is for {wanted}")
 
 
 def load_policy(source: str, *, steps: int = 10, compute: Compute = CPU) -> LoadedPolicy:
