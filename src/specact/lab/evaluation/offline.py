@@ -50,7 +50,7 @@ def demonstrations_of(pair: Pair[Any], env: str | None = None) -> Demonstrations
     if not isinstance(pair.parts, CodeParts) or not (recipe := pair.parts.manifest.recipe):
         raise ConfigError(
             f"{pair.name} holds no recipe, so its demonstrations are unknown; name them with --recipe, the recipe of "
-            "the draft, and --data, the folder of its files (of specact eval leave out --mse)"
+            "the draft, and --data, the folder of its files"
         )
     known = {name: recipe[name] for name in Demonstrations.__struct_fields__ if name in recipe}
     known["env"] = env_of(pair.env, env) if pair.env else None
