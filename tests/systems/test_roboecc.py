@@ -21,7 +21,7 @@ from specact.lab.rollout.processes import ServerProcess, serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_exchange
 from specact.observation import Window
-from specact.pair import Answer, LocalTarget
+from specact.pair import Answer, LocalTarget, Pending
 from specact.remote.client import Client
 from specact.remote.endpoint import Endpoint
 from specact.rng import StepAddress
@@ -51,7 +51,7 @@ from specact.systems.staged import (
     split_contract,
     unpack,
 )
-from specact.types import Miss
+from specact.types import Miss, OffloadTimes
 from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
@@ -301,6 +301,19 @@ def test_the_cut_of_an_inference_under_way_does_not_change(
         assert isinstance(found, Answer)
         np.testing.assert_array_equal(found.value.probs, bundle.parts.target.infer(seen).probs)
     assert (target.counts["cut 2"], target.counts["cut 5"], target.cut) == (1, 1, 5)
+
+
+def test_an_activation_that_cannot_be_read_is_a_miss(bundle: Pair[Any], folder: StagedFolder) -> None:
+    class Wrong:
+        def request(self, kind: str, request: Request, deadline_ms: float) -> Pending[Any]:
+            arrays = split_contract(folder.spec, "").kinds[kind].reply.example()
+            arrays["range"][:] = 1.0, -1.0
+            return Pending(lambda: (arrays, OffloadTimes()))
+
+    client: Any = Wrong()
+    target = SplitTarget(folder, reader_of(bundle, folder), client, lambda *_: 2, PATIENT_MS, precision="uint8")
+    found = target.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result()
+    assert isinstance(found, Miss) and found.cause == "invalid"
 
 
 def test_costs_are_measured_on_both_sides(bundle: Pair[Any], folder: StagedFolder, client: Client) -> None:
