@@ -68,7 +68,7 @@ def test_every_array_has_its_own_history_and_the_instruction_is_the_newest() -> 
         assert set(window.arrays) == {"state"} and window.instruction is None and window["state"][1].tolist() == [1, -1]
 
 
-@pytest.mark.parametrize("name", ["state", "goal", "image.front"])
+@pytest.mark.parametrize("name", ["state", "goal", "image.front", "image.wrist"])
 def test_what_the_caller_does_with_its_arrays_later_changes_no_window(name: str) -> None:
     shown = everything(1)  # environments reuse their buffers
     window = ObservationHistory(MANY).push(shown)

@@ -8,6 +8,7 @@ and compare the law so found with the target's.
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -277,6 +278,15 @@ def test_rejection_by_hand() -> None:
 
 def outcome_of(verdict: Verdict) -> Outcome:
     return code_outcome(verdict, np.zeros((3, 1), np.float32), OffloadTimes())
+
+
+def test_a_rejection_that_is_a_rounding_error_draws_from_the_target() -> None:
+    offsets = np.zeros((1, 2, 1, 1), np.float32)
+    target = CodeDistribution(np.array([[0.5, 0.5]]), offsets)
+    draft = CodeDistribution(np.array([[np.nextafter(0.5, 1.0), 0.5]]), offsets)
+    zeros: Any = SimpleNamespace(random=np.zeros)
+    verdict = verify(target, draft, np.array([0]), zeros)
+    assert verdict.codes.tolist() == [0] and not verdict.accepted[0]
 
 
 def test_an_outcome_is_accepted_if_every_code_is() -> None:

@@ -95,6 +95,18 @@ def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way() -> None
         assert device.asks(6) == [None] * 6
 
 
+def test_the_last_reply_is_no_answer_to_the_next_request() -> None:
+    def behave(there: There, peer: Peer, question: Question) -> None:
+        told = there.questions[0] if len(there.questions) == 2 else question
+        peer.say(there.reply(told, server_timing={"infer_ms": 1.5}))
+
+    with misbehaving("openpi") as (there, port), asking("openpi", port) as device:
+        there.behave = behave
+        assert device.asks(2) == [None, "disconnected"]
+        wait_for(lambda: device.client.counts["connections"] == 2)
+        assert device.asks(2) == [None] * 2
+
+
 def test_metadata_of_others_means_what_they_like_and_says_no_policy() -> None:
     with misbehaving("openpi") as (there, port):
         there.greeting = openpi.encode({"observation": 1, "action_horizon": 50, "bundle": ["x"], "a": np.zeros(3)})
