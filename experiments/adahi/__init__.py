@@ -15,10 +15,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.adahi.tables import PAIRS, Study, tables_of, whole
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, by_name, evaluation_cell
+from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.report.figures import legend_below, style_of
-from specact.lab.rollout.methods import CHANCE, Method
 from specact.lab.rollout.methods import METHODS as GENERAL
 
 HERE = Path(__file__).parent
@@ -26,28 +25,14 @@ PAGES = {
     "results.md": ("overview", "costs"), "reproduce.md": ("hours", "rows"), "gates.md": ("rates",),
     "speed.md": ("sockets",),
 }  # fmt: skip
-_ORACLE = GENERAL["oracle"]
 # ADAHI's ablations beside the general methods, in the order of the tables.
-METHODS = by_name(
-    *(GENERAL[name] for name in ("draft", "head_draft", "target", "target_on_device", "hybrid")),
-    replace(GENERAL["random"], rivals=("plain_random",)),
-    Method("plain_random", "random", "verified at random, at ADAHI's rate without forced steps", rate_of="adahi"),
-    GENERAL["random_learned"],
-    replace(
-        GENERAL["random_learned"], name="head_random", proposes="head", rivals=(CHANCE,),
-        about="the head as the draft, verified at random, at the learned gate's rate",
-    ),
-    replace(GENERAL["adahi"], rivals=("random", "hybrid", "gated_target", "head_draft")),
-    Method("gated_target", "deviation", "ADAHI's gate, the target's own codes", "target"),
-    GENERAL["uncertainty"],
-    replace(GENERAL["learned"], rivals=(CHANCE, "head_draft", "head_random", "adahi", "hybrid")),
-    GENERAL["learned_action"],
-    _ORACLE,
-    replace(
-        _ORACLE, name="oracle_action", gate="oracle_action",
-        about="verified where the action changes most; not deployable",
-    ),
-)  # fmt: skip
+METHODS = {
+    name: GENERAL[name]
+    for name in (
+        "draft", "head_draft", "target", "target_on_device", "hybrid", "random", "plain_random", "random_learned",
+        "head_random", "adahi", "gated_target", "uncertainty", "learned", "learned_action", "oracle", "oracle_action",
+    )
+}  # fmt: skip
 
 AT_RATE = (
     "hybrid", "random", "random_learned", "head_random", "adahi", "uncertainty", "learned", "learned_action", "oracle",

@@ -86,10 +86,10 @@ def _inspect(pair: Pair[Any]) -> dict[str, Any]:
 
 
 def _lines(findings: dict[str, Any]) -> Iterator[str]:
-    yield from lines_of(findings)
-    for extra, names in findings["missing"].items():
-        if names:
-            yield f"for {', '.join(names)}: pip install 'specact[{extra}]'"
+    missing = {extra: names for extra, names in findings["missing"].items() if names}
+    yield from lines_of(findings | {"missing": missing})
+    for extra in missing:
+        yield f"for what is missing of {extra}: pip install 'specact[{extra}]'"
     if (server := findings.get("server")) is not None:
         yield f"advice: --deadline-ms {server['deadline_ms']:.3g}"
         if server["deadline_ms"] > findings["period_ms"]:

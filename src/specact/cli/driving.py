@@ -84,6 +84,8 @@ class Session(Options):
             if getattr(self, name) is not None:
                 raise ConfigError(f"--{name} does nothing {'without' if self.robot is None else 'with'} --robot")
         if self.robot is not None:
+            if self.tuning.live or self.tuning.device_share is not None:
+                raise ConfigError("--live and --device-share are for a simulated robot; leave them out with --robot")
             load_object(self.robot, "class that makes a robot without arguments", callable)  # before connecting
 
     def fallback_within(self, usual_age_s: float, units: ActionUnits | None) -> Fallback:

@@ -49,7 +49,7 @@ def rows_of(values: Mapping[str, Any], width: int = 10) -> list[str]:
     return [f"{name:{width}} {text}" for name, text in values.items()]
 
 
-def lines_of(values: Mapping[str, Any], width: int = 20) -> list[str]:
+def lines_of(values: Mapping[str, Any], width: int = 22) -> list[str]:
     """Plain values as lines that begin with a name; those that are None are left out."""
     return rows_of({name: text_of(value) for name, value in values.items() if value is not None}, width)
 
@@ -59,10 +59,10 @@ def text_of(value: Any, digits: int = 4) -> str:
     if isinstance(value, Mapping):
         known = {name: entry for name, entry in value.items() if entry is not None}
         if any(isinstance(entry, list | Mapping) for entry in known.values()):
-            return "".join(f"\n  {name:>18} {text_of(entry)}" for name, entry in known.items())
+            return "".join(f"\n  {name:>20} {text_of(entry)}" for name, entry in known.items())
         return ", ".join(f"{name} {text_of(entry)}" for name, entry in known.items()) or "none"
     if isinstance(value, list):
-        return (", " if value and isinstance(value[0], str) else " ").join(map(text_of, value)) or "none"
+        return (", " if value and isinstance(value[0], str | list) else " ").join(map(text_of, value)) or "none"
     if isinstance(value, float):
         return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
     return str(value)

@@ -80,15 +80,20 @@ class Play(Options):
 
     def _source(self, stack: ExitStack) -> tuple[ChunkSource, Client | None, ActionUnits | None, str, dict[str, Any]]:
         """The policy, the client if it is on a server, the units of its actions, its environment, and what it is."""
+        from specact.families.chunks.flow import FlowPolicy
         from specact.families.chunks.remote import connect
         from specact.families.chunks.sources import try_out
         from specact.load import load_policy
 
         if "://" not in self.policy:
-            loaded = load_policy(self.policy) if self.steps is None else load_policy(self.policy, steps=self.steps)
+            loaded = load_policy(self.policy, steps=self.steps or 10)
+            if self.steps is not None and not isinstance(loaded.policy, FlowPolicy):
+                raise ConfigError(f"{self.policy} is no flow policy and takes no steps; leave out --steps")
             try_out(loaded)
             described = about(loaded.name, loaded.fingerprint, loaded.units)
             return LocalSource(loaded.policy), None, loaded.units, loaded.env, described
+        if self.steps is not None:
+            raise ConfigError("a server sets the steps of its policy (specact serve POLICY --steps); leave out --steps")
         access, tuning = self.session.access, self.session.tuning
         remote = stack.enter_context(connect(
             self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,

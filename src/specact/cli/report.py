@@ -31,7 +31,7 @@ class Report(Options):
     out: Path = Path("report.html")  # the page
     # folder for the figures as PNG, SVG and CSV, and the tables as CSV; PAGE_files beside the page if not given
     files: Maybe[Path] = None
-    films: bool = True  # render rollouts as films; they are simulated again and cached in the run folders
+    no_films: bool = False  # leave out the films of rollouts, which are simulated again and cached in the run folders
     json: bool = False  # print what was written as JSON
 
     def run(self) -> None:
@@ -41,11 +41,12 @@ class Report(Options):
             raise ConfigError("give at least one run folder, as in: specact report runs/ball --out report.html")
         files = self.files or self.out.with_name(f"{self.out.stem}_files")
         with progress_bars() as update:
-            made = write_report(self.runs, self.out, files, update, films=self.films)
+            made = write_report(self.runs, self.out, files, update, films=not self.no_films)
         for skipped in made["skipped"]:
             remark(f"skipped {skipped['folder']}: {skipped['reason']}", warn=True)
-        shown = ("page", "runs", "recordings", "missing")  # not every file
-        print_result(self.json, made, lines_of({name: made[name] for name in shown}))
+        shown = lines_of({name: made[name] for name in ("page", "runs", "recordings")})  # not every file
+        gaps = [f"missing of {title}: {gap}" for title, gaps in made["missing"].items() for gap in gaps]
+        print_result(self.json, made, [*shown, *gaps])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class Advise(Options):
 
 def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
     about = ("bundle", "budget_ms", "measured_here_ms", "kappa", "link", "modelled_round_trip_ms", "control_step_ms")
-    yield from lines_of({name: advice[name] for name in about}, 24)
+    yield from lines_of({name: advice[name] for name in about})
     if advice["ways"]:
         counts = sorted({way["episodes"] for way in advice["ways"]})
         episodes = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
@@ -88,7 +89,7 @@ def _lines(advice: Mapping[str, Any]) -> Iterator[str | Table]:
             "target takes what it takes here; gain: over chance"
         )
         yield table_of("", map(_named, advice["ways"]), _SHOWN, caption)
-    yield from lines_of({name: advice[name] for name in ("advice", "no_server_from_ms", "others")}, 24)
+    yield from lines_of({name: advice[name] for name in ("advice", "no_server_from_ms", "others")})
     for missing in advice["missing"]:
         yield f"not measured: {missing}"
 

@@ -276,11 +276,13 @@ def advise(
     missing = list(_missing(pair, ways, here_ms[""]))
     if kappa != 1.0:
         missing.append("times on the device: run this command there, without --kappa")
-    missing.append("the link, which is a model: specact doctor --server URL")
+    source = pair.source.cli_args
+    missing.append(f"the link, which is a model: specact doctor {source} --server URL")
     if verified_ms[""] > 1e3 / pair.rate_hz:
         missing.append(
             f"success where a verified inference takes {verified_ms['']:.0f} ms, longer than a control step: in these "
-            f"runs the world waited for the server; specact eval --realtime --link {link}"
+            f"runs the world waited for the server; specact eval {source} --realtime --link {link} "
+            f"--out runs/{pair.name}-realtime"
         )
     return {
         "bundle": pair.name, "budget_ms": budget_ms, "control_step_ms": 1e3 / pair.rate_hz,
