@@ -2,7 +2,7 @@
 
 The networks' time is that of ``session.run`` itself, in the same call of ``act``.
 
-Run: python benchmarks/act.py [BUNDLE ...]
+Run: python benchmarks/act.py [BUNDLE ...] (without names swarm is needed: scripts/make-pretrained swarm)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The time of a learned gate relative to its draft: medians of interleaved calls on one core.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/gate_cost.py
+Run: OMP_NUM_THREADS=1 python benchmarks/gate_cost.py (scripts/make-pretrained swarm brings back its second pair)
 """
 
 from __future__ import annotations
