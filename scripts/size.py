@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_157),
     "experiments": (4_500, 5_341),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 30_193),
+    "tests": (27_000, 30_202),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

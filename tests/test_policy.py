@@ -390,6 +390,15 @@ def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
     assert not policy.safety.stopped and all(record.miss is None for record in records)
 
 
+def test_an_action_expires_two_seconds_after_its_chunk_should_have_ended() -> None:
+    bundle, clock = pair(), VirtualClock()
+    policy = SpeculativePolicy(bundle, Never(), fallback=Fallback(stop_action=tuple(STILL)), clock=clock)
+    policy.act(at(0))
+    for seconds, expired in ((bundle.execute / bundle.rate_hz, False), (1.9, False), (0.2, True)):
+        clock.sleep(seconds)
+        assert policy.safety.expired == expired
+
+
 def test_a_rule_that_can_stop_needs_to_know_how() -> None:
     for options in ({"on_miss": "hold_last"}, {"on_miss": "stop"}, {"max_consecutive_misses": 3}):
         with pytest.raises(ConfigError, match="stop_action"):
