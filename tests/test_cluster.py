@@ -143,7 +143,7 @@ def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path, monkey
     with Pool(2, on) as pool:
         with pytest.raises(SpecactError, match=r"could not take on the work: .*only_here"):
             list(pool.each(work, [1]))
-        with pytest.raises(ConfigError, match="unknown bundle") as lacking:
+        with pytest.raises(ConfigError, match=r"there is no folder .*nowhere") as lacking:
             list(pool.run([shard(0, source=PairSource(str(tmp_path / "nowhere")))]))
         with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
             list(pool.run([shard(0, fingerprint="0123")]))

@@ -218,6 +218,8 @@ def test_bundles_by_name_and_by_path(bundle: Path, monkeypatch: pytest.MonkeyPat
     assert read_manifest(find_bundle("ball")).name == "ball"
     with pytest.raises(ConfigError, match=r"'bal'.*'ball'"):
         find_bundle("bal")
+    with pytest.raises(ConfigError, match=r"no folder runs/bundles/ball"):
+        find_bundle("runs/bundles/ball")
     with pytest.raises(SpecactError, match=MANIFEST):
         load(bundle.parent)
 

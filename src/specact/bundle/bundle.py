@@ -182,6 +182,8 @@ def find_bundle(name_or_path: str | Path) -> Path:
         raise ConfigError(
             f"the bundle {name_or_path} is not in this checkout; make it with scripts/make-pretrained {name_or_path}"
         )
+    if len(path.parts) > 1:
+        raise ConfigError(f"there is no folder {path}; give the path of a bundle, as in RUN/bundles/NAME, or a name")
     unknown = unknown_name("bundle", str(name_or_path), shelved)
     if _CHECKOUT.is_dir():
         raise unknown

@@ -42,8 +42,9 @@ _MOTIONS: dict[Motion, tuple[Floats, Floats]] = {
 }
 # Variance of an uninformative prior, in units of the measurement noise.
 _PRIOR_VARIANCE = 1e9
-# Initial grid of ratios q / r of a fit; the minimum of r, for constant actions. Up to 1e12 covariances stay finite.
-_RATIOS, _MIN_VARIANCE = np.geomspace(1e-6, 1e6, 49), 1e-12
+# Initial grid of ratios q / r of a fit. Up to 1e12 covariances stay finite.
+_RATIOS = np.geomspace(1e-6, 1e6, 49)
+_MIN_VARIANCE = 1e-12  # of r, for constant actions
 Q = Annotated[float, Meta(ge=0, le=1e12)]
 R = Annotated[float, Meta(ge=_MIN_VARIANCE, le=1e12)]
 

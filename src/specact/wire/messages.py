@@ -17,7 +17,8 @@ from specact.wire.exchange import Contract, Request
 from specact.wire.images import read_images, to_jpeg
 
 PROTOCOL = 3
-PATH, MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS = f"/v{PROTOCOL}/stream", 60_000.0, 1000
+PATH = f"/v{PROTOCOL}/stream"
+MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS = 60_000.0, 1000
 # Counters that a device may report: inferences, those transmitted, those missed; units verified, those accepted.
 REPORT_COUNTERS = ("steps", "transmitted", "missed", "verified", "accepted")
 # Number of differences listed in an error.
