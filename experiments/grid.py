@@ -7,18 +7,23 @@ folders hold into the stored results, and ``page`` writes the pages from these a
 from __future__ import annotations
 
 import json
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from experiments.report import RESULTS, Report
 from specact.errors import ConfigError
 from specact.files import write_json, write_whole
 from specact.lab.data.folder import locked
@@ -29,10 +34,11 @@ from specact.lab.rollout.pool import Pool
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+CPUINFO = Path("/proc/cpuinfo")
 # What is kept of an evaluation's summary.
 KEPT = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
-# In the folder of a cell, written when it is finished; and in that of the run.
-CELL, RUN = "cell.json", "run.json"
+# In the folder of a cell, written when it is finished, and how it was measured; and in that of the run.
+CELL, STAMP, RUN = "cell.json", "stamp.json", "run.json"
 
 # Results of an experiment's cells: that of ``a/b/c`` is ``["a"]["b"]["c"]``, stored in the file ``results/a.json``.
 Results = dict[str, Any]
@@ -123,21 +129,23 @@ class Experiment:
     Attributes:
         about: one line.
         plan: its cells, the most informative ones first.
-        pages: what is written from stored results.
-        results: folder of the stored results.
+        report: what is written from stored results.
+        results: folder of the stored results; beside it ``report.md``, the prose, and ``provenance.json``.
     """
 
     about: str
     plan: Callable[[Run], Iterable[Cell]]
-    pages: Callable[[Results], Iterable[Part | Picture]]
+    report: Callable[[Results], Report] | None
     results: Path
+    pages: Callable[[Results], Iterable[Part | Picture]] | None = None
 
     @classmethod
     def load(cls, name: str) -> Experiment:
         """The experiment of this name."""
         module: Any = import_module(f"experiments.{name}")
         about = module.__doc__.partition("\n")[0]
-        return cls(about, module.plan, module.pages, Path(module.__file__).parent / "results")
+        report, pages = (getattr(module, name, None) for name in ("report", "pages"))
+        return cls(about, module.plan, report, Path(module.__file__).parent / "results", pages)
 
     def run(self, run: Run, only: str = "*") -> list[str]:
         """Runs the cells that are not finished, in order; returns the names of all that match ``only``.
@@ -154,7 +162,10 @@ class Experiment:
                 run.update("cells", number, len(cells))
                 file = run.out / cell.name / CELL
                 if not file.exists():
-                    write_json(file, cell.work(file.parent, run))
+                    started = os.getloadavg()[0]
+                    result = cell.work(file.parent, run)
+                    write_json(file.with_name(STAMP), _stamp(run.seed, max(started, os.getloadavg()[0])))
+                    write_json(file, result)
             run.update("cells", len(cells), len(cells))
         return [cell.name for cell in cells]
 
@@ -164,24 +175,46 @@ class Experiment:
 
     def store(self, folders: Iterable[Path]) -> Results:
         """Merges the finished cells of folders into the stored results."""
-        results = self.stored()
+        results, provenance = self.stored(), self.provenance()
         for folder in folders:
             for file in sorted(folder.rglob(CELL)):
                 *groups, cell = file.parent.relative_to(folder).parts
+                if (stamp := file.with_name(STAMP)).exists():
+                    provenance["/".join((*groups, cell))] = json.loads(stamp.read_text())
                 place = results
                 for group in groups:
                     place = place.setdefault(group, {})
                 place[cell] = json.loads(file.read_text())
+        write_json(self.results.with_name("provenance.json"), provenance)
         for name, values in results.items():
             file, text = self.results / f"{name}.json", json.dumps(values, indent=1) + "\n"
             if not file.exists() or file.read_text() != text:
                 write_whole(file, text.encode())
         return results
 
+    def provenance(self) -> Results:
+        """How the stored cells were measured: ``commit``, ``machine``, ``load``, ``seeds`` and ``date`` of each."""
+        file = self.results.with_name("provenance.json")
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def files(self, results: Results) -> dict[Path, str]:
+        """Its page and tables."""
+        assert self.report is not None
+        prose = self.results.with_name("report.md").read_text()
+        return self.report(results).files(self.results.parent.name, prose, self.provenance())
+
     def write(self, results: Results) -> list[Path]:
-        """Writes its parts of pages, and its pictures; returns their files."""
+        """Writes its page, tables and pictures; returns their files."""
+        if self.report is not None:
+            files = self.files(results)
+            for file, text in files.items():
+                write_whole(file, text.encode())
+            pictures = self.report(results).pictures
+            for picture in pictures:
+                draw(picture.draw, RESULTS / picture.file)
+            return [*files, *(RESULTS / picture.file for picture in pictures)]
         written = []
-        for part in self.pages(results):
+        for part in self.pages(results):  # type: ignore[misc]
             if isinstance(part, Part):
                 fill(part)
                 written.append(part.page)
@@ -190,6 +223,26 @@ class Experiment:
                     part.draw().savefig(part.file, dpi=part.dpi)
                 written.append(part.file)
         return list(dict.fromkeys(written))
+
+
+def draw(figure: Callable[[], Figure], file: Path) -> None:
+    """Draws a figure into an SVG file, the same one each time."""
+    with style(), mpl.rc_context({"svg.hashsalt": file.stem}):
+        figure().savefig(file, metadata={"Date": None})
+
+
+def _stamp(seed: int, load: float) -> dict[str, Any]:
+    """How a cell was measured."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    machine = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    return {
+        "seeds": str(seed), "commit": commit.stdout.strip() or "no checkout", "machine": machine,
+        "load": round(load, 1), "date": datetime.now(UTC).date().isoformat(),
+    }  # fmt: skip
 
 
 def _claim(run: Run) -> None:

@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/server": (1_100, 1_441),
     f"{SRC}/links": (700, 700),
     f"{SRC}/contracts": (350, 445),
-    f"{SRC}/cli": (2_000, 2_122),
+    f"{SRC}/cli": (2_000, 2_260),
     f"{SRC}/lab": (0, 187),
     f"{SRC}/lab/data": (2_500, 2_559),
     f"{SRC}/lab/envs": (2_700, 2_700),
@@ -30,10 +30,10 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/rollout": (2_100, 2_267),
     f"{SRC}/lab/evaluation": (1_700, 1_793),
     f"{SRC}/lab/tised": (1_700, 1_700),
-    f"{SRC}/lab/report": (800, 1_157),
-    "experiments": (4_500, 5_341),
+    f"{SRC}/lab/report": (800, 1_200),
+    "experiments": (4_500, 6_300),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 30_204),
+    "tests": (27_000, 30_700),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 

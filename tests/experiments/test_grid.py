@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.grid import CELL, Cell, Experiment, Part, Run, fill
+from experiments.grid import CELL, STAMP, Cell, Experiment, Part, Run, fill
+from experiments.report import Report
 
 from specact.errors import ConfigError
 
@@ -26,7 +27,7 @@ def counting(results: Path, fails: str = "") -> tuple[Experiment, list[str]]:
         return Cell(name, do)
 
     names = ("a", "group/b", "group/c")
-    return Experiment("a count", lambda run: [work(name) for name in names], lambda results: (), results), ran
+    return Experiment("a count", lambda run: [work(name) for name in names], lambda results: Report([]), results), ran
 
 
 def test_a_stopped_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
@@ -54,6 +55,10 @@ def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
         experiment.run(Run(tmp_path / f"out{number}", seed=number), only)
     stored = experiment.store([tmp_path / "out0", tmp_path / "out1"])
     assert stored == {"a": {"seed": 0}, "group": {"b": {"seed": 1}, "c": {"seed": 1}}}
+    stamps = experiment.provenance()
+    assert {name: stamp["seeds"] for name, stamp in stamps.items()} == {"a": "0", "group/b": "1", "group/c": "1"}
+    assert stamps["a"] == json.loads((tmp_path / "out0" / "a" / STAMP).read_text())
+    assert stamps["a"]["load"] >= 0.0 and "cores" in stamps["a"]["machine"]
     assert experiment.stored() == stored
     before = (tmp_path / "results" / "group.json").stat().st_mtime_ns
     experiment.store([tmp_path / "out0"])

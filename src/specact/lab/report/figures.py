@@ -49,8 +49,14 @@ _METHODS = {
     "uncertainty": Style("#1f97b5", "D"), "learned": Style("#332288", "P"), "learned_action": Style("#996d00", "p"),
     "oracle": Style("#000001", "*"), "oracle_action": Style("#882256", "h"),
 }  # fmt: skip
-# Their names in sweeps.
-_METHODS |= {"head as draft": _METHODS["head_draft"], "target on device": _METHODS["target_on_device"]}
+# The same methods by other names: a full target, a part of its steps, its draft unchecked, and what a sweep calls them.
+_SAME = {
+    "target": ("full", "ar", "target alone"), "target_on_device": ("full_2", "target on device", "fewer steps"),
+    "draft": ("block", "unchecked", "draft alone", "proposed"), "adahi": ("late adahi", "flash", "specvla", "late"),
+    "random": ("flash_shuffled", "random_late"), "head_draft": ("head as draft", "distilled", "regression"),
+    "hybrid": ("asynchronous", "aligned"), "uncertainty": ("heisd_similar", "freqcache"), "learned_action": ("kerv",),
+}  # fmt: skip
+_METHODS |= {other: _METHODS[name] for name, others in _SAME.items() for other in others}
 _SPARE = (Style("#44aa99", "d"), Style("#cc6677", ">"), Style("#5d4e9c", "8"), *_METHODS.values())
 
 
