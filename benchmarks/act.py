@@ -44,7 +44,7 @@ def main() -> None:
     )
     for name in sys.argv[1:] or ("ball", "swarm", "pusht", "kitchen"):
         bundle = load_pair(name)
-        gates = {"never": Never(), "deviation": calibrated_gate(bundle, "deviation", 0.6), "always": Always()}
+        gates = {"never": Never(), "adahi": calibrated_gate(bundle, "adahi", 0.6), "always": Always()}
         for (gate, step), rows in measure(bundle, gates).items():
             act, run = np.array(rows).T
             print(

@@ -15,7 +15,7 @@ from specact.rng import StepAddress
 from specact.types import Outcome
 
 bundle = specact.load_pair("ball")
-gate = specact.calibrated_gate(bundle, "deviation", rate=0.6)
+gate = specact.calibrated_gate(bundle, "adahi", rate=0.6)
 verifier = bundle.verifier(LocalTarget(bundle.target()))
 rng = np.random.default_rng(0)
 

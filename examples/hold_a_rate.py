@@ -28,7 +28,7 @@ def drive(gate: Gate) -> tuple[float, float]:
 
 
 # A gate changes the states that it later sees. So a threshold is tried on the states it leads to, and corrected.
-found = calibrate(bundle, "deviation", RATE, episodes=40, rounds=3)
+found = calibrate(bundle, "adahi", RATE, episodes=40, rounds=3)
 print(f"calibration of the action deviation for a rate of {RATE}")
 for number, tried in enumerate(found.rounds):
     basis = "the target's own states" if number == 0 else "the rounds before"
@@ -38,12 +38,12 @@ print(f"  threshold {found.settings.threshold:.3f} in the end, on held-out episo
 gates = {
     "the first round's threshold": ActionDeviation(found.rounds[0]["threshold"]),
     "calibrated here": found.settings.build(bundle),
-    "calibrated by the bundle's maker": specact.calibrated_gate(bundle, "deviation", RATE),
+    "calibrated by the bundle's maker": specact.calibrated_gate(bundle, "adahi", RATE),
     "always sent (hybrid)": Always(),
 }
 print(f"\n{'gate':34s}  rate  success   ({EPISODES} other episodes)")
 for name, gate in gates.items():
     rate, success = drive(gate)
     print(f"{name:34s}  {rate:.2f}  {success:.2f}")
-print("\nThe command for this: specact calibrate ball --gate deviation --rate 0.4")
+print("\nThe command for this: specact calibrate ball --gate adahi --rate 0.4")
 print("Next: docs/gates.md, and specact run --hold, which holds a rate online without a calibration")

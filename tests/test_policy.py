@@ -601,8 +601,8 @@ def test_a_request_that_could_not_leave_is_not_charged(late_for_s: float | None)
 def test_what_is_no_pair_gate_or_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="'ball'"):
         SpeculativePolicy(cast(Any, "ball"), Never())
-    with pytest.raises(ConfigError, match="'deviation'"):
-        SpeculativePolicy(pair(), cast(Any, "deviation"))
+    with pytest.raises(ConfigError, match="'adahi'"):
+        SpeculativePolicy(pair(), cast(Any, "adahi"))
     for wrong in ({"seed": -1}, {"robot": -1}):
         with pytest.raises(ConfigError, match="-1"):
             SpeculativePolicy(pair(), Never(), **cast(Any, wrong))

@@ -32,7 +32,7 @@ LEARNED = ["ball", "ball-distilled", "kitchen", "pusht", "relocate"]
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None:
     bundle = load_pair(PRETRAINED / name)
-    gate = calibrated_gate(bundle, "deviation", rate=0.6)
+    gate = calibrated_gate(bundle, "adahi", rate=0.6)
     assert isinstance(gate, ActionDeviation) and bundle.name == name
     assert (gate.source, gate.reading) == ("executed", bundle.recommended_gates.get("reading", "euclidean"))
     assert max(bundle.parts.manifest.parity.values()) < 2e-4

@@ -159,7 +159,7 @@ def evaluations(draft: Draft, bundle: CodeParts) -> Iterator[tuple[str, Evaluati
         "ends",
         evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (draft.size == 1 and not draft.distilled)), 0.5),
     )
-    lowest = gate_settings("deviation", bundle.pair()).lowest_rate
+    lowest = gate_settings("adahi", bundle.pair()).lowest_rate
     for rate in (0.4,) if draft.seed == 0 else RATES:
         # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")

@@ -127,9 +127,9 @@ def inferences(life: Life, end: int) -> Rows:
     """One entry per inference: whether it was sent, would have been skipped, its acceptance, time, estimate, alarm."""
     bundle, task, clock = load_pair(life.env), load_task(life.env), VirtualClock()
     draft, remote, rate = Slow(bundle.parts.draft, clock), Remote(bundle, clock, life.robot), RateBudget(RATE)
-    gate: Any = calibrated_gate(bundle, "deviation", RATE)
+    gate: Any = calibrated_gate(bundle, "adahi", RATE)
     if life.held:
-        inner = gate_settings("deviation", bundle).build(bundle)
+        inner = gate_settings("adahi", bundle).build(bundle)
         inner.audit_rate = AUDIT_RATE
         gate = Controller(inner, LatencyBudget(BUDGET_S) if life.drift == "link" else rate)
     policy = SpeculativePolicy(
@@ -160,7 +160,7 @@ def inferences(life: Life, end: int) -> Rows:
 
 def level_of(bundle: Pair[Any]) -> float:
     """The true skip ratio that the calibration promises."""
-    calibration = find_calibration(bundle, "deviation", RATE)
+    calibration = find_calibration(bundle, "adahi", RATE)
     assert calibration is not None
     return expected_true_skip(calibration.model["rejections"], RATE)
 

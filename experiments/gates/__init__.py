@@ -129,7 +129,7 @@ def reading(bundle: str, name: str, options: tuple[str, ...], folder: Path, run:
             "transmission_rate": adahi["transmission_rate"],
             "true_skip_ratio": [adahi["true_skip_ratio"], random["true_skip_ratio"]],
             "action_change_loss": [adahi["action_change_loss"], random["action_change_loss"]],
-            "held_out_rate": summary["calibration"]["deviation"]["held_out_rate"],
+            "held_out_rate": summary["calibration"]["adahi"]["held_out_rate"],
         }
     }  # fmt: skip
 
@@ -154,7 +154,7 @@ def chunks(folder: Path, run: Run) -> Any:
         gate: calibrate_offline(
             pair, gate_settings(gate, pair), RATE, held_out, run.pool, run.update, seed=run.seed
         ).model
-        for gate in ("learned", "deviation")
+        for gate in ("learned", "adahi")
     }
     methods = ("draft", "hybrid", "random_learned", "learned")
     what = Evaluation(str(path), None, methods, 100, run.seed, RATE, calibration_episodes=10)

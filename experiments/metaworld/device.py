@@ -68,11 +68,11 @@ METHODS = (
     Method("target, asynchronous", False, ("play", "TARGET", *ASYNCHRONOUS)),
     Method("target, fewer steps", False, ("run", "FEWER", *WAITING)),
     Method("draft", False, ("run", "PAIR", "--gate", "never")),
-    Method("ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--deadline-ms", PERIOD_MS)),
+    Method("ADAHI", True, ("run", "PAIR", "--gate", "adahi", "--deadline-ms", PERIOD_MS)),
     Method("hybrid", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", PERIOD_MS)),
-    Method("ADAHI, 200 ms", True, ("run", "PAIR", "--gate", "deviation", "--deadline-ms", CHUNK_MS)),
+    Method("ADAHI, 200 ms", True, ("run", "PAIR", "--gate", "adahi", "--deadline-ms", CHUNK_MS)),
     Method("hybrid, 200 ms", True, ("run", "PAIR", "--gate", "always", "--deadline-ms", CHUNK_MS)),
-    Method("late ADAHI", True, ("run", "PAIR", "--gate", "deviation", "--execution", "late")),
+    Method("late ADAHI", True, ("run", "PAIR", "--gate", "adahi", "--execution", "late")),
     Method("remote target, asynchronous", True, ("play", "SERVER", *ASYNCHRONOUS, "--deadline-ms", REMOTE_MS)),
 )
 COMPARED = (
@@ -117,7 +117,7 @@ def measure(
         stands["SERVER"] = f"ws://127.0.0.1:{port}"
         options = [stands.get(option, option) for option in method.options]
         options += ["--server", stands["SERVER"]] if options[0] == "run" else []
-        options += ["--rate", RATE] if "deviation" in options else []
+        options += ["--rate", RATE] if "adahi" in options else []
         return [{"method": method.name, "link": link, "share": share} | one(options, share, run) for share in shares]
 
 

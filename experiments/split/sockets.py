@@ -173,4 +173,4 @@ def calibrate_along(pair: Pair[Any], path: Sequence[tuple[int, Window]], rate: f
                 policy.act_on(window)
         return decided(decisions)
 
-    return find_threshold(gate_settings("deviation", pair), rate, 6, roll).settings
+    return find_threshold(gate_settings("adahi", pair), rate, 6, roll).settings

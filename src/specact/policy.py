@@ -54,7 +54,7 @@ class SpeculativePolicy:
             )
         if not isinstance(gate, Gate):
             raise ConfigError(
-                f"gate must be a Gate, got {gate!r}; make one: specact.calibrated_gate(pair, 'deviation', rate=0.6)"
+                f"gate must be a Gate, got {gate!r}; make one: specact.calibrated_gate(pair, 'adahi', rate=0.6)"
             )
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")

@@ -29,7 +29,7 @@ def test_a_bundle_is_exported_calibrated_and_seen_by_the_doctor(typed: Typed, ti
     words = ("--rate", "0.5", "--episodes", "2", "--rounds", "1", "--workers", "1", "--json")
     made = typed("calibrate", out, *words).summary
     assert made["fingerprint"] == bundle.fingerprint
-    stored = find_calibration(bundle, "deviation", 0.5)
+    stored = find_calibration(bundle, "adahi", 0.5)
     assert stored is not None and stored.settings.threshold == made["settings"]["threshold"]
 
     findings = typed("doctor", out, "--json").summary

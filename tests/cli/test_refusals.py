@@ -48,7 +48,7 @@ SWEEP = "tised sweep --bundle ball --out OUT --levers aligned=0,1 "
         ("export FOLDER --out OUT", "specact train"),
         ("distil ball --out FILE", "FILE"),
         ("calibrate ball --out OUT --gate-options alpha=2", "alpha"),
-        ("calibrate ball --out OUT --gate deviatoin", "'deviation'"),
+        ("calibrate ball --out OUT --gate adahii", "'adahi'"),
         ("offline eval metaworld-flow --out OUT", "--recipe"),
         (EVAL + "--env swarm --workers 1", "'swarm'"),
         (EVAL + "--methods draft,adahii", "'adahi'"),

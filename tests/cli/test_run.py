@@ -92,11 +92,11 @@ def test_a_budget_has_a_unit() -> None:
 
 
 def test_audits_expect_what_the_calibration_says(bundle_copy: Path) -> None:
-    assert true_skip(audits_of(load_pair("ball"), "deviation", 0.6, None))["alarm"] is False
+    assert true_skip(audits_of(load_pair("ball"), "adahi", 0.6, None))["alarm"] is False
     pair = load_pair(bundle_copy)
-    settings = gate_settings("deviation", pair)
+    settings = gate_settings("adahi", pair)
     Calibration(pair.fingerprint, 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(bundle_copy / "calibration")
-    assert true_skip(audits_of(pair, "deviation", 0.5, None))["alarm"] is None
+    assert true_skip(audits_of(pair, "adahi", 0.5, None))["alarm"] is None
 
 
 @pytest.mark.parametrize("robot", ["Arm", "Braked", "Stuck"])

@@ -73,19 +73,19 @@ def test_what_a_pair_leaves_out_is_filled_in() -> None:
 def test_what_a_pair_says_counts() -> None:
     pair = load_pair("plug_pairs:named")
     assert (pair.env, pair.fingerprint, pair.path) == ("ball", "weights-1", Path("kept/here"))
-    assert dict(gate_settings("deviation", pair).options)["alpha"] == 0.25
+    assert dict(gate_settings("adahi", pair).options)["alpha"] == 0.25
 
 
 def test_a_calibration_is_found_again_and_refused_for_other_weights() -> None:
     pair, other = load_pair("plug_family:pair"), load_pair("plug_pairs:named")
-    settings = gate_settings("deviation", pair)
+    settings = gate_settings("adahi", pair)
     assert pair.path is not None and other.path is not None
     made = Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {})
     made.save(pair.path / "calibration")
-    assert calibrated_gate(pair, "deviation", 0.5).threshold == settings.threshold
+    assert calibrated_gate(pair, "adahi", 0.5).threshold == settings.threshold
     made.save(other.path / "calibration")
     with pytest.raises(BundleError, match="specact calibrate plug_pairs:named"):
-        calibrated_gate(other, "deviation", 0.5)
+        calibrated_gate(other, "adahi", 0.5)
 
 
 def test_a_target_that_is_only_on_its_server_is_asked_for_late() -> None:

@@ -146,7 +146,7 @@ def test_the_expected_level_is_the_mean_over_the_lowest_scores(rate: float, want
 def test_a_level_close_to_what_is_measured() -> None:
     from specact.gates.calibration import find_calibration
 
-    calibration = find_calibration(load_pair("ball"), "deviation", 0.6)
+    calibration = find_calibration(load_pair("ball"), "adahi", 0.6)
     assert calibration is not None
     # experiments/adahi/study.md: the true skip ratio of ADAHI on ball.
     assert expected_true_skip(calibration.model["rejections"], 0.6) == pytest.approx(0.39, abs=0.02)

@@ -33,7 +33,7 @@ from specact.gates.settings import (
     table_entries,
 )
 from specact.lab.evaluation.calibrate import calibrate
-from specact.lab.rollout.methods import METHODS, load_method
+from specact.lab.rollout.methods import load_method
 
 BEND = "my_gate:Bend"
 
@@ -79,7 +79,7 @@ def test_every_built_in_name_leads_to_a_gate() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("deviatoin", "did you mean 'deviation'"), ("my_gate:Gate", "score"), ("my_sim:TASK", "my_sim")],
+    [("adahii", "did you mean 'adahi'"), ("my_gate:Gate", "score"), ("my_sim:TASK", "my_sim")],
 )
 def test_what_is_no_gate_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -94,13 +94,13 @@ def test_parameters_have_the_types_of_the_constructor() -> None:
     )
     gate = settings.build(ball)
     assert (vars(gate)["options"], gate.max_skips) == ((5, 2.0, "b", "7"), 3)
-    words = ("alpha=0.25", "deviation.max_skips=7", "uncertainty.kind=entropy", "perturbations=3", "window=5")
-    deviation, uncertainty = (gate_settings(gate, ball, words) for gate in ("deviation", "uncertainty"))
+    words = ("alpha=0.25", "adahi.max_skips=7", "uncertainty.kind=entropy", "perturbations=3", "window=5")
+    deviation, uncertainty = (gate_settings(gate, ball, words) for gate in ("adahi", "uncertainty"))
     assert dict(deviation.options)["alpha"] == 0.25 and deviation.max_skips == 7
     assert dict(uncertainty.options) == {"kind": "entropy", "perturbations": 3} and uncertainty.max_skips is None
-    check_options(words[:4], ["deviation", "uncertainty"])
+    check_options(words[:4], ["adahi", "uncertainty"])
     with pytest.raises(ConfigError, match="kind"):
-        check_options(words, ["deviation"])
+        check_options(words, ["adahi"])
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_parameters_have_the_types_of_the_constructor() -> None:
         (CHOOSY, "kind=c", "'c'"),
         (CHOOSY, "window", "'window'"),
         (STRICT, "window=5", "window"),
-        ("deviation", "alpha=2.0", "alpha"),
-        ("deviation", "deviation.alfa=0.2", "alfa"),
+        ("adahi", "alpha=2.0", "alpha"),
+        ("adahi", "adahi.alfa=0.2", "alfa"),
         ("uncertainty", "uncertainty.kind=doubt", "doubt"),
     ],
 )
@@ -126,7 +126,7 @@ def test_parameters_that_a_gate_does_not_have_are_refused(gate: str, option: str
 
 def test_the_table_of_a_recipe_names_gates_and_their_parameters() -> None:
     assert table_entries({"reading": "jump", "learned_max_skips": 4}) == [
-        ("deviation.reading", "jump"), ("learned.max_skips", 4), ("learned_action.max_skips", 4),
+        ("adahi.reading", "jump"), ("learned.max_skips", 4), ("learned_action.max_skips", 4),
     ]  # fmt: skip
     for table in ({"readin": "jump"}, {"reading": "jumps"}, {"alpha": 2.0}, {"max_skips": "many"}):
         with pytest.raises(ConfigError, match=r"reading|alpha|many"):
@@ -141,7 +141,7 @@ def test_a_gate_that_does_not_take_its_limits_is_told_what_it_has_to_take() -> N
 def test_a_gate_of_ones_own_is_a_method() -> None:
     method = load_method(BEND)
     assert method.gate == BEND and method.verifier == "speculative" and "change direction" in method.about
-    assert load_method("deviation").gate == "deviation" and "deviation" not in METHODS
+    assert load_method("random").gate == "random" and load_method("similarity").gate == "similarity"
     with pytest.raises(ConfigError, match="'never'"):
         load_method("never")
 
@@ -169,16 +169,16 @@ def test_rates_that_cannot_be_had_are_refused(tiny_bundle: Path) -> None:
     with pytest.raises(ConfigError, match="max_skips"):  # every step is forced
         threshold_for_rate(np.array([]), 0.5)
     with pytest.raises(ConfigError, match=r"2 skips.* 0\.33 .* max_skips"):
-        calibrate(load_pair(tiny_bundle), GateSettings("deviation", max_skips=2), 0.3)
+        calibrate(load_pair(tiny_bundle), GateSettings("adahi", max_skips=2), 0.3)
     for rate in (0.0, 1.0, -0.1, math.nan):
         with pytest.raises(ConfigError, match="rate"):
-            calibrate(load_pair("ball"), "deviation", rate)
+            calibrate(load_pair("ball"), "adahi", rate)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def calibration(fingerprint: str, gate: str = "deviation", *options: tuple[str, Any]) -> Calibration:
+def calibration(fingerprint: str, gate: str = "adahi", *options: tuple[str, Any]) -> Calibration:
     settings = GateSettings(gate, 0.1234567890123456, 0.25, 3, options)
     return Calibration(
         fingerprint, 0.6, settings, {"rate": 0.59, "episodes": 4, "inferences": 200},
@@ -188,21 +188,21 @@ def calibration(fingerprint: str, gate: str = "deviation", *options: tuple[str, 
 
 def test_what_is_saved_is_read_again_and_becomes_a_gate(bundle_copy: Path) -> None:
     bundle, folder = load_pair(bundle_copy), bundle_copy / "calibration"
-    assert find_calibration(bundle, "deviation", 0.6) is None
-    made = calibration(bundle.fingerprint, "deviation", ("reading", "jump"), ("alpha", 0.3))
-    assert made.save(folder).name == "deviation-0.60.json"
-    found = read_calibration(folder / "deviation-0.60.json", bundle)
+    assert find_calibration(bundle, "adahi", 0.6) is None
+    made = calibration(bundle.fingerprint, "adahi", ("reading", "jump"), ("alpha", 0.3))
+    assert made.save(folder).name == "adahi-0.60.json"
+    found = read_calibration(folder / "adahi-0.60.json", bundle)
     assert (found.settings, found.rate, found.held_out) == (made.settings, 0.6, made.held_out)
     assert (found.rounds, found.made_by) == (made.rounds, made.made_by)
     assert found.model["auroc"] is None  # undefined figures are null in a file
-    gate = calibrated_gate(bundle, "deviation", 0.6)
-    assert isinstance(gate, ActionDeviation) and calibrated_gate(bundle, "deviation", 0.6) is not gate
+    gate = calibrated_gate(bundle, "adahi", 0.6)
+    assert isinstance(gate, ActionDeviation) and calibrated_gate(bundle, "adahi", 0.6) is not gate
     wanted = {"threshold": 0.1234567890123456, "tie_probability": 0.25, "max_skips": 3, "reading": "jump", "alpha": 0.3}
     assert wanted.items() <= vars(gate).items()
-    for name, rate in (("deviation", 0.3), ("uncertainty", 0.6)):
-        with pytest.raises(ConfigError, match=rf"'{name}' at rate {rate:.2f}.* deviation-0\.60.*specact calibrate"):
+    for name, rate in (("adahi", 0.3), ("uncertainty", 0.6)):
+        with pytest.raises(ConfigError, match=rf"'{name}' at rate {rate:.2f}.* adahi-0\.60.*specact calibrate"):
             calibrated_gate(bundle, name, rate)
-    for name, told in (("always", r"'always' needs no calibration"), ("deviatoin", "'deviation'")):
+    for name, told in (("always", r"'always' needs no calibration"), ("adahii", "'adahi'")):
         with pytest.raises(ConfigError, match=told):
             calibrated_gate(bundle, name, 0.6)
     # The colon of a gate of one's own is none of a file's name.
@@ -210,17 +210,28 @@ def test_what_is_saved_is_read_again_and_becomes_a_gate(bundle_copy: Path) -> No
     assert calibrated_gate(bundle, BEND, 0.6).max_skips == 3
 
 
+def test_a_calibration_of_an_earlier_version_is_read_under_its_name_of_today(bundle_copy: Path) -> None:
+    bundle, folder = load_pair(bundle_copy), bundle_copy / "calibration"
+    file = calibration(bundle.fingerprint).save(folder)
+    threshold = calibrated_gate(bundle, "adahi", 0.6).threshold
+    text = file.read_text().replace('"name": "adahi"', '"name": "deviation"')
+    file.rename(folder / "deviation-0.60.json").write_text(text)
+    assert calibrated_gate(bundle, "adahi", 0.6).threshold == threshold
+    with pytest.raises(ConfigError, match="'deviation' is now called adahi"):
+        calibrated_gate(bundle, "deviation", 0.6)
+
+
 def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path) -> None:
     calibration("0123456789abcdef").save(bundle_copy / "calibration")
     with pytest.raises(BundleError, match=r"made for weights 0123456789abcdef.*specact calibrate"):
-        calibrated_gate(load_pair(bundle_copy), "deviation", 0.6)
+        calibrated_gate(load_pair(bundle_copy), "adahi", 0.6)
 
 
 @pytest.mark.parametrize("content", [b"", b"5", b"{}", b"[" * 100_000])
 def test_a_file_that_is_no_calibration_is_refused(tiny_bundle: Path, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "deviation-0.60.json"
+    path = tmp_path / "adahi-0.60.json"
     path.write_bytes(content)
-    with pytest.raises(BundleError, match=r"deviation-0\.60\.json.*specact calibrate"):
+    with pytest.raises(BundleError, match=r"adahi-0\.60\.json.*specact calibrate"):
         read_calibration(path, load_pair(tiny_bundle))
 
 
@@ -246,8 +257,8 @@ def test_values_that_do_not_fit_are_refused(bundle_copy: Path, changes: dict[str
     if isinstance(changes.get("settings"), dict):
         changes = {"settings": raw["settings"] | changes["settings"]}
     path.write_text(json.dumps(raw | changes))
-    with pytest.raises(BundleError, match=r"deviation-0\.60\.json.*specact calibrate"):
-        calibrated_gate(bundle, "deviation", 0.6)
+    with pytest.raises(BundleError, match=r"adahi-0\.60\.json.*specact calibrate"):
+        calibrated_gate(bundle, "adahi", 0.6)
 
 
 def test_the_parameters_are_those_of_the_calibration_or_the_given_ones(bundle_copy: Path) -> None:
@@ -259,7 +270,7 @@ def test_the_parameters_are_those_of_the_calibration_or_the_given_ones(bundle_co
     with pytest.raises(ConfigError, match="'worst': True"):
         deciding_gate(pair, BEND, 0.5, None, ("worst=false",))
     with pytest.raises(ConfigError, match="'worst'"):
-        deciding_gate(pair, "deviation", 0.5, RateBudget(0.5), worst)
+        deciding_gate(pair, "adahi", 0.5, RateBudget(0.5), worst)
     with pytest.raises(ConfigError, match="random"):
         deciding_gate(pair, "random", 0.5, RateBudget(0.5))
     assert vars(deciding_gate(pair, "random", 0.5, None))["rate"] == 0.5

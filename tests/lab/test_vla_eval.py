@@ -157,7 +157,7 @@ def test_what_is_no_action_fails_the_episode_with_a_sentence() -> None:
 
 
 def test_a_gate_without_a_calibration_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"has no calibration of 'deviation' at rate 0\.37"):
+    with pytest.raises(ConfigError, match=r"has no calibration of 'adahi' at rate 0\.37"):
         PairServer("ball", "adahi", rate=0.37)
 
 

@@ -119,12 +119,12 @@ def audited(pair: Any) -> Any:
 def deviation(
     threshold: float, reading: str = "euclidean", alpha: float = 0.5, source: str = "executed", **limits: int
 ) -> Decides:
-    return with_gate("deviation", threshold, reading=reading, alpha=alpha, source=source, **limits)
+    return with_gate("adahi", threshold, reading=reading, alpha=alpha, source=source, **limits)
 
 
 always = with_gate("always")
 for _pair in list(RECORDED)[:8]:
-    CASES[f"codes-{_pair}-adahi"] = partial(rollout, _pair, calibrated("deviation", 0.6))
+    CASES[f"codes-{_pair}-adahi"] = partial(rollout, _pair, calibrated("adahi", 0.6))
 for _pair, _gate, _rate in (
     ("ball", "learned", 0.6), ("ball", "learned_action", 0.4), ("ball", "uncertainty", 0.6), ("ball", "oracle", 0.6),
     ("ball", "oracle_action", 0.6), ("pusht", "learned", 0.4), ("kitchen", "learned_action", 0.6),
@@ -237,7 +237,7 @@ def timed(source: str, variant: int, decides: Decides = always, **options: Any) 
 
 CASES |= {
     "late-codes": partial(timed, "ball", decides=with_gate("random", 0.8), late_for_s=0.5, draft_s=0.005),
-    "late-codes-wait": partial(timed, "ball", decides=calibrated("deviation", 0.6), draft_s=0.005),
+    "late-codes-wait": partial(timed, "ball", decides=calibrated("adahi", 0.6), draft_s=0.005),
     "late-tokens": partial(timed, "metaworld-tokens/specvla", late_for_s=0.3),
     "late-flash": partial(timed, "pusht-flow/flash_fitted", late_for_s=1.0),
     "late-old": partial(timed, "ball", late_for_s=0.09),
@@ -358,7 +358,7 @@ def calibration(pair_name: str, name: str, variant: int, **options: Any) -> Foun
 CASES |= {
     "controller": controlled, "drift": drift,
     "calibration-deviation": partial(
-        calibration, "kitchen", "deviation", reading="euclidean", alpha=0.5, source="executed"
+        calibration, "kitchen", "adahi", reading="euclidean", alpha=0.5, source="executed"
     ),
     "calibration-uncertainty": partial(calibration, "pusht", "uncertainty", kind="disagreement"),
 }  # fmt: skip

@@ -276,7 +276,7 @@ def test_the_fallback_acts_when_the_server_is_gone(
     ("options", "said"),
     [
         ({}, r"needs policies: --policy.bundle=NAME, a pair, with --policy.server=ws://HOST:PORT"),
-        ({"bundle": str(BALL), "rate": 0.3}, r"has no calibration of 'deviation' at rate 0.30; it has .*--hold"),
+        ({"bundle": str(BALL), "rate": 0.3}, r"has no calibration of 'adahi' at rate 0.30; it has .*--hold"),
         ({"bundle": str(BALL), "n_action_steps": 2}, r"--policy.n_action_steps is not for a bundle"),
         ({"bundle": str(BALL), "execution": "aligned"}, r"synchronous or late, got --policy.execution=aligned"),
         ({"server": "ws://127.0.0.1:9", "hold": True}, r"--policy.hold is not for a policy on a server without"),

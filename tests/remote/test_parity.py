@@ -83,9 +83,9 @@ def assert_same(one: tuple[list[StepRecord], np.ndarray], other: tuple[list[Step
 
 
 @pytest.mark.parametrize("sampling", ["device", "server"])
-@pytest.mark.parametrize("gate", ["always", "deviation"])
+@pytest.mark.parametrize("gate", ["always", "adahi"])
 def test_codes(ball: Pair[Any], server: ServerProcess, sampling: Any, gate: str) -> None:
-    make: Callable[[], Gate] = Always if gate == "always" else lambda: calibrated_gate(ball, "deviation", 0.6)
+    make: Callable[[], Gate] = Always if gate == "always" else lambda: calibrated_gate(ball, "adahi", 0.6)
     local = walk(SpeculativePolicy(ball, make(), seed=5, robot=1), ball)
     with Client(at(server.port), ball.exchange.contract) as client:
         client.connect(60.0)
@@ -97,7 +97,7 @@ def test_codes(ball: Pair[Any], server: ServerProcess, sampling: Any, gate: str)
 
 
 @pytest.mark.parametrize("protocol", ["specact", "openpi"])
-@pytest.mark.parametrize("gate", [Always, lambda: ActionDeviation(0.05)], ids=["always", "deviation"])
+@pytest.mark.parametrize("gate", [Always, lambda: ActionDeviation(0.05)], ids=["always", "adahi"])
 def test_chunks(flow: FlowBundle, flow_server: ServerProcess, gate: Callable[[], Gate], protocol: str) -> None:
     pair = flow_pair(flow)
     local = walk(SpeculativePolicy(pair, gate(), seed=3, robot=1), pair)

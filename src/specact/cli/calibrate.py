@@ -34,7 +34,7 @@ class GateOptions(Options):
     """A pair's gate, and its rate."""
 
     pair: Positional[str]  # path or name of a pair, or MODULE:NAME
-    gate: str = "deviation"  # deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE
+    gate: str = "adahi"  # adahi, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE
     gate_options: tuple[str, ...] = ()  # parameters of the gate, NAME=VALUE, such as alpha=0.3 or max_skips=4
     rate: InsideUnit = 0.6  # wanted share of inferences that ask the target
     rounds: Count = 4  # thresholds that are tried, each on the states that the one before leads to

@@ -20,7 +20,7 @@ from specact.files import file_stem, write_json
 from specact.gates.controller import Controller, RateBudget, threshold_of
 from specact.gates.gate import Gate
 from specact.gates.learned import calibrate_command
-from specact.gates.settings import GateSettings, check_options, gate_settings, load_gate
+from specact.gates.settings import OLD_NAMES, GateSettings, check_options, gate_settings, load_gate
 from specact.pair import Pair
 from specact.records import read_json
 
@@ -70,6 +70,11 @@ def file_name(gate: str, rate: float, decoding: str = "") -> str:
     return f"{file_stem(gate)}-{rate:.2f}{decoding and '-'}{decoding}.json"
 
 
+def _file_names(gate: str, *of: Any) -> list[str]:
+    """Its file's name today, and the one of earlier versions."""
+    return [file_name(name, *of) for name in (gate, OLD_NAMES.get(gate, gate))]
+
+
 def read_calibration(path: Path, bundle: Pair[Any]) -> Calibration:
     """Reads a calibration and refuses one made for other weights.
 
@@ -81,7 +86,7 @@ def read_calibration(path: Path, bundle: Pair[Any]) -> Calibration:
     except BundleError as error:
         raise _damaged(path, error) from None
     # The file's gate must be the requested one: a bundle must not substitute other code (a plug-in) for it.
-    if file_name(calibration.settings.name, calibration.rate, calibration.decoding) != path.name:
+    if path.name not in _file_names(calibration.settings.name, calibration.rate, calibration.decoding):
         under = f" under the decoding {calibration.decoding!r:.40}" if calibration.decoding else ""
         raise BundleError(
             f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}{under}, "
@@ -99,8 +104,8 @@ def find_calibration(bundle: Pair[Any], gate: str, rate: float) -> Calibration |
     """The calibration stored in the bundle for this gate, rate and the decoding it was loaded with, or None."""
     if bundle.path is None:
         return None
-    path = bundle.path / "calibration" / file_name(gate, rate, bundle.source.decoding)
-    return read_calibration(path, bundle) if path.is_file() else None
+    paths = (bundle.path / "calibration" / name for name in _file_names(gate, rate, bundle.source.decoding))
+    return next((read_calibration(path, bundle) for path in paths if path.is_file()), None)
 
 
 def calibrated_gate(bundle: Pair[Any], gate: str, rate: float) -> Gate:

@@ -25,7 +25,7 @@ GATES = {
     "always": "specact.gates.gate:Always",
     "random": "specact.gates.gate:Random",
     "periodic": "specact.gates.gate:Periodic",
-    "deviation": "specact.systems.adahi:ActionDeviation",
+    "adahi": "specact.systems.adahi:ActionDeviation",
     "uncertainty": "specact.gates.codes:Uncertainty",
     "learned": "specact.gates.learned:Learned",
     "learned_action": "specact.gates.learned:Learned",
@@ -34,6 +34,8 @@ GATES = {
     "oracle": "specact.gates.codes:Oracle",
     "oracle_action": "specact.gates.codes:Oracle",
 }
+# What files of earlier versions call a gate.
+OLD_NAMES = {"adahi": "deviation"}
 # The built-in gates whose rate is their own; and those that need a threshold, and so a calibration.
 UNRATED = ("never", "always", "periodic", "verify_skip")
 CALIBRATED = tuple(name for name in GATES if name not in (*UNRATED, "random"))
@@ -42,18 +44,18 @@ LEARNED, ORACLES = ("learned", "learned_action"), ("oracle", "oracle_action")
 
 # What a calibration states of a gate where nobody says otherwise.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "deviation": {"reading": "euclidean", "alpha": 0.5, "source": "executed"},
+    "adahi": {"reading": "euclidean", "alpha": 0.5, "source": "executed"},
     "uncertainty": {"kind": "disagreement"},
     **{name: {"on": "action_change" if name.endswith("action") else "rejection"} for name in (*LEARNED, *ORACLES)},
 }
 # Keys of the ``gates`` table of recipes and manifests. A limit that helps the deviation can lower a learned gate's
 # success rate, so it has one of its own.
 _TABLE = {
-    "reading": ["deviation.reading"],
-    "alpha": ["deviation.alpha"],
-    "source": ["deviation.source"],
+    "reading": ["adahi.reading"],
+    "alpha": ["adahi.alpha"],
+    "source": ["adahi.source"],
     "uncertainty": ["uncertainty.kind"],
-    "max_skips": ["deviation.max_skips"],
+    "max_skips": ["adahi.max_skips"],
     "learned_max_skips": [f"{name}.max_skips" for name in LEARNED],
 }
 # Parameters of every gate, which are no options.
@@ -72,6 +74,8 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
     def is_gate(value: Any) -> bool:
         return isinstance(value, type) and issubclass(value, Gate) and not isabstract(value)
 
+    if name in OLD_NAMES.values():
+        raise ConfigError(f"the gate {name!r} is now called {GateSettings(name).name}")
     if is_plugin(name):
         kind: type[Gate] = load_object(name, "subclass of specact.gates.Gate that implements score", is_gate)
     elif name not in GATES:
@@ -83,7 +87,7 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
     if None not in (family, kind.family) and kind.family != family:
         raise ConfigError(
             f"the gate {name!r} reads what the family {kind.family!r} knows of a draft, but this pair is of the family "
-            f"{family!r}; choose a gate that looks at actions alone, such as deviation"
+            f"{family!r}; choose a gate that looks at actions alone, such as adahi"
         )
     return kind
 
@@ -175,6 +179,10 @@ class GateSettings:
     tie_probability: float = 0.0
     max_skips: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        now = {old: name for name, old in OLD_NAMES.items()}
+        object.__setattr__(self, "name", now.get(self.name, self.name))
 
     @property
     def lowest_rate(self) -> float:

@@ -300,7 +300,7 @@ class Similarity(Gate):
             raise ConfigError(
                 f"{pair.name} {'has no drafters beside it' if bare else 'is decoded without its memory'}, whose "
                 "features could be compared; choose a token policy with drafters and a decoding that retrieves, such "
-                "as heisd_no_switch of relocate-tokens, or a gate that looks at actions alone, such as deviation"
+                "as heisd_no_switch of relocate-tokens, or a gate that looks at actions alone, such as adahi"
             )
         return cls(threshold, **settings)
 

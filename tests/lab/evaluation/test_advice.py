@@ -42,7 +42,7 @@ from specact.lab.rollout.pool import Pool
 METHODS = ("draft", "head_draft", "target", "hybrid", "random_learned", "learned")
 # Stated, so that no answer depends on a clock: what this device would take.
 PARTS = {
-    "draft": 1.0, "head_draft": 2.0, "target": 8.0, "gate random": 0.1, "gate deviation": 0.1, "gate uncertainty": 0.5,
+    "draft": 1.0, "head_draft": 2.0, "target": 8.0, "gate random": 0.1, "gate adahi": 0.1, "gate uncertainty": 0.5,
     "gate learned": 1.2, "gate learned_action": 2.0,
 }  # fmt: skip
 STAND_IN_MS = 4321.0

@@ -63,14 +63,14 @@ class _Bundle:
 def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) -> None:
     """8,000 inferences a round put the noise of a rate at .006, so .03 is missed by chance less than once in 1e5."""
     pool = cast(Pool, ShiftingPool(feedback))
-    gate = gate_settings("deviation", cast(Any, _Bundle))
+    gate = gate_settings("adahi", cast(Any, _Bundle))
     made = calibrate(cast(Any, _Bundle), gate, rate, episodes=20, env="ball", pool=pool)
     assert made.held_out["rate"] == pytest.approx(rate, abs=0.03)
     if feedback == -3.0:  # the plain quantile on the target's states misses by far: the first round shows it
         assert abs(made.rounds[0]["rate"] - rate) > 0.03
 
 
-@pytest.mark.parametrize("gate", ["deviation", "a_new_gate"])
+@pytest.mark.parametrize("gate", ["adahi", "a_new_gate"])
 def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(gate: str) -> None:
     pool = cast(Pool, ShiftingPool(0.0))
     made = calibrate(cast(Any, _Bundle), GateSettings(gate), 0.5, episodes=5, rounds=1, env="ball", pool=pool)

@@ -68,7 +68,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
 
 
 def test_a_calibration_is_checked_on_other_demonstrations(ball: Pair[Any], shown: Episodes) -> None:
-    wanted = gate_settings("deviation", ball)
+    wanted = gate_settings("adahi", ball)
     made = calibrate_offline(ball, wanted, 0.5, shown, Pool(1), quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
     checked = OpenLoop(ball.source, shown.select(np.arange(1, 9, 2)), load_method("hybrid"), made.settings, 0).run()
@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     with pytest.raises(DataError, match="5"):
         evaluate_offline(ball, ("draft",), shown.select(np.arange(5)), 0.5, out, pool, quiet)
     with pytest.raises(DataError, match="two"):
-        calibrate_offline(ball, GateSettings("deviation"), 0.5, shown.select(np.arange(1)), pool, quiet)
+        calibrate_offline(ball, GateSettings("adahi"), 0.5, shown.select(np.arange(1)), pool, quiet)
     assert not out.exists()
     out.mkdir()
     (out / "summary.json").write_text("{}")

@@ -62,7 +62,7 @@ def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Br
 def test_names_are_never_markup(browser: Browser, runs: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(runs / "table", tmp_path / "run"))
     run = find_runs([folder])[0][0]
-    calibration = {HOSTILE: run.summary["calibration"]["deviation"]}
+    calibration = {HOSTILE: run.summary["calibration"]["adahi"]}
     texts = dict.fromkeys(("bundle", "score", "link"), HOSTILE)
     write_json(folder / "summary.json", run.summary | texts | {"calibration": calibration})
     manifest = run.manifest | {"command": HOSTILE, "machine": {HOSTILE: HOSTILE}}

@@ -33,7 +33,7 @@ OWN, TROLLEY = PairSource(f"{my_family.__name__}:pair"), f"{my_sim.__name__}:TAS
 SEED = 3
 GATES = {
     "draft": GateSettings("never"), "target": GateSettings("always"), "hybrid": GateSettings("always"),
-    "random": GateSettings("random", threshold=0.5), "adahi": GateSettings("deviation", threshold=0.5),
+    "random": GateSettings("random", threshold=0.5), "adahi": GateSettings("adahi", threshold=0.5),
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_two_processes_give_the_bits_of_one(whole: Path, tiny_bundle: Path, tmp_
     assert contents(tmp_path / "run") == contents(whole)
 
 
-@pytest.mark.parametrize(("where", "done"), [("hybrid", 2), ("calibrating deviation", 6)])
+@pytest.mark.parametrize(("where", "done"), [("hybrid", 2), ("calibrating adahi", 6)])
 def test_a_killed_evaluation_ends_like_one_never_stopped(
     whole: Path, tiny_bundle: Path, tmp_path: Path, where: str, done: int
 ) -> None:
@@ -278,7 +278,7 @@ def test_random_alone_runs_at_the_rate_asked_for(made: Made, tiny_bundle: Path, 
 def test_gates_ask_first_and_then_where_the_score_says(made: Made) -> None:
     for name in ("adahi", "gated_target", "oracle"):
         steps = made.steps(name)
-        gate = "oracle" if name == "oracle" else "deviation"
+        gate = "oracle" if name == "oracle" else "adahi"
         threshold = made.summary["calibration"][gate]["threshold"]
         first = steps["reason"] == REASONS.index("first")
         assert np.array_equal(first, steps["step"] == 0)
@@ -358,7 +358,7 @@ def test_a_calibration_made_later_does_not_change_a_run_under_way(
     what, folder = evaluation(bundle_copy, methods=("adahi",)), tmp_path / "run"
     summary = evaluate(what, folder, quiet, Pool(1))
     bundle = load_pair(bundle_copy)
-    stored = read_calibration(folder / "calibration" / "deviation-0.60.json", bundle)
+    stored = read_calibration(folder / "calibration" / "adahi-0.60.json", bundle)
     changed = replace(stored, settings=replace(stored.settings, threshold=1e9))
     changed.save(bundle_copy / "calibration")
     again = evaluate(what, folder, quiet, Pool(1))

@@ -20,7 +20,7 @@ class SpecactConfig(PreTrainedConfig):
             openpi:ws://HOST:PORT likewise. The token is read from the variable SPECACT_TOKEN.
         draft: a chunk policy on this device, such as lerobot:PATH@HZ, in front of the server's, or in place of the
             draft that the bundle names.
-        gate: which steps are sent, where there is a draft: deviation, learned, always, never, random, ...
+        gate: which steps are sent, where there is a draft: adahi, learned, always, never, random, ...
         rate: wanted share of inferences that are sent.
         hold: hold the rate online, without a calibration.
         deadline_ms: how long a step waits for the server; if not given, one control period where there is a draft, with
@@ -48,7 +48,7 @@ class SpecactConfig(PreTrainedConfig):
     bundle: str | None = None
     server: str | None = None
     draft: str | None = None
-    gate: str = "deviation"
+    gate: str = "adahi"
     rate: float = 0.6
     hold: bool = False
     deadline_ms: float | None = None

@@ -47,7 +47,7 @@ TARGET, HEAD_DRAFT, ON_DEVICE = "target", "head_draft", "target_on_device"
 # What was recommended for other policies: by task, from which share of the target's time on, and the sentence.
 TABLE = Path(__file__).with_name("advice.json")
 # Gates by complexity: random needs no score, deviation and uncertainty no head.
-_GATES = ("never", "random", "deviation", "uncertainty", "learned", "learned_action", "always")
+_GATES = ("never", "random", "adahi", "uncertainty", "learned", "learned_action", "always")
 # Decodings without a drafter.
 _UNDRAFTED = {
     name
@@ -225,7 +225,7 @@ def _parts(pair: Pair[Any], gates: Sequence[str]) -> dict[str, Callable[[], obje
         head = family.call("head")
         calls[HEAD_DRAFT] = lambda: (draft(), head())
     learned = (LEARNED if of_codes else LEARNED[:1]) if has_head else ()
-    for name in ("random", "deviation", *("uncertainty",) * of_codes, *learned, *gates):
+    for name in ("random", "adahi", *("uncertainty",) * of_codes, *learned, *gates):
         calls[f"gate {name}"] = decision(gate_settings(name, pair).build(pair), pair)
     return calls
 

@@ -160,7 +160,7 @@ def _random_baseline(method: Method, methods: dict[str, dict[str, Any]]) -> dict
     """Metrics of the random baseline with this method's constraints; None if none ran."""
     if method.gate == "random":
         return methods[method.name]
-    names = CHANCE[1:] if method.gate == "deviation" else CHANCE
+    names = CHANCE[1:] if method.gate == "adahi" else CHANCE
     return next((methods[name] for name in names if name in methods), None)
 
 

@@ -101,7 +101,7 @@ CHANCE = ("random_learned", "random")
 HYBRID = Method("hybrid", "always", "every step verified", rivals=("target",))
 _ADAHI = Method(
     "adahi",
-    "deviation",
+    "adahi",
     "verified where the action deviates",
     rivals=("random", "hybrid", "gated_target", "head_draft"),
 )
@@ -140,7 +140,7 @@ METHODS = {
             about="the head as the draft, verified at random, at the learned gate's rate",
         ),
         _ADAHI,
-        Method("gated_target", "deviation", "ADAHI's gate, the target's own codes", "target"),
+        Method("gated_target", "adahi", "ADAHI's gate, the target's own codes", "target"),
         Method("uncertainty", "uncertainty", "verified where the draft is unsure (U-HLM)", rivals=(CHANCE, "adahi")),
         _LEARNED,
         Method(

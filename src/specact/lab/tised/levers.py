@@ -251,9 +251,9 @@ LEVERS = {
         )
         for kind in ("naive", "aligned", "roll_forward", "inpainting")
     },
-    "verification": _gate("transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "deviation"),
+    "verification": _gate("transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "adahi"),
     "late": _gate(
-        "transmission rate; the verdict corrects the rest of the chunk when it arrives", "deviation", late=True
+        "transmission rate; the verdict corrects the rest of the chunk when it arrives", "adahi", late=True
     ),
     "chance": _gate("transmission rate of a random gate", "random"),
     "learned": _gate("transmission rate of a learned gate, whose time is the device's", "learned"),
