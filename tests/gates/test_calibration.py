@@ -218,7 +218,7 @@ def test_a_calibration_of_an_earlier_version_is_read_under_its_name_of_today(bun
     file.rename(folder / "deviation-0.60.json").write_text(text)
     assert calibrated_gate(bundle, "adahi", 0.6).threshold == threshold
     with pytest.raises(ConfigError, match="'deviation' is now called adahi"):
-        calibrated_gate(bundle, "deviation", 0.6)
+        gate_settings("deviation", bundle)
 
 
 def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path) -> None:
