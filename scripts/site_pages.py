@@ -163,7 +163,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if uri.startswith("reference/"):
         return markdown
     text = _site.composed(markdown, shown.get(uri, f"docs/{uri}"), uri)
-    text = re.sub(r"^```(\w+) example=\w+$", r"```\1", text, flags=re.MULTILINE)
+    text = re.sub(r'^```(\w+) (?:example=\w+|not-run="[^"]+")$', r"```\1", text, flags=re.MULTILINE)
     return re.sub(r"^<!-- .+? -->$", "", text, flags=re.MULTILINE)
 
 

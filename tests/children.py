@@ -68,7 +68,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def _marked(mark: bytes) -> list[int]:
+def marked(mark: bytes) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is not ours
@@ -80,7 +80,7 @@ def _marked(mark: bytes) -> list[int]:
 def _watch(mark: bytes) -> None:
     sys.stdin.buffer.read()
     # Again and again, because a process may start another before it is killed.
-    while pids := _marked(mark):
+    while pids := marked(mark):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

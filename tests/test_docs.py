@@ -5,23 +5,25 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.pages import ROOT, blocks, commands, pages
 
 from specact import __version__
 from specact.cli import main as cli
 from specact.errors import ConfigError
 from specact.links.link import _MODIFIERS, LINKS
 
-ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "pretrained/README")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "results"),
 ]
+USERS = [page for page in PAGES if page in pages() or page.name in ("CONTRIBUTING.md", "SECURITY.md")]
+REPORTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
-def commands(page: Path) -> list[str]:
-    """Lines of code blocks that call specact, and what tables have in a column of commands."""
-    blocks = re.findall(r"^```\n(.*?)^```$", _without_code(page.read_text(encoding="utf-8")), re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("specact ")] + _in_tables(page)
+def called(page: Path) -> list[str]:
+    """What its scripts call of specact, run or not, and what tables have in a column of commands."""
+    scripts = [block.text for block in blocks(page) if block.language in ("", "sh") and block.file is None]
+    return [shlex.join(words) for text in scripts for words in commands(text)] + _in_tables(page)
 
 
 def _in_tables(page: Path) -> list[str]:
@@ -39,8 +41,7 @@ def _in_tables(page: Path) -> list[str]:
 
 
 def _without_code(text: str) -> str:
-    """The page without the blocks that name a language."""
-    return re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def parse(line: str) -> None:
@@ -51,14 +52,14 @@ def parse(line: str) -> None:
         assert "there is no module 'my_" in str(error)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + REPORTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", _without_code(page.read_text(encoding="utf-8")))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + REPORTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_tests_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
     missing = [f"{file}::{test}" for file, test in named if f"def {test}" not in (ROOT / file).read_text()]
@@ -70,16 +71,32 @@ def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + REPORTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_tables_that_a_benchmark_fills_have_both_marks(page: Path) -> None:
     marks = re.findall(r"<!-- (.+?) -->", page.read_text(encoding="utf-8"))
     assert len(set(marks)) == len(marks)
     assert marks == [name for mark in marks if not mark.startswith("end of ") for name in (mark, f"end of {mark}")]
 
 
-@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in called(page)}))
 def test_commands_are_read_by_the_command_line(line: str) -> None:
     parse(line)
+
+
+def words(page: Path) -> int:
+    return len(page.read_text(encoding="utf-8").split())
+
+
+def test_pages_are_short() -> None:
+    counts = {page.relative_to(ROOT).as_posix(): words(page) for page in USERS if page.name != "README.md"}
+    assert sum(counts.values()) <= 20_000, counts
+
+
+@pytest.mark.parametrize("page", REPORTS, ids=lambda page: page.name)
+def test_reports_are_short(page: Path) -> None:
+    """Their prose: tables and code are looked up, not read."""
+    text = re.sub(r"^\|.*$|<!--.*?-->", "", _without_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    assert len(text.split()) <= (900 if page.name == "index.md" else 600)
 
 
 def test_the_page_on_links_has_every_name_and_number() -> None:
