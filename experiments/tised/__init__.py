@@ -33,12 +33,12 @@ ALONE = "alone=0,1"
 # cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
-# A token policy on a server, which decodes a chunk in 21 ms on one core here (docs/tokens.md), and a small draft.
+# A token policy on a server, which decodes a chunk in 21 ms on one core here, and a small draft.
 TOKENS = [
     "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
     "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
 ]  # fmt: skip
-# The systems of docs/tokens.md, by the decoding that verifies: by a head's tree; with a Kalman tail; a memory's chunk.
+# Token systems by the decoding that verifies: by a head's tree; with a Kalman tail; a memory's chunk.
 DECODED = {"specvla": "Spec-VLA", "kerv": "KERV", "heisd_fixed": "HeiSD"}
 
 # Words of the sweep, and its episodes.
@@ -86,8 +86,7 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
 }  # fmt: skip
 # Sweeps in tables of settings over hardware and links, by page.
 OF_PAGES = {
-    "levers-chase": "tised", "executions-chase": "tised", "levers-pusht": "tised", "flash-chase": "flash",
-    "split-ball": "split", "reuse-metaworld": "freqcache", **{f"links-{name}": "tokens" for name in DECODED},
+    "levers-chase": "tised", "executions-chase": "tised", "levers-pusht": "tised", "split-ball": "split",
 }  # fmt: skip
 
 
@@ -155,7 +154,6 @@ def pages(results: Results) -> Iterator[Part | Picture]:
     for name, where in OF_PAGES.items():
         yield Part(DOCS / f"{where}.md", name, tables.levers(results[name]))
     decoded = {system: tables.outcomes_of(results[f"links-{name}"]) for name, system in DECODED.items()}
-    yield Part(DOCS / "tokens.md", "links between", tables.between(decoded))
     yield Picture(DOCS / "tokens-links.png", partial(tables.draw_decoded, decoded))
     paradox = partial(tables.draw_times, results["levers-chase"], "naive", 0.0, "agx-50w")
     yield Picture(DOCS / "tised-paradox.png", paradox, dpi=200)

@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from experiments.figures import add_series, points_of
 from experiments.flash import METHODS as FLOW
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated
-from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs
-from experiments.tables import (
-    about_table,
-    contrast_table,
-    difference_table,
-    interval_text,
-    markdown,
-    named,
-    optional_text,
-    table,
-)  # fmt: skip
+from experiments.grid import Cell, Results, Run, evaluated
+from experiments.measure import interleaved, outcomes, paired, relative_costs
+from experiments.report import Picture, Report, Table, contrast_table, named, one_family
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
 from specact.families.chunks.pair import PairSettings
@@ -32,7 +25,6 @@ from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, load_policy, make_pair
 
-PAGE = DOCS / "tokens.md"
 DRAFTED = ("draft_9", "draft_fixed")
 SYSTEMS = (
     "ar", "strict", "strict_last", "specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform",
@@ -47,17 +39,6 @@ GAIN = (
     "strict_draft", "draft_9", "draft_fixed",
 )  # fmt: skip
 GATES = ("draft", "hybrid", "random", "adahi", "random_learned", "learned")
-GROUPS = (
-    ("greedy decoding", "o", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft")),
-    ("Spec-VLA", "s", tuple(name for name in METHODS if name.startswith("specvla"))),
-    ("other drafters", "v", ("last", "filter", "bigram", "draft_9", "random_tokens", "perfect")),
-    ("KERV", "D", tuple(name for name in METHODS if name.startswith("kerv"))),
-    ("HeiSD, memory", "^", ("heisd", "heisd_verified", "heisd_fixed", "heisd_no_switch", "heisd_similar", "retrieval")),
-    (
-        "unverified controls", "x",
-        ("heisd_random", "heisd_fixed_random", "heisd_similar_random", "last_fixed", "draft_fixed", "last_random"),
-    ),
-)  # fmt: skip
 # Of each policy: episodes of a shard, those of the target's path, and its draft policy.
 POLICIES: dict[str, tuple[int, int, str | None]] = {
     "relocate-tokens": (50, 5, None), "kitchen-tokens": (50, 3, None), "metaworld-tokens": (10, 40, "metaworld-draft"),
@@ -80,7 +61,14 @@ RIVALS = dict.fromkeys(POLICIES, ("ar", "last", "specvla", "kerv", "last_fixed")
     "metaworld-tokens": ("ar", "specvla", "kerv", "heisd_fixed")
 }
 ROUND_TRIP_MS = 20.0  # of the modelled link
-FEW = 9  # dimensions that fit a cell of a table
+# What the report's main table and picture show, by label: a method, or another policy.
+MAIN = {
+    "greedy decoding": "ar", "exact, head drafts": "strict", "exact, last action drafts": "strict_last",
+    "last action, 9 bins": "last", "Spec-VLA": "specvla", "KERV": "kerv", "HeiSD, fitted bounds": "heisd",
+    "HeiSD, fixed pattern": "heisd_fixed", "one layer, greedy": "one layer", "flow, one step": "flow, 1 steps",
+    "regression": "regression",
+}  # fmt: skip
+DRAWN = tuple(label for label in MAIN if not label.startswith(("exact", "one layer", "HeiSD, fitted")))
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -172,117 +160,166 @@ def compared(of: Mapping[str, Any], found: Mapping[str, Any], rivals: Sequence[s
     }
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The tables and pictures of docs/tokens.md."""
-    yield Part(PAGE, "decodings", about_table(METHODS))
-    for name, found in results.items():
-        if "others" in found:
-            yield Part(PAGE, f"others {name}", others_table(found["others"]))
-        if "gated" in found:
-            yield Part(PAGE, f"gated {name}", gated_table(found["gated"]))
-        summary = found["summary"]
-        yield Part(PAGE, name, "\n".join(section(summary, found["gain"])))
-        passes = {method: metrics["passes"] for method, metrics in summary["methods"].items()}
-        label = "passes of the target's decoder per inference"
-        yield Picture(DOCS / f"tokens-{summary['env']}.png", partial(draw_success, summary, passes, GROUPS, label))
-
-
-def section(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iterator[str]:
-    """The section of one policy, as pieces of Markdown."""
-    inferences = next(iter(gain["decodings"].values()))["inferences"]
-    yield f"### {summary['bundle']}: {gain['tokens']} tokens for a chunk\n"
-    yield f"On the target's own path, {inferences} inferences in {gain['episodes']} episodes (seed {gain['seed']}):\n"
-    yield gain_table(gain) + "\n"
-    without = " and accepted tokens other than the gripper's" if gain["strict"] else ""
-    yield f"There, every drafter by itself at every tolerance: passes for a chunk; accepted tokens{without}:\n"
-    yield drafters_table(gain) + "\n"
-    yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    scored = any(m["score"]["mean"] != m["success"]["rate"] for m in summary["methods"].values())
-    yield closed_loop_table(summary, scored) + "\n"
-    yield contrast_table(summary, ("success", "score") if scored else ("success",)) + "\n"
-
-
-def gain_table(gain: Mapping[str, Any]) -> str:
-    """Passes, accepted tokens and time of every decoding on the same inferences.
-
-    The last two columns are modelled: the measured times, plus a round trip for each inference, or for each pass, as a
-    drafter needs it that reads the target's features on the other side of a link.
-    """
-    greedy = gain["decodings"]["ar"]
-
-    def over_link(row: Mapping[str, float], trips: float, of_greedy: float) -> float:
-        mine = trips * ROUND_TRIP_MS + row["relative"] * greedy["ms"]
-        return float(mine / (of_greedy * ROUND_TRIP_MS + greedy["ms"]))
-
-    rows = [
-        {**row, "once": over_link(row, 1.0, 1.0), "each": over_link(row, row["passes"], greedy["passes"])}
-        for row in named(gain["decodings"])
-    ]
-    return table(
-        "decoding | passes | accepted | without gripper | read | greedy's chunk | ms | time of greedy decoding's "
-        f"| of it the proposal | with a round trip of {ROUND_TRIP_MS:g} ms | with one for each pass",
-        "`{name}` | {passes:.2f} | {accepted:.2f} | {accepted_free:.2f} | {read:.1f} | {greedy:.2f} | {ms:.1f} "
-        "| {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}",
-        rows,
-    )  # fmt: skip
-
-
-def drafters_table(gain: Mapping[str, Any]) -> str:
-    """Passes for a chunk with every drafter by itself at every tolerance."""
-    template = "{passes:.2f} [{passes_low:.2f}, {passes_high:.2f}]; {accepted:.1f}"
-    template += ", {accepted_free:.1f}" if gain["strict"] else ""
-    rows = [
-        [
-            name,
-            *(template.format(**dict(zip(found, values, strict=True))) for values in zip(*found.values(), strict=True)),
-        ]
-        for name, found in gain["drafters"].items()
-    ]
-    return markdown(["drafter", "exact", *(f"{bins} bins" for bins in gain["tolerances"][1:])], rows)
-
-
-def closed_loop_table(summary: Mapping[str, Any], scored: bool) -> str:
-    """Success, score and passes of every method in closed loop."""
-    rows = [
-        {**row, "unverified": 1.0 - row["transmission_rate"], "tail": _tail_text(row["tail_error"])}
-        for row in named(summary["methods"])
-    ]
-    score = " | {score[mean]:.4g} [{score[low]:.4g}, {score[high]:.4g}]" if scored else ""
-    return table(
-        f"method | success{' | score' * scored} | unverified | passes per inference | accepted per pass | compensated "
-        "| tolerance [bins] | error of the tail, by dimension",
-        f"`{{name}}` | {{success:ci2}}{score} | {{unverified:.2f}} | {{passes:.2f}} | {{accepted_per_pass:.2f}} "
-        "| {compensated:.2f} | {tolerance:.1f?} | {tail}",
-        rows,
-    )  # fmt: skip
-
-
-def _tail_text(errors: Sequence[float | None]) -> str:
-    """Mean absolute errors of the dimensions (normalised units); of many their range."""
-    known = [error for error in errors if error is not None]
-    if known and len(errors) > FEW:
-        return f"{min(known):.2f} to {max(known):.2f}"
-    return " / ".join(optional_text(error, 2) for error in errors) if known else ""
-
-
-def gated_table(summary: Mapping[str, Any]) -> str:
-    """Success and transmission rate of every gate before one decoding."""
-    tables = {
+def report(results: Results) -> Report:
+    """Success, time and passes of every decoding on every policy, and three families of contrasts."""
+    gains = {name: found["gain"]["decodings"] for name, found in results.items()}
+    methods = {name: found["summary"]["methods"] for name, found in results.items()}
+    others = {
+        name: {label: {"success": vars(wilson(*won)), "time": found["others"]["time"].get(label)}
+               for label, won in found["others"]["success"].items()}
+        for name, found in results.items()
+    }  # fmt: skip
+    tests = {"contrasts": _of(results, "success"), "scores": _of(results, "score")}
+    tests |= {"policies": [row for name, found in results.items() for row in _policies(name, found["others"])]}
+    gated = results["metaworld-tokens"]["gated"]
+    won = {
         method: {point: np.array(values) for point, values in found.items()}
-        for method, found in summary["outcomes"].items()
+        for method, found in gated["outcomes"].items()
     }
-    tested = contrast_table({"contrasts": contrasts(map(load_method, tables), tables)})
-    cells = "`{name}` | {success:ci2} | {transmission_rate:.2f} | {passes:.2f}"
-    return (
-        table("method | success | verified | passes per inference", cells, named(summary["methods"])) + f"\n\n{tested}"
-    )
+    before = {"on": "metaworld-tokens, before Spec-VLA", "measure": "success"}
+    tests["gates"] = [{**before, **row} for row in contrasts(map(load_method, won), won)]
+    families = {
+        "contrasts": "success among decodings on the three policies", "scores": "their scores on relocate and kitchen",
+        "policies": "success between other policies and decodings", "gates": "gates before Spec-VLA",
+    }  # fmt: skip
+    tested = {name: one_family(rows) for name, rows in tests.items()}
+    tables = [
+        Table(
+            "main", "Success in 200 paired episodes of each policy; time of an inference, greedy decoding's being 1. "
+            "HeiSD's is the measured time of its proposal and of its verified inferences, by their shares.",
+            "method | metaworld | time | relocate | time | kitchen | time",
+            "{label} | {success[metaworld]:ci2} | {time[metaworld]:ci2} | {success[relocate]:ci2} "
+            "| {time[relocate]:ci2} | {success[kitchen]:ci2} | {time[kitchen]:ci2}",
+            list(_main(methods, gains, others)),
+        ),
+        Table(
+            "slower", f"Time of an inference, greedy decoding's being 1: measured, and modelled over a link of "
+            f"{ROUND_TRIP_MS:g} ms with one round trip for an inference, and with one for each pass.",
+            "policy | decoding | on one machine | one round trip | one for each pass",
+            "{policy} | `{name}` | {0:ci2} | {once:.2f} | {each:.2f}",
+            [row for row in _gain(gains) if row["name"] in ("strict", "specvla", "specvla_device", "kerv")],
+        ),
+        Table("decodings", "Every method.", "name | what it is", "`{name}` | {about}",
+              [{"name": name, "about": method.about} for name, method in METHODS.items()]),
+        Table(
+            "gain", "Every decoding on the same inferences of the target's own path: passes, tokens, time.",
+            "policy | decoding | passes | accepted | without gripper | read | greedy's chunk | ms | time of greedy's "
+            "| of it the proposal | with one round trip | with one for each pass",
+            "{policy} | `{name}` | {passes:.2f} | {accepted:.2f} | {accepted_free:.2f} | {read:.1f} | {greedy:.2f} "
+            "| {ms:.1f} | {0:ci2} | {proposal:.2f} | {once:.2f} | {each:.2f}", list(_gain(gains)),
+        ),
+        Table(
+            "drafters", "Passes for a chunk with every drafter by itself at every tolerance, and its accepted tokens.",
+            "policy | drafter | bins | passes | accepted | without gripper",
+            "{policy} | {name} | {bins} | {passes:.2f} [{passes_low:.2f}, {passes_high:.2f}] | {accepted:.1f} "
+            "| {accepted_free:.1f}", list(_drafters(results)),
+        ),
+        Table(
+            "closed-loop", "Every method in 200 paired episodes of each policy.",
+            "policy | method | success | score | unverified | passes | accepted per pass | compensated | tolerance "
+            "| error of the tail, by dimension",
+            "{policy} | `{name}` | {success:ci2} | {score[mean]:.4g} [{score[low]:.4g}, {score[high]:.4g}] "
+            "| {unverified:.2f} | {passes:.2f} | {accepted_per_pass:.2f} | {compensated:.2f} | {tolerance:.1f?} "
+            "| {tail_error}",
+            [{"policy": name, **kept(row), "unverified": 1.0 - row["transmission_rate"]}
+             for name, found in methods.items() for row in named(found)],
+        ),
+        Table("other-policies", "Policies beside decodings: success in 200 episodes, time of greedy decoding's.",
+              "policy | method | success | time", "{policy} | {name} | {success:ci2} | {time:ci3}",
+              [{"policy": name, **row} for name, found in others.items() for row in named(found)]),
+        Table("gated", "Gates asked for a rate of 0.4 before Spec-VLA's decoding, in 200 paired episodes of metaworld.",
+              "method | success | sent | passes", "`{name}` | {success:ci2} | {transmission_rate:.2f} | {passes:.2f}",
+              list(map(kept, named(gated["methods"])))),
+        *(contrast_table(rows, name, families[name]) for name, rows in tested.items()),
+    ]  # fmt: skip
+    facts: dict[str, Any] = {
+        name.removesuffix("-tokens"): {"time": gains[name], "won": methods[name], "other": others[name]}
+        for name in results
+    }
+    facts |= {
+        f"{short}_{first}_{second}".replace(" ", "_").replace(",", ""): row
+        for rows in (tested["contrasts"], tested["policies"])
+        for row in rows
+        for short, first, second in ((row["on"].removesuffix("-tokens"), row["first"], row["second"]),)
+    }
+    facts |= {f"gate_{row['first']}_{row['second']}": row for row in tested["gates"]}
+    facts |= {f"score_{row['on'][:-7]}_{row['first']}_{row['second']}": row for row in tested["scores"]}
+    facts["gated"] = gated["methods"]
+    return Report(tables, facts, [Picture("tokens.svg", partial(draw, methods, gains, others))])
 
 
-def others_table(found: Mapping[str, Any]) -> str:
-    """Success and time of other policies and of the decodings, and their contrasts."""
-    rows = []
-    for name, (k, n) in found["success"].items():
-        measured = interval_text(found["time"][name], 3) if name in found["time"] else "see above"
-        rows.append({"name": name, "success": vars(wilson(k, n)), "time": "1" if name == "ar" else measured})
-    whole = table(" | success | time of greedy decoding's", "`{name}` | {success:ci2} | {time}", rows)
-    return f"{whole}\n\n{difference_table(found['contrasts'])}"
+def kept(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's row without the times of evaluations, which decode many episodes at once."""
+    return {name: value for name, value in row.items() if name not in ("latency", "cost", "sent_ahead")}
+
+
+def _of(results: Results, measure: str) -> list[dict[str, Any]]:
+    """The contrasts of decodings; scores that say more than success."""
+    return [
+        {**row, "on": name, "measure": measure}
+        for name, found in results.items()
+        for row in found["summary"]["contrasts"]
+        if measure == "success" or not name.startswith("metaworld")
+    ]
+
+
+def _policies(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Contrasts of other policies; of those that were stored corrected, the largest p that the correction allows."""
+    rows = sorted(found["contrasts"], key=lambda row: row["p_holm"])
+    largest = (1.0 if row["p_holm"] >= 1.0 else row["p_holm"] / (len(rows) - at) for at, row in enumerate(rows))
+    return [{"on": name, "measure": "success", "p": p, **row} for row, p in zip(rows, largest, strict=True)]
+
+
+def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:
+    """Success and time of the main methods and controls on each policy."""
+    for label, name in MAIN.items():
+        row: dict[str, Any] = {"label": label, "success": {}, "time": {}}
+        for policy in POLICIES:
+            short, time = policy.removesuffix("-tokens"), gains[policy].get(name)
+            found = methods[policy].get(name) or others[policy].get(name, {"success": None, "time": None})
+            row["success"][short] = found["success"]
+            row["time"][short] = found.get("time") if time is None else relative_time(time, found)
+        yield row
+
+
+def relative_time(time: Mapping[str, float], found: Mapping[str, Any]) -> dict[str, float]:
+    """The time of a method whose unverified inferences are proposals alone."""
+    sent = found.get("transmission_rate", 1.0)
+    names = ("relative", "relative_low", "relative_high")
+    return {name: sent * time[name] + (1.0 - sent) * time["proposal"] for name in names}
+
+
+def _gain(gains: Any) -> Iterator[dict[str, Any]]:
+    """Decodings on the target's path; over a link with a round trip for each inference, or for each pass."""
+    for policy, decodings in gains.items():
+        greedy = decodings["ar"]
+        for row in named(decodings):
+            spent = row["relative"] * greedy["ms"]
+            yield {
+                "policy": policy, **row, "once": (ROUND_TRIP_MS + spent) / (ROUND_TRIP_MS + greedy["ms"]),
+                "each": (row["passes"] * ROUND_TRIP_MS + spent) / (greedy["passes"] * ROUND_TRIP_MS + greedy["ms"]),
+            }  # fmt: skip
+
+
+def _drafters(results: Results) -> Iterator[dict[str, Any]]:
+    for policy, found in results.items():
+        for name, columns in found["gain"]["drafters"].items():
+            for at, bins in enumerate(found["gain"]["tolerances"]):
+                yield {"policy": policy, "name": name, "bins": bins} | {key: of[at] for key, of in columns.items()}
+
+
+def draw(methods: Any, gains: Any, others: Any) -> Figure:
+    """Success over the time of an inference, a panel for each policy."""
+    figure = Figure(figsize=(6.4, 9.0), layout="constrained")
+    rows = list(_main(methods, gains, others))
+    for policy, axes in zip(POLICIES, figure.subplots(3, 1), strict=True):
+        short = policy.removesuffix("-tokens")
+        series = {
+            MAIN[row["label"]]: points_of({row["time"][short]["relative"]: row["success"][short]})
+            for row in rows
+            if row["label"] in DRAWN and row["success"][short] is not None and row["time"][short] is not None
+        }
+        names = {name: label for label, name in MAIN.items()}
+        add_series(axes, series, "time of an inference (greedy decoding: 1)", "success", short, names)
+        axes.set_xlim(left=0.0)
+    return figure

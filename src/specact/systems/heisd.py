@@ -321,7 +321,7 @@ class Similarity(Gate):
 
 
 class VerifySkip(Similarity):
-    """HeiSD's verify-skip, whose threshold is not calibrated for a rate but fitted for safety, see docs/tokens.md."""
+    """HeiSD's verify-skip, whose threshold is not calibrated for a rate but fitted for safety."""
 
     calibrated = False
 

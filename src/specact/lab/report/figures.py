@@ -51,8 +51,8 @@ _METHODS = {
 }  # fmt: skip
 # The same methods by other names: a full target, a part of its steps, its draft unchecked, and what a sweep calls them.
 _SAME = {
-    "target": ("full", "ar", "target alone"), "target_on_device": ("full_2", "target on device", "fewer steps"),
-    "draft": ("block", "unchecked", "draft alone", "proposed"), "adahi": ("late adahi", "flash", "specvla", "late"),
+    "target": ("full", "ar", "target alone"), "target_on_device": ("full_2", "target on device", "flow, 1 steps"),
+    "draft": ("block", "unchecked", "proposed", "last"), "adahi": ("late adahi", "flash", "specvla", "late"),
     "random": ("flash_shuffled", "random_late"), "head_draft": ("head as draft", "distilled", "regression"),
     "hybrid": ("asynchronous", "aligned"), "uncertainty": ("heisd_similar", "freqcache"), "learned_action": ("kerv",),
 }  # fmt: skip
