@@ -95,11 +95,13 @@ class Report:
         tables: all of them; those that the prose names stand on the page, the others in their files alone.
         facts: what the prose names.
         pictures: of the page.
+        elsewhere: provenance of cells of other experiments that it shows.
     """
 
     tables: Sequence[Table]
     facts: Metrics = field(default_factory=dict)
     pictures: Sequence[Picture] = ()
+    elsewhere: Mapping[str, Metrics] = field(default_factory=dict)
 
     def files(self, name: str, prose: str, provenance: Mapping[str, Metrics]) -> dict[Path, str]:
         """The text of its page and tables, by file.
@@ -111,7 +113,7 @@ class Report:
         """
         shown = {table.name: table.markdown(f"tables/{name}/{table.name}.csv") for table in self.tables}
         text = _Cells().vformat(prose, (), {**self.facts, "tables": shown})
-        measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, grouped(provenance))
+        measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, grouped({**self.elsewhere, **provenance}))
         lines = measured.markdown("").partition("\n\n")[0]
         stamp = f"specact, experiment {name}: " + "; ".join(" ".join(fields(_STAMP, row)) for row in measured.rows)
         page = (
@@ -136,11 +138,20 @@ def grouped(provenance: Mapping[str, Metrics]) -> list[dict[str, Any]]:
         groups.setdefault(tuple(row[key] for key in ("seeds", "commit", "machine")), []).append(cell)
     return [
         {
-            "cells": ", ".join(cells), "seeds": seeds, "commit": commit, "machine": machine,
+            "cells": ", ".join(_shortened(cells)), "seeds": seeds, "commit": commit, "machine": machine,
             **{key: _span([provenance[cell][key] for cell in cells]) for key in ("load", "date")},
         }
         for (seeds, commit, machine), cells in groups.items()
     ]  # fmt: skip
+
+
+def _shortened(cells: Sequence[str], most: int = 3) -> Iterable[str]:
+    """Names of cells; many of one group as their number."""
+    groups: dict[str, list[str]] = {}
+    for cell in cells:
+        groups.setdefault(cell.rpartition("/")[0], []).append(cell)
+    for group, names in groups.items():
+        yield from names if len(names) <= most else [f"{group}/* ({len(names)})"]
 
 
 def _span(values: Sequence[Any]) -> str:

@@ -1,30 +1,21 @@
-"""ADAHI's study: tables, sweeps over the transmission rate, rejection over deviation, real time (docs/reproduce.md).
+"""ADAHI's study: methods at three rates on six pairs, with drafts trained otherwise, and over real sockets.
 
-``docs/gates.png`` and ``docs/rejection.png`` are two figures of ``specact report OUT``: ``ball-success-over-rate.png``
-and ``ball-rejection.png``.
+``specact report OUT`` draws rejection over deviation, and success over finer rates, from the folder of a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from experiments.adahi.tables import PAIRS, Study, tables_of, whole
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluation_cell
+from experiments.adahi import tables
+from experiments.adahi.tables import PAIRS
+from experiments.grid import Cell, Run, evaluation_cell
 from specact.lab.evaluation.run import Evaluation
-from specact.lab.report.figures import legend_below, style_of
 from specact.lab.rollout.methods import METHODS as GENERAL
 
-HERE = Path(__file__).parent
-PAGES = {
-    "results.md": ("overview", "costs"), "reproduce.md": ("hours", "rows"), "gates.md": ("rates",),
-    "speed.md": ("sockets",),
-}  # fmt: skip
+report = tables.report
 # ADAHI's ablations beside the general methods, in the order of the tables.
 METHODS = {
     name: GENERAL[name]
@@ -147,41 +138,3 @@ def _imitation(pair: str, run: Run) -> dict[str, Any]:
     if run.quick or (files and run.data is None):
         return {}
     return {"mse": True, "data": str(run.data) if files else None, "demonstrations": 100}
-
-
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The marked tables of four pages of docs, study.md, and the picture of the pairs."""
-    study = dict(sorted((f"{bundle}-{name}", one) for bundle, runs in results.items() for name, one in runs.items()))
-    made = tables_of(study)
-    for page, names in PAGES.items():
-        yield from (Part(DOCS / page, name, made[name]) for name in names)
-    yield Part(HERE / "study.md", "", "\n\n".join(whole(name, one) for name, one in study.items()) + "\n")
-    yield Picture(DOCS / "pairs.png", partial(draw_pairs, study), dpi=150)
-
-
-def draw_pairs(study: Study) -> Figure:
-    """Success of the main methods on every pair at a rate of .4, with intervals."""
-    names = ("draft", "head_draft", "random", "adahi", "learned", "learned_action", "hybrid")
-    pairs = [
-        pair for pair in PAIRS if f"{pair}-rate-0.4" in study and "learned" in study[f"{pair}-rate-0.4"]["methods"]
-    ]
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for number, method in enumerate(names):
-        # Methods without a rate, except hybrid, are only in the table's run.
-        run = "table" if method in ("draft", "head_draft") else "rate-0.4"
-        found = {place: study[f"{pair}-{run}"]["methods"].get(method) for place, pair in enumerate(pairs)}
-        success = {place: metrics["success"] for place, metrics in found.items() if metrics}
-        x = [place + 0.11 * (number - (len(names) - 1) / 2) for place in success]
-        bars = [[abs(one[end] - one["rate"]) for one in success.values()] for end in ("low", "high")]
-        drawn = style_of(method)
-        axes.errorbar(
-            x, [one["rate"] for one in success.values()], bars, fmt=drawn.marker, color=drawn.colour,
-            label=method.replace("_", " "), ms=6,
-        )  # fmt: skip
-    axes.set_xticks(range(len(pairs)), [f"{pair}\n{study[f'{pair}-rate-0.4']['episodes']}" for pair in pairs])
-    axes.grid(visible=False, axis="x")
-    axes.set_ylim(0.0, 1.02)
-    axes.set(ylabel="success, 95 % interval", xlabel="pair, paired episodes")
-    legend_below(figure, columns=len(names))
-    return figure

@@ -1,247 +1,239 @@
-"""The study's tables as Markdown, from its stored results by ``BUNDLE-RUN``; missing results are dashes."""
+"""ADAHI's study as a report: the paper's figures beside ours, its claims one by one, and every number of every run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.tables import interval_text, markdown, named, optional_text, table
+from matplotlib.figure import Figure
+
+from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
+from specact.lab.report.figures import style_of
 from specact.lab.report.tables import networks_of
-from specact.lab.rollout.statistics import holm
 
 # The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
-Summary = Mapping[str, Any]
-Study = Mapping[str, Summary]
-# A method, and its possible rivals; the first with a contrast is used.
-Pair = tuple[str, tuple[str, ...]]
-
-CHANCE = ("random_learned", "random")
-# Methods without a rate run only in the table at .6, and are also shown for the other rates.
-WITHOUT_RATE = ("draft", "head_draft", "hybrid", "target", "target_on_device")
-STORY = {
-    "draft": "draft", "head_draft": "head as draft", "distilled": "distilled draft", "random": "random",
-    "adahi": "ADAHI", "learned": "learned", "hybrid": "hybrid", "target": "target",
-    "target_on_device": "target on device",
+DRAFTS = {
+    "": "", "distilled": ", distilled draft", "undertrained": ", under-trained draft",
+    "sampled": ", trained on sampled codes",
 }  # fmt: skip
+RUNS = {"unlimited": ", no limit on skips", "time": ", over sockets", "rejection": ", more episodes"}
+# Methods that look at more than ADAHI does; their contrasts stand in the report of the gates.
+GATES = {"uncertainty", "learned", "learned_action", "oracle", "oracle_action", "random_learned", "head_random"}
 PAPER: dict[str, dict[str, Any]] = {
     "kitchen": {"adahi": 0.394, "hybrid": 0.430, "draft": 0.060, "target": 0.430, "random": 0.325, "sent": 0.543,
-                "skips": (0.607, 0.539)},
+                "skips": (0.607, 0.539), "mse": (1.640, 1.630, 1.623, 1.998, 2.419)},
     "ball": {"adahi": 0.811, "hybrid": 0.834, "draft": 0.001, "target": 0.850, "random": 0.726, "sent": 0.603,
-             "skips": (0.553, 0.343)},
+             "skips": (0.553, 0.343), "mse": (None,) * 5},
     "swarm": {"adahi": 0.294, "hybrid": 0.295, "draft": 0.065, "target": 0.303, "random": 0.230, "sent": 0.591,
-              "skips": (0.504, 0.395)},
+              "skips": (0.504, 0.395), "mse": (1.2434, 1.2359, 1.2342, 2.1291, 3.9010)},
 }  # fmt: skip
+PAPER_SAVED = 0.392  # of hybrid's time on ball
+SHOWN = ("adahi", "hybrid", "target", "random", "draft")
+_NAMES = "ADAHI | hybrid | target | random | draft"
+
+Metrics = Mapping[str, Any]
+Study = Mapping[tuple[str, str], Metrics]
 
 
-def tables_of(study: Study) -> dict[str, str]:
-    """Every part of the pages, by name."""
-    hours = sum(summary["seconds"] for summary in study.values()) / 3600
-    return {
-        "overview": overview(study), "costs": costs(study), "sockets": sockets(study), "rates": rates(study),
-        "rows": rows(study), "hours": f"{hours:.1f} hours",
-    }  # fmt: skip
+def study_of(results: Mapping[str, Any]) -> Study:
+    """The summary of every run, by bundle and run."""
+    return {(bundle, run): summary for bundle, runs in results.items() for run, summary in runs.items()}
 
 
-def overview(study: Study) -> str:
-    """One line per pair on its most informative end point: the score, or success."""
-    tables = {pair: study[f"{pair}-table"] for pair in PAIRS if f"{pair}-table" in study}
-    compared = (("adahi", ("random",)), ("learned", CHANCE), ("learned", ("head_draft",)), ("adahi", ("hybrid",)))
-    tests, heads, remark = _tested(list(tables.values()), compared, "score")
-    rows = []
-    for (pair, summary), cells in zip(tables.items(), tests, strict=True):
-        shown = [_score(_story(study, pair, name), summary) for name in STORY]
-        rows.append([f"{pair}, {summary['episodes']}", *shown, *cells, _sent(summary, ("adahi", "learned"))])
-    return f"{markdown(['pair, episodes', *STORY.values(), *heads, 'sent, ADAHI / learned'], rows)}\n\n{remark}"
+def on_of(bundle: str, run: str, summary: Metrics) -> str:
+    """A condition in words: pair, draft, rate."""
+    pair, _, draft = bundle.partition("-")
+    return f"{pair}{DRAFTS[draft]}, rate {summary['rate']:g}{RUNS.get(run.rpartition('-')[2], '')}"
 
 
-def costs(study: Study) -> str:
-    """The networks of every pair, and the time per action of each method."""
-    rows = []
-    for pair in (pair for pair in PAIRS if f"{pair}-table" in study):
-        own, distilled = (
-            networks_of(methods.values()) for methods in (study[f"{pair}-table"]["methods"], _distilled(study, pair))
-        )
-        parts = own.get("draft"), own.get("head"), distilled.get("draft"), own.get("target")
-        rows.append([pair, *(one or "-" for one in parts), *(_ms(_story(study, pair, name)) for name in STORY)])
-    networks = [f"{name}: parameters, ms" for name in ("draft", "head", "distilled draft", "target")]
-    return markdown(["pair", *networks, *(f"{name}, ms per action" for name in STORY.values())], rows)
+def measures_of(summary: Metrics) -> tuple[str, ...]:
+    """Success, and the score where it is another number."""
+    binary = all(row["score"]["mean"] == row["success"]["rate"] for row in summary["methods"].values())
+    return ("success",) if binary else ("success", "score")
 
 
-def sockets(study: Study) -> str:
-    """Times per action of the study's own networks over real sockets."""
-    shown = ("draft", "head_draft", "target_on_device", "target", "hybrid", "random", "adahi", "learned")
-    rows = []
-    for pair in (pair for pair in PAIRS if f"{pair}-real-time" in study):
-        summary = study[f"{pair}-real-time"]
-        methods = summary["methods"]
-        adahi, hybrid = (methods[name]["latency"]["per_action_ms"] for name in ("adahi", "hybrid"))
-        cells = [f"{pair}, {summary['episodes']}", *(_ms(methods.get(name)) for name in shown)]
-        rows.append([*cells, f"{adahi / hybrid - 1:+.0%}", _sent(summary, ("adahi",))])
-    return markdown(["pair, episodes", *(STORY[name] for name in shown), "ADAHI against hybrid", "sent by ADAHI"], rows)
-
-
-def rates(study: Study) -> str:
-    """Success of every gate at .2, .4 and .6, gate efficiency in brackets, with the trained and the distilled draft."""
-    gates = (
-        "draft", "head_draft", "head_random", "random", "adahi", "uncertainty", "random_learned", "learned",
-        "learned_action", "oracle", "hybrid",
+def contrasts_of(study: Study, *, gates: bool) -> list[dict[str, Any]]:
+    """The family of this report, or of that of the gates: all contrasts of their methods in virtual time."""
+    return one_family(
+        {**row, "on": on_of(bundle, run, summary), "measure": measure}
+        for (bundle, run), summary in study.items() if not summary["realtime"]
+        for row in summary["contrasts"]
+        if gates == bool({row["first"], row["second"]} & GATES or row["first"] == "head_draft")
+        for measure in measures_of(summary)
     )  # fmt: skip
-    sending = ("random", "adahi", "learned", "learned_action")
-    compared: tuple[Pair, ...] = (
-        ("learned", CHANCE), ("learned_action", CHANCE), ("learned", ("head_draft",)), ("learned", ("hybrid",)),
-        ("uncertainty", ("adahi",)),
-    )  # fmt: skip
-    found = list(_at_rates(study))
-    tests, heads, remark = _tested([summary for _, _, summary in found], compared, "success")
-    rows = []
-    for (name, constant, summary), contrasts in zip(found, tests, strict=True):
-        cells, methods = [name], summary["methods"]
-        for gate in gates:
-            metrics = methods.get(gate) or (constant.get(gate) if gate in WITHOUT_RATE else None)
-            efficiency = (metrics or {}).get("gate_efficiency")
-            shown = gate not in WITHOUT_RATE and "random" not in gate and efficiency is not None
-            success = "-" if metrics is None else f"{metrics['success']['rate']:.3f}"
-            cells.append(f"{success} ({efficiency:.2f})" if shown else success)
-        rows.append([*cells, _sent(summary, sending), *contrasts])
-    table = markdown(["pair, rate, episodes", *gates, f"sent, {' / '.join(sending)}", *heads], rows)
-    return f"{table}\n\n{remark}"
 
 
-def _at_rates(study: Study) -> Iterator[tuple[str, Summary, Summary]]:
-    """Name, the methods of the bundle's table at .6, and the summary."""
-    for bundle in (f"{pair}{ending}" for pair in PAIRS for ending in ("", "-distilled")):
-        table = study.get(f"{bundle}-table", {"methods": {}})
-        runs = [(rate, free, f"rate-{rate}{free}") for rate in ("0.2", "0.4") for free in ("", "-unlimited")]
-        for rate, free, run in (*runs, ("0.6", "", "table")):
-            summary = study.get(f"{bundle}-{run}")
-            if summary is not None and "learned" in summary["methods"]:
-                without = ", without ADAHI" if free else ""
-                yield f"{bundle}, {rate}{without}, {summary['episodes']}", table["methods"], summary
+def where(tests: Sequence[Metrics], first: str, second: str, sign: int, ending: str = ", rate 0.6") -> str:
+    """The pairs on which a corrected test finds a method better (1), worse (-1) or either (0), in words."""
+    found: dict[str, list[str]] = {}
+    for row in tests:
+        named_so = (row["first"], row["second"]) == (first, second) and row["on"].partition(",")[0] + ending == row["on"]
+        if named_so and row["p_holm"] < 0.05 and row["difference"] * sign >= 0:
+            found.setdefault(row["on"].partition(",")[0], []).append(row["measure"])
+    texts = [f"`{pair}`" + (" (score)" if measures == ["score"] else "") for pair, measures in found.items()]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts) or "no pair"
 
 
-def rows(study: Study) -> str:
-    """The paper's table beside ours: success, rate, true skip ratio."""
-    shown = ("adahi", "hybrid", "draft", "target", "random")
-    lines = []
-    for pair in PAIRS:
+def method_rows(study: Study) -> Iterator[dict[str, Any]]:
+    """Every method of every run with all that was measured."""
+    for (bundle, run), summary in study.items():
+        for row in named(summary["methods"]):
+            yield {
+                "on": on_of(bundle, run, summary), "bundle": bundle, "run": run,
+                **{key: summary[key] for key in ("episodes", "seed", "rate", "link", "realtime")}, **row,
+                "gate": summary["gates"].get(row["name"]), "accepted": row.get("acceptance", {}).get("all"),
+            }  # fmt: skip
+
+
+def tables_of(study: Study) -> list[Table]:
+    """What is shown, and every number."""
+    own = {pair: study[pair, "table"] for pair in PAIRS if (pair, "table") in study}
+    paper, errors, pairs, costs, skips = [], [], [], [], []
+    for pair, summary in own.items():
+        methods, distilled = summary["methods"], distilled_of(study, pair)
+        measure = measures_of(summary)[-1]
         if pair in PAPER:
-            paper = PAPER[pair]
-            skips = " / ".join(f"{skip:.3f}" for skip in paper["skips"])
-            cells = [f"{paper[name]:.3f}" for name in shown]
-            lines.append([pair, "paper, success", *cells, f"{paper['sent']:.3f}", skips])
-        if f"{pair}-table" not in study:
-            continue
-        methods = [study[f"{pair}-table"]["methods"][name] for name in shown]
-        adahi, random = methods[0], methods[-1]
-        skips = f"{adahi['true_skip_ratio']:.3f} / {random['true_skip_ratio']:.3f}"
-        success = [f"{m['success']['rate']:.3f}" for m in methods]
-        lines.append([pair, "here, success", *success, f"{adahi['transmission_rate']:.3f}", skips])
-        for least in adahi.get("success_at", {}):
-            cells = [f"{m['success_at'][least]['rate']:.3f}" for m in methods]
-            lines.append([pair, f"here, score above {least}", *cells, "", ""])
-        if not _binary(study[f"{pair}-table"]):
-            lines.append([pair, "here, score", *(f"{m['score']['mean']:.3f}" for m in methods), "", ""])
-    heads = ("", "", "ADAHI", "hybrid", "draft", "target", "random", "sent", "true skip, ADAHI / random")
-    return markdown(heads, lines)
-
-
-def whole(name: str, summary: Summary) -> str:
-    """One run's methods and contrasts."""
-    methods = summary["methods"]
-    binary, timed = _binary(summary), "measured over real sockets" if summary["realtime"] else "in virtual time"
-    thresholds = list(next(iter(methods.values())).get("success_at", {}))
-    about = (
-        f"{summary['episodes']} paired episodes, seed {summary['seed']}, gates calibrated for a rate of "
-        f"{summary['rate']}, link {summary['link']}, {timed}; {summary['seconds']:.0f} s."
-    )
-    if networks := networks_of(methods.values()):
-        about += f" Parameters and time at batch 1: {'; '.join(map(' '.join, networks.items()))}."
-    above = "".join(f" | above {least} [95 %]" for least in thresholds)
-    score = "" if binary else " | score [95 %]"
-    rows = [
-        {
-            "mse": None, **row, "accepted": row["acceptance"]["all"], "gate_ms": row.get("cost", {}).get("gate_ms"),
-            "ms": row["latency"]["per_action_ms"],
-        }
-        for row in named(methods)
+            of = PAPER[pair]
+            paper.append({"name": f"{pair}, paper", **{key: of[key] for key in SHOWN}, "sent": of["sent"]})
+            errors.append({"name": f"{pair}, paper", **dict(zip(SHOWN, of["mse"], strict=True))})
+            skips.append({"name": f"{pair}, paper", **dict(zip(("adahi", "random"), of["skips"], strict=True))})
+        here, sent = f"{pair}, here", methods["adahi"]["transmission_rate"]
+        paper.append({"name": here, **{key: methods[key]["success"]["rate"] for key in SHOWN}, "sent": sent})
+        errors.append({"name": here, **{key: methods[key].get("mse", {}).get("mean") for key in SHOWN}})
+        skips.append({"name": here, **{key: methods[key]["true_skip_ratio"] for key in ("adahi", "random")}})
+        shown = {key: methods.get(key, {}).get(measure) for key in (*SHOWN, "target_on_device", "head_draft")}
+        alone = distilled.get("draft", {}).get(measure)
+        pairs.append({"name": pair, "measure": measure, "episodes": summary["episodes"], **shown, "distilled": alone})
+        networks = networks_of(methods.values())
+        parts = {key: networks.get(key, "-") for key in ("draft", "head", "target")}
+        ms = {key: row["latency"]["per_action_ms"] for key, row in methods.items()}
+        costs.append({"pair": pair, **{f"network_{key}": text for key, text in parts.items()}, **ms})
+    fits = [
+        {"on": on_of(bundle, run, summary), "gate": gate, **row}
+        for (bundle, run), summary in study.items() for gate, row in summary["calibration"].items()
     ]  # fmt: skip
-    whole_table = table(
-        f"method | success [95 %]{above}{score} | sent | true skip | accepted | gated loss | action change "
-        "| gate efficiency | choice | MSE [95 %] | gate, ms | ms per action",
-        "{name} | {success:ci3}"
-        + "".join(f" | {{success_at[{least}]:ci3}}" for least in thresholds)
-        + (" | {score:ci3}" if score else "")
-        + " | {transmission_rate:.3f} | {true_skip_ratio:.3f} | {accepted:.3f} | {gated_loss:.3f} "
-        "| {action_change_loss:.3f} | {gate_efficiency:.2f} | {choice_efficiency:.2f} | {mse:ci4} | {gate_ms:.3f} "
-        "| {ms:.2f}",
-        rows,
-    )  # fmt: skip
-    parts = [f"### {name}", about, whole_table]
-    if summary["contrasts"]:
-        pairs: list[Pair] = [(row["first"], (row["second"],)) for row in summary["contrasts"]]
-        ends = [_tested([summary], pairs, end_point)[0][0] for end_point in ("success", "score")]
-        labels = [f"{first} - {second}" for first, (second,) in pairs]
-        tests = [f"{end}: difference [95 %], Holm's p over these" for end in ("success", "score")]
-        parts.append(markdown(["contrast", *tests], zip(labels, *ends, strict=True)))
-    if summary["calibration"]:
-        held = ", ".join(f"{gate} {entry['held_out_rate']:.3f}" for gate, entry in summary["calibration"].items())
-        parts.append(f"Held-out transmission rates of the calibrated gates, wanted {summary['rate']}: {held}.")
-    return "\n\n".join(parts)
+    sockets = [
+        {"pair": bundle, "episodes": summary["episodes"], "asked": summary["methods"]["adahi"]["transmission_rate"],
+         **{key: row["latency"]["per_action_ms"] for key, row in summary["methods"].items()}}
+        for (bundle, run), summary in study.items() if summary["realtime"]
+    ]  # fmt: skip
+    untested = [
+        {**row, "on": on_of(bundle, run, summary)}
+        for (bundle, run), summary in study.items() if summary["realtime"] for row in summary["contrasts"]
+    ]  # fmt: skip
+    drop = [{key: value for key, value in row.items() if key not in ("success", "score")} | {
+        f"{end}.{key}": row[end][key] for end in ("success", "score") for key in ("difference", "low", "high")
+    } for row in untested]  # fmt: skip
+    hundredth = " | ".join(f"{{{key}:.3f}}" for key in SHOWN)
+    tenth = "{adahi:.2f} | {random:.2f} | {hybrid:.2f} | {target:.2f} | {target_on_device:.2f} | {learned:.2f}"
+    return [
+        Table(
+            "pairs", "Success (`ball`, `swarm`) or score (subtasks of kitchen, coverage of PushT, steps at the target of "
+            "relocate, share of the way of peg), each with its interval, at a rate of 0.6. The distilled draft ran on "
+            "fewer episodes where it has a wider interval.",
+            "pair | ADAHI | random | hybrid | target on device | head as draft | distilled draft",
+            "{name} | {adahi:ci2} | {random:ci2} | {hybrid:ci2} | {target_on_device:ci2} | {head_draft:ci2} "
+            "| {distilled:ci2}", pairs,
+        ),
+        Table("paper", "Success, and the share of inferences that ask under ADAHI; the paper's beside ours.",
+              f"pair | {_NAMES} | asks", f"{{name}} | {hundredth} | {{sent:.2f}}", paper),
+        Table("mse", "Mean squared error of actions on demonstrations; the paper's scales are not ours.",
+              f"pair | {_NAMES}", f"{{name}} | {hundredth}", errors),
+        Table("true_skips", "Share of skipped steps that verification would not have changed.",
+              "pair | ADAHI | random", "{name} | {adahi:.3f} | {random:.3f}", skips),
+        Table("sockets", "Milliseconds per action over real sockets on one machine, link `wifi-paper` emulated; one run.",
+              "pair | episodes | ADAHI | random | hybrid | target | target on device | learned",
+              f"{{pair}} | {{episodes}} | {tenth}", sockets),
+        Table("costs", "Parameters and inference times of the networks, and mean virtual milliseconds per action.",
+              "pair | draft | head | target | ADAHI | random | hybrid | target alone | target on device | learned",
+              f"{{pair}} | {{network_draft}} | {{network_head}} | {{network_target}} | {tenth}", costs),
+        Table("calibrations", "Held-out rates of calibrated gates, and how their score predicts rejections.",
+              "condition | gate | rate | AUROC | Spearman | R2, linear | R2, logarithmic",
+              "{on} | {gate} | {held_out_rate:.3f} | {auroc:.2f} | {spearman:+.2f} | {linear[r2]:.2f} "
+              "| {logarithmic[r2]:.2f}", fits),
+        Table("methods", "Every method of every run, the gates and the drafts trained otherwise too.",
+              "condition | episodes | method | success | score | asks | true skip | accepted | gated loss "
+              "| action change | gate efficiency | choice | ms per action",
+              "{on} | {episodes} | {name} | {success:ci3} | {score:ci3} | {transmission_rate:.3f} "
+              "| {true_skip_ratio:.3f} | {accepted:.3f} | {gated_loss:.3f} | {action_change_loss:.3f} "
+              "| {gate_efficiency:.2f} | {choice_efficiency:.2f} | {latency[per_action_ms]:.2f}",
+              [{"gate_efficiency": None, "choice_efficiency": None, **row} for row in method_rows(study)]),
+        Table("sockets_contrasts", "Paired differences over real sockets, not tested: too few episodes.",
+              "condition | contrast | success | score",
+              "{on} | `{first}` - `{second}` | {0[success.difference]:+.3f} | {0[score.difference]:+.3f}", drop),
+    ]  # fmt: skip
 
 
-def _tested(
-    summaries: Sequence[Summary], pairs: Sequence[Pair], end_point: str
-) -> tuple[list[list[str]], list[str], str]:
-    """A cell per summary and contrast, their headings, and a remark; p-values are corrected over all these cells."""
-    found = [[_contrast(summary, pair, end_point) for pair in pairs] for summary in summaries]
-    tested = [one for row in found for one in row if one is not None]
-    corrected = iter(holm([one["p"] for one in tested]))
-    cells = [
-        ["-" if one is None else f"{interval_text(one, 3, '+')}, p = {next(corrected):.2g}" for one in row]
-        for row in found
-    ]
-    heads = [f"{first} - {' or '.join(seconds)}" for first, seconds in pairs]
-    return cells, heads, f"p after Holm's correction over the {len(tested)} contrasts of this table."
-
-
-def _contrast(summary: Summary, pair: Pair, end_point: str) -> dict[str, Any] | None:
-    first, seconds = pair
-    rows = {row["second"]: row[end_point] for row in summary["contrasts"] if row["first"] == first}
-    return next((rows[second] for second in seconds if second in rows), None)
-
-
-def _distilled(study: Study, pair: str) -> dict[str, Any]:
-    """The methods of the longest run with the distilled draft alone."""
-    names = [f"{pair}-distilled-{run}" for run in ("table", "rate-0.4")]
-    runs = [study[name] for name in names if name in study]
-    found: dict[str, Any] = max(runs, key=lambda run: int(run["episodes"]), default={"methods": {}})["methods"]
+def distilled_of(study: Study, pair: str) -> Metrics:
+    """The methods of the longest run with the distilled draft."""
+    runs = [summary for (bundle, run), summary in study.items() if bundle == f"{pair}-distilled"]
+    found: Metrics = max(runs, key=lambda run: int(run["episodes"]), default={"methods": {}})["methods"]
     return found
 
 
-def _story(study: Study, pair: str, name: str) -> dict[str, Any] | None:
-    """The metrics of a method of the overview; the distilled draft alone is the draft of another bundle."""
-    if name == "distilled":
-        return _distilled(study, pair).get("draft")
-    found: dict[str, Any] | None = study[f"{pair}-table"]["methods"].get(name)
-    return found
+def report(results: Mapping[str, Any]) -> Report:
+    """The report of ADAHI; the gates' has the rest of the study's contrasts."""
+    study = study_of(results)
+    tests, tables = contrasts_of(study, gates=False), {table.name: table for table in tables_of(study)}
+    own = {pair: study[pair, "table"]["methods"] for pair in PAIRS if (pair, "table") in study}
+    kept = [of["adahi"]["success"]["rate"] / of["hybrid"]["success"]["rate"] for of in own.values()]
+    claimed = [of["adahi"] / of["hybrid"] for of in PAPER.values()]
+    ms = {pair: {key: row["latency"]["per_action_ms"] for key, row in of.items()} for pair, of in own.items()}
+    saved = [1 - of["adahi"] / of["hybrid"] for of in ms.values()]
+    sockets = [1 - row["adahi"] / row["hybrid"] for row in tables["sockets"].rows]
+    skips = {row["name"]: 100 * (row["adahi"] - row["random"]) for row in tables["true_skips"].rows}
+    here = {pair: gain for pair, gain in skips.items() if "here" in pair}
+    theirs = [gain for pair, gain in skips.items() if "paper" in pair]
+    fits = {pair: study[pair, "table"]["calibration"]["deviation"] for pair in own}
+    ranks = {pair: fit["spearman"] for pair, fit in fits.items()}
+    weak = [study[f"{pair}-undertrained", "table"]["methods"]["draft"]["success"]["rate"] for pair in PAIRS
+            if (f"{pair}-undertrained", "table") in study]  # fmt: skip
+    facts: dict[str, Any] = {
+        "better": where(tests, "adahi", "random", 1), "worse": where(tests, "adahi", "random", -1),
+        "behind": where(tests, "adahi", "hybrid", -1), "behind_lower": where(tests, "adahi", "hybrid", -1, ", rate 0.4"),
+        "better_lower": where(tests, "adahi", "random", 1, ", rate 0.4"),
+        "behind_weak": where(tests, "adahi", "hybrid", -1, ", under-trained draft, rate 0.6"),
+        "better_weak": where(tests, "adahi", "random", 1, ", under-trained draft, rate 0.6"),
+        "above_head": where(tests, "adahi", "head_draft", 1), "below_head": where(tests, "adahi", "head_draft", -1),
+        "hybrid_differs": where(tests, "hybrid", "target", -1), "device_differs": where(tests, "target_on_device", "hybrid", 0),
+        "device_time": max(of["target_on_device"] / of["hybrid"] for of in ms.values()),
+        "kept": (min(kept), max(kept)), "claimed": (min(claimed), max(claimed)),
+        "saved": (min(saved), max(saved)), "sockets": (min(sockets), max(sockets)), "claimed_saved": PAPER_SAVED,
+        "skips": (min(here.values()), max(here.values())), "claimed_skips": (min(theirs), max(theirs)),
+        "lowest": min(ranks, key=lambda pair: ranks[pair]), "highest": max(ranks, key=lambda pair: ranks[pair]),
+        "rank": (min(ranks.values()), max(ranks.values())),
+        "errors": max(of["random"]["mse"]["mean"] / of["adahi"]["mse"]["mean"] - 1 for of in own.values()),
+        "logarithmic": sum(fit["logarithmic"]["r2"] > fit["linear"]["r2"] for fit in fits.values()), "pairs": len(fits),
+        "rate": study["ball", "table"]["rate"], "lower": study["ball", "rate-0.4"]["rate"],
+        "weak": (min(weak), max(weak)), "tests": len(tests),
+    }  # fmt: skip
+    for pair in own:
+        for rival in ("random", "hybrid", "head_draft"):
+            measure = measures_of(study[pair, "table"])[-1]
+            facts[f"{pair}_{rival}"] = between(tests, f"{pair}, rate 0.6", "adahi", rival, measure)
+    about = "all methods without a trained gate, in virtual time"
+    pictures = [Picture("adahi.svg", lambda: draw(tests))]
+    return Report([*tables.values(), contrast_table(tests, family=about)], facts, pictures)
 
 
-def _score(metrics: dict[str, Any] | None, summary: Summary) -> str:
-    if metrics is None:
-        return "-"
-    n = metrics["success"]["n"]
-    return interval_text(metrics["score"]) + ("" if n == summary["episodes"] else f", {n} episodes")
-
-
-def _sent(summary: Summary, names: Sequence[str]) -> str:
-    methods = summary["methods"]
-    return " / ".join(optional_text(methods.get(name, {}).get("transmission_rate"), 2) for name in names)
-
-
-def _ms(metrics: dict[str, Any] | None) -> str:
-    return "-" if metrics is None else f"{metrics['latency']['per_action_ms']:.2f}"
-
-
-def _binary(summary: Summary) -> bool:
-    return all(m["score"]["mean"] == m["success"]["rate"] for m in summary["methods"].values())
+def draw(tests: Sequence[Metrics]) -> Figure:
+    """ADAHI's differences from random and from hybrid on every pair."""
+    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for number, rival in enumerate(("random", "hybrid")):
+        rows = [between(tests, f"{pair}, rate 0.6", "adahi", rival) for pair in PAIRS]
+        colour, marker = style_of(rival)
+        means = [row["difference"] for row in rows]
+        bars = [[mean - row["low"] for mean, row in zip(means, rows, strict=True)],
+                [row["high"] - mean for mean, row in zip(means, rows, strict=True)]]  # fmt: skip
+        heights = [place - 0.15 + 0.3 * number for place in range(len(PAIRS))]
+        axes.errorbar(means, heights, xerr=bars, fmt=marker, color=colour, ms=5, elinewidth=1, capsize=2)
+        axes.text(0.98, 0.97 - 0.08 * number, f"ADAHI - {rival}", color=colour, ha="right", va="top",
+                  transform=axes.transAxes, fontsize=10)  # fmt: skip
+    axes.axvline(0.0, color="#586372", lw=0.8)
+    axes.set_yticks(range(len(PAIRS)), PAIRS)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel="difference in success, 95 % interval")
+    return figure

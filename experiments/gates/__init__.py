@@ -1,4 +1,4 @@
-"""Gates at equal rate: readings of the deviation, uncertainties, learned gates and oracles (docs/gates.md).
+"""Gates at equal rate: readings of the deviation, uncertainties, learned gates and oracles.
 
 ``readings`` chose the bundles' recommended readings, so it has another seed than the rest (``--seed 0``).
 ``regression`` is the learned gate with a head that was trained to predict the rejection probability itself. ``chunks``
@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.grid import ROOT, Cell, Part, Picture, Results, Run, evaluated
-from experiments.tables import interval_text, named, table
+from experiments.gates import tables
+from experiments.grid import ROOT, Cell, Run, evaluated
 from specact.bundle.bundle import HEAD
 from specact.cli.calibrate import Demonstrations
 from specact.families.chunks import PairSettings
@@ -25,12 +25,11 @@ from specact.gates.settings import gate_settings
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.distillation import collector
-from specact.lab.rollout.statistics import holm
 from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 from specact.load import load_pair, make_pair
 from specact.systems.adahi import Reading
 
-HERE = Path(__file__).parent
+report = tables.report
 RATE, BUNDLES, LESSONS = 0.4, ("ball", "swarm"), 50_000
 
 
@@ -165,46 +164,3 @@ def chunks(folder: Path, run: Run) -> Any:
         **{name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")},
         "methods": {name: {key: row[key] for key in keys} for name, row in summary["methods"].items()},
     }  # fmt: skip
-
-
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """gates.md and readings.md; docs/gates.md quotes them, and chunks.json."""
-    yield Part(HERE / "gates.md", "", gates_page(results["gates"]))
-    yield Part(HERE / "readings.md", "", readings_page(results["readings"]))
-
-
-def gates_page(results: Mapping[str, Any]) -> str:
-    """One table per pair, the family of its tests."""
-    return _page(
-        results, "against_random", "gates",
-        "gate | sent | gate efficiency | true skip | action change | score [95 %] | against random [95 %], p",
-        "{name} | {transmission_rate:.3f} | {gate_efficiency:.2f} | {true_skip_ratio:.3f} | {action_change_loss:.3f} "
-        "| {score:ci3} | {test}",
-        f", calibrated for a rate of {RATE}",
-    )  # fmt: skip
-
-
-def readings_page(results: Mapping[str, Any]) -> str:
-    """One table per environment, the family of its tests."""
-    return _page(
-        results, "difference", "readings",
-        "reading | ADAHI | random | difference [95 %], p | sent | true skip | action change",
-        "{name} | {adahi[mean]:.3f} | {random[mean]:.3f} | {test} | {transmission_rate:.3f} "
-        "| {true_skip_ratio[0]:.3f} / {true_skip_ratio[1]:.3f} "
-        "| {action_change_loss[0]:.3f} / {action_change_loss[1]:.3f}",
-    )  # fmt: skip
-
-
-def _page(results: Mapping[str, Any], test: str, what: str, heads: str, cells: str, calibrated: str = "") -> str:
-    parts = []
-    for bundle, cells_of in sorted(results.items()):
-        rows = [row for cell in cells_of.values() for row in named(cell)]
-        tested = [row for row in rows if row[test] is not None]
-        for row, p in zip(tested, holm([row[test]["p"] for row in tested]), strict=True):
-            row["test"] = f"{interval_text(row[test], 3, '+')}, p = {p:.2g}"
-        parts += [
-            f"### {bundle}, {rows[0]['episodes']} paired episodes, seed {rows[0]['seed']}{calibrated}\n",
-            table(heads, cells, ({"test": None, **row} for row in rows)) + "\n",
-            f"p after Holm's correction over the {len(tested)} {what} of this table.\n",
-        ]
-    return "\n".join(parts)

@@ -1,0 +1,205 @@
+"""The report of the gates: the study's methods with trained gates at every rate, older runs of every variant, a frontier.
+
+The runs at equal rate are those of ADAHI's study; :mod:`experiments.adahi` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.adahi.tables import PAIRS, Metrics, Study, contrasts_of, on_of, study_of, where
+from experiments.figures import Point, add_series
+from experiments.grid import Experiment
+from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
+
+GATES = ("uncertainty", "learned", "learned_action")
+SHOWN = ("random_learned", "adahi", "uncertainty", "learned", "learned_action", "head_random")
+# Of the frontier: those that never ask, a little apart, and one that always does; and those at every rate.
+ENDS = {"draft": 0.0, "head_draft": -0.025, "target_on_device": 0.025, "hybrid": 1.0}
+CURVES = ("random", "adahi", "learned")
+LABELS = {"head_draft": "head as draft", "target_on_device": "target on device"}
+
+
+def rates_of(study: Study) -> Iterator[tuple[str, Metrics, Metrics]]:
+    """Condition, the methods of the pair's table, and the summary, of every rate in order."""
+    for pair in PAIRS:
+        runs = [("rate-0.2", ""), ("rate-0.2-unlimited", ""), ("rate-0.4", ""), ("table", "")]
+        for run, _ in runs:
+            if (pair, run) in study:
+                yield on_of(pair, run, study[pair, run]), study[pair, "table"]["methods"], study[pair, run]
+
+
+def tables_of(study: Study, results: Mapping[str, Any]) -> list[Table]:
+    """What is shown, and every number of the runs that only this report has."""
+    rates, efficiency = [], []
+    for on, _, summary in rates_of(study):
+        methods = summary["methods"]
+        rates.append({"on": on, "episodes": summary["episodes"], **{
+            name: methods.get(name, {}).get("success") for name in (*SHOWN, "oracle")
+        }})  # fmt: skip
+        efficiency.append({"on": on, **{
+            f"{name}.{kind}": methods.get(name, {}).get(kind)
+            for name in ("adahi", *GATES) for kind in ("gate_efficiency", "choice_efficiency", "transmission_rate")
+        }})  # fmt: skip
+    distilled = [
+        {"pair": bundle.partition("-")[0], "episodes": summary["episodes"], **{
+            name: summary["methods"].get(name, {}).get("success")
+            for name in ("draft", "head_draft", "random_learned", "adahi", "learned", "learned_action", "hybrid")
+        }}
+        for (bundle, run), summary in study.items() if bundle.endswith("-distilled")
+    ]  # fmt: skip
+    heads = [
+        {"pair": pair, "measure": on, **{key: of[key]["success"] for key in ("draft", "head_draft", "hybrid")},
+         "learned": of["learned"]["success"],
+         **{f"{key}_parameters": of["learned"]["cost"][f"{key}_parameters"] for key in ("draft", "head")},
+         "draft_ms": of["draft"]["cost"]["draft_ms"],
+         **{f"{key}_ms": of[key]["cost"]["gate_ms"] for key in ("adahi", *GATES) if key in of}}
+        for on, of, summary in rates_of(study) if summary["rate"] == 0.6 for pair in [on.partition(",")[0]]
+    ]  # fmt: skip
+    score = " | ".join(f"{{{name}:ci2}}" for name in SHOWN)
+    return [
+        Table("rates", "Success at the rate asked for, 100 to 500 paired episodes (kitchen 30). `random_learned` and "
+              "the head's codes verified at random have the rate, forced steps and limits of the learned gate.",
+              "pair | random | ADAHI | uncertainty | learned | learned_action | head's codes at random",
+              f"{{on}} | {score}", rates),
+        Table("heads", "Success of the draft, of the gate's head as the draft (both never ask), of the learned gate at "
+              "0.6, and of asking always; parameters of draft and head, milliseconds of a draft and of a decision.",
+              "pair | draft | head as draft | learned | hybrid | parameters: draft, head | ms: draft, learned",
+              "{pair} | {draft:ci2} | {head_draft:ci2} | {learned:ci2} | {hybrid:ci2} "
+              "| {draft_parameters:,}, {head_parameters:,} | {draft_ms:.3f}, {learned_ms:.3f}", heads),
+        Table("distilled", "Success with a draft distilled from the target, at 0.4 (kitchen: alone only).",
+              "pair | draft | head as draft | random | learned | learned_action | hybrid",
+              "{pair} | {draft:ci2} | {head_draft:ci2} | {random_learned:ci2} | {learned:ci2} | {learned_action:ci2} "
+              "| {hybrid:ci2}", distilled),
+        Table("efficiency", "Share of the oracle's gain over random in avoided wrong codes.",
+              "pair | ADAHI | uncertainty | learned | learned_action",
+              "{on} | {0[adahi.gate_efficiency]:.2f} | {0[uncertainty.gate_efficiency]:.2f} "
+              "| {0[learned.gate_efficiency]:.2f} | {0[learned_action.gate_efficiency]:.2f}", efficiency),
+        Table("variants", "Every gate on ball and swarm at 0.4, no limit on skips, random without a forced first step.",
+              "pair | gate | asks | efficiency | true skip | action change | success",
+              "{pair} | {name} | {transmission_rate:.3f} | {gate_efficiency:.2f} | {true_skip_ratio:.3f} "
+              "| {action_change_loss:.3f} | {score:ci3}", list(cells_of(results["gates"]))),
+        Table("readings", "ADAHI under each reading of equation 5 and random at its rate: success of ball and swarm, "
+              "score of the others; seed 0, other episodes than the tables above.",
+              "pair | reading | ADAHI | random | asks | true skip: ADAHI, random",
+              "{pair} | {name} | {adahi:ci2} | {random:ci2} | {transmission_rate:.2f} "
+              "| {true_skip_ratio[0]:.2f}, {true_skip_ratio[1]:.2f}", list(cells_of(results["readings"]))),
+        Table("chunks", "A small VQ draft before PushT's flow policy at 0.4, 100 paired episodes.",
+              "method | success | score | asks | action change",
+              "{name} | {success:ci2} | {score:ci3} | {transmission_rate:.2f} | {action_change_loss:.3f}",
+              named(results["chunks"]["methods"])),
+        Table("chunk_ranks", "Rank correlation of scores with the distance of the target's actions, on demonstrations.",
+              "gate | Spearman", "{name} | {spearman:.2f}", named(results["chunks"]["along demonstrations"])),
+    ]  # fmt: skip
+
+
+def cells_of(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of a group of cells, which know their pair and name."""
+    for pair, cells in sorted(results.items()):
+        yield from ({"pair": pair, **row} for cell in cells.values() for row in named(cell))
+
+
+def families_of(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The contrasts of the runs that only this report has, a family for each of their questions."""
+    variants = [
+        {"on": f"{row['pair']}, every gate at 0.4", "measure": "success", "first": row["name"], "second": "random",
+         **row["against_random"]}
+        for row in cells_of(results["gates"]) if row["against_random"]
+    ]  # fmt: skip
+    readings = [
+        {"on": f"{row['pair']}, {row['name']}", "measure": "score", "first": "adahi", "second": "random",
+         **row["difference"]}
+        for row in cells_of(results["readings"])
+    ]  # fmt: skip
+    chunks = [
+        {**row, "on": "pusht-flow with a VQ draft, rate 0.4", "measure": measure}
+        for row in results["chunks"]["contrasts"] for measure in ("success", "score")
+    ]  # fmt: skip
+    return {
+        "variant_contrasts": one_family(variants), "reading_contrasts": one_family(readings),
+        "chunk_contrasts": one_family(chunks),
+    }  # fmt: skip
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """The gates at equal rate, and which variants were tried."""
+    study = study_of(Experiment.load("adahi").stored())
+    tests, families, tables = contrasts_of(study, gates=True), families_of(results), tables_of(study, results)
+    facts: dict[str, Any] = {"tests": len(tests), "r2": 0.2, "r4": 0.4, "r6": 0.6}
+    facts["swarm_oracle"] = between(tests, "swarm, rate 0.4", "oracle", "random_learned")
+    for word, sign in {"above": 1, "below": -1}.items():
+        for gate in ("learned", "learned_action"):
+            facts[f"{gate}_{word}_head"] = where(tests, gate, "head_draft", sign)
+        facts[f"head_{word}_hybrid"] = where(tests, "head_draft", "hybrid", sign)
+        facts[f"learned_{word}_head_at_random"] = " and ".join(
+            {where(tests, "learned", "head_random", sign, f", rate {rate}") for rate in ("0.2", "0.4", "0.6")})
+        for rate in ("0.2", "0.4", "0.6"):
+            facts[f"uncertainty_{word}_adahi_{rate[-1]}"] = where(tests, "uncertainty", "adahi", sign, f", rate {rate}")
+        facts[f"distilled_{word}"] = " and ".join(
+            {where(tests, gate, "random_learned", sign, ", distilled draft, rate 0.4") for gate in ("learned", "learned_action")})
+        facts[f"learned_{word}_hybrid_4"] = where(tests, "learned", "hybrid", sign, ", rate 0.4")
+    efficiency = {row["on"]: row for row in tables[3].rows}
+    for gate in ("adahi", "learned"):
+        found = [row[f"{gate}.gate_efficiency"] for on, row in efficiency.items()
+                 if row[f"{gate}.gate_efficiency"] is not None and "no limit" not in on]  # fmt: skip
+        facts[f"{gate}_efficiency"] = (min(found), max(found))
+    variants, readings, chunks = families.values()
+    facts["variants"], facts["readings"] = len(variants), len(readings)
+    for pair in ("ball", "swarm"):
+        for word, sign in {"better": 1, "worse": -1}.items():
+            facts[f"{pair}_variants_{word}"] = sum(
+                row["p_holm"] < 0.05 and row["difference"] * sign > 0 and row["on"].startswith(pair) for row in variants)
+    for pair in ("kitchen", "swarm", "ball", "pusht"):
+        facts[f"{pair}_euclidean"] = between(readings, f"{pair}, euclidean", "adahi", "random", "score")
+    for rival in ("random_learned", "hybrid"):
+        facts[f"chunks_{rival}"] = between(chunks, "pusht-flow with a VQ draft, rate 0.4", "learned", rival)
+    decisions = [row["learned_ms"] / row["draft_ms"] for row in tables[1].rows]
+    facts["decision"] = (min(decisions), max(decisions))
+    families = {"contrasts": tests, **families}
+    about = {
+        "contrasts": "all methods with trained gates, heads or oracles in the study, success and score",
+        "variant_contrasts": "every gate on ball and swarm against random",
+        "reading_contrasts": "the readings of equation 5 against random",
+        "chunk_contrasts": "the chunk pair's learned gate",
+    }  # fmt: skip
+    verdicts = [
+        {"gate": gate, **{f"at_{rate}": "; ".join(
+            f"{word}: {found}" for word, sign in {"better": 1, "worse": -1}.items()
+            for found in [where(tests, gate, "random_learned", sign, f", rate {rate}")] if found != "no pair") or "-"
+            for rate in ("0.2", "0.4", "0.6")}}
+        for gate in ("uncertainty", "learned", "learned_action", "head_random", "oracle")
+    ]  # fmt: skip
+    shown = Table(
+        "verdicts", "Where a gate is shown to be better or worse than random with the same rate, forced steps and limit, "
+        f"in success unless said otherwise; after Holm's correction over the {len(tests)} contrasts of the study.",
+        "gate | at 0.2 (`ball`) | at 0.4 (five pairs) | at 0.6 (six pairs)",
+        "`{gate}` | {0[at_0.2]} | {0[at_0.4]} | {0[at_0.6]}", verdicts,
+    )  # fmt: skip
+    tested = [shown] + [contrast_table(rows, name, about[name]) for name, rows in families.items()]
+    provenance = {f"adahi: {cell}": row for cell, row in Experiment.load("adahi").provenance().items()}
+    return Report([*tables, *tested], facts, [Picture("frontier.svg", lambda: frontier(study))], provenance)
+
+
+def frontier(study: Study) -> Figure:
+    """Success over the share of inferences that ask, of all methods and controls, a panel per pair."""
+    figure = Figure(figsize=(5.2, 8.4), layout="constrained")
+    panels = figure.subplots(3, 2)
+    for axes, pair in zip(panels.flat, PAIRS, strict=True):
+        series: dict[str, list[Point]] = {}
+        for _, table, summary in (found for found in rates_of(study) if found[0].startswith(pair)):
+            for method in (*CURVES, *ENDS):
+                row = summary["methods"].get(method)
+                if method in ENDS and summary["rate"] != 0.6 or row is None:
+                    continue
+                x, success = ENDS.get(method, row["transmission_rate"]), row["success"]
+                series.setdefault(method, []).append(Point(x, success["rate"], success["low"], success["high"]))
+        axes.set(xlim=(-0.12, 1.08), ylim=(-0.03, 1.08), xticks=(0, 0.5, 1))
+        add_series(axes, series, "", "", pair, LABELS)
+        for label in axes.texts:
+            label.arrow_patch.set_visible(False)  # type: ignore[attr-defined]
+    figure.supxlabel("share of inferences that ask", fontsize=10)
+    figure.supylabel("success, 95 % interval", fontsize=10)
+    return figure
