@@ -46,4 +46,4 @@ for name, gate in gates.items():
     rate, success = drive(gate)
     print(f"{name:34s}  {rate:.2f}  {success:.2f}")
 print("\nThe command for this: specact calibrate ball --gate adahi --rate 0.4")
-print("Next: docs/gates.md, and specact run --hold, which holds a rate online without a calibration")
+print("Next: docs/results/gates.md, and specact run --hold, which holds a rate online without a calibration")

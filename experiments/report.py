@@ -113,7 +113,8 @@ class Report:
         """
         shown = {table.name: table.markdown(f"tables/{name}/{table.name}.csv") for table in self.tables}
         text = _Cells().vformat(prose, (), {**self.facts, "tables": shown})
-        measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, grouped({**self.elsewhere, **provenance}))
+        stamps = grouped({**self.elsewhere, **provenance})
+        measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, stamps)
         lines = measured.markdown("").partition("\n\n")[0]
         stamp = f"specact, experiment {name}: " + "; ".join(" ".join(fields(_STAMP, row)) for row in measured.rows)
         page = (

@@ -1,11 +1,11 @@
-"""The report of the gates: the study's methods with trained gates at every rate, older runs of every variant, a frontier.
+"""The report of the gates: trained gates at every rate of the study, older runs of every variant, a frontier.
 
 The runs at equal rate are those of ADAHI's study; :mod:`experiments.adahi` makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -15,6 +15,7 @@ from experiments.figures import Point, add_series
 from experiments.grid import Experiment
 from experiments.report import Picture, Report, Table, between, contrast_table, named, one_family
 
+RATES = ("0.2", "0.4", "0.6")
 GATES = ("uncertainty", "learned", "learned_action")
 SHOWN = ("random_learned", "adahi", "uncertainty", "learned", "learned_action", "head_random")
 # Of the frontier: those that never ask, a little apart, and one that always does; and those at every rate.
@@ -26,8 +27,7 @@ LABELS = {"head_draft": "head as draft", "target_on_device": "target on device"}
 def rates_of(study: Study) -> Iterator[tuple[str, Metrics, Metrics]]:
     """Condition, the methods of the pair's table, and the summary, of every rate in order."""
     for pair in PAIRS:
-        runs = [("rate-0.2", ""), ("rate-0.2-unlimited", ""), ("rate-0.4", ""), ("table", "")]
-        for run, _ in runs:
+        for run in ("rate-0.2", "rate-0.2-unlimited", "rate-0.4", "table"):
             if (pair, run) in study:
                 yield on_of(pair, run, study[pair, run]), study[pair, "table"]["methods"], study[pair, run]
 
@@ -130,17 +130,15 @@ def report(results: Mapping[str, Any]) -> Report:
     tests, families, tables = contrasts_of(study, gates=True), families_of(results), tables_of(study, results)
     facts: dict[str, Any] = {"tests": len(tests), "r2": 0.2, "r4": 0.4, "r6": 0.6}
     facts["swarm_oracle"] = between(tests, "swarm, rate 0.4", "oracle", "random_learned")
+    rates = [f", rate {rate}" for rate in RATES]
     for word, sign in {"above": 1, "below": -1}.items():
-        for gate in ("learned", "learned_action"):
-            facts[f"{gate}_{word}_head"] = where(tests, gate, "head_draft", sign)
+        facts[f"{word}_head"] = where(tests, "learned", "head_draft", sign)
         facts[f"head_{word}_hybrid"] = where(tests, "head_draft", "hybrid", sign)
-        facts[f"learned_{word}_head_at_random"] = " and ".join(
-            {where(tests, "learned", "head_random", sign, f", rate {rate}") for rate in ("0.2", "0.4", "0.6")})
-        for rate in ("0.2", "0.4", "0.6"):
-            facts[f"uncertainty_{word}_adahi_{rate[-1]}"] = where(tests, "uncertainty", "adahi", sign, f", rate {rate}")
-        facts[f"distilled_{word}"] = " and ".join(
-            {where(tests, gate, "random_learned", sign, ", distilled draft, rate 0.4") for gate in ("learned", "learned_action")})
-        facts[f"learned_{word}_hybrid_4"] = where(tests, "learned", "hybrid", sign, ", rate 0.4")
+        facts[f"{word}_head_at_random"] = where(tests, "learned", "head_random", sign, *rates)
+        facts[f"uncertainty_{word}_adahi_2"] = where(tests, "uncertainty", "adahi", sign, rates[0])
+        facts[f"uncertainty_{word}_adahi_4"] = where(tests, "uncertainty", "adahi", sign, rates[1])
+        learned, distilled = ("learned", "learned_action"), ", distilled draft, rate 0.4"
+        facts[f"distilled_{word}"] = where(tests, learned, "random_learned", sign, distilled)
     efficiency = {row["on"]: row for row in tables[3].rows}
     for gate in ("adahi", "learned"):
         found = [row[f"{gate}.gate_efficiency"] for on, row in efficiency.items()
@@ -150,8 +148,8 @@ def report(results: Mapping[str, Any]) -> Report:
     facts["variants"], facts["readings"] = len(variants), len(readings)
     for pair in ("ball", "swarm"):
         for word, sign in {"better": 1, "worse": -1}.items():
-            facts[f"{pair}_variants_{word}"] = sum(
-                row["p_holm"] < 0.05 and row["difference"] * sign > 0 and row["on"].startswith(pair) for row in variants)
+            tested = [row for row in variants if row["on"].startswith(pair) and row["p_holm"] < 0.05]
+            facts[f"{pair}_variants_{word}"] = sum(row["difference"] * sign > 0 for row in tested)
     for pair in ("kitchen", "swarm", "ball", "pusht"):
         facts[f"{pair}_euclidean"] = between(readings, f"{pair}, euclidean", "adahi", "random", "score")
     for rival in ("random_learned", "hybrid"):
@@ -169,18 +167,18 @@ def report(results: Mapping[str, Any]) -> Report:
         {"gate": gate, **{f"at_{rate}": "; ".join(
             f"{word}: {found}" for word, sign in {"better": 1, "worse": -1}.items()
             for found in [where(tests, gate, "random_learned", sign, f", rate {rate}")] if found != "no pair") or "-"
-            for rate in ("0.2", "0.4", "0.6")}}
+            for rate in RATES}}
         for gate in ("uncertainty", "learned", "learned_action", "head_random", "oracle")
     ]  # fmt: skip
     shown = Table(
-        "verdicts", "Where a gate is shown to be better or worse than random with the same rate, forced steps and limit, "
+        "verdicts", "Where a gate is shown to be better or worse than random with its rate, forced steps and limit, "
         f"in success unless said otherwise; after Holm's correction over the {len(tests)} contrasts of the study.",
         "gate | at 0.2 (`ball`) | at 0.4 (five pairs) | at 0.6 (six pairs)",
         "`{gate}` | {0[at_0.2]} | {0[at_0.4]} | {0[at_0.6]}", verdicts,
     )  # fmt: skip
-    tested = [shown] + [contrast_table(rows, name, about[name]) for name, rows in families.items()]
+    contrasts = [contrast_table(rows, name, about[name]) for name, rows in families.items()]
     provenance = {f"adahi: {cell}": row for cell, row in Experiment.load("adahi").provenance().items()}
-    return Report([*tables, *tested], facts, [Picture("frontier.svg", lambda: frontier(study))], provenance)
+    return Report([*tables, shown, *contrasts], facts, [Picture("frontier.svg", lambda: frontier(study))], provenance)
 
 
 def frontier(study: Study) -> Figure:
@@ -189,17 +187,17 @@ def frontier(study: Study) -> Figure:
     panels = figure.subplots(3, 2)
     for axes, pair in zip(panels.flat, PAIRS, strict=True):
         series: dict[str, list[Point]] = {}
-        for _, table, summary in (found for found in rates_of(study) if found[0].startswith(pair)):
+        for _, _, summary in (found for found in rates_of(study) if found[0].startswith(pair)):
             for method in (*CURVES, *ENDS):
                 row = summary["methods"].get(method)
-                if method in ENDS and summary["rate"] != 0.6 or row is None:
+                if row is None or (method in ENDS and summary["rate"] != 0.6):
                     continue
                 x, success = ENDS.get(method, row["transmission_rate"]), row["success"]
                 series.setdefault(method, []).append(Point(x, success["rate"], success["low"], success["high"]))
         axes.set(xlim=(-0.12, 1.08), ylim=(-0.03, 1.08), xticks=(0, 0.5, 1))
         add_series(axes, series, "", "", pair, LABELS)
         for label in axes.texts:
-            label.arrow_patch.set_visible(False)  # type: ignore[attr-defined]
+            label.arrow_patch.set_visible(False)
     figure.supxlabel("share of inferences that ask", fontsize=10)
     figure.supylabel("success, 95 % interval", fontsize=10)
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,28 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
     assert found["ball/table"].mse and not found["pusht/table"].mse
 
 
-def test_p_is_holms_over_all_contrasts_of_a_table() -> None:
-    """Three pairs: the smallest p counts three times, the next twice, in whichever line they stand."""
-    stored, study = Experiment.load("adahi").stored(), dict[str, Any]()
-    for pair, p in {"ball": 0.02, "swarm": 0.5, "peg": 0.01}.items():
-        summary = stored[pair]["table"]
-        rows = [row for row in summary["contrasts"] if (row["first"], row["second"]) == ("adahi", "random")]
-        study[f"{pair}-table"] = summary | {"contrasts": [row | {"score": row["score"] | {"p": p}} for row in rows]}
-    assert re.findall(r"p = ([\d.]+)", tables.overview(study)) == ["0.04", "0.5", "0.03"]
+def test_the_two_families_share_no_contrast_and_leave_none_out() -> None:
+    study = tables.study_of(Experiment.load("adahi").stored())
+    own, gates = (tables.contrasts_of(study, gates=gates) for gates in (False, True))
+    keys = [(row["on"], row["measure"], row["first"], row["second"]) for row in (*own, *gates)]
+    assert len(keys) == len(set(keys)) == sum(
+        len(summary["contrasts"]) * len(tables.measures_of(summary))
+        for summary in study.values() if not summary["realtime"]
+    )  # fmt: skip
+    assert ("relocate, rate 0.6", "score", "adahi", "random") in keys[: len(own)]
+    assert ("relocate, rate 0.6", "score", "learned", "head_draft") in keys[len(own) :]
+
+
+def test_where_a_method_is_better_is_said_in_words() -> None:
+    def row(on: str, measure: str, difference: float, p: float) -> dict[str, Any]:
+        return {"on": on, "measure": measure, "first": "a", "second": "b", "difference": difference, "p_holm": p}
+
+    rows = [
+        row("ball, rate 0.6", "success", 0.1, 0.01), row("peg, rate 0.6", "score", 0.2, 0.01),
+        row("swarm, rate 0.6", "success", -0.1, 0.01), row("pusht, rate 0.6", "success", 0.1, 0.06),
+        row("relocate, rate 0.4", "success", 0.1, 0.01),
+    ]  # fmt: skip
+    assert tables.where(rows, "a", "b", 1) == "`ball` and `peg` (score)"
+    assert tables.where(rows, "a", "b", -1) == "`swarm`"
+    assert tables.where(rows, "b", "a", 1) == "no pair"
+    assert tables.where(rows, "a", "b", 1, ", rate 0.4") == "`relocate`"

@@ -148,5 +148,5 @@ def test_a_level_close_to_what_is_measured() -> None:
 
     calibration = find_calibration(load_pair("ball"), "adahi", 0.6)
     assert calibration is not None
-    # experiments/adahi/study.md: the true skip ratio of ADAHI on ball.
+    # docs/results/adahi.md: the true skip ratio of ADAHI on ball.
     assert expected_true_skip(calibration.model["rejections"], 0.6) == pytest.approx(0.39, abs=0.02)
