@@ -5,7 +5,7 @@
 # make check   formatting, lint, types, import contracts, sizes and the tests of make test
 # make explore property tests on more examples, drawn anew each time
 # make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
-# make docs    the documentation site, in build/site
+# make docs    the documentation site of this version, in build/site
 # make lerobot tests what has to do with LeRobot, in an environment of its own (several GB) with Python 3.12
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 

@@ -51,4 +51,4 @@ print(f"\nfirst code  draft q  target p  drafted  verified   ({draws} draws)")
 for code in np.argsort(-target.probs[0])[:6]:
     q, p = draft.probs[0, code], target.probs[0, code]
     print(f"{code:10d}  {q:7.3f}  {p:8.3f}  {drafted[code] / draws:7.3f}  {final[code] / draws:8.3f}")
-print("\nNext: examples/hold_a_rate.py, and docs/concepts.md")
+print("\nNext: examples/hold_a_rate.py, and docs/explain/concepts.md")

@@ -1,6 +1,7 @@
 """Writes pretrained/README.md: the bundles, what made them, their sizes and fingerprints.
 
-A bundle that is removed from pretrained/ is listed from pretrained/absent.json; write its line there before.
+A bundle that is removed from pretrained/ is listed from pretrained/absent.json; write its line there before. What the
+page says from ``## Names`` on is written by hand, and stays.
 """
 
 import hashlib
@@ -13,10 +14,10 @@ PRETRAINED = ROOT / "pretrained"
 HEAD = """# Pretrained bundles
 
 Written by `python scripts/list-pretrained.py`. [NOTICE](../NOTICE) says what each was trained on,
-[docs/choices.md](../docs/choices.md) why, and [CONTRIBUTING.md](../CONTRIBUTING.md) how they are made again. Training
-gives other bits on another processor, so published numbers are of these files. MB are those of a bundle's folder, all
-together {total} MB; one that shares a part of the folder beside it needs that folder as well. `specact export` copies a
-bundle with all of its parts. The wheel holds `ball` and `ball-chase-flow`.
+and [CONTRIBUTING.md](../CONTRIBUTING.md) how they are made again. Training gives other bits on another processor, so
+published numbers are of these files. MB are those of a bundle's folder, all together {total} MB; one that shares a part
+of the folder beside it needs that folder as well. `specact export` copies a bundle with all of its parts. The wheel
+holds `ball` and `ball-chase-flow`.
 
 | bundle | what | recipe | MB | fingerprint |
 |---|---|---|---|---|
@@ -28,8 +29,9 @@ Not in a checkout, because only studies need them; one that shares a part brings
 |---|---|---|---|
 """
 AFTER = """
-The script takes a bundle from the history of the repository where it has it, with the weights that the numbers in
-[docs/choices.md](../docs/choices.md) are of. Otherwise, as in a shallow clone, it trains the recipe.
+The script takes a bundle from the history of the repository where it has it, with the weights that published numbers
+are of. Otherwise, as in a shallow clone, it trains the recipe; `AGAIN=1` always does.
+
 """
 
 
@@ -79,7 +81,8 @@ def page() -> str:
         for name, said in sorted(absent.items())
     )
     head = HEAD.format(total=megabytes(total))
-    return "".join([head, *rows, ABSENT, *gone, AFTER])
+    written = (PRETRAINED / "README.md").read_text()
+    return "".join([head, *rows, ABSENT, *gone, AFTER, written[written.index("## Names") :]])
 
 
 if __name__ == "__main__":

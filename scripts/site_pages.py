@@ -1,6 +1,8 @@
 """What the site makes of the repository: pages that include others, links out of docs/, and the reference.
 
-A hook of MkDocs, see mkdocs.yml. Three things differ between the repository's web view and the site:
+A hook of MkDocs, see mkdocs.yml. Each version has a folder of its own, which the theme's selector lists from
+``versions.json`` beside them; ``index.html`` there leads to the newest. Three things differ between the repository's
+web view and the site:
 
 - A line that is nothing but ``[text](../FILE#section "included")`` is a link there, and the section itself here, from
   its heading to the next one; the whole file, without a section.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -30,6 +33,8 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from specact import __version__
+
 ROOT = Path(__file__).parents[1]
 # Modules that are public as a whole; packages with a stub beside their __init__ export what stands in it.
 MODULES = (
@@ -42,7 +47,8 @@ MODULES = (
 _CODE = r"(?:^(?P<ticks>`{3,}).*?^(?P=ticks)$|``.+?``|`[^`\n]*`)"
 # Both look past code: a match without a path, or without a title, is some.
 _LINK = re.compile(
-    rf"{_CODE}|(?P<before>\]\()(?P<path>[^)#\s:]+)(?P<section>#[^)\s]*)?(?=[)\s])", re.DOTALL | re.MULTILINE
+    rf"{_CODE}|(?P<before>\]\(|(?:src|srcset|href)=\")(?P<path>[^)#\s:\"]+)(?P<section>#[^)\s\"]*)?(?=[)\s\"])",
+    re.DOTALL | re.MULTILINE,
 )
 _HEADING = re.compile(rf"{_CODE}|^#+ (?P<title>[^\n]+)$", re.DOTALL | re.MULTILINE)
 _INCLUDED = re.compile(r'^\[[^\]\n]+\]\((?P<file>[^)#\s]+)(?:#(?P<section>[^)\s]+))? "included"\)$', re.MULTILINE)
@@ -130,15 +136,28 @@ def sections(text: str) -> dict[str, int]:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.markdown_extensions.append(Roles())  # type: ignore[arg-type]
+    config.site_dir = str(Path(config.site_dir) / __version__)
+    config.copyright = f"specact {__version__}"
     return config
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    above = Path(config.site_dir).parent
+    versions = sorted(
+        (page.parent.name for page in above.glob("*.*.*/index.html")),
+        key=lambda version: [int(part) for part in re.findall(r"\d+", version)],
+        reverse=True,
+    )
+    newest = f"{versions[0]}/index.html"
+    listed = [{"version": name, "title": name, "aliases": ["latest"] * (name == versions[0])} for name in versions]
+    (above / "versions.json").write_text(json.dumps(listed))
+    leads = f'<meta http-equiv="refresh" content="0; url={newest}"><a href="{newest}">specact {versions[0]}</a>'
+    (above / "index.html").write_text(f'<!doctype html><html lang="en"><title>specact</title>{leads}</html>\n')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     global _site
     _site = Site(files)
-    for section in sections((ROOT / "README.md").read_text(encoding="utf-8")):
-        if ("README.md", section) not in _site.included:
-            _log.warning(f'README.md#{section} is on no page; include it: [...](../README.md#{section} "included")')
     texts = {f"docs/{file.src_uri}": file.content_string for file in files if file.src_uri.endswith(".md")}
     texts |= {file: (ROOT / file).read_text(encoding="utf-8") for file, _ in _site.included}
     while texts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from tests.browser import running_browser
 from tests.children import wait_for
 from tests.test_public_api import FACES
 
+from specact import __version__
 from specact.cli.main import VERBS
 
 pytestmark = pytest.mark.nightly
@@ -38,9 +40,11 @@ def mkdocs(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
+    (folder / "0.0.9").mkdir()
+    (folder / "0.0.9" / "index.html").write_text("an earlier version")
     done = mkdocs("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return folder / __version__
 
 
 class Read(HTMLParser):
@@ -112,8 +116,14 @@ def test_nothing_is_loaded_from_outside(site: Path) -> None:
 
 def test_a_reader_without_a_network_finds_something_in_a_file(site: Path) -> None:
     with running_browser(1300) as browser:
-        for page in ("index.html", "concepts.html", "reference/specact.gates.html", "reference/commands.html"):
+        for page in (
+            "../index.html",
+            "explain/concepts.html",
+            "reference/specact.gates.html",
+            "reference/commands.html",
+        ):
             browser.open(site / page)
+            wait_for(lambda: __version__ in browser.text(".md-version"), "the page shows its version")
         # Typed, not filled in: the page looks at what is there after each key.
         browser.page.locator("input[name=query]").press_sequentially("deadline")
         wait_for(lambda: browser.page.locator(".md-search-result__item").count() > 3, "search results")
@@ -121,14 +131,42 @@ def test_a_reader_without_a_network_finds_something_in_a_file(site: Path) -> Non
         assert [address for address in browser.requests if not address.startswith("file:")] == []
 
 
+# What of a page reaches beyond a screen so wide and cannot be scrolled to by itself, as tables and code can.
+BEYOND = """(width) => {
+  const scrolls = (node) =>
+    node && (/auto|scroll/.test(getComputedStyle(node).overflowX) || scrolls(node.parentElement))
+  const beyond = [...document.querySelectorAll(".md-content *, body > section *")].filter(
+    (node) => node.getBoundingClientRect().right > width + 1 && !scrolls(node))
+  const page = document.documentElement.scrollWidth
+  return [...beyond.map((node) => node.outerHTML.slice(0, 80)), ...(page > width ? [`${page} px`] : [])]
+}"""
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_no_page_is_wider_than_its_screen(site: Path, width: int) -> None:
+    with running_browser(width) as browser:
+        wide = {}
+        for page in pages(site):
+            if "source" not in page.relative_to(site).parts:
+                browser.open(page)
+                wide[page.name] = browser.page.evaluate(BEYOND, width)
+    assert len(wide) > 50 and {page: found for page, found in wide.items() if found} == {}
+
+
+def test_versions_are_listed_and_the_newest_is_what_one_sees(site: Path) -> None:
+    listed = json.loads((site.parent / "versions.json").read_text())
+    assert [(row["version"], row["aliases"]) for row in listed] == [(__version__, ["latest"]), ("0.0.9", [])]
+    assert f"url={__version__}/index.html" in (site.parent / "index.html").read_text()
+
+
 def test_links_out_of_docs_lead_to_pages(site: Path) -> None:
-    assert "results.html#what-is-guaranteed-and-what-is-not" in read(site / "concepts.html").links
-    assert "contributing.html" in read(site / "index.html").links
+    assert "architecture.html" in read(site / "develop/contributing.html").links
+    assert "../index.html" in read(site / "develop/architecture.html").links
     # Files that no page includes are shown as they are.
-    assert "source/src/specact/types.py.html" in read(site / "recordings.html").links
-    source = (site / "source/src/specact/types.py.html").read_text(encoding="utf-8")
-    assert "class Origin(IntEnum)" in re.sub(r"<[^>]+>", "", source)
-    assert "contracts/worlds.py.html" in read(site / "source/src/specact/contracts.html").links
+    assert "../source/src/specact/policy.py.html" in read(site / "explain/concepts.html").links
+    source = (site / "source/src/specact/policy.py.html").read_text(encoding="utf-8")
+    assert "class SpeculativePolicy" in re.sub(r"<[^>]+>", "", source)
+    assert "server/serve.py.html" in read(site / "source/src/specact/server.html").links
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -148,8 +186,10 @@ def test_every_command_has_its_place_in_the_reference(site: Path) -> None:
 
 
 def test_no_markup_is_left_over(site: Path) -> None:
-    for page in (*site.glob("*.html"), *(site / "reference").glob("*.html")):
+    for page in pages(site):
         text = page.read_text(encoding="utf-8")
+        if "<article" not in text or "source" in page.relative_to(site).parts:
+            continue
         article = text[text.index("<article") : text.index("</article>")]
         text = re.sub(r"<(pre|code)\b.*?</\1>", "", article, flags=re.DOTALL)
         left = re.findall(r":(?:class|func|meth|mod|attr|data):|<autoref|&lt;autoref|```|\]\(|\"included\"", text)

@@ -1,5 +1,12 @@
 // A page that is opened as a file may not start a worker, which the search runs in: there a frame takes the worker's place.
+// Nor may it read the list of versions, so that it knows its own alone, by its folder.
 if (location.protocol === "file:") {
+  const open = XMLHttpRequest.prototype.open
+  XMLHttpRequest.prototype.open = function (method, url) {
+    const version = document.baseURI.match(/\/(\d+\.\d+\.[^/]+)\//)?.[1]
+    const list = JSON.stringify([{ version, title: version, aliases: ["latest"] }])
+    open.call(this, method, url.endsWith("/versions.json") ? `data:application/json,${encodeURIComponent(list)}` : url)
+  }
   window.IFrameWorker = window.Worker = class extends EventTarget {
     constructor(script) {
       super()

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: every message, array, code and example, and nothing else."""
+"""docs/develop/protocol.md says what the code does: every message, array, code and example, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specact.systems.flow import load_flow_pair
 from specact.wire import messages
 from specact.wire.exchange import Contract, Request
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "develop" / "protocol.md").read_text(encoding="utf-8")
 Row = list[str]
 
 
