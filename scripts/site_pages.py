@@ -183,6 +183,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     text = _site.composed(markdown, shown.get(uri, f"docs/{uri}"), uri)
     text = re.sub(r'^```(\w+) (?:example=\w+|not-run="[^"]+")$', r"```\1", text, flags=re.MULTILINE)
+    if uri.startswith("results/"):  # an interval does not break
+        text = re.sub(r"\[([-+\d.]+), ([-+\d.]+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", text)
     return re.sub(r"^<!-- .+? -->$", "", text, flags=re.MULTILINE)
 
 
