@@ -75,4 +75,4 @@ for part in (slice(0, KILLED_AT), slice(KILLED_AT, TICKS)):
     print(f"{part.start + 1:3d}-{part.stop:3d}  {len(records):10d}  {missed:15s}  {origins}")
 print(f"\nactions sent: {len(arm.acted)}, all finite: {np.isfinite(arm.acted).all()}")
 print(f"the last one is the stop action: {np.array_equal(arm.acted[-1], stop_action)}")
-print("\nNext: docs/server.md; specact run ball --server ws://... drives a simulated ball like this")
+print("\nNext: docs/start/simulated.md; specact run ball --server ws://... drives a simulated ball like this")

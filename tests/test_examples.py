@@ -16,10 +16,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def run(name: str, folder: Path, environment: dict[str, str]) -> str:
     """What an example prints."""
-    words = [sys.executable, str(ROOT / "examples" / name)]
     done = subprocess.run(
-        words, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True, timeout=600,
-        check=False,
+        [sys.executable, str(ROOT / "examples" / name)], cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"},
+        text=True, capture_output=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not list(folder.iterdir()), "an example leaves nothing behind"
@@ -28,14 +27,12 @@ def run(name: str, folder: Path, environment: dict[str, str]) -> str:
 
 def rows(said: str, columns: str) -> list[list[float]]:
     """The numbers of each row of the table whose head begins so."""
-    table = said[said.index(columns) :].splitlines()[1:]
-    body = table[: table.index("")] if "" in table else table
-    return [[float(number) for number in re.findall(r"(?<![\w.])\d*\.\d+", row)] for row in body]
+    table = said[said.index(columns) :].partition("\n\n")[0].splitlines()[1:]
+    return [[float(number) for number in re.findall(r"(?<![\w.])\d*\.\d+", row)] for row in table]
 
 
 def test_a_decision_by_hand_follows_the_target(tmp_path: Path, environment: dict[str, str]) -> None:
-    found = np.array(rows(run("decide_by_hand.py", tmp_path, environment), "first code"))
-    draft, target, drafted, verified = found.T
+    draft, target, drafted, verified = np.array(rows(run("decide_by_hand.py", tmp_path, environment), "first code")).T
     # 20,000 draws: five standard deviations are below .018.
     assert np.abs(drafted - draft).max() < 0.018 and np.abs(verified - target).max() < 0.018
     assert np.abs(draft - target).max() > 0.1
@@ -79,8 +76,8 @@ def test_faster_steps(tmp_path: Path, environment: dict[str, str]) -> None:
 
 
 def test_each_is_tested_listed_and_short() -> None:
-    tested, page = Path(__file__).read_text(), (ROOT / "docs" / "examples.md").read_text()
+    tested, page = Path(__file__).read_text(), (ROOT / "docs/start/simulated.md").read_text()
     for path in EXAMPLES:
-        assert f'"{path.name}"' in tested and f"(../examples/{path.name})" in page, path.name
+        assert f'"{path.name}"' in tested and f"(../../examples/{path.name})" in page, path.name
         assert len(path.read_text().splitlines()) < 100, path.name
     assert len(EXAMPLES) == 6

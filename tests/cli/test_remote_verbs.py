@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Typed
 
-from specact.lab.rollout.processes import ServerProcess, linked
+from specact.lab.rollout.processes import ServerProcess, linked, serving
 
 
 def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_server: ServerProcess) -> None:
@@ -18,6 +18,12 @@ def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_serv
     assert found["stages_ms"]["network"]["p50"] > 6.0
     assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
     assert printed.status == 0 and "advice: --deadline-ms" in printed.out
+
+
+def test_doctor_measures_a_policy_alone_and_advises_an_overlap(typed: Typed) -> None:
+    with serving("ball-chase-flow", "--steps", "2") as server:
+        found = typed("doctor", f"ws://127.0.0.1:{server.port}", "--requests", "5")
+    assert "advice: --execution aligned --execute-actions 16 --overlap-actions" in found.out
 
 
 def test_eval_in_real_time_takes_the_actions_of_virtual_time(typed: Typed, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class GateOptions(Options):
         if "linear" in model and model["linear"]["slope"] < 0:
             remark("the slope is negative: this gate asks where the target would have accepted the draft", warn=True)
         if abs(made.held_out["rate"] - self.rate) > TOLERANCE:
-            remark(f"this is more than {TOLERANCE} from the wanted rate; use more --episodes or --rounds", warn=True)
+            remark(f"this is more than {TOLERANCE} from the wanted rate; use more episodes or --rounds", warn=True)
 
     def _folder(self, pair: Pair[Any]) -> Path:
         return self.out or Path(pair.path or ".") / "calibration"

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,24 @@ from tyro.conf import Positional
 from specact import __version__
 from specact.cli.options import Access, Flat, Maybe, Options, Parts
 from specact.cli.output import lines_of, print_result
+from specact.errors import ConfigError
 from specact.imports import EXTRAS
 from specact.pair import Pair
 from specact.records import Count
 from specact.remote.client import Client
 from specact.remote.target import probe
+from specact.wire.messages import Welcome
 
 
 @dataclass(frozen=True)
 class Doctor(Options):
-    """Report the installed extras, the inference times of a pair and, with --server, the latency of its server."""
+    """Report the installed extras, the inference times of a pair and, with --server, the latency of its server.
 
-    pair: Positional[str] = "ball"  # path or name of a pair, or MODULE:NAME; the server must serve its target
+    With the address of a server in place of the pair: the latency of a policy alone.
+    """
+
+    # path or name of a pair, or MODULE:NAME, whose target the server must serve; or ws://HOST:PORT of a policy alone
+    pair: Positional[str] = "ball"
     server: Maybe[str] = None  # address to measure, such as ws://127.0.0.1:8600, or openpi:ws://HOST:PORT#FILE.toml
     requests: Count = 200  # requests to send to the server, at the pair's inference rate
     access: Flat[Access] = field(default_factory=Access)
@@ -33,21 +40,38 @@ class Doctor(Options):
     json: bool = False  # print the findings as JSON
 
     def run(self) -> None:
-        pair = self.parts.load(self.pair)
-        findings = _inspect(pair)
-        if self.server is not None:
-            findings["server"] = self._measure(pair, self.server)
+        if "://" in self.pair:
+            findings = self._alone()
+        else:
+            pair = self.parts.load(self.pair)
+            findings = _machine() | _inspect(pair)
+            if self.server is not None:
+                findings["server"] = self._measure(pair, self.server)
         print_result(self.json, findings, _lines(findings))
 
+    def _alone(self) -> dict[str, Any]:
+        """What a server with a policy alone says of itself, and its latencies, as plain values."""
+        from specact.families.chunks.remote import connect
+
+        if self.server is not None:
+            raise ConfigError(f"{self.pair} is a server's address already; leave out --server, or name a pair")
+        access = self.access
+        with connect(self.pair, token=access.token, ca=access.ca, robot="doctor", timeout=10.0) as remote:
+            spec, welcome = remote.spec, remote.client.connect(10.0)
+            server = self._latencies(self.pair, remote.client, welcome, spec.chunk / spec.rate_hz / 2.0)
+        return _machine() | {"chunk": spec.chunk, "period_ms": 1e3 / spec.rate_hz, "server": server}
+
     def _measure(self, pair: Pair[Any], server: str) -> dict[str, Any]:
-        """Latencies of a server and the link to it, as plain values."""
+        """Latencies of the server of a pair's target, as plain values."""
         from specact.families.chunks.remote import target_endpoint
 
         contract = pair.exchange.contract
         endpoint = target_endpoint(server, self.access.token, self.access.tls, contract)
         with Client(endpoint, contract, "doctor") as client:
-            welcome = client.connect(10.0)
-            times = probe(client, self.requests, pair.execute / pair.rate_hz)
+            return self._latencies(server, client, client.connect(10.0), pair.execute / pair.rate_hz)
+
+    def _latencies(self, server: str, client: Client, welcome: Welcome, pause_s: float) -> dict[str, Any]:
+        times = probe(client, self.requests, pause_s)
         stages = ("total", "network", "queue", "target")
         found = {stage: 1e3 * np.array([getattr(each, stage) for each in times]) for stage in stages}
         return {
@@ -60,22 +84,28 @@ class Doctor(Options):
         }  # fmt: skip
 
 
-def _inspect(pair: Pair[Any]) -> dict[str, Any]:
-    """What this machine has, and how long the pair's networks take on it."""
+def _machine() -> dict[str, Any]:
+    """What this machine has."""
     import onnxruntime
 
-    from specact.families.codes.pair import CodeParts
-    from specact.lab.evaluation.cost import median_ms
-
-    drafter, rng, window = pair.drafter(), np.random.default_rng(0), pair.observation.zeros()
     installed = {name.lower().replace("_", "-") for found in distributions() if (name := found.name)}
-    findings = {
+    return {
         "specact": __version__, "python": platform.python_version(), "machine": platform.machine(),
         "providers": onnxruntime.get_available_providers(),
         "missing": {
             extra: [package for package in packages.values() if package not in installed]
             for extra, packages in EXTRAS.items()
         },
+    }  # fmt: skip
+
+
+def _inspect(pair: Pair[Any]) -> dict[str, Any]:
+    """How long a pair's networks take on this machine."""
+    from specact.families.codes.pair import CodeParts
+    from specact.lab.evaluation.cost import median_ms
+
+    drafter, rng, window = pair.drafter(), np.random.default_rng(0), pair.observation.zeros()
+    findings = {
         "bundle": str(pair.path), "fingerprint": pair.fingerprint,
         "draft_ms": median_ms({0: lambda: drafter.propose(window, rng)})[0],
         "period_ms": 1e3 / pair.rate_hz,
@@ -90,10 +120,18 @@ def _lines(findings: dict[str, Any]) -> Iterator[str]:
     yield from lines_of(findings | {"missing": missing})
     for extra in missing:
         yield f"for what is missing of {extra}: pip install 'specact[{extra}]'"
-    if (server := findings.get("server")) is not None:
+    if (server := findings.get("server")) is None:
+        return
+    if (chunk := findings.get("chunk")) is None:
         yield f"advice: --deadline-ms {server['deadline_ms']:.3g}"
         if server["deadline_ms"] > findings["period_ms"]:
             yield (
                 f"this is longer than the control period of {findings['period_ms']:.0f} ms: verified steps delay the "
                 "control loop; lower --rate or use a faster link"
             )
+        return
+    periods = ceil(server["deadline_ms"] / findings["period_ms"])
+    if periods < chunk:
+        yield f"advice: --execution aligned --execute-actions {chunk} --overlap-actions {periods}"
+    else:
+        yield f"a chunk of {chunk} actions has run out when the next one comes: the robot will wait for each of them"

@@ -136,7 +136,7 @@ def calibrate_offline(
     :exc:`DataError` for fewer than two episodes.
     """
     if len(demonstrations) < 2:
-        raise DataError("at least two demonstrations are needed: one to calibrate on and one to check on")
+        raise DataError("at least two held-out demonstrations are needed; give the recipe a larger held_out")
     numbers = np.arange(len(demonstrations))
     parts = demonstrations.select(numbers[::2]), demonstrations.select(numbers[1::2])
 
