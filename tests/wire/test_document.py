@@ -22,32 +22,27 @@ from specact.wire import messages
 from specact.wire.exchange import Contract, Request
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "develop" / "protocol.md").read_text(encoding="utf-8")
-Row = list[str]
+Row = tuple[str, str, str]  # name, type and meaning
 
 
-def tables() -> dict[str, list[tuple[str, list[Row]]]]:
-    """The tables under each heading, with the heads of their first columns."""
-    found: dict[str, list[tuple[str, list[Row]]]] = {}
+def lists() -> dict[str, list[list[Row]]]:
+    """The lists under each heading, or each sentence that says of which message the arrays are."""
+    found: dict[str, list[list[Row]]] = {}
     heading = ""
     for text in re.split(r"^(?=#)|\n\n", DOCUMENT, flags=re.MULTILINE):
-        if text.startswith("#"):
-            heading = text.splitlines()[0].strip("# `")
-        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-        if lines:
-            found.setdefault(heading, []).append((lines[0][0].replace("`", ""), lines[2:]))
+        if text.startswith(("#", "Arrays of ")):
+            heading = text.splitlines()[0].strip("# :").replace("`", "")
+        rows = re.findall(r"^- `([^`]+)`(?:, (.+?))?: (.+)$", text, re.MULTILINE)
+        if rows:
+            found.setdefault(heading, []).append(rows)
     return found
 
 
-TABLES = tables()
+LISTS = lists()
 
 
 def names(rows: list[Row]) -> list[str]:
-    return [row[0].strip("`") for row in rows]
-
-
-def arrays(head: str) -> list[Row]:
-    (rows,) = [rows for those in TABLES.values() for name, rows in those if name == f"array of {head}"]
-    return rows
+    return [row[0] for row in rows]
 
 
 def example(name: str) -> bytes:
@@ -58,19 +53,16 @@ def example(name: str) -> bytes:
 
 @pytest.mark.parametrize("of", [messages.Hello, messages.Welcome, messages.Ask, messages.Reply, messages.Failure])
 def test_the_elements_of_a_message(of: Any) -> None:
-    tag = of.__struct_config__.tag
-    (_, rows), *_ = TABLES[tag or "request"]
+    rows, *_ = LISTS[of.__struct_config__.tag or "request"]
     fields = msgspec.structs.fields(of)
-    assert names(rows) == ["type"] * bool(tag) + [field.name for field in fields]
-    said = {row[0].strip("`"): row[1] for row in rows}
-    for field in fields:
-        assert said[field.name].endswith(", optional") == (not field.required), field.name
-    assert not tag or rows[0][2] == f"`{tag}`"
+    assert names(rows) == [field.name for field in fields]
+    for (name, said, _), field in zip(rows, fields, strict=True):
+        assert said.endswith(", optional") == (not field.required), name
 
 
 def test_the_codes_and_the_version() -> None:
-    assert names(TABLES["error"][1][1]) == list(messages.ErrorCode)
-    assert f"protocol **{messages.PROTOCOL}**" in DOCUMENT and f"| `{messages.PATH}` |" in DOCUMENT
+    assert names(LISTS["error"][1]) == list(messages.ErrorCode)
+    assert f"protocol **{messages.PROTOCOL}**" in DOCUMENT and f"- `{messages.PATH}`: " in DOCUMENT
     assert f"port is {endpoint.PORT}." in DOCUMENT and Address().port == endpoint.PORT
 
 
@@ -93,13 +85,14 @@ FLOWS = load_flow_pair(load_flow("pusht-flow")).exchange.contract
 )
 def test_the_arrays_of_a_kind(head: str, contract: Contract, kind: str, side: int) -> None:
     layout = (contract.kinds[kind].request, contract.kinds[kind].reply)[side]
-    assert sorted(names(arrays(head))) == sorted(layout.specs)
-    for row in arrays(head):
-        spec = layout.specs[row[0].strip("`")]
-        assert row[1].split()[0] == ("distribution" if spec.distribution else np.dtype(spec.dtype).name)
-        assert row[1].partition("]")[0].count(",") == len(spec.shape) - 1
-    # The order of a table is that of the bytes among arrays whose elements have one length.
-    order = {name: place for place, name in enumerate(names(arrays(head)))}
+    (rows,) = LISTS[f"Arrays of {head}"]
+    assert sorted(names(rows)) == sorted(layout.specs)
+    for name, said, _ in rows:
+        spec = layout.specs[name]
+        assert said.split()[0] == ("distribution" if spec.distribution else np.dtype(spec.dtype).name)
+        assert said.partition("]")[0].count(",") == len(spec.shape) - 1
+    # The order of a list is that of the bytes among arrays whose elements have one length.
+    order = {name: place for place, name in enumerate(names(rows))}
     sizes = [(-np.dtype(spec.dtype).itemsize, order[name]) for name, spec in layout.specs.items()]
     assert sizes == sorted(sizes)
 
