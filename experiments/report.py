@@ -112,7 +112,7 @@ class Report:
             provenance: of its cells.
         """
         shown = {table.name: table.markdown(f"tables/{name}/{table.name}.csv") for table in self.tables}
-        text = _Cells().vformat(prose, (), {**self.facts, "tables": shown})
+        text = filled(prose, {**self.facts, "tables": shown})
         stamps = grouped({**self.elsewhere, **provenance})
         measured = Table("", "", "cells | seeds | commit | machine | load | date", _STAMP, stamps)
         lines = measured.markdown("").partition("\n\n")[0]
@@ -196,6 +196,22 @@ def between(rows: Iterable[Metrics], on: str, first: str, second: str, measure: 
     """
     key = (on, first, second, measure)
     return next(row for row in rows if (row["on"], row["first"], row["second"], row["measure"]) == key)
+
+
+def filled(prose: str, facts: Metrics) -> str:
+    """Prose with the facts that it names.
+
+    Raises:
+        KeyError: for a fact that there is none of.
+    """
+    return _Cells().vformat(prose, (), facts)
+
+
+def marked(page: str, name: str, text: str) -> str:
+    """A page with a new text between the marks of a name."""
+    opening, closing = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, rest = page.split(opening)
+    return f"{before}{opening}{text.strip()}\n{closing}{rest.partition(closing)[2]}"
 
 
 def fields(cells: str, row: Metrics) -> list[str]:
