@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     f"{SRC}/lab/report": (800, 1_200),
     "experiments": (4_500, 6_300),
     "benchmarks": (1_800, 1_800),
-    "tests": (27_000, 30_700),
+    "tests": (27_000, 30_900),
 }
 LAB = (f"{SRC}/lab", f"{SRC}/cli")
 
