@@ -6,12 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.grid import Experiment, Run
+from experiments.grid import NAMES, Experiment, Run
 from specact.cli.output import progress_bars
 from specact.errors import SpecactError
 from specact.lab.rollout.pool import Pool
-
-NAMES = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from specact.lab.rollout.methods import Method
 from specact.lab.rollout.pool import Pool
 
 ROOT = Path(__file__).parents[1]
+NAMES = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
 DOCS = ROOT / "docs"
 CPUINFO = Path("/proc/cpuinfo")
 # What is kept of an evaluation's summary.

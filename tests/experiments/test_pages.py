@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.__main__ import NAMES
-from experiments.grid import CELL, Experiment, Part, Picture, Run, draw, fill
+from experiments.grid import CELL, NAMES, Experiment, Part, Picture, Run, draw, fill
 from experiments.report import RESULTS
 from tests.tiny import needs_bundle
 

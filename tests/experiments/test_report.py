@@ -9,9 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from experiments.__main__ import NAMES
 from experiments.figures import Point, draw_series
-from experiments.grid import Experiment
+from experiments.grid import NAMES, Experiment
 from experiments.report import RESULTS, Report, Table, between, contrast_table, one_family
 
 # As the summary of an evaluation has it, and as a contrast of outcomes does.
