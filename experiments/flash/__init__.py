@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
-from experiments.measure import draw_success, interleaved, relative_costs, target_path
-from experiments.tables import about_table, contrast_table, interval_text, markdown, named, table
+from experiments.figures import add_series, points_of
+from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
+from experiments.measure import interleaved, relative_costs, target_path
+from experiments.report import Picture, Report, Table, contrast_table, named, one_family
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
 from specact.lab.rollout.rollout import EpisodeRange
@@ -26,7 +28,6 @@ from specact.systems.flow import FLASH as BLOCK
 from specact.systems.flow import ROUNDS, FlowParts, load_flash
 from specact.types import Outcome, Proposal
 
-PAGE = DOCS / "flash.md"
 # Of each policy: episodes of a shard, and those on which rounds are timed.
 POLICIES = {"pusht-flow": (20, 4), "metaworld-flow": (10, 10)}
 STUDY = (
@@ -35,12 +36,21 @@ STUDY = (
 )  # fmt: skip
 SEEDS, OF_SEEDS = (1, 2), ("full", "full_2", "full_1", "flash", "flash_fitted", "unchecked")
 SHUFFLED = ("full", "full_2", "flash", "flash_shuffled", "flash_fitted", "flash_fitted_shuffled")
-GROUPS = (
-    ("fewer steps", "o", ("full", "full_5", "full_3", "full_2", "full_1")),
-    ("FLASH", "s", ("flash", "flash_fitted", "flash_unguarded", "flash_stale")),
-    ("other drafts, checked", "v", ("flash_last", "flash_last_fitted")),
-    ("unchecked", "x", ("block", "unchecked", "unchecked_fitted")),
-)
+# What the report's main table and its picture show.
+MAIN = (
+    "full", "full_2", "full_1", "flash", "flash_fitted", "flash_shuffled", "unchecked", "block", "flash_last",
+    "flash_last_fitted",
+)  # fmt: skip
+DRAWN = {
+    "flash": "FLASH", "flash_fitted": "FLASH, fitted check", "flash_shuffled": "FLASH, other verdicts",
+    "unchecked": "drafts unchecked", "block": "draft alone",
+}  # fmt: skip
+KINDS = {
+    "full_10": "full, 10 steps", "full_5": "full, 5 steps", "full_3": "full, 3 steps", "full_2": "full, 2 steps",
+    "full_1": "full, 1 step", "check": "draft and check, accepted", "failed": "draft and check, then full",
+    "given": "check of a chunk that is there", "given_failed": "check of a chunk that is there, then full",
+    "stale": "draft and check on an old cache", "block": "encoder and draft alone",
+}  # fmt: skip
 
 _ACCEPT_ALL = Check(within=1e9, guarded=False)
 
@@ -272,83 +282,112 @@ def costs_per_action(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> d
     return {name: cost_of(compositions[name], m, rounds["costs"]) for name, m in summary["methods"].items()}
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The tables and pictures of docs/flash.md."""
-    yield Part(PAGE, "rounds", about_table(METHODS))
-    yield Part(PAGE, "shuffled", shuffled_table(results["shuffled"]))
-    runs = {"0": results["pusht-flow"]["summary"], **results["seeds"]}
-    rows = [
-        [f"`{name}`", *(interval_text(run["methods"][name]["success"]) for run in runs.values())] for name in OF_SEEDS
+def report(results: Results) -> Report:
+    """Success, time and rounds of FLASH and its controls on both policies, and one family of contrasts."""
+    runs = {name: results[name] for name in POLICIES}
+    rounds = {name: run["rounds"] for name, run in runs.items()}
+    methods = [row for name, run in runs.items() for row in _costed(name, run["summary"], rounds[name])]
+    shuffled = [row for name, run in results["shuffled"].items() for row in _costed(name, run, rounds[name])]
+    found = {(row["policy"], row["name"]): row for row in shuffled + methods}
+    main = [
+        {"name": name} | {policy.removesuffix("-flow"): found[policy, name] for policy in POLICIES} for name in MAIN
     ]
-    yield Part(PAGE, "seeds", markdown(["method", *(f"seed {seed}" for seed in runs)], rows))
-    for name in POLICIES:
-        summary, rounds = results[name]["summary"], results[name]["rounds"]
-        yield Part(PAGE, name, "\n".join(section(summary, rounds)))
-        costs = costs_per_action(summary, rounds)
-        label = "ms per executed action (one core, one machine)"
-        yield Picture(DOCS / f"flash-{summary['env']}.png", partial(draw_success, summary, costs, GROUPS, label))
-
-
-def section(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[str]:
-    """The section of one policy, as pieces of Markdown."""
-    check, errors = rounds["check"], rounds["check"]["error"]
-    yield f"### {summary['bundle']}\n"
-    yield (
-        f"The check on {check['windows']} held-out observations. Distances to the target's noiseless chunk in the "
-        f"flow's units: its own samples {errors['own']:.2f}, the block's drafts {errors['block']:.2f}, its chunks for "
-        f"another scene {errors['wrong']:.2f}. Fitted: {rounds['levels'][0]:g} of noise, within "
-        f"{rounds['within']:.2f}.\n"
-    )
-    heads = "noise | slope | correlation | AUROC | passes .15: the target's own | the block's | another scene's"
-    names = ("slope", "correlation", "auroc", "accepted_own", "accepted_block", "accepted_wrong")
-    yield table(heads, " | ".join(["{name}", *(f"{{{name}:.2f}}" for name in names)]), named(check["levels"])) + "\n"
-    yield (
-        f"Accepted share of the executed actions, and the cost of rounds, on the target's own path "
-        f"({rounds['inferences']} inferences in {rounds['episodes']} episodes, seed {summary['seed']}):\n"
-    )
-    kinds = {
-        "seen": "draft and flow see", "blank": "both see blank cameras", "blind": "the draft alone sees blank cameras",
-    }  # fmt: skip
-    seen = {kind: head for kind, head in kinds.items() if kind in rounds["acceptance"]["flash"]}
-    cells = "".join(f" | {{{kind}:.2f}}" for kind in seen)
-    yield table(f"check | {' | '.join(seen.values())}", f"`{{name}}`{cells}", named(rounds["acceptance"])) + "\n"
-    labels = {
-        "full_10": "full, 10 steps", "full_5": "full, 5 steps", "full_3": "full, 3 steps", "full_2": "full, 2 steps",
-        "full_1": "full, 1 step", "check": "draft and check, accepted", "failed": "draft and check, then full",
-        "given": "check of a chunk that is there", "stale": "draft and check on an old cache",
-        "block": "encoder and draft alone",
-    }  # fmt: skip
-    costs = [{"label": label, **rounds["costs"][name]} for name, label in labels.items()]
-    yield table("round | ms (median) | of a full one", "{label} | {ms:.2f} | {0:ci2}", costs) + "\n"
-    yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    ms = costs_per_action(summary, rounds)
-    rows = [{**row, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]} for row in named(summary["methods"])]
-    yield table(
-        "method | success | full rounds | failed checks | accepted per check | actions per round | ms per action "
-        "| of `full`",
-        "`{name}` | {success:ci2} | {full:.2f} | {failed:.2f} | {accepted:.1f} | {actions_per_round:.1f} | {ms:.3f} "
-        "| {share:.2f}",
-        rows,
-    ) + "\n"  # fmt: skip
-    yield contrast_table(summary) + "\n"
-
-
-def shuffled_table(found: Mapping[str, Any]) -> str:
-    """FLASH beside its control with shuffled accepted lengths."""
-    heads = "policy | method | success | full rounds | actions accepted in a check"
-    methods = [
-        {"accepted": None, **row, "bundle": bundle} for bundle, run in found.items() for row in named(run["methods"])
-    ]
-    contrasts = [
-        {**row, "bundle": bundle}
-        for bundle, run in found.items()
-        for row in run["contrasts"]
-        if row["second"].endswith("shuffled")
-    ]
-    return "\n\n".join([
-        table(heads, "{bundle} | `{name}` | {success:ci3} | {full:.2f} | {accepted:.2f?}", methods),
-        table(
-            "policy | | difference of success | p (Holm)",
-            "{bundle} | `{first}` - `{second}` | {success:+ci3} | {success[p_holm]:.2g}", contrasts,
-        ),
+    seeds = {"0": results["pusht-flow"]["summary"], **results["seeds"]}
+    contrasts = one_family([
+        *({**row, "on": name, "measure": "success"}
+          for name, run in runs.items() for row in run["summary"]["contrasts"]),
+        *({**row, "on": name, "measure": "success"} for name, run in results["shuffled"].items()
+          for row in run["contrasts"] if row["second"].endswith("shuffled")),
+        *({**row, "on": f"pusht-flow, training seed {seed}", "measure": "success"}
+          for seed, run in results["seeds"].items() for row in run["contrasts"]),
     ])  # fmt: skip
+    tables = [
+        Table(
+            "main", "Success in 200 paired episodes; cost of an executed action, that of `full` being 1, from the "
+            "times of each kind of round.",
+            "method | PushT | cost | metaworld | cost",
+            "`{name}` | {pusht[success]:ci2} | {pusht[share]:.2f} | {metaworld[success]:ci2} | {metaworld[share]:.2f}",
+            main,
+        ),
+        Table("rounds", "Every method.", "name | what it is", "`{name}` | {about}",
+              [{"name": name, "about": method.about} for name, method in METHODS.items()]),
+        Table("closed-loop", "Every method in 200 paired episodes of each policy.", _HEADS, _CELLS, methods),
+        Table("shuffled", "The run with verdicts of other rounds, 200 paired episodes.", _HEADS, _CELLS, shuffled),
+        Table("seeds", "PushT's flow and block trained with three seeds, the same 200 episodes.",
+              "method | seed 0 | seed 1 | seed 2", "`{name}` | {seed_0:ci2} | {seed_1:ci2} | {seed_2:ci2}",
+              [{"name": name, **{f"seed_{seed}": run["methods"][name]["success"] for seed, run in seeds.items()}}
+               for name in OF_SEEDS]),
+        Table(
+            "costs", "Time of each kind of round on the same observations, in random order.",
+            "policy | round | ms (median) | of a full one", "{policy} | {label} | {ms:.2f} | {0:ci2}",
+            [{"policy": name, "label": label, **of["costs"][kind]}
+             for name, of in rounds.items() for kind, label in KINDS.items()],
+        ),
+        Table(
+            "check", "What the check tells on held-out observations, by level of noise: slope and correlation of its "
+            "distance with the true one; whether it separates the target's own chunks from those for another scene; "
+            "shares within .15.",
+            "policy | noise | slope | correlation | AUROC | the target's own | the block's | another scene's",
+            "{policy} | {name} | {slope:.2f} | {correlation:.2f} | {auroc:.2f} | {accepted_own:.2f} "
+            "| {accepted_block:.2f} | {accepted_wrong:.2f}",
+            [{"policy": name, **row} for name, of in rounds.items() for row in named(of["check"]["levels"])],
+        ),
+        Table(
+            "fitted", "The fitted check; distances to the target's noiseless chunk, on held-out observations.",
+            "policy | observations | noise | within | its own samples | the block's drafts | chunks for another scene",
+            "{policy} | {windows} | {levels[0]:g} | {within:.2f} | {own:.2f} | {block:.2f} | {wrong:.2f}",
+            [{"policy": name, "windows": of["check"]["windows"], "levels": of["levels"], "within": of["within"],
+              **of["check"]["error"]} for name, of in rounds.items()],
+        ),
+        Table(
+            "acceptance", "Accepted share of the executed actions of the block's drafts on the target's own path: as "
+            "seen, with blank cameras, and where the draft alone sees blank cameras.",
+            "policy | check | seen | blank | draft blank",
+            "{policy} | `{name}` | {seen:.2f} | {blank:.2f} | {blind:.2f}",
+            [{"policy": name, "blank": None, "blind": None, "inferences": of["inferences"], **row}
+             for name, of in rounds.items() for row in named(of["acceptance"])],
+        ),
+        contrast_table(contrasts, family="success on both policies, and of three training seeds on PushT"),
+    ]  # fmt: skip
+    shorts = {"pusht-flow": "pusht", "metaworld-flow": "metaworld"} | {
+        f"pusht-flow, training seed {seed}": f"seed{seed}" for seed in results["seeds"]
+    }
+    facts = {f"{shorts[row['on']]}_{row['first']}_{row['second']}": row for row in contrasts}
+    facts |= {name.removesuffix("-flow"): of for name, of in rounds.items()}
+    return Report(
+        tables, facts | {"main": {row["name"]: row for row in main}}, [Picture("flash.svg", partial(draw, found))]
+    )
+
+
+_HEADS = (
+    "policy | method | success | full rounds | failed checks | accepted per check | actions per round | ms per action "
+    "| of `full`"
+)
+_CELLS = (
+    "{policy} | `{name}` | {success:ci2} | {full:.2f} | {failed:.2f} | {accepted:.1f} | {actions_per_round:.1f} "
+    "| {ms:.3f} | {share:.2f}"
+)
+
+
+def _costed(policy: str, summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Methods with their cost per executed action, and its share of that of full rounds."""
+    ms = costs_per_action(summary, rounds)
+    for row in named(summary["methods"]):
+        shown = {key: value for key, value in row.items() if key not in ("latency", "cost", "sent_ahead")}
+        yield {"policy": policy, **shown, "ms": ms[row["name"]], "share": ms[row["name"]] / ms["full"]}
+
+
+def draw(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Figure:
+    """Success over cost, a panel for each policy."""
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    for policy, axes in zip(POLICIES, figure.subplots(2, 1), strict=True):
+        rows = {name: [found[policy, name]] for name in DRAWN} | {
+            "full": [found[policy, f"full{steps}"] for steps in ("", "_5", "_3", "_2", "_1")]
+        }
+        series = {name: points_of({row["share"]: row["success"] for row in of}) for name, of in rows.items()}
+        names = {"full": "10 to 1 steps"} | DRAWN
+        add_series(
+            axes, series, "cost of an executed action (10 steps: 1)", "success", policy.removesuffix("-flow"), names
+        )
+        axes.set_xlim(left=0.0)
+    return figure

@@ -15,7 +15,7 @@ estimate moves a gripper L = 0; the prefix ends before a drafted action that mov
 We changed: the target checks on a new prefix cache, not on that of the last full round, so that a server needs no
 state; if L = 0 the full round follows in the same request; levels and delta can be fitted to a policy. The check
 measures whether the flow leads back to the draft, not whether the draft is correct: with little noise, a smooth expert
-accepts anything. This has to be measured for each policy, see docs/flash.md.
+accepts anything. This has to be measured for each policy.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class FlashSettings:
         execute, period: most actions of a chunk before the next round, and most checked rounds between two full ones; 0
             for no limit of the latter.
         grippers: dimensions of an action that are grippers: excluded from distances, and guarded.
-        levels, within: of a :class:`Check` fitted to held-out observations, see docs/flash.md.
+        levels, within: of a :class:`Check` fitted to held-out observations.
     """
 
     execute: Count

@@ -52,9 +52,10 @@ _METHODS = {
 # The same methods by other names: a full target, a part of its steps, its draft unchecked, and what a sweep calls them.
 _SAME = {
     "target": ("full", "ar", "target alone"), "target_on_device": ("full_2", "target on device", "flow, 1 steps"),
-    "draft": ("block", "unchecked", "proposed", "last"), "adahi": ("late adahi", "flash", "specvla", "late"),
+    "draft": ("block", "proposed", "last"), "adahi": ("late adahi", "flash", "specvla", "late"),
     "random": ("flash_shuffled", "random_late"), "head_draft": ("head as draft", "distilled", "regression"),
-    "hybrid": ("asynchronous", "aligned"), "uncertainty": ("heisd_similar", "freqcache"), "learned_action": ("kerv",),
+    "hybrid": ("asynchronous", "aligned"), "learned_action": ("kerv",), "plain_random": ("unchecked",),
+    "uncertainty": ("heisd_similar", "freqcache", "flash_fitted"),
 }  # fmt: skip
 _METHODS |= {other: _METHODS[name] for name, others in _SAME.items() for other in others}
 _SPARE = (Style("#44aa99", "d"), Style("#cc6677", ">"), Style("#5d4e9c", "8"), *_METHODS.values())
