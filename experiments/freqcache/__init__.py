@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from experiments.figures import Point, draw_series
 from experiments.flash import METHODS as FULL
-from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, by_name, evaluated, evaluation_cell, specact
-from experiments.measure import draw_success, interleaved, outcomes, paired, relative_costs, seconds_of, target_path
-from experiments.tables import about_table, contrast_table, difference_table, interval_text, named, table
+from experiments.grid import ROOT, Cell, Results, Run, by_name, evaluated, evaluation_cell, specact
+from experiments.measure import interleaved, outcomes, paired, relative_costs, seconds_of, target_path
+from experiments.report import Picture, Report, Table, contrast_table, named, one_family
 from specact.families.chunks.flow import FlowNetworks
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.methods import Method, composed
@@ -35,7 +37,6 @@ from specact.systems.freqcache import (
     patches_of,
 )
 
-PAGE = DOCS / "freqcache.md"
 # The policy, and the same recipe at 48 pixels: as many tokens as FreqCache computes again, for nothing more.
 WHOLE, SMALLER = "metaworld-flow", "metaworld-flow-48"
 
@@ -119,10 +120,10 @@ METHODS = by_name(
     _reusing("freqcache_changed", "full"), _reusing("freqcache_all"),
     composed("freqcache_2", ReusingRounds("FreqCache, and 2 steps", steps=2), "full_2"),
 )  # fmt: skip
-GROUPS = (
-    ("new prefixes", "o", tuple(name for name in METHODS if name.startswith("full"))),
-    ("reused tokens", "s", tuple(name for name in METHODS if not name.startswith("full"))),
-)
+SHOWN = {
+    "freqcache": "FreqCache", "freqcache_random": "random tokens", "freqcache_oldest": "oldest recomputed",
+    "freqcache_still": "without motion", "freqcache_changed": "least changed reused", "freqcache_all": "whole overlap",
+}  # fmt: skip
 
 
 def plan(run: Run) -> Iterator[Cell]:
@@ -268,85 +269,71 @@ def costs_of_policies(pairs: Mapping[str, Pair[Any]], seed: int) -> dict[str, di
     return {name: {"tokens": tokens[name], **cost} for name, cost in relative_costs(spent, spent[WHOLE]).items()}
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The tables and the picture of docs/freqcache.md."""
-    summary, reuse = results[WHOLE]["summary"], results[WHOLE]["reuse"]
-    yield Part(PAGE, "methods", about_table(METHODS))
-    yield Part(PAGE, "smaller", smaller_table(results["smaller"]))
-    yield Part(PAGE, WHOLE, "\n".join(section(summary, reuse)))
-    costs = {
-        "full" if name == "full_10" else name: cost["relative"] for name, cost in reuse["inference"]["costs"].items()
+def report(results: Results) -> Report:
+    """Success, time and reuse of FreqCache, its variants and two simpler ways, and one family of contrasts."""
+    summary, reuse, small = results[WHOLE]["summary"], results[WHOLE]["reuse"], results["smaller"]
+    costs = {name.removesuffix("_10"): cost for name, cost in reuse["inference"]["costs"].items()}
+    methods = [
+        {**{key: value for key, value in row.items() if key not in ("latency", "cost", "sent_ahead")},
+         "time": costs.get(row["name"])}
+        for row in named(summary["methods"])
+    ]  # fmt: skip
+    on_200 = f"{WHOLE}, 200 episodes"
+    contrasts = one_family([
+        *({**row, "on": f"{WHOLE}, 50 episodes", "measure": "success"} for row in summary["contrasts"]),
+        *({**row, "on": on_200, "measure": "success"} for row in small["contrasts"]),
+    ])  # fmt: skip
+    policies = [
+        {"label": label, "success": success, **small["costs"][label.split(" ")[0]],
+         "time": small["costs"][label.split(" ")[0]] if label.endswith("full") else None}
+        for label, success in small["success"].items()
+    ]  # fmt: skip
+    variants = [
+        {"pace": pace, "name": name.removesuffix("_10"), "reused": None, "cosine": None, "distance": None,
+         **measured["variants"].get(name, {}), **measured["costs"][name],
+         "prefix_ms": measured["costs"].get(f"{name}:prefix", measured["costs"]["prefix"])["ms"]}
+        for pace, measured in ((pace, reuse[pace]) for pace in ("inference", "step"))
+        for name in (*(f"full_{steps}" for steps in (10, 5, 3, 2)), *measured["variants"])
+    ]  # fmt: skip
+    tables = [
+        Table("main", f"Success in {summary['episodes']} paired episodes; time of an inference beside `full`.",
+              "method | success | time | tokens reused",
+              "`{name}` | {success:ci2} | {time:ci2} | {reused:.2f}", methods),
+        Table("smaller", f"Smaller frames and FreqCache in {small['episodes']} paired episodes; time beside `full`.",
+              "policy and method | tokens | success | time",
+              "{label} | {tokens} | {success:ci3} | {time:ci2}", policies),
+        Table("methods", "Every method.", "name | what it is", "`{name}` | {about}",
+              [{"name": name, "about": method.about} for name, method in METHODS.items()]),
+        Table(
+            "variants", "On the same observations of the target's own path, for an inference of each chunk and one of "
+            "each control step: reuse, likeness to the full cache and chunk, time.",
+            "pace | method | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | ms | of `full`",
+            "{pace} | `{name}` | {reused:.2f} | {cosine:.3f} | {distance:.3f} | {prefix_ms:.2f} | {ms:.2f} | {0:ci2}",
+            variants,
+        ),
+        Table("parts", "Time of the parts of an inference.", "pace | part | ms | of an inference in 10 steps",
+              "{pace} | {name} | {ms:.2f} | {0:ci2}",
+              [{"pace": pace, **row} for pace in ("inference", "step") for row in named(reuse[pace]["costs"])]),
+        Table("motion", "Share of inferences with a confident motion, and with one of half a patch or more.",
+              "pace | camera | confident | moved", "{pace} | {name} | {confident:.0%} | {moved:.0%}",
+              [{"pace": pace, "inferences": reuse[pace]["inferences"], **row}
+               for pace in ("inference", "step") for row in named(reuse[pace]["cameras"])]),
+        contrast_table(contrasts, family="success on 50 and on 200 episodes"),
+    ]  # fmt: skip
+    facts: dict[str, Any] = {
+        "large_" * (row["on"] == on_200) + f"{row['first']}_{row['second']}".replace(" ", "_").replace("-", "_"): row
+        for row in contrasts
     }
-    label = "time of an inference, of one in 10 steps with a new prefix"
-    yield Picture(DOCS / f"freqcache-{summary['env']}.png", partial(draw_success, summary, costs, GROUPS, label))
+    facts |= {"cost": costs, "won": summary["methods"], "small": {row["label"]: row for row in policies}}
+    facts |= {"cameras": reuse["inference"]["cameras"], "variants": reuse["inference"]["variants"]}
+    facts |= {"episodes": summary["episodes"], "large": small["episodes"]}
+    return Report(tables, facts, [Picture("freqcache.svg", partial(draw, methods))])
 
 
-def smaller_table(found: Mapping[str, Any]) -> str:
-    """The policies side by side, and their contrasts."""
-    rows = []
-    for label, success in found["success"].items():
-        name, method = label.split(" ")
-        cost = found["costs"][name]
-        times = (
-            {"ms": f"{cost['ms']:.2f}", "ratio": interval_text(cost)} if method == "full" else {"ms": "", "ratio": ""}
-        )
-        rows.append({"name": name, "method": method, "tokens": cost["tokens"], "success": success, **times})
-    heads = "policy | tokens | method | success | inference, ms | of `full` at 64 pixels"
-    whole = table(heads, "{name} | {tokens} | `{method}` | {success:ci3} | {ms} | {ratio}", rows)
-    return whole + "\n\n" + difference_table(found["contrasts"], "{first} - {second}")
-
-
-def section(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[str]:
-    """The section of the policy, as pieces of Markdown."""
-    yield f"### {summary['bundle']}\n"
-    for name, pace in (("inference", f"an inference every {reuse['inference']['execute']} control steps"),
-                       ("step", "at every control step")):  # fmt: skip
-        measured = reuse[name]
-        yield (
-            f"On the target's own path, {pace} ({measured['inferences']} inferences in {reuse['episodes']} episodes, "
-            f"seed {reuse['seed']}, without the first of each):\n"
-        )
-        if name == "inference":
-            labels = {
-                "encoder": "encoder",
-                "prefix": "prefix",
-                "expert": "one step of the expert",
-                "full_10": "all, 10 steps",
-            }
-            costs = [{"label": label, **measured["costs"][part]} for part, label in labels.items()]
-            heads = "part | ms (median) | of an inference in 10 steps"
-            yield table(heads, "{label} | {ms:.2f} | {0:ci2}", costs) + "\n"
-        texts = [
-            f"`{camera}` moves with confidence in {shares['confident']:.0%} of them, by half a patch or more in "
-            f"{shares['moved']:.0%}"
-            for camera, shares in measured["cameras"].items()
-        ]
-        yield f"{'; '.join(texts)}.\n"
-        yield reuse_table(measured) + "\n"
-    yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    yield table(
-        "method | success | tokens reused | distance to `full` | actions per inference",
-        "`{name}` | {success:ci2} | {reused:.2f} | {distance:.3f} | {actions_per_round:.1f}",
-        named(summary["methods"]),
-    ) + "\n"  # fmt: skip
-    yield contrast_table(summary) + "\n"
-
-
-def reuse_table(measured: Mapping[str, Any]) -> str:
-    """Reuse, error and time of each variant on the same observations."""
-    costs, full = measured["costs"], {"reused": "0", "cosine": "1", "distance": "-"}
-    variants = {f"full_{steps}": full for steps in (10, 5, 3, 2)} | {
-        name: {
-            "reused": f"{of['reused']:.2f}", "cosine": f"{of['cosine']:.3f}", "distance": f"{of['distance']:.3f}",
-        }
-        for name, of in measured["variants"].items()
-    }  # fmt: skip
-    rows = [
-        {**row, **costs[row["name"]], "prefix": costs.get(f"{row['name']}:prefix", costs["prefix"])}
-        for row in named(variants)
-    ]
-    return table(
-        " | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | inference, ms | of `full`",
-        "`{name}` | {reused} | {cosine} | {distance} | {prefix[ms]:.2f} | {ms:.2f} | {0:ci2}",
-        [{**row, "name": row["name"].removesuffix("_10")} for row in rows],
-    )
+def draw(methods: Sequence[Mapping[str, Any]]) -> Figure:
+    """Success over the time of an inference."""
+    of = {row["name"]: Point(row["time"]["relative"], *(row["success"][key] for key in ("rate", "low", "high")))
+          for row in methods if row["time"] is not None}  # fmt: skip
+    series = {name: [of[name]] for name in SHOWN} | {"full": [of[name] for name in of if name.startswith("full")]}
+    names = {"full": "10 to 2 steps"} | SHOWN
+    return draw_series(series, "time of an inference (10 steps: 1)", "success", "metaworld", names)
