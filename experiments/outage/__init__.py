@@ -1,0 +1,88 @@
+"""What a robot does while its link is pulled: real sockets, real time, on PushT; and the film of it (docs/film.gif)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.grid import Cell, Results, Run
+from experiments.outage.film import FILMED, FILM_S, Film
+from experiments.outage.robots import METHODS, OUTAGE_S, PERIOD_S, PULLED_S, race
+from experiments.report import Picture, Report, Table, contrast_table, one_family
+from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
+
+EPISODES, HEATS = 12, 2
+_OUTAGE = slice(round(PULLED_S / PERIOD_S), round((PULLED_S + OUTAGE_S) / PERIOD_S))
+
+
+def plan(run: Run) -> Iterator[Cell]:
+    """The episodes in parts, of all methods at once."""
+    for heat in range(HEATS):
+        yield Cell(f"races/{heat}", partial(measure, heat))
+
+
+def measure(heat: int, folder: Path, run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Races some episodes; the path of the very first one is kept, for the film."""
+    episodes = range(heat * EPISODES, heat * EPISODES + run.few(EPISODES))
+    found = race(list(METHODS), episodes, run.seed)
+    for method, rows in found.items():
+        for row in rows:
+            if method in FILMED and row["episode"] == 0:
+                row["path"] = row["path"][: round(FILM_S / PERIOD_S) + 1]
+            else:
+                del row["path"], row["whom"]
+    return found
+
+
+def report(results: Results) -> Report:
+    """Still periods, longest stall and success of every method, and the film of the first episode."""
+    races = {method: [row for heat in results["races"].values() for row in heat[method]] for method in METHODS}
+    measures = {method: measures_of(rows) for method, rows in races.items()}
+    rows = [{"method": method, "about": METHODS[method], **summary_of(of)} for method, of in measures.items()]
+    tests = [
+        {"on": "PushT", "measure": measure, "first": "adahi", "second": second, **_contrast(measures, second, measure)}
+        for second in METHODS if second != "adahi" for measure in ("outage", "success", "success_s")
+    ]  # fmt: skip
+    family = one_family(tests)
+    still = Table(
+        "still", f"{len(races['target'])} outages of {OUTAGE_S:g} s, one per episode; 95 % intervals over episodes.",
+        "method | what it does | stands still while the link is down | at other times | longest stall [s] "
+        "| success | until success [s]",
+        "`{method}` | {about} | {outage:ci2} | {rest:ci2} | {stall_s:.1f} | {success:ci2} | {success_s:ci1}", rows,
+    )  # fmt: skip
+    facts = {row["method"]: row for row in rows} | {
+        f"{test['second']}_{test['measure']}": test for test in family
+    }  # fmt: skip
+    film = {method: races[method][0] for method in FILMED}
+    return Report([still, contrast_table(family)], facts | {"outages": len(races["target"])}, [Picture("../film.gif", partial(Film, film))])
+
+
+def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """By episode: share of still periods in the ``outage`` and in the ``rest``, longest ``stall_s``, ``success``."""
+    still = [np.array([*map(int, row["still"])], float) for row in rows]
+    stalls = [max((len([*run]) for stood, run in groupby(row["still"]) if stood == "1"), default=0) for row in rows]
+    return {
+        "outage": np.array([each[_OUTAGE].mean() for each in still]),
+        "rest": np.array([np.delete(each, np.r_[_OUTAGE]).mean() for each in still]),
+        "stall_s": PERIOD_S * np.array(stalls, float),
+        "success": np.array([row["success"] for row in rows], float),
+        "success_s": np.array([row["success_s"] for row in rows], float),
+    }
+
+
+def summary_of(of: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Means with their intervals over episodes; of the stalls the longest of all."""
+    means = {name: vars(bootstrap_interval(of[name])) for name in ("outage", "rest", "success_s")}
+    return means | {
+        "stall_s": float(of["stall_s"].max()), "success": vars(wilson(int(of["success"].sum()), len(of["success"]))),
+    }  # fmt: skip
+
+
+def _contrast(measures: Mapping[str, Mapping[str, np.ndarray]], second: str, measure: str) -> dict[str, Any]:
+    test = contrast(measures["adahi"][measure], measures[second][measure])
+    return {"difference": vars(test.difference), "p": test.p}
