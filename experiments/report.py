@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import Any, Protocol
 
 from specact.lab.rollout.statistics import holm
 
@@ -79,12 +77,18 @@ class Table:
         return f"<section>{_TABLE.format(html.escape(self.about), heads, body)}</section>"
 
 
+class Drawn(Protocol):
+    """A figure, or a film."""
+
+    def savefig(self, file: Any, /, **options: Any) -> None: ...
+
+
 @dataclass(frozen=True)
 class Picture:
-    """A figure, drawn when it is written, and its file in the folder of reports."""
+    """A figure or film, drawn when it is written, and its file in the folder of reports."""
 
     file: str
-    draw: Callable[[], Figure]
+    draw: Callable[[], Drawn]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.grid import Cell, Results, Run
-from experiments.outage.film import FILMED, FILM_S, Film
+from experiments.outage.film import FILM_S, FILMED, Film
 from experiments.outage.robots import METHODS, OUTAGE_S, PERIOD_S, PULLED_S, race
 from experiments.report import Picture, Report, Table, contrast_table, one_family
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
@@ -59,7 +59,8 @@ def report(results: Results) -> Report:
         f"{test['second']}_{test['measure']}": test for test in family
     }  # fmt: skip
     film = {method: races[method][0] for method in FILMED}
-    return Report([still, contrast_table(family)], facts | {"outages": len(races["target"])}, [Picture("../film.gif", partial(Film, film))])
+    pictures = [Picture("../film.gif", partial(Film, film))]
+    return Report([still, contrast_table(family)], facts | {"outages": len(races["target"])}, pictures)
 
 
 def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:

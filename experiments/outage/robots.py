@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from multiprocessing import get_context
 from typing import Any
 
@@ -133,7 +134,7 @@ def summary_of(frames: Sequence[Frame], origins: dict[int, Origin | None]) -> di
     first = max(number for number, frame in enumerate(frames) if frame.steps == 0)
     frames = frames[first:]
     won = next((frame.steps for frame in frames if frame.outcome["success"]), None)
-    stood = [later.held > earlier.held for earlier, later in zip(frames, frames[1:], strict=False)]
+    stood = [later.held > earlier.held for earlier, later in pairwise(frames)]
     told = [origins.get(step) for step in range(len(stood))]
     return {
         "still": "".join(str(int(each)) for each in stood),

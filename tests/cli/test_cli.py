@@ -6,11 +6,12 @@ import subprocess
 import sys
 from inspect import isclass
 from pathlib import Path
+from typing import Any
 
 from tests.cli.conftest import Typed, strictly
 
 from specact import __version__, load_pair
-from specact.cli.eval import FLOW
+from specact.cli.eval import FLOW, conclusion
 from specact.cli.main import VERBS, load_verb
 from specact.lab.data.readers import read
 
@@ -71,6 +72,31 @@ def test_a_flow_policy_is_shown_in_its_ways_to_a_chunk(typed: Typed, tmp_path: P
     assert told["methods"]["full"]["full"] == 1.0 > told["methods"]["flash"]["full"]
     assert typed("report", tmp_path / "run", "--out", tmp_path / "page.html", "--no-films").status == 0
     assert "share of rounds that denoised" in (tmp_path / "page.html").read_text()
+
+
+def shown(
+    asked: float, p: dict[str, float], rates: dict[str, float], difference: float = 0.2
+) -> dict[str, Any]:  # fmt: skip
+    """The summary of a demo with these corrected p-values and rates of success."""
+    contrasts = [{"first": "adahi", "second": name, "success": {"difference": difference, "p_holm": value}}
+                 for name, value in p.items()]  # fmt: skip
+    methods = {name: {"success": {"rate": rate}, "transmission_rate": asked} for name, rate in rates.items()}
+    return {"episodes": 60, "methods": methods, "contrasts": contrasts}
+
+
+def test_a_demo_ends_with_what_its_tests_support() -> None:
+    rates = {"adahi": 0.97, "target_on_device": 0.96, "head_draft": 0.9, "draft": 0.5}
+    p = {"hybrid": 1.0, "random": 0.2, "target_on_device": 1.0, "head_draft": 0.6, "draft": 0.001}
+    told = conclusion(shown(0.58, p, rates))
+    assert "58%" in told and told.count("is not shown to differ from") == 2
+    assert "the target on the device (0.96) and the head as draft (0.90) are not shown" in told
+    assert told.endswith("ADAHI (0.97): on this task you need no server.")
+    told = conclusion(shown(0.58, p | {"random": 0.01, "head_draft": 0.01}, rates))
+    assert "succeeds more often than asking as often at random" in told
+    assert told.endswith("you need a server only if your device is too slow for the target.")
+    assert conclusion(shown(0.5, p | dict.fromkeys(rates, 0.01), rates)).endswith("so here a server helps.")
+    # A draft that does better than ADAHI is no reason for a server.
+    assert "the draft (0.50) are" in conclusion(shown(0.5, p, rates, difference=-0.2))
 
 
 def test_brackets_and_colons_are_printed_as_they_are(typed: Typed, tmp_path: Path) -> None:

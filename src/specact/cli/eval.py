@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tyro.conf import Positional
 
 from specact.cli.options import Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, print_result, progress_bars, table_of, value_at
-from specact.errors import ConfigError
+from specact.errors import ConfigError, SpecactError
 from specact.files import write_whole
 from specact.gates.settings import check_options
 from specact.pair import Pair
@@ -27,6 +28,13 @@ _SHOWN = {
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
 # Of flow and token policies; the first two need no drafter that was trained for the target.
 FLOW, TOKENS = ("full", "full_2", "flash", "unchecked"), ("ar", "strict_last", "specvla", "kerv")
+
+# Those of a demo of action codes.
+_DEMO = ("method", "success.rate", "success.low", "success.high", "transmission_rate", "latency.per_action_ms")
+# What needs no server, in words.
+_ALONE = {
+    "target_on_device": "the target on the device", "head_draft": "the head as draft", "draft": "the draft",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Eval(Comparison):
         self.report(summary, summary_table(summary))
 
 
-def summary_table(summary: dict[str, Any]) -> Table:
+def summary_table(summary: dict[str, Any], columns: Sequence[str] = tuple(_SHOWN)) -> Table:
     """The methods of an evaluation side by side."""
     from specact.lab.report.tables import networks_of
 
@@ -118,7 +126,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     rows = [{"method": name, **metrics} for name, metrics in methods.items()]
     binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
     shown = {
-        name: head for name, head in _SHOWN.items()
+        name: _SHOWN[name] for name in columns
         if any(value_at(row, name) is not None for row in rows) and not (binary and name == "score.mean")
     }  # fmt: skip
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
@@ -150,9 +158,10 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Demo(Options):
-    """Run draft, target, hybrid, random and ADAHI on the same simulated episodes and print a comparison.
+    """Run draft, target, hybrid, random and ADAHI on the same simulated episodes, and say what this shows.
 
-    For a token policy or a flow policy, compare its decodings, such as Spec-VLA, KERV and FLASH.
+    Beside them what needs no server: the target on the device, and the learned gate's head as the draft. For a token
+    policy or a flow policy, compare its decodings, such as Spec-VLA, KERV and FLASH.
     """
 
     pair: Positional[str] = "ball"  # path or name of a bundle
@@ -167,27 +176,65 @@ class Demo(Options):
         from specact.lab.rollout.pool import Pool
         from specact.load import load_pair
 
-        pair = load_pair(self.pair)
-        methods, folder = _methods_of(pair), self.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+        methods = _methods_of(load_pair(self.pair))
+        folder = self.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
         with Pool(self.workers) as pool, progress_bars() as update:
             what = Evaluation(self.pair, None, methods, self.episodes, self.seed)
             summary = evaluate(what, folder, update, pool, command=command_line())
-        lines: list[str | Table] = [summary_table(summary), *contrast_lines(summary)]
-        if methods == METHODS and (shown := _film(folder)) is not None:
-            summary |= {"shown": str(shown[0]), "choice": shown[1]}
-            lines += [f"film: {shown[0]}", shown[1]]
-        print_result(self.json, summary, [*lines, f"run folder: {folder}"])
+        pair_of_codes = "adahi" in summary["methods"]
+        columns = _DEMO if pair_of_codes else tuple(_SHOWN)
+        lines: list[str | Table] = [summary_table(summary, columns), *contrast_lines(summary)]
+        if pair_of_codes:
+            if (shown := _film(folder)) is not None:
+                summary |= {"shown": str(shown[0]), "choice": shown[1]}
+                lines += [f"film: {shown[0]}", shown[1]]
+            summary["conclusion"] = conclusion(summary)
+        print_result(self.json, summary, [*lines, f"run folder: {folder}", *filter(None, [summary.get("conclusion")])])
 
 
-def _methods_of(pair: Pair[Any]) -> tuple[str, ...]:
+def _methods_of(pair: Pair[Any]) -> tuple[Any, ...]:
+    """What a pair is known by; of action codes ADAHI, compared with all others in one family of contrasts."""
     from specact.families.tokens.pair import TokenParts
+    from specact.gates.learned import TargetHead
+    from specact.lab.rollout.methods import load_method
     from specact.systems.flow import FlowParts
 
     if isinstance(pair.parts, FlowParts):
         return FLOW if pair.parts.block is not None else FLOW[:2]
     if isinstance(pair.parts, TokenParts):
         return TOKENS if pair.parts.drafters is not None else TOKENS[:2]
-    return METHODS
+    alone = dict(_ALONE)
+    try:
+        TargetHead.of(pair)
+    except SpecactError:
+        del alone["head_draft"]
+    methods = [replace(load_method(name), rivals=()) for name in (*METHODS[:-1], *list(alone)[:-1])]
+    return *methods, replace(load_method("adahi"), rivals=("hybrid", "random", *alone))
+
+
+def conclusion(summary: dict[str, Any]) -> str:
+    """What a demo shows in words; a difference is called one only where its corrected test says so."""
+    methods, words = summary["methods"], dict[str, str]()
+    for row in summary["contrasts"]:
+        test = row["success"]
+        more = "more" if test["difference"] > 0 else "less"
+        words[row["second"]] = f"succeeds {more} often than" if test["p_holm"] < 0.05 else "is not shown to differ from"
+    alone = [name for name in _ALONE if name in words and not words[name].startswith("succeeds more")]
+    asked, episodes = methods["adahi"]["transmission_rate"], summary["episodes"]
+    lines = [
+        f"In these {episodes} episodes ADAHI asks the server at {asked:.0%} of the inferences. In success it "
+        f"{words['hybrid']} asking always, and {words['random']} asking as often at random."
+    ]
+    named = " and ".join(f"{_ALONE[name]} ({methods[name]['success']['rate']:.2f})" for name in alone)
+    if not alone:
+        return f"{lines[0]} It succeeds more often than everything that needs no server, so here a server helps."
+    lines.append(
+        f"Without a server, {named} {'are' if len(alone) > 1 else 'is'} not shown to do worse than "
+        f"ADAHI ({methods['adahi']['success']['rate']:.2f})"
+    )
+    if alone == ["target_on_device"]:
+        return f"{' '.join(lines)}: you need a server only if your device is too slow for the target."
+    return f"{' '.join(lines)}: on this task you need no server."
 
 
 def _film(folder: Path) -> tuple[Path, str] | None:
