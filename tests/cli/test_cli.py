@@ -81,7 +81,7 @@ def shown(episodes: int, p: float, difference: float, **high: float) -> dict[str
         {"second": name, "success": {"difference": difference, "p_holm": p, "high": bound}}
         for name, bound in {"hybrid": 0.0, "random": 0.0, **alone}.items()
     ]
-    methods = dict.fromkeys(["adahi", *alone], {"success": {"rate": 0.9}, "transmission_rate": 0.58})
+    methods = {name: {"success": {"rate": 0.9}, "transmission_rate": 0.58} for name in ("adahi", *alone)}
     return {"episodes": episodes, "methods": methods, "contrasts": contrasts}
 
 
