@@ -23,7 +23,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from experiments.report import RESULTS, Drawn, Report
+from experiments.report import RESULTS, Report
 from specact.errors import ConfigError
 from specact.files import write_json, write_whole
 from specact.lab.data.folder import locked
@@ -226,7 +226,7 @@ class Experiment:
         return list(dict.fromkeys(written))
 
 
-def draw(figure: Callable[[], Drawn], file: Path) -> None:
+def draw(figure: Callable[[], Any], file: Path) -> None:
     """Draws a figure into an SVG file, or a film, the same one each time."""
     with style(), mpl.rc_context({"svg.hashsalt": file.stem}):
         figure().savefig(file, metadata={"Date": None})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any, Protocol
+from typing import Any
 
 from specact.lab.rollout.statistics import holm
 
@@ -77,18 +77,12 @@ class Table:
         return f"<section>{_TABLE.format(html.escape(self.about), heads, body)}</section>"
 
 
-class Drawn(Protocol):
-    """A figure, or a film."""
-
-    def savefig(self, file: Any, /, **options: Any) -> None: ...
-
-
 @dataclass(frozen=True)
 class Picture:
-    """A figure or film, drawn when it is written, and its file in the folder of reports."""
+    """A figure, or a film with its ``savefig``, drawn when it is written, and its file in the folder of reports."""
 
     file: str
-    draw: Callable[[], Drawn]
+    draw: Callable[[], Any]
 
 
 @dataclass(frozen=True)

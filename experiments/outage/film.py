@@ -18,7 +18,7 @@ from specact.lab.report.figures import GROUND, INK, MUTED, RULE, style_of
 
 # From left to right, and what each is called; the length of the film [s].
 FILMED = {"target": "plain client", "adahi": "specact"}
-_ABOUT = {"target": "task: push the grey T onto the green T", "adahi": "same policy on the server, same start"}
+_ABOUT = {"target": "task: grey T onto green T", "adahi": "same server, same start"}
 FILM_S = 10.5
 SIZE, PANEL, TOP, LEFT, PAD = (720, 600), 340, 124, 156, 13
 ALARM, BLOCK, GOAL = "#c1272d", "#8b95a1", "#cfe8d2"

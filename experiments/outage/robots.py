@@ -91,7 +91,7 @@ def acting_of(method: str, ports: Sequence[int], seed: int, stack: ExitStack) ->
         client.connect(READY_S)
         verifier = remote_verifier(client, pair, 1e3 * PERIOD_S * (pair.execute if late else 1))
         return SpeculativePolicy(
-            pair, calibrated_gate(pair, "deviation", RATE), verifier=verifier,
+            pair, calibrated_gate(pair, "adahi", RATE), verifier=verifier,
             verdicts=LateVerdicts(math.inf) if late else WAIT, seed=seed,
         )  # fmt: skip
     policy = load_policy(f"{BUNDLE}#target").policy
