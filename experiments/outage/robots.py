@@ -38,10 +38,10 @@ from specact.wire import openpi
 
 BUNDLE, LINK, RATE = "pusht", "wifi-paper", 0.6
 METHODS = {
-    "target": "plain client: asks for a chunk, waits for it, plays it",
-    "target_ahead": "plain client that asks for the next chunk while it plays this one",
-    "adahi_late": "specact run --execution late: the draft acts at once, a verdict corrects it",
-    "adahi": "specact run: waits for a verdict, at most one control period",
+    "target": "plain client: asks, waits, plays the chunk",
+    "target_ahead": "plain client: asks for the next chunk early",
+    "adahi_late": "`specact run --execution late`",
+    "adahi": "`specact run`",
     "draft": "the draft alone, no server",
     "target_on_device": "the target on the device, no server",
 }
