@@ -69,7 +69,7 @@ def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     stalls = [max((len([*run]) for stood, run in groupby(row["still"]) if stood == "1"), default=0) for row in rows]
     return {
         "outage": np.array([each[_OUTAGE].mean() for each in still]),
-        "rest": np.array([np.delete(each, np.r_[_OUTAGE]).mean() for each in still]),
+        "rest": np.array([np.r_[each[: _OUTAGE.start], each[_OUTAGE.stop :]].mean() for each in still]),
         "stall_s": PERIOD_S * np.array(stalls, float),
         "success": np.array([row["success"] for row in rows], float),
         "success_s": np.array([row["success_s"] for row in rows], float),
