@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.grid import Cell, Results, Run
-from experiments.outage.film import FILM_S, FILMED, Film
+from experiments.outage.film import FILMED, Film
 from experiments.outage.robots import METHODS, OUTAGE_S, PERIOD_S, PULLED_S, race
 from experiments.report import Picture, Report, Table, contrast_table, one_family
 from specact.lab.rollout.statistics import bootstrap_interval, contrast, wilson
@@ -30,12 +31,9 @@ def measure(heat: int, folder: Path, run: Run) -> dict[str, list[dict[str, Any]]
     """Races some episodes; the path of the very first one is kept, for the film."""
     episodes = range(heat * EPISODES, heat * EPISODES + run.few(EPISODES))
     found = race(list(METHODS), episodes, run.seed)
-    for method, rows in found.items():
-        for row in rows:
-            if method in FILMED and row["episode"] == 0:
-                row["path"] = row["path"][: round(FILM_S / PERIOD_S) + 1]
-            else:
-                del row["path"], row["whom"]
+    for rows in found.values():
+        for row in rows[heat == 0 :]:
+            del row["path"], row["whom"]
     return found
 
 
@@ -44,10 +42,11 @@ def report(results: Results) -> Report:
     races = {method: [row for heat in results["races"].values() for row in heat[method]] for method in METHODS}
     measures = {method: measures_of(rows) for method, rows in races.items()}
     rows = [{"method": method, "about": METHODS[method], **summary_of(of)} for method, of in measures.items()]
-    tests = [
-        {"on": "PushT", "measure": measure, "first": "adahi", "second": second, **_contrast(measures, second, measure)}
-        for second in METHODS if second != "adahi" for measure in ("outage", "success", "success_s")
-    ]  # fmt: skip
+    tests = []
+    for second, measure in product(METHODS, ("outage", "success", "success_s")):
+        if second != "adahi":
+            test = asdict(contrast(measures["adahi"][measure], measures[second][measure]))
+            tests.append({**test, "on": "PushT", "measure": measure, "first": "adahi", "second": second})
     family = one_family(tests)
     still = Table(
         "still", f"{len(races['target'])} outages of {OUTAGE_S:g} s, one per episode; 95 % intervals over episodes.",
@@ -55,11 +54,8 @@ def report(results: Results) -> Report:
         "| success | until success [s]",
         "`{method}` | {about} | {outage:ci2} | {rest:ci2} | {stall_s:.1f} | {success:ci2} | {success_s:ci1}", rows,
     )  # fmt: skip
-    facts = {row["method"]: row for row in rows} | {
-        f"{test['second']}_{test['measure']}": test for test in family
-    }  # fmt: skip
-    film = {method: races[method][0] for method in FILMED}
-    pictures = [Picture("../film.gif", partial(Film, film))]
+    facts = {row["method"]: row for row in rows} | {f"{test['second']}_{test['measure']}": test for test in family}
+    pictures = [Picture("../film.gif", partial(Film, {method: races[method][0] for method in FILMED}))]
     return Report([still, contrast_table(family)], facts | {"outages": len(races["target"])}, pictures)
 
 
@@ -82,8 +78,3 @@ def summary_of(of: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return means | {
         "stall_s": float(of["stall_s"].max()), "success": vars(wilson(int(of["success"].sum()), len(of["success"]))),
     }  # fmt: skip
-
-
-def _contrast(measures: Mapping[str, Mapping[str, np.ndarray]], second: str, measure: str) -> dict[str, Any]:
-    test = contrast(measures["adahi"][measure], measures[second][measure])
-    return {"difference": vars(test.difference), "p": test.p}

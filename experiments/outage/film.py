@@ -12,14 +12,13 @@ import matplotlib as mpl
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from experiments.outage.robots import OUTAGE_S, PERIOD_S, PULLED_S
+from experiments.outage.robots import FILM_S, OUTAGE_S, PERIOD_S, PULLED_S
 from specact.lab.envs.pusht import ARENA_PX, GOAL_ANGLE_RAD, GOAL_XY_PX
 from specact.lab.report.figures import GROUND, INK, MUTED, RULE, style_of
 
-# From left to right, and what each is called; the length of the film [s].
+# From left to right, and what each is called.
 FILMED = {"target": "plain client", "adahi": "specact"}
 _ABOUT = {"target": "task: grey T onto green T", "adahi": "same server, same start"}
-FILM_S = 10.5
 SIZE, PANEL, TOP, LEFT, PAD = (720, 600), 340, 124, 156, 13
 ALARM, BLOCK, GOAL = "#c1272d", "#8b95a1", "#cfe8d2"
 # The two bars of gym-pusht's T in its own frame [px]; the agent's radius. What is drawn: how
@@ -38,11 +37,8 @@ class Film:
         """Writes it."""
         frames = [self.frame(step) for step in range(round(FILM_S / PERIOD_S))]
         # One palette for all: neither colours nor the background flicker.
-        shown = [frames[number] for number in (0, len(frames) // 2, -1)]
-        strip = Image.new("RGB", (SIZE[0], SIZE[1] * len(shown)))
-        for number, frame in enumerate(shown):
-            strip.paste(frame, (0, number * SIZE[1]))
-        palette = strip.quantize(64)
+        shown = [np.asarray(frames[number]) for number in (0, len(frames) // 2, -1)]
+        palette = Image.fromarray(np.concatenate(shown)).quantize(64)
         first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
         times = [round(1e3 * PERIOD_S)] * len(others) + [1500]
         first.save(file, "GIF", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
@@ -52,10 +48,10 @@ class Film:
         image = Image.new("RGB", SIZE, GROUND)
         draw, now = ImageDraw.Draw(image), step * PERIOD_S
         down = PULLED_S <= now < PULLED_S + OUTAGE_S
-        text = f"link to the server: {'pulled' if down else 'up'}"
-        draw.rectangle((0, 0, SIZE[0], 44), ALARM if down else "#eef1f4")
-        draw.text((PAD, 22), text, GROUND if down else INK, font(26, bold=True), "lm")
-        draw.text((SIZE[0] - PAD, 22), f"{now:.1f} s", GROUND if down else INK, font(26), "rm")
+        text, ground, ink = ("pulled", ALARM, GROUND) if down else ("up", "#eef1f4", INK)
+        draw.rectangle((0, 0, SIZE[0], 44), ground)
+        draw.text((PAD, 22), f"link to the server: {text}", ink, font(26, bold=True), "lm")
+        draw.text((SIZE[0] - PAD, 22), f"{now:.1f} s", ink, font(26), "rm")
         for number, (method, name) in enumerate(FILMED.items()):
             self._panel(image, (PAD + number * (PANEL + 14), TOP), method, name, step)
         self._timeline(draw, step)
@@ -76,18 +72,16 @@ class Film:
     def _timeline(self, draw: ImageDraw.ImageDraw, step: int) -> None:
         top, high, gap = TOP + PANEL + 14, 28, 8
         x = [LEFT + (SIZE[0] - PAD - LEFT) * number * PERIOD_S / FILM_S for number in range(step + 2)]
-        whole = LEFT, SIZE[0] - PAD
         down = "".join(str(int(PULLED_S <= each * PERIOD_S < PULLED_S + OUTAGE_S)) for each in range(step + 1))
         rows = [("link", down, "#a9c3d9")]
         rows += [(name, self.episodes[of]["still"][: step + 1], style_of(of).colour) for of, name in FILMED.items()]
         for number, (name, bad, colour) in enumerate(rows):
             y = top + number * (high + gap)
             draw.text((PAD, y + high / 2), name, colour if number else INK, font(20, bold=True), "lm")
-            draw.rectangle((whole[0], y, whole[1], y + high), "#eef1f4")
+            draw.rectangle((LEFT, y, SIZE[0] - PAD, y + high), "#eef1f4")
             for period, stands in enumerate(bad):
                 fill = colour if stands == "0" else ALARM if not number else GROUND
                 draw.rectangle((x[period], y, x[period + 1], y + high), fill)
-            draw.rectangle((whole[0], y, whole[1], y + high), outline=RULE)
             longest = max(re.finditer("1+", bad), key=lambda run: run.end() - run.start(), default=None)
             if longest and longest.end() - longest.start() >= _WORDS:
                 middle = (x[longest.start()] + x[longest.end()]) / 2, y + high / 2

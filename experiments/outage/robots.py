@@ -46,9 +46,9 @@ METHODS = {
     "target_on_device": "the target on the device, no server",
 }
 PERIOD_S, EPISODE_S, READY_S = 0.1, 30.0, 45.0
-# Within every episode [s]: the link is pulled, and for how long.
-PULLED_S, OUTAGE_S = 3.0, 5.0
-_PAUSE_S = 2.0
+# Within every episode [s]: when the link is pulled, for how long, and how much is filmed.
+PULLED_S, OUTAGE_S, FILM_S = 3.0, 5.0, 10.5
+_PAUSE_S, _FILMED = 2.0, 1 + round(FILM_S / PERIOD_S)
 
 
 class PlainClient:
@@ -104,23 +104,23 @@ def acting_of(method: str, ports: Sequence[int], seed: int, stack: ExitStack) ->
 
 def drive(method: str, ports: Sequence[int], starts: dict[int, float], seed: int) -> list[dict[str, Any]]:
     """Drives one robot through episodes, each from its moment on the monotonic clock [s]."""
-    found = []
+    found, origins = [], dict[int, Origin | None]()
     with ExitStack() as stack:
         robot = Watched(BUNDLE, load_pair(BUNDLE).observation)
         stack.callback(robot.close)
         acting = acting_of(method, ports, seed, stack)
+
+        def note(tick: Tick) -> None:
+            origins[robot.last.steps] = acting.origin
+
         for episode, start in starts.items():
             if (left := start - time.monotonic()) < 0.0:
-                raise ConfigError(f"{method} was not ready for episode {episode}, {-left:.1f} s late; the load is high")
+                raise ConfigError(f"{method} was {-left:.1f} s too late for episode {episode}; the load is high")
             time.sleep(left)
             robot.frames.clear()
             robot.start(episode_seed(seed, episode, robot.task))
             acting.reset(episode)
-            origins = dict[int, Origin | None]()
-
-            def note(tick: Tick, origins: dict[int, Origin | None] = origins) -> None:
-                origins[robot.last.steps] = acting.origin
-
+            origins.clear()
             run_loop(robot, acting, PERIOD_S, CLOCK, lambda: not robot.done, note)
             found.append({"episode": episode} | summary_of(robot.frames, origins))
     return found
@@ -140,7 +140,8 @@ def summary_of(frames: Sequence[Frame], origins: dict[int, Origin | None]) -> di
         "still": "".join(str(int(each)) for each in stood),
         "whom": "".join("-" if each is None else str(int(each)) for each in told),
         "success": won is not None, "success_s": EPISODE_S if won is None else round(won * PERIOD_S, 1),
-        "world_late_ms": round(1e3 * frames[-1].late_s, 1), "path": [pose_of(frame.observation) for frame in frames],
+        "world_late_ms": round(1e3 * frames[-1].late_s, 1),
+        "path": [pose_of(frame.observation) for frame in frames[:_FILMED]],
     }  # fmt: skip
 
 

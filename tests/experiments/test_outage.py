@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from experiments.outage import measures_of
-from experiments.outage.film import FILM_S, FILMED, SIZE, Film
-from experiments.outage.robots import PERIOD_S, pose_of, summary_of
+from experiments.outage.film import FILMED, SIZE, Film
+from experiments.outage.robots import FILM_S, PERIOD_S, pose_of, summary_of
 from PIL import Image
 
 from specact.lab.envs.live import Frame
