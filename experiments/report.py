@@ -94,12 +94,14 @@ class Report:
         facts: what the prose names.
         pictures: of the page.
         elsewhere: provenance of cells of other experiments that it shows.
+        also: other files that are made of the results, and their text.
     """
 
     tables: Sequence[Table]
     facts: Metrics = field(default_factory=dict)
     pictures: Sequence[Picture] = ()
     elsewhere: Mapping[str, Metrics] = field(default_factory=dict)
+    also: Mapping[Path, str] = field(default_factory=dict)
 
     def files(self, name: str, prose: str, provenance: Mapping[str, Metrics]) -> dict[Path, str]:
         """The text of its page and tables, by file.
@@ -121,6 +123,7 @@ class Report:
         )
         body = "\n".join(table.html() for table in [*self.tables, measured])
         return {
+            **self.also,
             RESULTS / f"{name}.md": page,
             RESULTS / "tables" / f"{name}.html": _PAGE.format(name=name, body=body),
             **{RESULTS / "tables" / name / f"{table.name}.csv": table.csv(stamp) for table in self.tables},

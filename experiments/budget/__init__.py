@@ -1,4 +1,4 @@
-"""Device compute: drafts of several sizes, plain and distilled, under every gate, on four tasks (docs/budget.md).
+"""Device compute: drafts of several sizes, plain and distilled, under every gate, on four tasks.
 
 ``published`` evaluates the pairs that come with the package at a rate of .4, without training. ``times`` and
 ``targets`` measure on one core: run them alone on the machine, with OMP_NUM_THREADS=1. The rest trains a target and
@@ -19,13 +19,14 @@ from typing import Any
 from msgspec import structs
 
 from experiments.budget import tables
-from experiments.grid import DOCS, ROOT, Cell, Part, Picture, Results, Run, evaluated
+from experiments.grid import ROOT, Cell, Results, Run, evaluated
 from experiments.measure import outcomes
+from experiments.report import Report
 from specact.bundle.bundle import HEAD
 from specact.bundle.manifest import read_manifest
 from specact.families.codes.pair import CodeParts, load_codes
 from specact.gates.settings import gate_settings
-from specact.lab.evaluation.advice import HEAD_DRAFT, TABLE, TARGET, measure_parts
+from specact.lab.evaluation.advice import HEAD_DRAFT, TARGET, measure_parts
 from specact.lab.evaluation.run import Evaluation
 from specact.lab.rollout.distillation import collector
 from specact.lab.train.distil import DistilRecipe, distil
@@ -34,7 +35,6 @@ from specact.lab.train.recipe import CodesRecipe, PolicyRecipe, load_recipe
 from specact.lab.train.train import train
 from specact.load import load_pair
 
-PAGE = DOCS / "budget.md"
 SIZES, NAMES = ("1/4", "1", "4", "16"), ("quarter", "one", "four", "sixteen")
 FIRST = (1, 0, 2, 3)  # today's first
 RATES = (0.2, 0.4, 0.6)
@@ -297,23 +297,9 @@ def gathered(drafts: Iterable[Mapping[str, Any]], times: Mapping[str, Any]) -> d
     return {"rows": [rows[key] for key in sorted(rows)], "parameters": ordered, "times": times}
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The tables and pictures of docs/budget.md, and what ``specact advise`` knows of other policies."""
-    cells = {
-        task: [cell for of in results[task].values() for cell in of.values()] for task in results if task in DRAFTS
-    }
-    kept = gathered([cell for of in cells.values() for cell in of], results["times"])
+def report(results: Results) -> Report:
+    """The study, and what ``specact advise`` knows of other policies."""
+    cells = [cell for task in DRAFTS for of in results[task].values() for cell in of.values()]
     published = [cell for of in results["published"].values() for cell in of.values()]
-    for name, text in tables.tables_of(gathered(published, results["times"])).items():
-        if name != "gates":
-            yield Part(PAGE, {"advice": "published"}.get(name, f"published {name}"), text)
-    for name, text in tables.tables_of(kept).items():
-        yield Part(PAGE, name, text)
-    yield Part(PAGE, "targets", tables.targets_table(results["targets"]))
-    tasks = tables.tasks_of(kept)
-    figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
-    yield Part(PAGE, "pictures", "\n\n".join(figures))
-    for task in tasks:
-        ways = tables.study_ways(kept, task)
-        yield Picture(DOCS / f"budget-{task}.png", partial(tables.draw_budget, task, ways), dpi=130)
-    yield Part(TABLE, "", tables.advice_of_package(kept))
+    kept, of_package = gathered(cells, results["times"]), gathered(published, results["times"])
+    return tables.report(kept, of_package, results["targets"])

@@ -1,20 +1,19 @@
-"""Tables and pictures of the study of device compute, and the recommendations that ``specact advise`` ships."""
+"""The report of the study of device compute, and the recommendations that ``specact advise`` ships."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.tables import interval_text, markdown
-from specact.lab.evaluation.advice import HEAD_DRAFT, Way, behind, choose, device_cost, without_server
-from specact.lab.report.figures import INK, legend_below, style_of
-from specact.lab.rollout.methods import METHODS
-from specact.lab.rollout.statistics import contrast, holm
+from experiments.figures import Point, add_series
+from experiments.report import Metrics, Picture, Report, Table, contrast_table, named, one_family
+from specact.lab.evaluation.advice import MARGIN, TABLE, Way, behind, choose, device_cost, without_server
+from specact.lab.rollout.statistics import contrast
 
 # ``rows``, each with ``task``, ``draft`` (its size after an x, empty for the target), ``method``, ``asked`` and
 # ``seeds``: by training seed the achieved ``rate``, and ``successes``, a letter 0 or 1 for every episode; ``times``: by
@@ -23,20 +22,13 @@ Kept = Mapping[str, Any]
 
 # Device budgets that the advice is given for, as shares of the target's time.
 BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-
-
-def tables_of(results: Kept) -> dict[str, str]:
-    """The parts of the page, by name."""
-    tasks = tasks_of(results)
-    paired = {task: study_ways(results, task, paired=True) for task in tasks}
-    every = {task: study_ways(results, task) for task in tasks}
-    return {
-        "advice": "\n".join(f"- **{task}** ({_sample_sizes(ways)}): {advice(ways)}" for task, ways in paired.items()),
-        "gates": gates(every),
-        "choices": "\n\n".join(_choices(task, ways) for task, ways in paired.items()),
-        "costs": costs(results, every),
-        "results": "\n\n".join(_successes(task, ways) for task, ways in every.items()),
-    }
+SIZES = ("1/4", "1", "4", "16")
+# Of the picture, with the rate asked for.
+DRAWN = {
+    "draft": 0.0, "head_draft": 0.0, "random_learned": 0.4, "adahi": 0.4, "learned": 0.4, "hybrid": 1.0,
+    "target_on_device": 0.0,
+}  # fmt: skip
+LABELS = {"random_learned": "random", "head_draft": "head as draft", "target_on_device": "target on device"}
 
 
 def tasks_of(results: Kept) -> list[str]:
@@ -84,28 +76,22 @@ def advice_of_package(results: Kept) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def advice(ways: Sequence[Way]) -> str:
-    """The recommendations for the budgets, as a sentence; successive ones that are the same are merged."""
-    if not ways:
-        return "not every method was evaluated at a common training seed"
-    parts: list[str] = []
-    previous: Way | None = None
-    for budget in BUDGETS:
-        choice = choose(ways, budget)
-        if choice is not None and choice.way is not previous:
-            previous = choice.way
-            parts.append(f"from {budget:.2g} of the target's time on {choice}")
-    least = without_server(ways)
-    needed = "a server is needed at every budget"
-    free = needed if least is None else f"nobody needs a server from {least:.2g} of the target's time on"
-    return "; ".join([*parts, free])
+def advice(task: str, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
+    """The recommendation from each budget on at which it changes, within each limit on the rate."""
+    for most in sorted({way.asked for way in ways} | {0.0, 1.0}):
+        previous: Way | None = None
+        for budget in BUDGETS:
+            choice = choose(ways, budget, most)
+            if choice is not None and choice.way is not previous:
+                previous = choice.way
+                of = {"task": task, "most_asked": most, "budget": budget, "what": str(choice.way)}
+                yield of | {"success": vars(choice.way.success), "best": str(choice.best)}
 
 
-def gates(by_task: Mapping[str, Sequence[Way]]) -> str:
-    """Gates against the random gate with the same privileges: the contrasts that are significant over the whole study.
+def gate_tests(by_task: Mapping[str, Sequence[Way]]) -> list[dict[str, Any]]:
+    """Every gate against the random one with its rate, forced first step and limit, over all training seeds.
 
-    Paired over the episodes of all training seeds, exact McNemar; Holm's correction over all gates, drafts, rates and
-    tasks.
+    Exact McNemar over the episodes, intervals over training seeds and episodes; one family over the whole study.
     """
     tests = []
     for task, of_task in by_task.items():
@@ -114,136 +100,123 @@ def gates(by_task: Mapping[str, Sequence[Way]]) -> str:
             if gate in ("adahi", "uncertainty", "learned"):
                 of_adahi = ways.get((draft, "random", asked)) if gate == "adahi" else None
                 chance = of_adahi or ways[draft, "random_learned", asked]
-                tests.append((task, way, chance, contrast(_outcomes(way), _outcomes(chance))))
-    corrected, gains, rows = holm([one.p for *_, one in tests]), [], []
-    for (task, way, chance, _), p in sorted(zip(tests, corrected, strict=True), key=lambda item: item[1]):
-        gained = behind(chance, way)
-        if p < 0.05 and gained is not None:
-            gains.append(gained.mean)
-            names = task, way.draft, f"{way.method} {way.asked:g}"
-            rows.append([*names, _success(way), _success(chance), interval_text(vars(gained), 2, "+"), f"{p:.2g}"])
-    table = markdown(["task", "draft", "gate", "success", "at random", "difference", "p (Holm)"], rows)
-    positive = sum(gain > 0.0 for gain in gains)
-    return f"{table}\n\n{len(gains)} of {len(tests)} contrasts, {positive} of them in favour of the gate."
+                gained, p = behind(chance, way), contrast(outcomes(way), outcomes(chance)).p
+                assert gained is not None
+                tests.append({
+                    "on": f"{task}, {draft}, rate {asked:g}", "measure": "success", "first": gate,
+                    "second": chance.method, "p": p, "difference": vars(gained), "draft": draft.rpartition("x")[2],
+                })  # fmt: skip
+    sizes = [row["draft"] for row in tests]
+    return [{**row, "draft": size} for row, size in zip(one_family(tests), sizes, strict=True)]
 
 
-def costs(results: Kept, by_task: Mapping[str, Sequence[Way]]) -> str:
-    """Parameters, milliseconds of an inference, and time as a share of the target's."""
-    methods = ("draft", "random_learned", "adahi", "uncertainty", "learned", HEAD_DRAFT)
-    rows = []
-    for task, drafts in results["parameters"].items():
-        parts = results["times"][task]["parts"]
-        target = next(iter(drafts.values()))["target"]
-        rows.append([task, "target", f"{target:,}", "100%", f"{parts['1']['target']:.3f}", "1", *["-"] * 5])
-        for draft, counts in drafts.items():
-            cost = {way.method: f"{way.cost:.2f}" for way in by_task.get(task, ()) if way.draft == draft}
-            share, ms = counts["draft"] / counts["target"], parts[draft.rpartition("x")[2]]["draft"]
-            cells = [cost.get(method, "-") for method in methods]
-            rows.append([task, draft, f"{counts['draft']:,}", f"{share:.2%}", f"{ms:.3f}", *cells])
-    heads = (
-        "task", "policy", "parameters", "of the target's", "ms", "alone", "random", "adahi", "uncertainty", "learned",
-        "head alone",
-    )  # fmt: skip
-    return markdown(heads, rows)
-
-
-def targets_table(targets: Mapping[str, Any]) -> str:
-    """Times of target and draft, and the share of this core below which the target cannot keep up."""
-    rows = []
-    for name, of in sorted(targets["pairs"].items(), key=lambda item: item[1]["target_ms"] / item[1]["chunk_ms"]):
-        target, draft, chunk = of["target_ms"], of["draft_ms"], of["chunk_ms"]
-        drafts = ("-", "-") if draft is None else (f"{draft:.2f}", f"{draft / target:.3f}")
-        rows.append([f"`{name}`", f"{target:.2f}", *drafts, f"{chunk:g}", f"{target / chunk:.2%} of this core"])
-    heads = (
-        "pair", "target, ms", "draft, ms", "of the target's", "a chunk lasts, ms", "the target does not fit below",
-    )  # fmt: skip
-    return markdown(heads, rows)
-
-
-def _sample_sizes(ways: Sequence[Way]) -> str:
-    """The numbers of seeds, episodes and ways."""
-    seeds = sorted({seed for way in ways for seed in way.successes})
-    each = sorted({way.episodes // len(way.successes) for way in ways})
-    trained = f"training seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    return f"{trained}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
-
-
-def _choices(task: str, ways: Sequence[Way]) -> str:
-    """The recommended way at each budget (rows) and maximum transmission rate (columns)."""
-    rates = sorted({way.asked for way in ways} | {0.0, 1.0})
-    rows: list[list[str]] = []
-    for budget in BUDGETS:
-        found = [choose(ways, budget, rate) for rate in rates]
-        cells = ["-" if one is None else f"{_label(one.way)}: {_success(one.way)}" for one in found]
-        if not rows or rows[-1][1:] != cells:
-            rows.append([f"from {budget:g}", *cells])
-    return markdown([f"{task}: device budget", *(f"at most {rate:g} sent" for rate in rates)], rows)
-
-
-def _successes(task: str, ways: Sequence[Way]) -> str:
-    """The success of every way, with its interval."""
-    order = list(METHODS)
-    columns = sorted({(way.asked, order.index(way.method), way.method) for way in ways})
-    rows = []
-    for draft in dict.fromkeys(way.draft for way in ways):
-        found = {(way.asked, way.method): _success(way) for way in ways if way.draft == draft}
-        rows.append([draft or "target", *(found.get((asked, method), "") for asked, _, method in columns)])
-    return markdown([task, *(f"{method}, {asked:g}" for asked, _, method in columns)], rows)
-
-
-def _outcomes(way: Way) -> NDArray[np.float64]:
+def outcomes(way: Way) -> NDArray[np.float64]:
     """The success of every episode of all training seeds, in order."""
     won = [way.successes[seed][name] for seed in sorted(way.successes) for name in sorted(way.successes[seed])]
     return np.array(won, np.float64)
 
 
-def _label(way: Way) -> str:
-    """Draft, method, and the rate of gated methods."""
-    rate = f" {way.asked:g}" if 0.0 < way.asked < 1.0 else ""
-    return f"{way.draft}, {way.method}{rate}" if way.draft else way.method
+def way_rows(by_task: Mapping[str, Sequence[Way]]) -> Iterator[dict[str, Any]]:
+    """Every way with its success and cost."""
+    for task, ways in by_task.items():
+        for way in ways:
+            yield {
+                "task": task, "draft": way.draft or "-", "method": way.method, "asked": way.asked, "rate": way.rate,
+                "cost": way.cost, "success": vars(way.success), "episodes": way.episodes, "seeds": list(way.successes),
+            }  # fmt: skip
 
 
-def _success(way: Way) -> str:
-    return interval_text(vars(way.success))
+def report(kept: Kept, published: Kept, targets: Mapping[str, Any]) -> Report:
+    """The study, the pairs that come with the package, and which targets fit."""
+    tasks = tasks_of(kept)
+    paired, every = ({task: study_ways(kept, task, paired=of) for task in tasks} for of in (True, False))
+    shipped = {task: study_ways(published, task) for task in tasks_of(published)}
+    tests, advised = gate_tests(every), [row for task, ways in paired.items() for row in advice(task, ways)]
+    found = {size: [row for row in tests if row["draft"] == size] for size in SIZES}
+    sizes = [
+        {"size": size, "tests": len(rows), **{
+            word: sum(row["p_holm"] < 0.05 and row["difference"] * sign > 0 for row in rows)
+            for word, sign in {"better": 1, "worse": -1}.items()
+        }}
+        for size, rows in found.items()
+    ]  # fmt: skip
+    fits = sorted(
+        ({**row, "below": row["target_ms"] / row["chunk_ms"]} for row in named(targets["pairs"])),
+        key=lambda row: float(row["below"]),
+    )
+    costs = [
+        {"task": task, "draft": draft, "parameters": of["draft"], "share": of["draft"] / of["target"], "of": of,
+         "ms": kept["times"][task]["parts"][draft.rpartition("x")[2]]}
+        for task, drafts in kept["parameters"].items() for draft, of in drafts.items()
+    ]  # fmt: skip
+    free = {task: without_server(ways) for task, ways in paired.items()}
+    facts: dict[str, Any] = {
+        "tests": len(tests), "drafts": len({(row["task"], row["draft"], seed) for row in kept["rows"] if row["draft"]
+                                            for seed in row["seeds"]}),
+        "better": sum(row["better"] for row in sizes), "worse": sum(row["worse"] for row in sizes),
+        "smallest": sizes[0]["better"], "larger": sum(row["better"] for row in sizes[2:]),
+        "worse_on": ", ".join(f"`{row['first']}` on {row['on']}" for row in tests
+                              if row["p_holm"] < 0.05 and row["difference"] < 0),
+        "second": fits[-2], "most": fits[-1], "free": free,
+        "rate": DRAWN["learned"], "margin": MARGIN,
+    }  # fmt: skip
+    rows = {(row["task"], row["draft"], row["method"], row["asked"]): row for row in way_rows(every)}
+    shares = {(row["task"], row["draft"]): row["share"] for row in costs}
+    named_ways = {
+        "ball_x4": ("ball", "draft x4", "draft", 0.0), "ball_target": ("ball", "-", "target_on_device", 0.0),
+        "camera_x4": ("pusht-camera", "distilled draft x4", "draft", 0.0),
+        "pusht_distilled": ("pusht", "distilled draft x1", "draft", 0.0),
+        "pusht_x1": ("pusht", "draft x1", "draft", 0.0), "pusht_target": ("pusht", "-", "target_on_device", 0.0),
+    }  # fmt: skip
+    facts |= {name: {**rows[key], "share": shares.get(key[:2])} for name, key in named_ways.items() if key in rows}
+    about = "{task} | {draft} | {method} | {asked:g} | {rate:.3f} | {cost:.2f} | {success:ci2} | {episodes}"
+    heads = "task | draft | method | rate | sent | cost | success | episodes"
+    steps, columns = "task | from | what | success", "{task} | {budget:g} | {what} | {success:ci2}"
+    tables = [
+        Table("sizes", "Drafts by size, plain and distilled: contrasts of a gate with random, and how many show it "
+              "better or worse.", "draft, times the recipe's | contrasts | better | worse",
+              "x{size} | {tests} | {better} | {worse}", sizes),
+        Table("advice", "The simplest way that is enough, from this share of the target's time on.", steps, columns,
+              [row for row in advised if row["most_asked"] == 1.0]),
+        Table("targets", "Medians of 100 rounds on one core, with nothing else on the machine; a target fits where it "
+              "takes less time than its chunk lasts.",
+              "pair | target, ms | draft, ms | a chunk lasts, ms | does not fit below, of this core",
+              "`{name}` | {target_ms:.2f} | {draft_ms:.2f} | {chunk_ms:g} | {below:.2%}", fits),
+        Table("ways", "Every way of the study: the cost is device time as a share of the target's; intervals over "
+              "training seeds and episodes.", heads, about, list(way_rows(every))),
+        Table("limits", "The same advice within a limit on the rate.", f"at most | {steps}",
+              f"{{most_asked:g}} | {columns}", [row for row in advised if row["most_asked"] < 1.0]),
+        Table("costs", "Parameters, and milliseconds of draft and target; those of the parts are in the CSV.",
+              "task | draft | parameters | of the target's | draft, ms | target, ms",
+              "{task} | {draft} | {parameters:,} | {share:.2%} | {ms[draft]:.3f} | {ms[target]:.3f}", costs),
+        Table("published", "Every way of the pairs that come with the package, one training seed.", heads, about,
+              list(way_rows(shipped))),
+        Table("published_advice", "The same advice for the pairs that come with the package.", steps, columns,
+              [row for task, ways in shipped.items() for row in advice(task, ways) if row["most_asked"] == 1.0]),
+        contrast_table(tests, family="the study"),
+    ]  # fmt: skip
+    picture = Picture("budget.svg", lambda: draw(every, kept["parameters"]))
+    return Report(tables, facts, [picture], also={TABLE: advice_of_package(kept)})
 
 
-def draw_budget(task: str, ways: Sequence[Way]) -> Figure:
-    """Success over cost: a panel per transmission rate, plain drafts above, distilled ones below.
-
-    Points are ways with their 95 % intervals; lines join the draft sizes of one method. The vertical line is the
-    target's own cost on the device, the horizontal one its success.
-    """
-    rates = sorted({way.asked for way in ways})
-    target = next((way for way in ways if way.method == "target_on_device"), None)
-    figure = Figure(figsize=(2.5 * len(rates) + 0.8, 6.2), layout="constrained")
-    panels = figure.subplots(2, len(rates), sharex=True, sharey=True, squeeze=False)
-    labelled = set[str]()
-    for line, distilled in zip(panels, (False, True), strict=True):
-        for axes, rate in zip(line, rates, strict=True):
-            selected = [w for w in ways if w.asked == rate and w.draft and w.draft.startswith("distilled") == distilled]
-            for method in dict.fromkeys(way.method for way in selected):
-                points = sorted((way for way in selected if way.method == method), key=lambda way: way.cost)
-                success = [way.success for way in points]
-                bars = [one.mean - one.low for one in success], [one.high - one.mean for one in success]
-                style = style_of(method)
-                axes.errorbar(
-                    [way.cost for way in points], [one.mean for one in success], bars, marker=style.marker,
-                    color=style.colour, markersize=5, linewidth=1, elinewidth=0.8,
-                    label=None if method in labelled else method.replace("_", " "),
-                )  # fmt: skip
-                labelled.add(method)
-            if target is not None:
-                colour = style_of("target_on_device").colour
-                axes.axhline(target.success.mean, color=colour, linewidth=1, linestyle=":")
-                about = None if "target" in labelled else "target (level: its success, line: its cost)"
-                axes.axvline(1.0, color=colour, linewidth=1, label=about)
-                labelled.add("target")
-            axes.set(ylim=(-0.02, 1.04))
-            if not distilled:
-                sent = {0.0: "nothing sent", 1.0: "every inference sent"}.get(rate, f"{rate:.0%} asked for")
-                axes.set_title(sent, fontsize=10, color=INK)
-        line[0].set_ylabel(f"success, {'distilled' if distilled else 'plain'} drafts")
-    panels[-1, len(rates) // 2].set_xlabel("device time of an inference, as a share of the target's")
-    figure.suptitle(task, fontsize=11)
-    legend_below(figure, columns=4)
+def draw(by_task: Mapping[str, Sequence[Way]], parameters: Mapping[str, Metrics]) -> Figure:
+    """Success over the size of the plain drafts, a panel per task."""
+    figure = Figure(figsize=(5.2, 5.8), layout="constrained")
+    for axes, (task, ways) in zip(figure.subplots(2, 2).flat, by_task.items(), strict=True):
+        series: dict[str, list[Point]] = {}
+        for way in ways:
+            if way.draft.startswith("distilled") or DRAWN.get(way.method) != way.asked:
+                continue
+            counts = parameters[task][way.draft or "draft x1"]
+            share = counts["draft"] / counts["target"] if way.draft else 1.0
+            success = way.success
+            series.setdefault(way.method, []).append(Point(100 * share, success.mean, success.low, success.high))
+        axes.set(xscale="log", ylim=(-0.03, 1.08), xlim=(0.1, 160.0))
+        add_series(axes, {LABELS.get(name, name): series[name] for name in DRAWN if name in series}, "", "", task)
+        axes.set_xticks((0.1, 1, 10, 100), ("0.1", "1", "10", "100"))
+        axes.minorticks_off()
+        for label in axes.texts:
+            label.arrow_patch.set_visible(False)
+    figure.supxlabel("parameters of the draft, % of the target's", fontsize=10)
+    figure.supylabel("success, 95 % interval", fontsize=10)
     return figure
