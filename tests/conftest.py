@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not any((needs & SLOW, item.nodeid.startswith(ROOMS), *map(item.get_closest_marker, ("slow", "nightly")))):
             item.add_marker("fast")
     # A file runs in one process. These take minutes, and at the end the other process would have nothing left to do.
-    items.sort(key=lambda item: item.path.name not in ("test_pages.py", "test_your_own.py", "test_cluster.py"))
+    items.sort(key=lambda item: item.path.name not in ("test_pages.py", "test_cluster.py"))
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

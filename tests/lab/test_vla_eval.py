@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -225,26 +224,6 @@ def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         found: int = free.getsockname()[1]
         return found
-
-
-def test_the_page_says_what_works(tmp_path: Path, port: int, environment: dict[str, str]) -> None:
-    """Its configuration, through the harness's own command line, with fewer episodes."""
-    page = (ROOT / "docs" / "vla-eval.md").read_text()
-    config = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
-    line = next(line for line in page.splitlines() if line.startswith("python -m specact.lab.vla_eval"))
-    _, arguments = line.split(" --port 8620 ")
-    assert "8620" in config
-    (tmp_path / "ball.yaml").write_text(config.replace("8620", str(port)))
-    with served(port, environment, *arguments.split()):
-        script = "from vla_eval.cli.main import main; main()"
-        options = ["--config", "ball.yaml", "--no-docker", "--benchmark-field", "episodes_per_task=2"]
-        done = subprocess.run(
-            [sys.executable, "-c", script, "run", *options],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "ball" in done.stdout and "errors" not in done.stdout
-    assert list((tmp_path / "results").glob("*"))
 
 
 def test_an_unknown_bundle_is_one_sentence(port: int, environment: dict[str, str]) -> None:

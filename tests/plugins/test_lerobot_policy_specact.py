@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from lerobot.rollout import RolloutConfig
     from tests.children import wait_for
     from tests.families.chunks import tiny_lerobot as tiny
+    from tests.pages import blocks
 
     from lerobot_policy_specact import SpecactConfig, SpecactSimConfig
     from lerobot_policy_specact.modeling_specact import SpecactPolicy, rows
@@ -368,11 +369,9 @@ def test_a_rollout_goes_on_without_its_server(tmp_path: Path, environment: dict[
 
 
 def test_the_commands_of_the_page_are_read() -> None:
-    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs/lerobot.md").read_text(), re.DOTALL | re.MULTILINE)
-    lines = [
-        line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("lerobot-")
-    ]
-    assert len(lines) >= 5
+    shown = "\n".join(block.text for block in blocks(ROOT / "docs/how-to/lerobot.md") if block.language == "sh")
+    lines = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("lerobot-")]
+    assert len(lines) == 4
     for line in lines:
         command, *words = shlex.split(line)
         read = draccus.parse(RolloutConfig if command == "lerobot-rollout" else EvalPipelineConfig, args=words)

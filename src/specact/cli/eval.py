@@ -101,7 +101,7 @@ class Eval(Comparison):
     episodes: Count = 100  # episodes per method; episode k starts the same for all of them
     env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
     link: str = "wifi-paper"  # wifi-paper, lan, 5g, lte, loopback, ..., see specact proxy --help
-    # where it runs: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md
+    # where it runs: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/how-to/scale.md
     on: str = "here"
     times: Rare[Times] = field(default_factory=Times)
     details: Rare[Details] = field(default_factory=Details)

@@ -33,7 +33,9 @@ class Details(Options):
     # for levers that query a server: time of its inference [ms], whatever the robot's hardware; measured if not given
     target_ms: Maybe[NotNegative] = None
     workers: Maybe[Count] = None  # processes; one per core if not given
-    on: str = "here"  # where they run: here, ray for a Ray cluster that is started here, or ray:ADDRESS; docs/scale.md
+    on: str = (
+        "here"  # where they run: here, ray for a Ray cluster that is started here, or ray:ADDRESS; docs/how-to/scale.md
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 An episode of the harness equals one of ``specact eval``: the same initial state, random streams and actions. The
 benchmark's tasks contain the episode's number, from which the server derives the address of its random streams.
 
-``python -m specact.lab.vla_eval --args.bundle ball`` serves a pair; docs/vla-eval.md has the rest.
+``python -m specact.lab.vla_eval --args.bundle ball`` serves a pair; docs/how-to/vla-eval.md has the rest.
 """
 
 from __future__ import annotations

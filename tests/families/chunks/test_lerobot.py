@@ -7,7 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
 
     from specact.families.chunks.lerobot import LeRobotFlow
 
-from tests.test_your_own import Reader, sections
+from tests.pages import ROOT, THIRD_PARTY, Block, blocks, follow
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy
@@ -372,13 +372,31 @@ def test_an_answer_depends_on_its_request_alone(name: str, made: Callable[[str],
     assert all(np.array_equal(alone[0], other) for other in redrawn) == (name == "act")
 
 
-def test_the_commands_of_the_page(
-    made: Callable[[str], Made], tmp_path: Path, command: list[str], environment: dict[str, str]
-) -> None:
-    shutil.copytree(made("act").path, tmp_path / "pretrained_model")
-    with closing(Reader(tmp_path, command, environment)) as reader:
-        reader.follow(sections()["A LeRobot policy"])
-    manifest = json.loads((tmp_path / "runs/lerobot/manifest.json").read_text())
+ARM = """
+import numpy as np
+
+
+class Arm:
+    def observe(self):
+        return {"state": np.zeros(4), "goal": np.zeros(2), "image.front": np.zeros((24, 24, 3), np.uint8)}
+
+    def act(self, action):
+        pass
+
+    def stop(self):
+        pass
+"""
+
+
+def test_the_commands_of_the_page(made: Callable[[str], Made], tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "reader"
+    shutil.copytree(made("act").path, folder / "pretrained_model")
+    shutil.copy(THIRD_PARTY / "my_policy.py", folder)
+    shown = blocks(ROOT / "docs/how-to/lerobot.md")
+    steps = [block for block in shown if block.reason == "needs LeRobot and a trained policy"]
+    assert len(steps) == 2
+    follow([Block("my_arm.py", "python", ARM, None), *steps], folder, environment)
+    manifest = json.loads((folder / "my-pair/manifest.json").read_text())
     assert manifest["sources"]["target"] is None  # whoever uses the pair names it again
     assert manifest["fingerprints"]["target"] == made("act").loaded.fingerprint
 

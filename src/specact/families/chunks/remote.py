@@ -184,7 +184,7 @@ def openpi_source(
     """A server, the spec of its policy, and the units of its actions if their range is known.
 
     The address is ``openpi:ws://HOST:PORT/PATH#FILE.toml`` (``wss`` likewise; port 8000 and path ``/`` if not given).
-    The file is as for :func:`~specact.families.chunks.sources.onnx_policy`, without a graph, see docs/openpi.md. A
+    The file is as for :func:`~specact.families.chunks.sources.onnx_policy`, without a graph (docs/how-to/openpi.md). A
     server of this package needs none: its metadata are requested.
 
     Raises:

@@ -262,7 +262,7 @@ class OnnxDescription(Description, frozen=True, kw_only=True):
 
 
 def onnx_policy(description: Path, *, compute: Compute = CPU) -> FunctionPolicy:
-    """An ONNX file as a policy, with a TOML file that describes its inputs and outputs, see docs/your-own.md.
+    """An ONNX file as a policy, with a TOML file that describes its inputs and outputs, see docs/how-to/policy.md.
 
     The description has ``onnx``, ``chunk``, ``actions``, ``rate_hz``, ``output``, ``low`` and ``high``, and a table of
     each ``observation`` with its ``shape``, ``dtype``, ``history``, ``input`` and ``channels_first``. The file is named
