@@ -1,4 +1,4 @@
-"""Controllers of rate or latency under drift, and drift alarms, against a calibrated threshold (docs/gates.md).
+"""Controllers of rate or latency under drift, and drift alarms, against a calibrated threshold.
 
 Each robot runs 10,000 inferences, in successive episodes in virtual time on link wifi-paper; after half of them
 something changes: noise on the observations, the draft (to the under-trained one), the set point of the rate, or the
@@ -9,7 +9,7 @@ episodes, seed 0 for its policy, and seed 1 for its noise. False alarms and dela
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import Cell, Part, Picture, Results, Run
-from experiments.tables import named, table
+from experiments.grid import Cell, Results, Run
+from experiments.report import Report, Table, named
 from specact import Pair, SpeculativePolicy, calibrated_gate, load_pair
 from specact.families.codes.policy import CodeDrafter, CodePolicy, CodeVerifier
 from specact.families.codes.sampling import CodeDistribution, rejection_probability
@@ -36,7 +36,6 @@ from specact.pair import Answer, Pending
 from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, StageTimes, StepRecord, VirtualClock
 
-HERE = Path(__file__).parent
 CHANGE, END, WINDOW = 5_000, 10_000, 200
 RATE, NEW_RATE, AUDIT_RATE = 0.6, 0.4, 0.1
 NOISE = {"ball": 0.1, "swarm": 0.1}  # standard deviation, in the observation's own units
@@ -284,40 +283,59 @@ def decision_us(folder: Path, run: Run) -> dict[str, float]:
     return found
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """controller.md, which docs/gates.md quotes."""
-    runs = [run for env in NOISE for by_drift in results[env].values() for run in by_drift.values()]
-    yield Part(HERE / "controller.md", "", page(runs, results["alarms"], results["decision"]))
-
-
-def page(runs: Sequence[Mapping[str, Any]], alarms: Mapping[str, Any], decision_us: Mapping[str, float]) -> str:
-    """Every robot, and the alarms, as Markdown."""
-
-    def pair(values: Sequence[float], digits: int) -> str:
-        return ", ".join(f"{value:.{digits}f}" for value in values)
-
-    rows = [
-        {
-            **row, "gate": "held" if row["held"] else "fixed", "sent": pair(row["rates"], 3),
-            "ms": pair(row["mean_ms"], 2), "skip": pair(row["true_skip"], 3) if row["held"] else None,
-            "whole": row["true_skip_of_life"] if row["held"] else None,
-            "audits": dict(zip(("mean", "low", "high"), row["estimate"], strict=True)) if row["held"] else None,
-        }
-        for row in runs
+def report(results: Results) -> Report:
+    """Every robot, what a change did to a fixed and to a held gate, the alarms, and the cost of a decision."""
+    lives = [run for env in NOISE for by_drift in results[env].values() for run in by_drift.values()]
+    alarms, took = results["alarms"], results["decision"]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for life in lives:
+        row = rows.setdefault((life["env"], life["drift"]), {"held": [], "alarms": 0, "fixed": None, "fixed_ms": None})
+        rate, ms = life["rates"][1], life["mean_ms"][1]
+        if life["held"]:
+            row["held"].append((rate, ms))
+            row["alarms"] += life["alarm_after"] is not None
+        else:
+            row |= {"fixed": rate, "fixed_ms": ms}
+    changes = [
+        {"pair": pair, "change": drift, "fixed": row["fixed"], "fixed_ms": row["fixed_ms"], "alarms": row["alarms"],
+         "robots": len(row["held"]), **{f"{end}{unit}": of(value[place] for value in row["held"])
+         for place, unit in enumerate(("", "_ms")) for end, of in {"low": min, "high": max}.items()}}
+        for (pair, drift), row in rows.items()
     ]  # fmt: skip
-    lives = table(
-        "pair | what changes | gate | robot | sent, before and after | ms | set point reached after | farthest "
-        "| true skip ratio | of all | estimated from audits | alarm at",
-        "{env} | {drift} | {gate} | {robot} | {sent} | {ms} | {reached_after} | {farthest:.3f} | {skip} "
-        "| {whole:.3f} | {audits:ci3} | {alarm_after}",
-        rows,
+    at = {f"{row['pair']}_{row['change'].replace(' ', '_')}": row for row in changes}
+    held = [life for life in lives if life["held"]]
+    aimed = {"set point": NEW_RATE}
+    errors = [abs(life["rates"][1] - aimed.get(life["drift"], RATE)) for life in held if life["drift"] != "link"]
+    late = [life["mean_ms"][1] for life in held if life["drift"] == "link"]
+    drifts = [row for row in changes if row["change"] in ("noise", "draft")]
+    facts = {
+        **at, "error": max(errors), "late": (min(late), max(late)), "budget": 1e3 * BUDGET_S, "rate": RATE,
+        "found": sum(row["alarms"] for row in drifts), "could": sum(row["robots"] for row in drifts),
+        "false": sum(row["false_alarms"] for row in alarms.values()), "took": took, "swarm": alarms["swarm"],
+        "ball": alarms["ball"], "calm": sum(row["alarms"] for row in changes if row not in drifts),
+        "audited": AUDIT_RATE,
+        "covered": sum(life["estimate"][1] <= life["true_skip_of_life"] <= life["estimate"][2] for life in held),
+        "held": len(held),
+    }  # fmt: skip
+    heads = "pair | change | gate fixed: asks | held: asks | fixed, ms | held, ms | alarms"
+    cells = (
+        "{pair} | {change} | {fixed:.3f} | {low:.3f} to {high:.3f} | {fixed_ms:.2f} | {low_ms:.2f} to {high_ms:.2f} "
+        "| {alarms} of {robots}"
     )
-    raised = table(
-        "pair | level | true skip ratio | false alarms in 100 lives without drift | audits of a life "
-        "| promised at most | audits until an alarm, median and 90 %: noise | a worse draft",
-        "{name} | {level:.3f} | {true_skip:.3f} | {false_alarms} | {audits:.0f} | {promised_at_most:.3f} "
-        "| {noise} | {draft}",
-        ({**row, **{kind: pair(row[f"{kind}_delay"], 0) for kind in ("noise", "draft")}} for row in named(alarms)),
-    )
-    took = ", ".join(f"{name} {us:.1f} us" for name, us in decision_us.items())
-    return f"# Controllers and alarms under drift\n\n{lives}\n\n{raised}\n\nA decision: {took}.\n"
+    tables = [
+        Table("changes", "Means of the inferences after the change: one robot with a fixed threshold, two with a "
+              "controller, and how many of these raised an alarm.", heads, cells, changes),
+        Table("alarms", "Audits resampled 100 times over the lives above: false alarms without drift, what is promised "
+              "at most, and the median of audits until an alarm.",
+              "pair | audits of a life | false alarms in 100 lives | promised at most | noise | a worse draft",
+              "{name} | {audits:.0f} | {false_alarms} | {promised_at_most:.3f} | {noise_delay[0]:.0f} "
+              "| {draft_delay[0]:.0f}", named(alarms)),
+        Table("lives", "Every robot; values before and after the change.",
+              "pair | change | held | robot | asks | ms | set point reached after | farthest | alarm at",
+              "{env} | {drift} | {held} | {robot} | {rates[0]:.3f}, {rates[1]:.3f} "
+              "| {mean_ms[0]:.2f}, {mean_ms[1]:.2f} "
+              "| {reached_after} | {farthest:.3f} | {alarm_after}", lives),
+        Table("decision", "Microseconds of a decision, without the score of the inner gate.", "gate | us",
+              "{name} | {us:.1f}", [{"name": name, "us": us} for name, us in took.items()]),
+    ]  # fmt: skip
+    return Report(tables, facts)
