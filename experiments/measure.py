@@ -1,4 +1,4 @@
-"""What several studies measure and draw alike: times on equal observations, paired contrasts, success over a cost."""
+"""What several studies measure and draw alike: times on equal observations, paired contrasts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from specact.gates import Always
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.run import read_table
-from specact.lab.report.figures import INK, RULE
 from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.statistics import contrast, holm, mean_interval
 from specact.pair import Pair
@@ -28,8 +25,6 @@ from specact.types import StepRecord
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-# A label, a marker, and the names of methods.
-Group = tuple[str, str, Sequence[str]]
 
 
 def seconds_of(work: Callable[[], object], passes: int = 1) -> float:
@@ -130,50 +125,8 @@ def paired(values: Mapping[Any, np.ndarray], pairs: Sequence[tuple[Any, Any]]) -
     ]
 
 
-def draw_success(summary: Mapping[str, Any], x: Mapping[str, float], groups: Sequence[Group], label: str) -> Figure:
-    """Success of methods over a cost, with 95 % intervals.
-
-    Args:
-        summary: of their run.
-        x: cost by method; methods without one are left out.
-        groups: of methods, in a colour each.
-        label: of the cost.
-    """
-    figure = Figure(figsize=(8.0, 4.6), layout="constrained")
-    axes, points = figure.subplots(), list[tuple[float, float, str]]()
-    for number, (name, marker, methods) in enumerate(groups):
-        present = [method for method in methods if method in summary["methods"] and method in x]
-        if present:
-            success = [summary["methods"][method]["success"] for method in present]
-            at, rates = [x[method] for method in present], [rate["rate"] for rate in success]
-            bars = np.abs([[rate[end] - rate["rate"] for rate in success] for end in ("low", "high")])
-            axes.errorbar(at, rates, bars, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=name)
-            points += zip(at, rates, present, strict=True)
-    lowest = min(method["success"]["low"] for method in summary["methods"].values())
-    # Labels need the space where all methods succeed often.
-    axes.set(xlabel=label, ylabel="success", ylim=(max(-0.02, lowest - 0.1), 1.04))
-    label_points(axes, points)
-    axes.margins(x=0.12)
-    axes.set_xlim(left=0.0)
-    axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK)
-    axes.legend(fontsize=8, loc="lower right")
-    return figure
-
-
-def label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Labels points; overlapping labels move down, with a line to their point.
-
-    Args:
-        axes: with the limits of the vertical axis set.
-        points: x, y and the name.
-    """
-    width, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
-    bottom, top = axes.get_ylim()
-    line_height = 0.032 * (top - bottom)
-    for x, y, name in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
-        label_y = y
-        while any(abs(x - other) < width and abs(label_y - level) < line_height for other, level in placed):
-            label_y -= line_height / 4
-        placed.append((x, label_y))
-        line = {"arrowstyle": "-", "color": RULE, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate(name, (x, y), (x + 0.25 * width, label_y), fontsize=7, color=INK, va="center", arrowprops=line)
+def largest_p(contrasts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Contrasts that were stored with Holm's correction alone, with the largest p before it that it allows."""
+    rows = sorted(contrasts, key=lambda row: row["p_holm"])
+    before = (1.0 if row["p_holm"] >= 1.0 else row["p_holm"] / (len(rows) - at) for at, row in enumerate(rows))
+    return [{"p": p, **row} for row, p in zip(rows, before, strict=True)]

@@ -1,4 +1,4 @@
-"""Policies that see cameras, on Meta-World and PushT: what they cost, and how often they succeed (docs/metaworld.md).
+"""Policies that see cameras, on Meta-World and PushT: what they cost, and how often they succeed.
 
 ``--data`` is a folder with the bundles that do not come with the package, by name. ``device/*`` runs in real time: on a
 machine with nothing else to do.
@@ -14,16 +14,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, evaluated, specact
+from experiments.grid import Cell, Run, evaluated, specact
 from experiments.measure import outcomes, paired
-from experiments.metaworld import device, tables
+from experiments.metaworld import device
+from experiments.metaworld.tables import METHODS
+from experiments.metaworld.tables import report as report
 from specact.families.chunks.flow import load_flow
 from specact.families.chunks.pair import PairSettings
 from specact.lab.envs import load_task
@@ -169,7 +170,7 @@ def policy(name: str, folder: Path, run: Run) -> dict[str, Any]:
     """A pair, and again with every camera blank."""
     pair, blank = source(name, run), "experiments.metaworld:BLANK"
     return {
-        "seen": evaluation(pair, tables.METHODS, EACH, folder / "seen", run),
+        "seen": evaluation(pair, METHODS, EACH, folder / "seen", run),
         "blank": evaluation(pair, ("draft", "hybrid"), BLANKED, folder / "blank", run, env=blank),
     }
 
@@ -183,7 +184,7 @@ def gates(name: str, folder: Path, run: Run) -> dict[str, Any]:
 
 def seeds(folder: Path, run: Run) -> dict[str, Any]:
     """By method and contrast the success of each training seed, and of all with an interval over seeds and episodes."""
-    methods = tables.METHODS
+    methods = METHODS
     told = [evaluation(source(name, run), methods, EACH, folder / name, run)["methods"] for name in SEEDS]
     success = {method: [outcomes(folder / name, method) for name in SEEDS] for method in methods}
     contrasts = {
@@ -248,22 +249,3 @@ def cameras(folder: Path, run: Run) -> dict[str, Any]:
         methods[name], episodes = found["methods"], found["episodes"]
         scores |= {f"{name} {method}": outcomes(folder / name, method, "score") for method in kinds}
     return {"methods": methods, "episodes": episodes, "contrasts": paired(scores, CAMERA_CONTRASTS)}
-
-
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The tables of docs/metaworld.md, and that of PushT's cameras in docs/choices.md."""
-    page = DOCS / "metaworld.md"
-    ordered = {
-        part: [results[part][name] for name in names] for part, names in (("curve", CURVE), ("replanning", REPLANNING))
-    }
-    for before, after in pairwise(ordered["curve"]):
-        if "won" in before and "won" in after:
-            after["gained"] = asdict(contrast(np.array(after["won"]), np.array(before["won"])).difference)
-    for name, table in tables.OF_PARTS.items():
-        yield Part(page, name, table(ordered.get(name, results[name])))
-    for name in device.TARGETS:
-        cells = [cell for cells in results["device"][name].values() for cell in cells]
-        yield Part(page, f"device {name}", device.table(cells))
-        if all("won" in cell for cell in cells):
-            yield Part(Path(__file__).with_name(f"{name}.md"), "", device.contrasts(cells))
-    yield Part(DOCS / "choices.md", "cameras", tables.cameras(results["cameras"]))

@@ -22,11 +22,9 @@ import numpy as np
 
 from experiments.grid import Cell, Run
 from experiments.measure import paired
-from experiments.tables import difference_table, interval_text, markdown
 from specact.families.chunks.pair import PairSettings
 from specact.files import file_stem
 from specact.lab.rollout.processes import linked, serving
-from specact.lab.rollout.statistics import wilson
 from specact.load import load_pair, make_pair
 
 # Deadlines of a pair that waits for its target, a control period or the duration of its four actions, and of the
@@ -147,10 +145,9 @@ def key_of(cell: Mapping[str, Any]) -> tuple[str, str, float]:
     return cell["method"], cell["link"], cell["share"]
 
 
-def contrasts(cells: Iterable[Mapping[str, Any]]) -> str:
-    """Of :data:`COMPARED` at the same share on the same episodes: exact McNemar, Holm's correction over all of them."""
+def contrasts(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of :data:`COMPARED` at the same share on the same episodes, over every link against one that needs none."""
     won = {key_of(cell): np.array([letter == "1" for letter in cell["won"]]) for cell in cells}
-    # Over every link against one that needs none, and the other way round.
     pairs = [
         ((first, link, share), (second, over, share))
         for first, link, share in won
@@ -158,27 +155,10 @@ def contrasts(cells: Iterable[Mapping[str, Any]]) -> str:
         for over in sorted({where for which, where, _ in won if which == second and "" in (where, link)} | {link})
         if name == first and (second, over, share) in won
     ]
-    return difference_table(paired(won, pairs), "{first} - {second}") + "\n"
-
-
-def table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Methods and links by shares: success with its interval, and the share of periods in which the robot held."""
-    shares = sorted({cell["share"] for cell in cells}, reverse=True)
-    order = [method.name for method in METHODS]
-    found = {key_of(cell): entry(cell) for cell in cells}
-    rows = sorted({(method, link) for method, link, _ in found}, key=lambda row: (order.index(row[0]), row[1]))
-    return markdown(
-        ["method", "link", *(f"{share:g} of a core" for share in shares)],
-        [[*row, *(found.get((*row, share), "") for share in shares)] for row in rows],
-    )
-
-
-def entry(cell: Mapping[str, Any]) -> str:
-    """Success with its interval, the share of periods in which the robot held, and of requests that were missed."""
-    won = interval_text(vars(wilson(cell["successes"], cell["episodes"])))
-    text = f"{won}, held {cell['held'] / max(1, cell['steps']):.0%}"
-    missed = missed_share(cell)
-    return text if missed is None else f"{text}, missed {missed:.0%}"
+    return [
+        {**row, "first": first, "second": second, "link": link or over, "share": share}
+        for row, ((first, link, share), (second, over, _)) in zip(paired(won, pairs), pairs, strict=True)
+    ]
 
 
 def missed_share(cell: Mapping[str, Any]) -> float | None:

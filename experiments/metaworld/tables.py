@@ -1,14 +1,18 @@
-"""The tables of docs/metaworld.md, from stored results."""
+"""The report of docs/results/metaworld.md, from stored results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.tables import difference_table, interval_text, markdown, named, optional_text, table
-from specact.lab.rollout.statistics import holm
+from experiments.figures import add_series, points_of
+from experiments.measure import largest_p
+from experiments.metaworld import device
+from experiments.report import Picture, Report, Table, contrast_table, named, one_family
+from specact.lab.rollout.statistics import wilson
 
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")
@@ -18,154 +22,185 @@ SEES = {
     "pusht-camera": ("frames, agent's position", "frames, agent's position"),
     "pusht-camera-state": ("state", "frames, agent's position"),
 }
-
-
-def rendering(kept: Mapping[str, Any]) -> str:
-    """Time of a control step by cameras and pixels."""
-    rows = [{**row, "seen": ", ".join(row["cameras"]) or "none", "per_s": 1e3 / row["ms"]} for row in kept["rows"]]
-    return table(
-        "environment | cameras | pixels | ms of a core for a control step | steps per second and core",
-        "{env} | {seen} | {size} | {ms:.1f} | {per_s:.0f}",
-        ({**row, "size": row["pixels"] or ""} for row in rows),
-    )
-
-
-def experts(kept: Sequence[Mapping[str, Any]]) -> str:
-    """Demonstrations that were kept of those that were tried, by task."""
-    rows = [
-        [task, *(f"{run['tasks'][task]['kept']} of {run['tasks'][task]['tried']}" for run in kept)]
-        for task in kept[0]["tasks"]
-    ]
-    rows.append(["all", *(f"{run['kept']} of {run['tried']}, {run['steps']} steps" for run in kept)])
-    return markdown(["instruction", *(f"noise {run['noise']:g}" for run in kept)], rows)
-
-
-def policies(kept: Mapping[str, Any]) -> str:
-    """For every pair: success of each task and of all with its interval, and what was sent."""
-    parts = []
-    for name, runs in kept.items():
-        seen, blank = runs["seen"]["methods"], runs["blank"]["methods"]
-        shown = [seen[method] for method in METHODS if method in seen]
-        names = [method for method in METHODS if method in seen]
-        rows = [[task, *(interval_text(one["tasks"][task]) for one in shown)] for task in shown[0]["tasks"]]
-        rows.append(["**all**", *(_bold(one["success"]) for one in shown)])
-        rows.append(["all, cameras blank", *(_blanked(blank.get(method)) for method in names)])
-        titles = {
-            "transmission rate": "transmission_rate", "true skip ratio": "true_skip_ratio",
-            "distance of the target's actions from the drafted ones": "distance",
-        }  # fmt: skip
-        for title, key in titles.items():
-            if any(one.get(key) is not None for one in shown):
-                rows.append([title, *(optional_text(one.get(key), 2, "") for one in shown)])
-        rows.append(["ms an action", *(f"{one['latency']['per_action_ms']:.1f}" for one in shown)])
-        parts.append(f"`{name}`\n\n{markdown(['task', *names], rows)}")
-    return "\n\n".join(parts)
-
-
-def gates(kept: Mapping[str, Any]) -> str:
-    """Every gate of a pair, and its contrasts."""
-    parts = []
-    for name, pair in kept.items():
-        rows = [
-            {"true_skip_ratio": None, **row, "bold": _bold(row["success"]), "ms": row["latency"]["per_action_ms"]}
-            for row in named(pair["methods"])
-        ]
-        parts += [
-            f"`{name}`, {pair['episodes']} paired episodes:",
-            table(
-                "method | success | transmission rate | true skip ratio | ms an action",
-                "{name} | {bold} | {transmission_rate:.2f?} | {true_skip_ratio:.2f?} | {ms:.1f}", rows,
-            ),
-            difference_table(pair["contrasts"], "{first} - {second}"),
-        ]  # fmt: skip
-    return "\n\n".join(parts)
-
-
-def seeds(found: Mapping[str, Any]) -> str:
-    """Success, rates and times of every training seed."""
-    rows = []
-    for name, row in found["rows"].items():
-        sign = "+" if " - " in name else ""
-        rows.append([name, *(f"{value:{sign}.3f}" for value in row["each"]), interval_text(row["all"], 3, sign)])
-    more = found["more"]
-    for key in next(iter(more.values())):
-        for method in ("random", "adahi", "hybrid"):
-            values = more[method][key]
-            if None not in values:
-                # Milliseconds of several runs on a shared machine have no mean, only their ratios do.
-                mean = "" if key == "ms an action" else f"{np.mean(values):.2f}"
-                rows.append([f"{method}: {key.replace('_', ' ')}", *(f"{value:.2f}" for value in values), mean])
-    for method in ("random", "adahi"):
-        times = (more[one]["ms an action"] for one in (method, "hybrid"))
-        shares = [mine / whole for mine, whole in zip(*times, strict=True)]
-        each = (f"{share:.2f}" for share in (*shares, np.mean(shares)))
-        rows.append([f"{method}: time an action, of hybrid's", *each])
-    return markdown(["success", *(f"`{name}`" for name in found["pairs"]), "over seeds and episodes"], rows)
-
-
-def curve(found: Sequence[Mapping[str, Any]]) -> str:
-    """Success over the training time."""
-    rows = [{"gained": None, **row, "bold": _bold(row["success"]), "weak": _weak(row["tasks"])} for row in found]
-    return table(
-        "bundle | steps | samples | success | more than the one before | tasks below .8",
-        "`{bundle}` | {steps:,} | {samples:,} | {bold} | {gained:+ci3?} | {weak}",
-        rows,
-    )
-
-
-def replanning(found: Sequence[Mapping[str, Any]]) -> str:
-    """Success by the number of executed actions: on the episodes of the choice, and on the others."""
-    executed, rows = list(found[0]["tried"]), []
-    for row, p in zip(found, holm([row["gained"]["p"] for row in found]), strict=True):
-        best = row["judged"][str(row["best"])]
-        rows.append([
-            f"`{row['policy']}`", *(f"{row['tried'][number]['rate']:.2f}" for number in executed),
-            _bold(row["judged"][executed[0]]["success"]), f"{row['best']}: {_bold(best['success'])}",
-            interval_text(row["gained"]["difference"], 3, "+"), f"{p:.2g}", _weak(best["tasks"]),
-        ])  # fmt: skip
-    heads = [f"{number} executed, for the choice" for number in executed]
-    more = (f"{executed[0]} executed", "the best choice", "more", "p (Holm)", "tasks below .8")
-    return markdown(["policy", *heads, *more], rows)
-
-
-def cameras(summary: Mapping[str, Any]) -> str:
-    """The table of PushT's methods, and the contrasts as text."""
-    rows = [
-        {**row, "pair": name, "draft": SEES[name][0], "target": SEES[name][1], "above": row["success_at"]["0.95"]}
-        for name, methods in summary["methods"].items()
-        for row in named(methods)
-    ]
-    whole = table(
-        "pair | method | draft sees | target sees | largest coverage | success, above .85 | above .95",
-        "{pair} | {name} | {draft} | {target} | {score:ci3} | {success:ci2} | {above:ci2}",
-        rows,
-    )
-    texts = [
-        f"{row['first']} - {row['second']}: {interval_text(row['difference'], 3, '+')}, p = {row['p_holm']:.2g}"
-        for row in summary["contrasts"]
-    ]
-    remark = f"Coverage, p after Holm's correction over these {len(texts)}: {'; '.join(texts)}."
-    return f"{whole}\n\n{remark}"
-
-
-def _weak(tasks: Mapping[str, float]) -> str:
-    return ", ".join(f"{task} {rate:.2f}" for task, rate in tasks.items() if rate < 0.8)
-
-
-def _bold(success: Mapping[str, Any]) -> str:
-    return f"**{success['rate']:.2f}** [{success['low']:.2f}, {success['high']:.2f}]"
-
-
-def _blanked(found: Mapping[str, Any] | None) -> str:
-    """Success without cameras, and how much draft and target agree then."""
-    if found is None:
-        return ""
-    accepted, distance = (found.get("acceptance") or {}).get("all"), found.get("distance")
-    agreed = "" if accepted is None else f", {accepted:.2f} accepted"
-    return _bold(found["success"]) + agreed + ("" if distance is None else f", distance {distance:.2f}")
-
-
-OF_PARTS: dict[str, Callable[[Any], str]] = {
-    "rendering": rendering, "experts": experts, "policies": policies, "gates": gates, "seeds": seeds, "curve": curve,
-    "replanning": replanning,
+RECORDED = f"rtt:{device.RECORDING}"
+# Of the page's table and picture: methods, and the link of those that use one.
+SHOWN = {
+    "target, waited for": "", "target, asynchronous": "", "target, fewer steps": "", "draft": "",
+    "ADAHI": RECORDED, "hybrid": RECORDED, "late ADAHI": RECORDED, "remote target, asynchronous": RECORDED,
 }  # fmt: skip
+DRAWN = {
+    "target, waited for": "target_on_device", "target, fewer steps": "full_5", "draft": "draft",
+    "late ADAHI": "adahi", "remote target, asynchronous": "target",
+}  # fmt: skip
+_SHARE = 0.1  # of a core, in the page's table
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """The suite's policies, gates before them, and how they do in real time."""
+    cells = {name: [_cell(name, cell) for of in results["device"][name].values() for cell in of]
+             for name in device.TARGETS}  # fmt: skip
+    every = {
+        (cell["target"], cell["method"], cell["link"], cell["share"]): cell for of in cells.values() for cell in of
+    }
+    pairs = [
+        {"pair": name, **{method: run["seen"]["methods"][method] for method in METHODS}}
+        for name, run in results["policies"].items()
+    ]
+    asked = one_family(_asked(results))
+    timed = one_family(row for name, of in cells.items() for row in _timed(name, of, results["device"]["contrasts"]))
+    covered = one_family({"on": "pusht", "measure": "coverage", **row} for row in results["cameras"]["contrasts"])
+    shown: list[dict[str, Any]] = [
+        {"method": method, "where": link and "recorded Wi-Fi"}
+        | {f"{kind}_{share:g}".replace(".", ""): every.get((target, method, link, share))
+           for kind, target in (("tokens", "metaworld-tokens"), ("flow", "metaworld-flow")) for share in (1.0, _SHARE)}
+        for method, link in SHOWN.items()
+    ]  # fmt: skip
+    seeds = results["seeds"]
+    tables = [
+        Table(
+            "main", "Success in 200 paired episodes, 20 of each task; sent: by `adahi`, whose rate is 0.4.",
+            "pair | draft | random | adahi | hybrid | sent",
+            "{pair} | {draft[success]:ci2} | {random[success]:ci2} | {adahi[success]:ci2} | {hybrid[success]:ci2} "
+            "| {adahi[transmission_rate]:.2f}", pairs,
+        ),
+        Table(
+            "shown", f"In real time at 20 Hz with {_SHARE:g} of a core: success in 20 episodes, and the "
+            "share of the periods in which the robot held.",
+            "method | link | token target | held | flow target | held",
+            "{method} | {where} | {tokens_success:ci2} | {tokens_held:.0%} | {flow_success:ci2} | {flow_held:.0%}",
+            [row | {f"{kind}_{key}": None if row[f"{kind}_01"] is None else row[f"{kind}_01"][key]
+                    for kind in ("tokens", "flow") for key in ("success", "held")} for row in shown],
+        ),
+        Table(
+            "real-time", "Every method in real time, 20 episodes: success, share of the periods in which the robot "
+            "held, share of the requests without an answer in time.",
+            "target | method | link | share of a core | success | held | missed",
+            "{target} | {method} | {link} | {share:g} | {success:ci2} | {held:.0%} | {missed:.0%}",
+            [cell for of in cells.values() for cell in of],
+        ),
+        Table(
+            "policies", "Every pair and method: 200 episodes, and 50 with blank cameras.",
+            "pair | cameras | method | success | sent | true skip | distance | ms an action",
+            "{pair} | {cameras} | {name} | {success:ci2} | {transmission_rate:.2f} | {true_skip_ratio:.2f} "
+            "| {distance:.2f} | {ms:.1f}",
+            [{"pair": name, "cameras": cameras, **_kept(row)} for name, run in results["policies"].items()
+             for cameras in ("seen", "blank") for row in named(run[cameras]["methods"])],
+        ),
+        Table("tasks", "Success of every task, 20 episodes.", "pair | task | method | success",
+              "{pair} | {task} | {method} | {0:ci2}",
+              [{"pair": pair["pair"], "task": task, "method": method, **rate} for pair in pairs for method in METHODS
+               for task, rate in pair[method]["tasks"].items()]),
+        Table("gates", "Every gate of a pair at a rate of 0.4, 200 episodes, on another machine.",
+              "pair | method | success | sent | true skip | ms an action",
+              "{pair} | {name} | {success:ci2} | {transmission_rate:.2f} | {true_skip_ratio:.2f} | {ms:.1f}",
+              [{"pair": name, **_kept(row)} for name, run in results["gates"].items()
+               for row in named(run["methods"])]),
+        Table("seeds", "The pair of codes trained with three seeds; intervals over seeds and episodes.",
+              "success | each seed | all", "{name} | {each} | {all:ci3}", named(seeds["rows"])),
+        Table("seeds-more", "Of the same: sent, true skip, time.", "method | what | each seed",
+              "{name} | {key} | {values}",
+              [{"name": name, "key": key, "values": values} for name, of in seeds["more"].items()
+               for key, values in of.items()]),
+        Table("curve", "Success over the training time.", "bundle | steps | samples | success | more than before",
+              "{bundle} | {steps:,} | {samples:,} | {success:ci2} | {gained:+ci3}",
+              [{"gained": None, **row} for row in results["curve"].values()]),
+        Table("replanning", "Success by the number of executed actions, which is chosen on episodes of its own.",
+              "policy | executed | for the choice | judged", "{policy} | {number} | {tried:ci2} | {judged:ci2}",
+              [{"policy": name, "number": number, "tried": tried,
+                "judged": row["judged"].get(number, {"success": None})["success"]}
+               for name, row in results["replanning"].items() for number, tried in row["tried"].items()]),
+        Table("experts", "Demonstrations that were kept of those that were tried.", "noise | task | kept | tried",
+              "{noise:g} | {name} | {kept} | {tried}",
+              [{"noise": run["noise"], **row} for run in results["experts"] for row in named(run["tasks"])]),
+        Table("rendering", "Processor time of a control step, drawn in software.",
+              "environment | cameras | pixels | ms",
+              "{env} | {seen} | {pixels} | {ms:.1f}",
+              [{**row, "seen": ", ".join(row["cameras"])} for row in results["rendering"]["rows"]]),
+        Table(
+            "cameras", "PushT with its state and with a camera: largest coverage, success above .85 and above .95.",
+            "pair | method | draft sees | target sees | coverage | success | above .95",
+            "{pair} | {name} | {draft} | {target} | {score:ci3} | {success:ci2} | {above:ci2}",
+            [{"pair": name, "draft": SEES[name][0], "target": SEES[name][1], "above": row["success_at"]["0.95"],
+              **_kept(row)} for name, of in results["cameras"]["methods"].items() for row in named(of)],
+        ),
+        contrast_table(asked, "contrasts", "gates, verification and executed actions"),
+        contrast_table(timed, "real-time-contrasts", "methods in real time, both targets"),
+        contrast_table(covered, "cameras-contrasts", "cameras on PushT"),
+    ]  # fmt: skip
+    facts: dict[str, Any] = {f"{row['on'].split(',')[0]}_{row['first']}_{row['second']}": row for row in asked}
+    facts |= {"pairs": {pair["pair"]: pair for pair in pairs}, "shown": {row["method"]: row for row in shown}}
+    facts |= {"seeds": {name: row["all"] for name, row in seeds["rows"].items()}}
+    facts |= {"blank": {name: run["blank"]["methods"] for name, run in results["policies"].items()}}
+    facts |= {"significant": sum(row["p_holm"] < 0.05 for row in timed), "tests": len(timed)}
+    facts |= {
+        f"{kind}_{row['first']}_{row['second']}": row
+        for kind, target in (("tokens", "metaworld-tokens"), ("flow", "metaworld-flow"))
+        for row in timed
+        if row["on"].startswith(f"{target}, ") and row["on"].endswith(f" {_SHARE:g} of a core")
+        and row["on"].split(", ")[1] not in ("lte", "wifi-paper")
+    }  # fmt: skip
+    facts["cameras"] = {f"{row['first']} {row['second']}": row for row in covered}
+    return Report(tables, facts, [Picture("metaworld.svg", partial(draw, every))])
+
+
+def _cell(target: str, cell: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell in real time, with its rates."""
+    kept = {key: cell[key] for key in ("method", "link", "share", "episodes", "inferences", "transmission_rate")}
+    spent = {f"inference_{key}": value for key, value in cell["inference_ms"].items()}
+    return {
+        "target": target, **kept, "success": vars(wilson(cell["successes"], cell["episodes"])), "won": cell.get("won"),
+        "held": cell["held"] / max(1, cell["steps"]), "missed": device.missed_share(cell),
+        "world_late_ms": cell["world_late_ms"], **spent,
+    }  # fmt: skip
+
+
+def _asked(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Contrasts of gates before every pair, and of executed actions."""
+    for name, run in results["policies"].items():
+        yield from ({"on": name, "measure": "success", **row} for row in run["seen"]["contrasts"])
+    for name, run in results["gates"].items():
+        yield from ({"on": f"gates of {name}", "measure": "success", **row} for row in largest_p(run["contrasts"]))
+    for name, row in results["replanning"].items():
+        gained, executed = row["gained"], list(row["tried"])
+        names = {"first": f"{row['best']} executed", "second": f"{executed[0]} executed"}
+        yield {"on": f"{name}, alone", "measure": "success", **names, **gained}
+
+
+def _timed(target: str, cells: list[dict[str, Any]], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Contrasts in real time; those of earlier runs were stored without every episode."""
+    known = all(cell["won"] is not None for cell in cells)
+    rows = (
+        device.contrasts(cells)
+        if known
+        else largest_p([{"p_holm": p, **row} for row in map(dict, stored[target]) for p in (row.pop("p"),)])
+    )
+    return [
+        {**row, "on": f"{target}, {row['link'] or 'no link'}, {row['share']:g} of a core", "measure": "success"}
+        for row in rows
+    ]
+
+
+def _kept(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's row with one time."""
+    left_out = ("latency", "cost", "sent_ahead", "tasks", "success_at")
+    shown = {"true_skip_ratio": None, "distance": None, **row}
+    ms = row["latency"]["per_action_ms"]
+    return {key: value for key, value in shown.items() if key not in left_out} | {"ms": ms}
+
+
+def draw(every: Mapping[tuple[str, str, str, float], Mapping[str, Any]]) -> Figure:
+    """Success in real time over the device's share of a core, a panel for each target."""
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    for target, axes in zip(device.TARGETS, figure.subplots(2, 1), strict=True):
+        series = {
+            style: points_of({share: cell["success"] for (of, name, link, share), cell in every.items()
+                              if (of, name, link) == (target, method, SHOWN[method])})
+            for method, style in DRAWN.items()
+        }  # fmt: skip
+        names = {style: f"{method}{' (Wi-Fi)' if SHOWN[method] else ''}" for method, style in DRAWN.items()}
+        drawn = {style: points for style, points in series.items() if points}
+        axes.set_xscale("log")
+        add_series(axes, drawn, "share of a core that the device has", "success", target, names)
+        axes.set_xticks([1.0, 0.25, 0.1, 0.05], ["1", "1/4", "1/10", "1/20"], minor=False)
+        axes.set_xticks([], minor=True)
+    return figure

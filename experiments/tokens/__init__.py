@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.figures import add_series, points_of
 from experiments.flash import METHODS as FLOW
 from experiments.grid import Cell, Results, Run, evaluated
-from experiments.measure import interleaved, outcomes, paired, relative_costs
+from experiments.measure import interleaved, largest_p, outcomes, paired, relative_costs
 from experiments.report import Picture, Report, Table, contrast_table, named, one_family
 from experiments.tokens.gain import TOLERANCES, measure_drafters, measure_gain
 from experiments.tokens.methods import METHODS
@@ -170,7 +170,13 @@ def report(results: Results) -> Report:
         for name, found in results.items()
     }  # fmt: skip
     tests = {"contrasts": _of(results, "success"), "scores": _of(results, "score")}
-    tests |= {"policies": [row for name, found in results.items() for row in _policies(name, found["others"])]}
+    tests |= {
+        "policies": [
+            {"on": name, "measure": "success", **row}
+            for name, found in results.items()
+            for row in largest_p(found["others"]["contrasts"])
+        ]
+    }
     gated = results["metaworld-tokens"]["gated"]
     won = {
         method: {point: np.array(values) for point, values in found.items()}
@@ -261,13 +267,6 @@ def _of(results: Results, measure: str) -> list[dict[str, Any]]:
         for row in found["summary"]["contrasts"]
         if measure == "success" or not name.startswith("metaworld")
     ]
-
-
-def _policies(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Contrasts of other policies; of those that were stored corrected, the largest p that the correction allows."""
-    rows = sorted(found["contrasts"], key=lambda row: row["p_holm"])
-    largest = (1.0 if row["p_holm"] >= 1.0 else row["p_holm"] / (len(rows) - at) for at, row in enumerate(rows))
-    return [{"on": name, "measure": "success", "p": p, **row} for row, p in zip(rows, largest, strict=True)]
 
 
 def _main(methods: Any, gains: Any, others: Any) -> Iterator[dict[str, Any]]:

@@ -66,7 +66,7 @@ class Comparison(Options):
     pair: Positional[str]  # path or name of a pair, or MODULE:NAME
     out: Path  # run folder
     # also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a token policy
-    # ar, specvla, kerv, heisd (docs/tokens.md); of a flow policy full, flash (docs/flash.md)
+    # ar, specvla, kerv, heisd; of a flow policy full, flash
     methods: str = ",".join(METHODS)
     gate_options: tuple[str, ...] = ()  # parameters of gates, NAME=VALUE or GATE.NAME=VALUE, such as alpha=0.3
     rate: InsideUnit = 0.6  # rate that gates are calibrated for; random gates run at the rate of their rival

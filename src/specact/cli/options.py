@@ -52,7 +52,7 @@ class Parts(Options):
     # lerobot:PATH@HZ or openpi:ws://HOST:PORT#FILE.toml
     draft: Maybe[str] = None
     target: Maybe[str] = None  # target of a pair of chunk policies, or the flow policy of FLASH's block, likewise
-    # how chunks of a token policy (docs/tokens.md) or a flow policy (docs/flash.md) are drafted and verified, such as
+    # how chunks of a token policy or a flow policy are drafted and verified, such as
     # specvla, kerv or flash
     decoding: str = ""
 
