@@ -72,7 +72,8 @@ class Table:
     def html(self) -> str:
         """As part of the page of all tables."""
         heads = "".join(f"<th>{html.escape(head.strip())}</th>" for head in self.heads.split("|"))
-        cells = ([html.escape(cell.strip("`*")) for cell in fields(self.cells, row)] for row in self.rows)
+        plain = self.cells.replace("`", "").replace("**", "")
+        cells = ([html.escape(cell) for cell in fields(plain, row)] for row in self.rows)
         body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in cells)
         return f"<section>{_TABLE.format(html.escape(self.about), heads, body)}</section>"
 
