@@ -129,8 +129,11 @@ def one(options: Sequence[str], share: float, run: Run) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     said = json.loads(done.stdout)
     episodes = said["episodes"]
-    numbers = {key: said.get(key) for key in ("inferences", "transmission_rate", "misses", "late", "inference_ms")}
-    return numbers | {
+    late = said.get("late") and {"missed": said["late"]["missed"], "transmitted": said["late"]["requests"]}
+    return {name: said[name] for name in ("inferences", "inference_ms")} | {
+        "transmission_rate": said["sent"],
+        "misses": said["missed"],
+        "late": late,
         "episodes": len(episodes),
         "successes": sum(episode["success"] for episode in episodes),
         "won": "".join(str(int(episode["success"])) for episode in episodes),

@@ -22,10 +22,11 @@ class Fallback:
     """The rule for misses: failed requests, control steps without a usable observation, and verdicts too late for all.
 
     Attributes:
-        on_miss, max_consecutive_misses: what missed steps execute; after more in a row the robot stops, until a reset.
-        stop_action: makes the robot stand still; needed to stop or hold it.
-        max_chunk_age_ms: greatest age of an executed action's observation [ms].
-        max_stall_ms: the robot is stopped if observe or act takes longer.
+        on_miss: what missed steps execute
+        max_consecutive_misses: after more in a row the robot stops, until a reset
+        stop_action: makes the robot stand still; needed to stop or hold it
+        max_chunk_age_ms: greatest age of an executed action's observation [ms]
+        max_stall_ms: the robot is stopped if observe or act takes longer
 
     Raises:
         ConfigError: for a value that is not allowed, or if a required stop action is missing.
@@ -159,9 +160,7 @@ class Safety:
         self._stop_if_due()
         expired = self.expired
         self.stopped |= expired and self._stop is None and self._robot_stops
-        if self.stopped or (expired and self._stop is not None):
-            return self.stop_action
-        return self.last
+        return self.stop_action if self.stopped or (expired and self._stop is not None) else self.last
 
     @property
     def last(self) -> NDArray[np.float32] | None:

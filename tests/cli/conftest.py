@@ -187,7 +187,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         try:
             main()
         except SystemExit as ended:
-            status = ended.code
+            status = ended.code or 0
         else:
             status = 0
         assert isinstance(status, int)

@@ -37,7 +37,7 @@ main()
         (["advise", "--bundle", "ball", "--budget-ms", "1"], "sim"),
         (["report", "OUT", "--out", "OUT.html"], "report"),
         (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),
-        (["serve", "--bundle", "ball"], "server"),
+        (["serve", "ball"], "server"),
         (["play", "ball#target", "--record", "OUT"], "record"),
         (["data", "info", "DATA.hdf5"], "train"),
     ],

@@ -25,9 +25,9 @@ def test_a_simulated_robot_plays_a_flow_policy_of_this_device(life: Life, execut
     done = life.run(*FLOW, "--execution", execution, "--steps", "2", "--episodes", "1", "--json")
     assert done.status == 0, done.remarks
     summary = done.summary
-    assert len(summary["episodes"]) == 1 and summary["ticks"] >= 20 and summary["misses"] == {}
+    assert len(summary["episodes"]) == 1 and summary["periods"] >= 20 and summary["missed"] == {}
     assert 0 < summary["chunks"] <= summary["inferences"]
-    assert summary["line"] is None and summary["observation_age_ms"] >= 0.0
+    assert summary["link"] is None and summary["observation_age_ms"] >= 0.0
 
 
 def test_a_simulated_robot_plays_a_policy_of_a_server(life: Life, server: ServerProcess) -> None:
@@ -35,9 +35,9 @@ def test_a_simulated_robot_plays_a_policy_of_a_server(life: Life, server: Server
         "play", f"ws://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", "inpainting",
         "--execute-actions", "10", "--overlap-actions", "6", "--episodes", "1", "--deadline-ms", "5000", "--json",
     ).summary  # fmt: skip
-    assert summary["misses"] == {}
+    assert summary["missed"] == {}
     # Also sent: what was under way at the end, and the question whether the policy inpaints.
-    assert 0 < summary["inferences"] <= summary["line"]["sent"] <= summary["inferences"] + 2
+    assert 0 < summary["inferences"] <= summary["link"]["requests"] <= summary["inferences"] + 2
 
 
 def test_a_robot_with_a_model_of_itself_rolls_forward_and_is_stopped_in_its_own_way(life: Life) -> None:
@@ -66,7 +66,7 @@ def test_an_error_of_the_policy_ends_in_the_stop_action(life: Life) -> None:
 def test_answers_that_are_not_finite_never_move_the_robot(life: Life) -> None:
     done = life.run("play", "own:nan", "--robot", "toy:Wide", *STOP, "--max-consecutive-misses", "3", "--json")
     assert done.status == 3, done.remarks
-    assert done.summary["stopped"] and done.summary["misses"] == {"invalid": 4} and done.summary["chunks"] == 0
+    assert done.summary["stopped"] and done.summary["missed"] == {"invalid": 4} and done.summary["chunks"] == 0
     assert {tuple(action) for action in life.actions} == {tuple(STILL)}
 
 
@@ -79,6 +79,6 @@ def test_a_server_that_goes_away_is_missed_by_cause_and_stops_the_robot(life: Li
     done = life.end(running)
     # The server has stated the range of the policy's actions.
     assert done.status == 3 and "action_range" not in done.remarks
-    misses = done.summary["misses"]
+    misses = done.summary["missed"]
     assert done.summary["stopped"] and sum(misses.values()) >= 6 and "disconnected" in misses
     assert life.actions[-1] == STILL

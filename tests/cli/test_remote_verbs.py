@@ -14,7 +14,7 @@ def test_doctor_measures_the_link_and_advises_a_deadline(typed: Typed, ball_serv
     with linked(ball_server.port, "wifi-paper") as relay:
         words = ("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10")
         found, printed = typed(*words, "--json").summary["server"], typed(*words)
-    assert found["bundle"] == "ball" and found["lost"] == 0
+    assert found["bundle"] == "ball" and found["missed"] == 0
     assert found["stages_ms"]["network"]["p50"] > 6.0
     assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
     assert printed.status == 0 and "advice: --deadline-ms" in printed.out

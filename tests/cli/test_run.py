@@ -31,18 +31,18 @@ def test_a_simulated_robot_is_driven_at_its_control_rate(life: Life, ball: Words
     done = life.run(*ball, *LONG, "--episodes", "1")
     assert done.status == 0, done.remarks
     summary = done.summary
-    assert summary["ticks"] > 20 and summary["inferences"] == -(-summary["ticks"] // 5)
-    assert summary["misses"] == {} and not summary["stopped"]
-    assert 0.0 < summary["transmission_rate"] < 1.0
+    assert summary["periods"] > 20 and summary["inferences"] == -(-summary["periods"] // 5)
+    assert summary["missed"] == {} and not summary["stopped"]
+    assert 0.0 < summary["sent"] < 1.0
     # One request per transmitted inference.
-    answered = round(summary["transmission_rate"] * summary["inferences"])
-    assert summary["line"]["answered"] == summary["line"]["sent"] == answered
+    answered = round(summary["sent"] * summary["inferences"])
+    assert summary["link"]["answered"] == summary["link"]["requests"] == answered
 
 
 def test_anything_with_observe_and_act_is_driven(life: Life, ball: Words) -> None:
     done = life.run(*ball[:-1], *LONG, "--robot", "toy:Arm", "--seconds", "1", "--gate", "always")
     assert done.status == 0, done.remarks
-    assert re.search(r"^transmission_rate +1$", done.out, re.MULTILINE)
+    assert re.search(r"^sent +1$", done.out, re.MULTILINE)
     # It has no stop() and no stop action.
     assert "its last action stays in force" in done.out
     for robot, named in (("Runner", "Runner"), ("Absent", "no such device: /dev/arm0")):
@@ -53,8 +53,8 @@ def test_anything_with_observe_and_act_is_driven(life: Life, ball: Words) -> Non
 def test_late_verdicts_are_counted(life: Life, ball: Words) -> None:
     summary = life.run(*ball, *LONG, "--execution", "late", "--gate", "always", "--episodes", "1").summary
     late = summary["late"]
-    assert late["wanted"] == summary["inferences"]
-    assert 0 < late["in_time"] <= late["transmitted"] <= late["wanted"]
+    assert late["asked"] == summary["inferences"]
+    assert 0 < late["in_time"] <= late["requests"] <= late["asked"]
     assert late["in_time"] <= late["replaced"] <= 5 * late["in_time"]
 
 
@@ -62,7 +62,7 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(life: Lif
     shared = (*ball, *LONG, "--robot", "toy:Noisy", "--rate-hz", "400")
     summary = life.run(*shared, "--hold", "0.35", "--audit-rate", "0.3", "--seconds", "2").summary
     assert summary["held_rate"] == 0.35
-    assert abs(summary["transmission_rate"] - 0.35) * summary["inferences"] <= 101.0
+    assert abs(summary["sent"] - 0.35) * summary["inferences"] <= 101.0
     found = summary["true_skip"]
     assert found["audits"] > 0 and found["missed"] == 0
     assert 0.0 <= found["low"] <= found["mean"] <= found["high"] <= 1.0
@@ -123,7 +123,7 @@ def test_a_signal_ends_in_a_stop_and_a_summary(
     assert done.status == status
     assert life.log[-1].get("action") == (None if robot == "Braked" else STILL)
     assert ("stop" in life.log[-1]) == (robot == "Braked")
-    assert done.summary["ticks"] >= 5
+    assert done.summary["periods"] >= 5
     assert number.name in done.remarks and "same command" not in done.remarks and "Traceback" not in done.remarks
 
 
@@ -132,7 +132,7 @@ def test_an_error_of_robot_or_policy_ends_in_a_stop(life: Life, ball: Words, rob
     done = life.run(*ball, "--robot", f"toy:{robot}", *STOP)
     assert done.status == 1 and why in done.remarks
     assert life.actions[-1] == STILL and len(life.actions) in (5, 6)
-    assert done.summary["ticks"] >= 4
+    assert done.summary["periods"] >= 4
 
 
 def test_a_first_observation_that_cannot_be_used_ends_the_run_before_the_robot_moves(life: Life, ball: Words) -> None:
@@ -171,7 +171,7 @@ def test_a_process_that_stood_still_does_not_play_on_from_an_old_chunk(life: Lif
     finally:
         done: Ended = life.end(process, signal.SIGTERM)
     summary, played = done.summary, [entry["after_stall"] for entry in life.log].index(True)
-    assert summary["overruns"] >= 10 and summary["longest_lateness_ms"] > 800.0
+    assert summary["lost_periods"] >= 10 and summary["longest_lateness_ms"] > 800.0
     # The draft, asked anew about what is seen now: an episode whose first chunk ends where the old one was cut.
     policy = SpeculativePolicy(pair, Never())
     for _ in range(-(-played // execute) * execute):

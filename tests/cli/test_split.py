@@ -37,4 +37,4 @@ def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(
     with serving(flow) as server:
         words = ("run", "ball-chase-flow", "--server", f"ws://127.0.0.1:{server.port}", "--decoding", "flash")
         said = life.run(*words, *ASKED, "--split", f"{flow}@4").summary
-    assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["misses"]
+    assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["missed"]

@@ -96,7 +96,7 @@ def test_what_is_no_valid_answer_is_a_miss_by_its_cause_and_the_next_one_is_foun
     with misbehaving(protocol) as (there, port), asking(protocol, port) as device:
         there.behave = behave
         assert device.asks(14) == [cause, None] * 7
-        assert device.client.counts["connections"] == 1 and device.client.counts["sent"] == 14
+        assert device.client.counts["connections"] == 1 and device.client.counts["requests"] == 14
 
 
 def test_an_outcome_beyond_reason_is_a_miss(ball: Pair[Any]) -> None:
@@ -201,7 +201,7 @@ def test_a_late_answer_is_dropped_and_counted(protocol: str) -> None:
         answered, there.behave = device.client.counts["answered"], behave
         assert device.asks(2) == ["deadline"] * 2
         # Without ids nothing more is sent while a reply is outstanding.
-        late = device.client.counts["sent"] - answered
+        late = device.client.counts["requests"] - answered
         assert late == 2 if there.native else late == 1 + device.client.counts["late"]
         there.released.set()
         wait_for(lambda: device.client.counts["late"] >= late)
@@ -213,10 +213,10 @@ def test_a_late_answer_is_dropped_and_counted(protocol: str) -> None:
 def test_after_three_deadlines_nothing_is_sent_without_a_sign_of_life() -> None:
     with misbehaving("specact") as (there, port), asking("specact", port, 200.0) as device:
         device.find_back()
-        sent, there.behave = device.client.counts["sent"], silent
+        sent, there.behave = device.client.counts["requests"], silent
         device.asks(8)
         # A pong allows one more.
-        assert sent + 3 <= device.client.counts["sent"] <= sent + 4
+        assert sent + 3 <= device.client.counts["requests"] <= sent + 4
         assert device.causes["disconnected"] >= 4
 
 
@@ -415,7 +415,7 @@ def test_requests_that_are_never_answered_cost_little_memory() -> None:
     with misbehaving("specact") as (there, port), asking("specact", port) as device:
         there.behave = silent
         pending = [device.client.request("infer", ZEROS, PATIENT_MS) for _ in range(600)]
-        assert device.client.counts["sent"] == 600 and not any(request.done() for request in pending[-200:])
+        assert device.client.counts["requests"] == 600 and not any(request.done() for request in pending[-200:])
         # The oldest are given up.
         assert isinstance(pending[0].result(), Miss)
 

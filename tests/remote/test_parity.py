@@ -92,7 +92,7 @@ def test_codes(ball: Pair[Any], server: ServerProcess, sampling: Any, gate: str)
         verifier = remote_verifier(client, ball, PATIENT_MS, sampling)
         remote = walk(SpeculativePolicy(ball, make(), verifier=verifier, seed=5, robot=1), ball)
         sent = sum(record.decision.transmit for record in remote[0])
-        assert client.counts["sent"] == sent and 0 < sent <= len(remote[0])
+        assert client.counts["requests"] == sent and 0 < sent <= len(remote[0])
     assert_same(remote, local)
 
 

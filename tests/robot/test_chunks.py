@@ -215,7 +215,7 @@ def test_misses_are_counted_by_cause_and_the_next_control_step_asks_again() -> N
     arm, source = Arm(VirtualClock()), Answers(None, LOST, Miss("invalid", OffloadTimes()))
     runner, _ = drive(arm, source, Execution("naive", 2), 7, 0.0)
     assert [action for _, action in arm.moved] == [10, 11, 11, 11, 40, 41, 50]
-    assert runner.summary()["misses"] == {"overloaded": 1, "invalid": 1} and runner.counts["inferences"] == 3
+    assert runner.summary()["missed"] == {"overloaded": 1, "invalid": 1} and runner.counts["inferences"] == 3
 
 
 def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() -> None:
@@ -223,7 +223,7 @@ def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() 
     runner, _ = drive(arm, Answers(), Execution("naive", 2), 14, 0.0, 5 * PERIOD, 0.0, deadline_s=2 * PERIOD)
     # Chunk 2 comes after two deadlines; chunk 3 is asked for when it is there.
     assert [action for _, action in arm.moved][:9] == [10, 11, 11, 11, 11, 11, 11, 30, 31]
-    assert runner.summary()["misses"] == {"deadline": 1}
+    assert runner.summary()["missed"] == {"deadline": 1}
 
 
 def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
@@ -253,13 +253,13 @@ def test_chunks_too_late_for_any_of_their_actions_are_misses() -> None:
     for execution, age_ms in ((Execution("aligned", 4, 3), None), (Execution("naive", 4, 3), 5e3 * PERIOD)):
         arm, fallback = Arm(VirtualClock()), Fallback("execute_draft", 1, STILL, age_ms)
         runner, _ = drive(arm, Answers(), execution, 30, 0.0, 6 * PERIOD, fallback=fallback)
-        assert runner.safety.stopped and runner.summary()["misses"] == {"deadline": 2}
+        assert runner.safety.stopped and runner.summary()["missed"] == {"deadline": 2}
         assert arm.moved[-1][1] == IDLE and runner.counts["chunks"] == 1
         # One that is of use in between begins the count anew.
         arm = Arm(VirtualClock())
         late_and_soon = (0.0, 6 * PERIOD, 0.0, 6 * PERIOD, 0.0)
         runner, _ = drive(arm, Answers(), execution, 30, *late_and_soon, fallback=fallback)
-        assert not runner.safety.stopped and runner.summary()["misses"] == {"deadline": 2}
+        assert not runner.safety.stopped and runner.summary()["missed"] == {"deadline": 2}
 
 
 def test_a_robot_may_change_the_action_that_it_is_given() -> None:
@@ -377,7 +377,7 @@ def test_a_chunk_far_outside_the_range_is_a_miss(first: float, sent: float | Non
     inference, limits = Timed(LocalSource(source), arm.clock, 0.0), ActionRange([-1.0], [1.0])
     runner = ChunkRunner(inference, Execution("synchronous", 1), action_range=limits, clock=arm.clock)
     found = runner.act(arm.observe())
-    assert (None if found is None else float(found[0])) == sent and runner.summary()["misses"] == misses
+    assert (None if found is None else float(found[0])) == sent and runner.summary()["missed"] == misses
 
 
 def test_an_answer_of_another_shape_or_that_is_not_finite_is_not_played() -> None:
@@ -402,5 +402,6 @@ def test_the_summary_counts_what_there_was() -> None:
     for tick in ticks:
         journal.note(tick)
     summary = journal.summary() | runner.summary()
-    assert summary["ticks"] == 6 and summary["inferences"] == 2 and summary["misses"] == {"overloaded": 1}
+    assert summary["periods"] == 6 and summary["inferences"] == 2 and summary["missed"] == {"overloaded": 1}
+    assert summary["stood_still"] == summary["idle"] / 6 > 0.0
     assert summary["inference_ms"]["p50"] == pytest.approx(1e3 * PERIOD)

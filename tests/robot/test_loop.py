@@ -180,7 +180,8 @@ def test_an_observation_that_cannot_be_used_ends_the_loop_at_first_and_later_hol
     assert [tick.record is not None for tick in ticks] == [True, False, True, False, False, True]
     assert began == [i * PERIOD for i in range(6)]
     summary = summary_of(ticks)
-    assert summary["unusable"] == {cause: 1} and summary["inferences"] == 3 and summary["misses"] == {}
+    assert summary["unusable"] == {cause: 1} and summary["inferences"] == 3 and summary["missed"] == {}
+    assert summary["stood_still"] == 1 / 6
 
 
 STILL = (0.75,)
@@ -339,7 +340,7 @@ def test_after_a_stall_the_rest_of_an_old_chunk_is_dropped() -> None:
     # Ticks 0 and 2 began a chunk of two; the stall in tick 2 costs the rest of its chunk.
     assert [tick.record is not None for tick in ticks] == [True, False, True, True, False, True, False, True]
     # Tick 3 began 20 periods and an inference after tick 2, instead of one.
-    assert summary_of(ticks)["overruns"] == 19
+    assert summary_of(ticks)["lost_periods"] == 19 and summary_of(ticks)["stood_still"] == 19 / 27
     assert summary_of(ticks)["longest_lateness_ms"] == 1e3 * (19 * PERIOD + QUICK)
     unlimited = Stalling(clock, GOOD)
     ticks, _ = drive(unlimited, policy_of(clock, [QUICK]), 8, clock)
@@ -355,7 +356,10 @@ def test_an_action_that_took_too_long_to_choose_is_not_sent_but_the_next_one_is(
     assert len(arm.actions) == 5
     # It is chosen anew at once.
     assert began[3] == began[2] + 20 * PERIOD and ticks[3].record is not None
-    assert summary_of(ticks)["outdated"] == 1
+    summary = summary_of(ticks)
+    assert summary["too_old"] == 1 and summary["stood_still"] == (1 + summary["lost_periods"]) / (
+        6 + summary["lost_periods"]
+    )
     # Where every inference takes that long, every second action is sent.
     arm = Arm(clock, GOOD)
     ticks, _ = drive(arm, policy_of(clock, [20 * PERIOD], fallback=AGED), 6, clock)
@@ -385,17 +389,18 @@ def test_the_journal_holds_what_happened() -> None:
     policy = policy_of(clock, [QUICK], Always(), verifier=verifier)
     stall = PERIOD + QUICK
     assert summary_of(drive(Arm(clock), policy, 7, clock)[0]) == {
-        "ticks": 7,
+        "periods": 7,
         # Three ticks began late, by an eighth of a period each: none is lost.
-        "overruns": 0,
+        "lost_periods": 0,
+        "stood_still": 0.0,
         "longest_lateness_ms": 1e3 * QUICK,
         "longest_observation_ms": 0.0,
         "longest_stall_ms": 1e3 * stall,
         "unusable": {},
-        "outdated": 0,
+        "too_old": 0,
         "inferences": 4,
-        "transmission_rate": 1.0,
-        "misses": {"deadline": 3, "disconnected": 1},
+        "sent": 1.0,
+        "missed": {"deadline": 3, "disconnected": 1},
         "inference_ms": {"p50": 1e3 * stall, "p95": 1e3 * stall, "p99": 1e3 * stall},
     }
 
@@ -405,11 +410,11 @@ def test_the_journal_of_inferences_and_lost_ticks() -> None:
     policy = policy_of(clock, [QUICK])
     policy.act(np.array([1.0]))
     empty = summary_of([])
-    assert empty["ticks"] == empty["inferences"] == empty["overruns"] == 0 and empty["longest_stall_ms"] == 0.0
-    assert empty["transmission_rate"] is None and empty["inference_ms"] == {"p50": None, "p95": None, "p99": None}
+    assert empty["periods"] == empty["inferences"] == empty["lost_periods"] == 0 and empty["longest_stall_ms"] == 0.0
+    assert empty["sent"] is None and empty["inference_ms"] == {"p50": None, "p95": None, "p99": None}
     ticks = [tick for i in range(101) for tick in (Tick(0.0, 0.0, 1e-3 * i, policy.record), Tick(0.0, 0.0, 0.0, None))]
     summary = summary_of([*ticks, *(Tick(late * PERIOD, 0.0, 0.0, None) for late in (0.5, 0.0, 0.75, 2.0))])
-    assert summary["inferences"] == 101 and summary["ticks"] == 206 and summary["overruns"] == 3
+    assert summary["inferences"] == 101 and summary["periods"] == 206 and summary["lost_periods"] == 3
     assert summary["inference_ms"] == pytest.approx({"p50": 50.0, "p95": 95.0, "p99": 99.0})
-    assert summary["transmission_rate"] == 0.0 and summary["misses"] == {}
+    assert summary["sent"] == 0.0 and summary["missed"] == {}
     assert summary["longest_lateness_ms"] == 2e3 * PERIOD

@@ -342,5 +342,5 @@ def test_a_run_that_is_ended_in_the_middle_leaves_a_file_that_both_readers_read(
     if number == signal.SIGTERM:
         # Nothing is missing, and the stop action comes last.
         summary = json.loads(out)
-        assert run.returncode == 143 and len(steps) == summary["ticks"] == summary["recording"]["steps"]
+        assert run.returncode == 143 and len(steps) == summary["periods"] == summary["recording"]["steps"]
         assert found["/action"][-1].values.tolist() == [0.0, 0.0] and found["/action"][-1].origin == "fallback"

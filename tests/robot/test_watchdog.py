@@ -117,7 +117,7 @@ def test_a_slow_camera_is_in_the_summary() -> None:
             return np.zeros(1)
 
     journal, ticks = Journal(0.01), 3
-    run_loop(Slow(), Constant(FALLBACK), 0.01, Clock(), lambda: journal.summary()["ticks"] < ticks, journal.note)
+    run_loop(Slow(), Constant(FALLBACK), 0.01, Clock(), lambda: journal.summary()["periods"] < ticks, journal.note)
     assert journal.summary()["longest_observation_ms"] >= 50.0
 
 

@@ -231,7 +231,7 @@ def test_what_a_robot_reports_is_on_the_page(doubling: Here) -> None:
     with doubling.robot() as robot:
         robot.ask(1, state(1.0), report=report)
         [row] = doubling.status()["robots"]
-    assert (row["transmission_rate"], row["acceptance"], row["missed"]) == (0.5, 0.75, 1)
+    assert (row["sent"], row["accepted"], row["missed"]) == (0.5, 0.75, 1)
 
 
 def test_a_server_that_stops_answers_what_is_under_way_and_says_goodbye(ball: Pair[Any]) -> None:

@@ -163,6 +163,11 @@ def _checked(file: Path, part: str, wanted: str | None) -> str:
     return digest
 
 
+def named_bundles() -> dict[str, Path]:
+    """The folders of the bundles that come with the package or a checkout, by name."""
+    return {file.parent.name: file.parent for shelf in _SHELVES for file in sorted(shelf.glob(f"*/{MANIFEST}"))}
+
+
 def find_bundle(name_or_path: str | Path) -> Path:
     """The folder of a bundle given by path or by name.
 
@@ -172,7 +177,7 @@ def find_bundle(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if (path / MANIFEST).is_file():
         return path
-    shelved = {file.parent.name: file.parent for shelf in _SHELVES for file in sorted(shelf.glob(f"*/{MANIFEST}"))}
+    shelved = named_bundles()
     if str(name_or_path) in shelved:
         return shelved[str(name_or_path)]
     if path.is_dir():

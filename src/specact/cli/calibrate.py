@@ -14,9 +14,9 @@ from msgspec import structs
 from tyro.conf import Positional
 
 from specact.cli.eval import Comparison
-from specact.cli.options import Flat, Maybe, Options, Parts, Rare
+from specact.cli.options import ConfigFile, Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import command_line, lines_of, print_result, progress_bars, remark, table_of
-from specact.errors import unknown_name
+from specact.errors import ConfigError, unknown_name
 from specact.files import check_folder
 from specact.gates.calibration import Calibration
 from specact.gates.learned import TRAINING, head_file, trained_for
@@ -27,6 +27,8 @@ from specact.records import Count, InsideUnit, Seed
 if TYPE_CHECKING:
     from specact.lab.data.episodes import Episodes
     from specact.lab.rollout.distillation import Collect, DistillationData
+
+_LESSONS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,9 @@ class GateOptions(Options):
     rounds: Count = 4  # thresholds that are tried, each on the states that the one before leads to
     seed: Seed = 0  # random seed
     retrain: bool = False  # train a learned gate again, even if the pair has one
-    # inferences that a learned gate is trained on, in each of two rounds; along demonstrations, at most
-    lessons: Count = 100_000
+    # inferences that a learned gate is trained on, in each of two rounds; along demonstrations, at most; 100000 if not
+    # given
+    lessons: Maybe[Count] = None
     out: Maybe[Path] = None  # folder for the calibration; the pair's own if not given
     workers: Maybe[Count] = None  # processes; one per core if not given
     json: bool = False  # print the calibration as JSON
@@ -55,6 +58,8 @@ class GateOptions(Options):
         """
         if not load_gate(self.gate).calibrated:
             raise unknown_name("gate that can be calibrated", self.gate, CALIBRATED, plugins=True)
+        if self.gate not in LEARNED and (self.retrain or self.lessons is not None):
+            raise ConfigError(f"--retrain and --lessons are for a gate that is trained: {' or '.join(LEARNED)}")
         loaded = self.parts.load(self.pair)
         check_options(self.gate_options, [self.gate], loaded.exchange.contract.family)
         check_folder(self._folder(loaded))
@@ -107,6 +112,7 @@ class Calibrate(GateOptions):
 
     env: Maybe[str] = None  # environment, a name or MODULE:TASK; the pair's own if not given
     episodes: Count = 40  # episodes per round, and for the check
+    config: ConfigFile = None  # file of options; what is typed goes first
 
     def run(self) -> None:
         from specact.lab.envs import env_of
@@ -117,7 +123,7 @@ class Calibrate(GateOptions):
         pair = self.load()
         world, total = self.env or env_of(pair.env), self.episodes * (self.rounds + 2)
         with progress_bars() as update, Pool(self.workers) as pool:
-            collect = collector(self.lessons, pool, update, world, training_folder(pair) / "frames")
+            collect = collector(self.lessons or _LESSONS, pool, update, world, training_folder(pair) / "frames")
             made = calibrate(
                 pair, self.settings(pair, collect, update), self.rate, episodes=self.episodes, rounds=self.rounds,
                 seed=self.seed, env=world, pool=pool,
@@ -169,7 +175,7 @@ class OfflineCalibrate(GateOptions):
 
         pair = self.load()
         trained_on, held_out = self.demonstrations.split(pair)
-        count, frames = min(self.lessons, trained_on.steps), training_folder(pair) / "frames"
+        count, frames = min(self.lessons or _LESSONS, trained_on.steps), training_folder(pair) / "frames"
         with progress_bars() as update, Pool(self.workers) as pool:
 
             def collect(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:
@@ -201,7 +207,7 @@ class OfflineEval(Comparison):
         _, held_out = self.demonstrations.split(pair)
         with Pool(self.workers) as pool, progress_bars() as update:
             summary = evaluate_offline(
-                pair, self.names, held_out, self.rate, self.out, pool, update,
+                pair, self.names, held_out, self.rate, self.folder, pool, update,
                 gate_options=self.gate_options, seed=self.seed, command=command_line(),
             )  # fmt: skip
         rows = [{"method": name, **found} for name, found in summary["methods"].items()]

@@ -13,7 +13,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from specact import __version__
-from specact.cli.options import Access, Flat, Maybe, Options, Parts
+from specact.cli.options import Access, ConfigFile, Flat, Maybe, Options, Parts
 from specact.cli.output import lines_of, print_result
 from specact.errors import ConfigError
 from specact.imports import EXTRAS
@@ -34,10 +34,16 @@ class Doctor(Options):
     # path or name of a pair, or MODULE:NAME, whose target the server must serve; or ws://HOST:PORT of a policy alone
     pair: Positional[str] = "ball"
     server: Maybe[str] = None  # address to measure, such as ws://127.0.0.1:8600, or openpi:ws://HOST:PORT#FILE.toml
-    requests: Count = 200  # requests to send to the server, at the pair's inference rate
+    requests: Maybe[Count] = None  # requests to send to it, at the pair's inference rate; 200 if not given
     access: Flat[Access] = field(default_factory=Access)
+    config: ConfigFile = None  # file of options; what is typed goes first
     parts: Flat[Parts] = field(default_factory=Parts)
     json: bool = False  # print the findings as JSON
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "://" not in self.pair and self.server is None and (self.requests is not None or self.access != Access()):
+            raise ConfigError("--requests, --token-file and --ca are for a server; add --server, or leave them out")
 
     def run(self) -> None:
         if "://" in self.pair:
@@ -71,12 +77,13 @@ class Doctor(Options):
             return self._latencies(server, client, client.connect(10.0), pair.execute / pair.rate_hz)
 
     def _latencies(self, server: str, client: Client, welcome: Welcome, pause_s: float) -> dict[str, Any]:
-        times = probe(client, self.requests, pause_s)
+        requests = self.requests or 200
+        times = probe(client, requests, pause_s)
         stages = ("total", "network", "queue", "target")
         found = {stage: 1e3 * np.array([getattr(each, stage) for each in times]) for stage in stages}
         return {
-            "url": server, "bundle": welcome.bundle, "version": welcome.version, "requests": self.requests,
-            "lost": self.requests - len(times), "deadline_ms": 1.2 * float(np.quantile(found["total"], 0.99)),
+            "url": server, "bundle": welcome.bundle, "version": welcome.version, "requests": requests,
+            "missed": requests - len(times), "deadline_ms": 1.2 * float(np.quantile(found["total"], 0.99)),
             "stages_ms": {
                 stage: {f"p{share}": float(np.quantile(times, share / 100)) for share in (50, 95, 99)}
                 for stage, times in found.items()

@@ -152,7 +152,7 @@ class Session(Options):
                     "episodes": outcomes, "stopped": acting.safety.stopped, "stopped_by": self._stopped_by(real),
                     "recording": recording,
                 }  # fmt: skip
-                if summary["ticks"]:
+                if summary["periods"]:
                     print_result(self.json, summary, _lines(summary))
         if real is not None and acting.safety.stopped:
             raise SystemExit(STOPPED)

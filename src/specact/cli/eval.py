@@ -56,7 +56,12 @@ class Details(Options):
     shard: Count = 20  # episodes that run in one batch; part of what makes a result reproducible to the last bit
     calibration_episodes: Count = 40  # per round, where a calibration has to be made first
     realtime: bool = False  # over real sockets: a server process of its own, behind a relay that behaves like the link
-    deadline_ms: Positive = 200.0  # with --realtime: how long a step waits for the target
+    deadline_ms: Maybe[Positive] = None  # with --realtime: how long a step waits for the target; 200 if not given
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.deadline_ms is not None and not self.realtime:
+            raise ConfigError("--deadline-ms is for real sockets; add --realtime, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,7 @@ class Comparison(Options):
     """Methods that are compared."""
 
     pair: Positional[str]  # path or name of a pair, or MODULE:NAME
-    out: Path  # run folder
+    out: Maybe[Path] = None  # run folder; runs/eval-PAIR if not given
     # also head_draft, target_on_device, uncertainty, learned, learned_action, oracle, MODULE:GATE; of a token policy
     # ar, specvla, kerv, heisd; of a flow policy full, flash
     methods: str = ",".join(METHODS)
@@ -86,9 +91,14 @@ class Comparison(Options):
         """The methods."""
         return tuple(filter(None, map(str.strip, self.methods.split(","))))
 
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.out or Path("runs") / f"{type(self).__name__.lower()}-{Path(self.pair).name}"
+
     def report(self, summary: dict[str, Any], table: Table) -> None:
         """Prints the result."""
-        print_result(self.json, summary, [table, *contrast_lines(summary), f"run folder: {self.out}"])
+        print_result(self.json, summary, [table, *contrast_lines(summary), f"run folder: {self.folder}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +122,11 @@ class Eval(Comparison):
 
         what = Evaluation(
             self.pair, self.env, self.names, self.episodes, self.seed, self.rate, self.link,
-            gate_options=self.gate_options, **vars(self.times), **vars(self.details), **vars(self.parts),
+            gate_options=self.gate_options, **vars(self.times), **vars(self.parts),
+            **vars(self.details) | {"deadline_ms": self.details.deadline_ms or 200.0},
         )  # fmt: skip
         with Pool(self.workers, self.on) as pool, progress_bars() as update:
-            summary = evaluate(what, self.out, update, pool, command=command_line())
+            summary = evaluate(what, self.folder, update, pool, command=command_line())
         self.report(summary, summary_table(summary))
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import tyro
 
 from specact import __version__
+from specact.cli.options import MARKERS, with_file
 from specact.cli.output import print_error, rows_of, say
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.imports import missing_extra
@@ -37,10 +38,13 @@ VERBS = {
     "report": "make one page of evaluations and recordings",
     "tised": "ask what a faster step does to the task",
     "advise": "recommend what to run on a device",
+    "list": "list bundles, methods, gates, environments, links, recipes",
+    "completion": "have your shell complete verbs and options",
 }
 _MODULES = {
     "demo": "eval", "proxy": "links", "netem": "links", "distil": "train", "pair": "bundles", "split": "bundles",
     "export": "bundles", "advise": "report", "offline": "calibrate",
+    "list": "listing", "completion": "listing",
 }  # fmt: skip
 # Verbs that resume in their output folder.
 RESUMED = ("train", "distil", "eval", "tised")
@@ -108,9 +112,9 @@ def parse(words: Sequence[str]) -> Any:
         given = [part for word in given for part in re.split("(?<=^--bundle)=|(?<=^--policy)=", word)]
         at = next((at for at, word in enumerate(given) if re.fullmatch(_NAMED[verb], word)), len(given))
         given = [*given[at + 1 : at + 2], *given[:at], *given[at + 2 :]]
+    given = with_file(verb, given, load_verb)
     given = ["--help" if word == "--help-all" else word for word in given]
-    markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
-    return tyro.cli(options, prog=f"specact {verb}", args=given, config=markers)
+    return tyro.cli(options, prog=f"specact {verb}", args=given, config=MARKERS)
 
 
 def main() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+import msgspec
 import tyro
+from tyro.conf import Positional
 
 from specact.errors import ConfigError
-from specact.records import check_fields
+from specact.records import check_fields, read_record, read_toml
 
 if TYPE_CHECKING:
     import ssl
@@ -20,6 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# How every verb's options are read.
+MARKERS = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName)
+# The verbs that take options from a file, too.
+CONFIGURED = ("serve", "run", "play", "doctor", "calibrate")
+_POSITIONAL = get_args(Positional[str])[1]
 # `--help` leaves out what few need; `--help-all` shows it.
 _BRIEF = bool({"-h", "--help"} & set(sys.argv))
 _IF_ASKED: Any = tyro.conf.Suppress if _BRIEF else tyro.conf.OmitArgPrefixes
@@ -28,6 +37,8 @@ _IF_ASKED: Any = tyro.conf.Suppress if _BRIEF else tyro.conf.OmitArgPrefixes
 Flat = Annotated[T, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 # The same, for options that only `--help-all` shows.
 Rare = Annotated[T, tyro.conf.arg(name=""), _IF_ASKED]
+# The file of :func:`with_file`, which has read it.
+ConfigFile = Annotated[Path | None, tyro.conf.arg(help_behavior_hint="", metavar="OPTIONS.toml")]
 # An option that need not be given; its help does not say "(default: None)".
 Maybe = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
 
@@ -81,6 +92,51 @@ class Access(Options):
         from specact.remote.endpoint import tls_context
 
         return tls_context(self.ca)
+
+
+def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> list[str]:
+    """The words of a verb, and those that its ``--config FILE`` adds: the options of a TOML file that are not given.
+
+    Keys are names of options and of the first word. At the top stand those that several verbs share, of which each
+    takes its own; a table ``[VERB]`` is for one verb alone and goes first. ``load`` gives a verb's options.
+
+    Raises:
+        ConfigError: if the file cannot be read, a key is unknown, or a value not allowed.
+    """
+    words = [part for word in given for part in re.split("(?<=^--config)=", word)]
+    at = words.index("--config") if "--config" in words else len(words)
+    if verb not in CONFIGURED or at + 1 >= len(words):
+        return list(given)
+    file, words = Path(words[at + 1]), [*words[:at], *words[at + 2 :]]
+    values, known = read_toml(file, dict[str, Any], "configuration"), _options_of(load(verb))
+    tables = {name: read_record(values.pop(name), dict, f"{file}: {name}") for name in CONFIGURED if name in values}
+    shared, own = ({key.replace("-", "_"): value for key, value in of.items()} for of in (values, tables.get(verb, {})))
+    if strange := shared.keys() - known.keys():
+        others = {name for other in CONFIGURED for name in _options_of(load(other))}
+        shared = {name: value for name, value in shared.items() if name in known or name not in strange & others}
+    fields = [(name, kind, None) for name, (kind, _) in known.items()]
+    read_record(shared | own, msgspec.defstruct(verb, fields, forbid_unknown_fields=True), str(file))
+    typed = {word.partition("=")[0].replace("_", "-") for word in words}
+    for name, value in (shared | own).items():
+        option = f"--{name.replace('_', '-')}"
+        if known[name][1]:
+            words = words if words and not words[0].startswith("-") else [value, *words]
+        elif option not in typed and value is not False:
+            several = [option, *map(str, value)] if isinstance(value, list) else [f"{option}={value}"]
+            words += [option] if value is True else several
+    return words
+
+
+def _options_of(options: Any) -> dict[str, tuple[Any, bool]]:
+    """The type of each option, as a file has it, and whether it is a word without a name."""
+    found = dict[str, tuple[Any, bool]]()
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
+        if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            found |= _options_of(kind)
+        elif name != "config":
+            found[name] = (str if Path in (kind, *get_args(kind)) else hint), _POSITIONAL in marks
+    return found
 
 
 def read_token(file: Path | None) -> str | None:

@@ -50,8 +50,12 @@ def rows_of(values: Mapping[str, Any], width: int = 10) -> list[str]:
 
 
 def lines_of(values: Mapping[str, Any], width: int = 22) -> list[str]:
-    """Plain values as lines that begin with a name; those that are None are left out."""
-    return rows_of({name: text_of(value) for name, value in values.items() if value is not None}, width)
+    """Plain values as lines that begin with a name in words and end with the unit; those that are None are left out."""
+    units = {name: " ms" if name.endswith("_ms") else "" for name in values}
+    return rows_of({
+        name.removesuffix("_ms").replace("_", " "): text_of(value) + units[name]
+        for name, value in values.items() if value is not None
+    }, width)  # fmt: skip
 
 
 def text_of(value: Any, digits: int = 4) -> str:

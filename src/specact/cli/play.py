@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from specact.cli.driving import Plan, Session, about
-from specact.cli.options import Flat, Maybe, Options
+from specact.cli.options import Access, ConfigFile, Flat, Maybe, Options
 from specact.cli.output import remark
 from specact.errors import ConfigError
 from specact.execution.schedule import Execution, Kind
@@ -29,8 +29,8 @@ class Play(Options):
     It is stopped at the end as by specact run. More options: --help-all.
     """
 
-    # ws:// or wss://HOST:PORT of a server, openpi:ws://HOST:PORT#FILE.toml, or here a bundle, BUNDLE#target, an ONNX
-    # file described by a .toml file, lerobot:PATH@HZ, MODULE:NAME
+    # a server (ws://, wss:// or openpi:ws://HOST:PORT#FILE.toml), a bundle, BUNDLE#target, a .toml file of an ONNX
+    # file, lerobot:PATH@HZ, MODULE:NAME
     policy: Positional[str]
     # synchronous idles while it infers; naive appends the next chunk; aligned plays actions at their time; roll_forward
     # shows the policy the robot as it will be; inpainting continues the old chunk
@@ -41,11 +41,16 @@ class Play(Options):
     deadline_ms: Positive = 1000.0  # how long an inference may take
     steps: Maybe[Count] = None  # Euler steps of a flow policy here; 10 if not given
     session: Flat[Session] = field(default_factory=Session)
+    config: ConfigFile = None  # file of options; what is typed goes first
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None and "://" in self.policy:
             raise ConfigError("--steps is for a policy here; those of a server's policy are told specact serve")
+        if "://" not in self.policy and (self.session.access != Access() or self.session.tuning.jpeg_quality):
+            raise ConfigError(
+                "--token-file, --ca and --jpeg-quality are for a server; leave them out for a policy here"
+            )
 
     def run(self) -> None:
         with Interrupts() as interrupts, ExitStack() as stack:
@@ -73,8 +78,8 @@ class Play(Options):
             )  # fmt: skip
 
         def summarise(journal: Journal, runner: ChunkRunner) -> dict[str, Any]:
-            line = None if client is None else dict(client.counts)
-            return journal.summary() | runner.summary() | {"line": line}
+            link = None if client is None else dict(client.counts)
+            return journal.summary() | runner.summary() | {"link": link}
 
         return Plan(env, spec.observation, period_s, make, summarise, described)
 
@@ -92,8 +97,6 @@ class Play(Options):
             try_out(loaded)
             described = about(loaded.name, loaded.fingerprint, loaded.units)
             return LocalSource(loaded.policy), None, loaded.units, loaded.env, described
-        if self.steps is not None:
-            raise ConfigError("a server sets the steps of its policy (specact serve POLICY --steps); leave out --steps")
         access, tuning = self.session.access, self.session.tuning
         remote = stack.enter_context(connect(
             self.policy, deadline_ms=self.deadline_ms, token=access.token, ca=access.ca, robot=tuning.name,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from specact.cli.driving import Plan, Session, about
-from specact.cli.options import Flat, Maybe, Options, Parts, Rare
+from specact.cli.options import ConfigFile, Flat, Maybe, Options, Parts, Rare
 from specact.cli.output import remark, text_of
 from specact.errors import ConfigError
 from specact.execution.player import WAIT, LateVerdicts
@@ -32,8 +32,9 @@ from specact.systems.roboecc import SplitTarget, placed_target
 from specact.systems.staged import load_staged, split_contract
 from specact.wire.messages import Deadline, exchange_bytes
 
-# Counters of late verdicts in the summary.
-_LATE_COUNTS = ("wanted", "transmitted", "in_time", "replaced", "missed")
+# Counters of late verdicts in the summary, by their names there.
+_LATE_COUNTS = {"asked": "wanted", "requests": "transmitted", "in_time": "in_time", "replaced": "replaced",
+                "missed": "missed"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,20 @@ class Details(Options):
 class Run(Options):
     """Drive a robot with a pair: the draft acts, and a gate decides when a server's target is asked.
 
-    It is stopped at the end. Exit status: 1 after an error of the robot, 2 after others, 3 if misses
-    stopped it, 128 + N after signal N. Ctrl-Z stops it, too. More options: --help-all.
+    The robot is stopped at the end. More options: --help-all. Exit status: 1 after an error of the robot, 2 after
+    others, 3 if misses stopped it, 128 + N after signal N.
     """
 
     pair: Positional[str]  # path, name or MODULE:NAME of a pair, which the server must serve too
-    server: str = "ws://127.0.0.1:8600"  # or wss://HOST:PORT, or openpi:ws://HOST:PORT#FILE.toml
-    gate: str = "adahi"  # or uncertainty, learned, random, always, never, MODULE:GATE
+    server: str = "ws://127.0.0.1:8600"  # or wss://, or openpi:ws://HOST:PORT#FILE.toml
+    gate: str = "adahi"  # uncertainty, learned, random, always, never, MODULE:GATE
     rate: Maybe[Share] = None  # share of inferences that ask, as calibrated; 0.6 if not given
     hold: Maybe[str] = None  # uncalibrated: a share (0.4), mean time (30ms) or share of the link (100kbit)
     execution: Literal["synchronous", "late"] = "synchronous"  # late acts on the draft, which a verdict corrects
     # how long a step waits; a control period if not given, with late a chunk
     deadline_ms: Maybe[Deadline] = None
     session: Flat[Session] = field(default_factory=Session)
+    config: ConfigFile = None  # file of options; what is typed goes first
     parts: Rare[Parts] = field(default_factory=Parts)
     details: Rare[Details] = field(default_factory=Details)
 
@@ -117,9 +119,9 @@ class Run(Options):
             return journal.summary() | {
                 "held_rate": None if budget is None else budget.rate,
                 "true_skip": None if audits is None else true_skip(audits),
-                "late": {name: policy.counts[name] for name in _LATE_COUNTS} if late else None,
+                "late": {name: policy.counts[count] for name, count in _LATE_COUNTS.items()} if late else None,
                 "cuts": None if placed is None else dict(placed.counts),
-                "line": dict(client.counts),
+                "link": dict(client.counts),
             }
 
         described = about(pair.name, pair.fingerprint, pair.units, gate=self.gate)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from specact.bundle.network import Compute
-from specact.cli.options import Flat, Maybe, Options, Rare, read_token
+from specact.cli.options import ConfigFile, Flat, Maybe, Options, Rare, read_token
 from specact.cli.output import remark
 from specact.records import Count
 from specact.server.access import Address, Limits
@@ -31,18 +31,22 @@ class Serve(Options):
     address: Flat[Address] = field(default_factory=Address)
     compute: Flat[Compute] = field(default_factory=Compute)
     steps: Maybe[Count] = None  # Euler steps of a flow policy; 10 if not given
+    config: ConfigFile = None  # file of options; what is typed goes first
     limits: Rare[Limits] = field(default_factory=Limits)
 
     def run(self) -> None:
         from specact.load import load_exchange
+
+        # A wrong name is told before a missing extra.
+        exchange = load_exchange(self.policy, target=self.target, steps=self.steps, compute=self.compute)
         from specact.server.serve import serve
         from specact.server.service import Service
 
-        exchange = load_exchange(self.policy, target=self.target, steps=self.steps, compute=self.compute)
         service = Service(exchange, self.limits, self.address, read_token(self.token_file))
 
         def announce(url: str) -> None:
-            remark(f"serving {service.welcome.bundle} on {url}; status page {url.replace('ws', 'http', 1)}/")
+            page = url.replace("ws", "http", 1)
+            remark(f"serving {service.welcome.bundle} on {url}; status page {page}/, as JSON {page}/v1/status")
 
         serve(service, announce)
         left = service.abandoned

@@ -23,7 +23,7 @@ class Train(Options):
     # TOML file, see recipes/. Of the kind flow, regression or tokens: a chunk policy; drafters: of a token policy;
     # flash: the block of a flow policy; without a kind: a pair of action codes.
     recipe: Positional[Path]
-    out: Path  # folder of the run: checkpoints, log.jsonl, bundles/
+    out: Maybe[Path] = None  # folder of the run: checkpoints, log.jsonl, bundles/; runs/RECIPE if not given
     data: Path = Path()  # folder that the recipe's data paths are relative to
     # Of a chunk policy: a larger policy (a bundle, BUNDLE#target, a .toml file, MODULE:NAME) whose answers to the
     # demonstrated observations are learned, not the demonstrated actions
@@ -39,12 +39,13 @@ class Train(Options):
         from specact.lab.train.train import train
         from specact.load import load_policy
 
-        check_folder(self.out)
         recipe, jobs = load_recipe(self.recipe), self.jobs or max(1, (os.cpu_count() or 1) // self.threads)
+        out = self.out or Path("runs") / self.recipe.stem
+        check_folder(out)
         teacher = None if self.teacher is None else load_policy(self.teacher)
         with progress_bars() as update:
             made = train(
-                recipe, self.data, self.out, update, teacher=teacher, threads=self.threads, jobs=jobs,
+                recipe, self.data, out, update, teacher=teacher, threads=self.threads, jobs=jobs,
                 on=self.accelerator,
             )  # fmt: skip
         print_result(self.json, asdict(made) | {"bundles": [str(path) for path in made.bundles]})

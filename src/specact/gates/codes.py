@@ -23,7 +23,7 @@ Quantity = Literal["rejection", "action_change"]
 
 
 class Uncertainty(Gate):
-    """The draft's uncertainty about the codes z that it sampled from q; one forward pass, no target.
+    """Asks where the draft is unsure of the codes z that it sampled from q; one forward pass, no target.
 
     ``temperature`` (U-HLM): of M codes, each sampled at a temperature uniform in (0, T_max], the share that differs
     from z in any codebook. With several codebooks it is 1 in many steps, which a gate cannot tell apart.
@@ -131,7 +131,7 @@ def _joint(distribution: NDArray[np.float64], target: CodeDistribution, proposal
 
 
 class Oracle(RejectionGate):
-    """Evaluates the target, in a time that does not count, to decide whether to transmit: a bound, not deployable."""
+    """Asks after it has evaluated the target, in a time that does not count: a bound, not deployable."""
 
     def __init__(self, threshold: float, *, target: InfersCodes, **settings: Any) -> None:
         super().__init__(threshold, **settings)

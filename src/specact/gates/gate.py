@@ -119,21 +119,21 @@ class Blind(Gate):
 
 
 class Never(Blind):
-    """Never transmits: the draft alone."""
+    """Never asks: the draft alone."""
 
     def __init__(self) -> None:
         super().__init__(math.inf, force_first=False)
 
 
 class Always(Blind):
-    """Transmits every step: hybrid inference without a gate."""
+    """Asks at every inference: hybrid, without a gate."""
 
     def __init__(self) -> None:
         super().__init__(-math.inf, force_first=False)
 
 
 class Periodic(Blind):
-    """Transmits the first step, and then every ``period``-th (>= 1): the pattern of HeiSD's released code."""
+    """Asks at the first inference, then at every ``period``-th (>= 1): the pattern of HeiSD's released code."""
 
     @validated
     def __init__(self, period: Count = 3) -> None:
@@ -141,7 +141,7 @@ class Periodic(Blind):
 
 
 class Random(Gate):
-    """Transmits each step with the same probability, the rate in [0, 1]: the baseline for other gates at equal rate.
+    """Asks with the same probability at each inference, the rate: the baseline for other gates at equal rate.
 
     Transmissions that ``max_skips`` and ``force_first`` enforce add to the rate.
     """

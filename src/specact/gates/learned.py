@@ -173,7 +173,7 @@ class DistanceHead(Head):
 
 
 class Learned(RejectionGate):
-    """Rejection estimated with a head's estimate ``p^`` of the target's distribution.
+    """Asks where rejection is likely by a head's estimate ``p^`` of the target's distribution.
 
     ``R^(z) = 1 - prod_k min(1, p^_k(z_k) / q_k(z_k))``, which is exact if ``p^`` equals the target's distribution. For
     ``action_change`` the codes are decoded with the draft's offsets, since the target's are unknown.

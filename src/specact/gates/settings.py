@@ -43,7 +43,7 @@ CALIBRATED = tuple(name for name in GATES if name not in (*UNRATED, "random"))
 LEARNED, ORACLES = ("learned", "learned_action"), ("oracle", "oracle_action")
 
 # What a calibration states of a gate where nobody says otherwise.
-_DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "adahi": {"reading": "euclidean", "alpha": 0.5, "source": "executed"},
     "uncertainty": {"kind": "disagreement"},
     **{name: {"on": "action_change" if name.endswith("action") else "rejection"} for name in (*LEARNED, *ORACLES)},
@@ -241,7 +241,7 @@ def gate_settings(gate: str, pair: Pair[Any], options: Sequence[str] = ()) -> Ga
     """
     kind = load_gate(gate, pair.exchange.contract.family)
     known = parameters_of(kind).__struct_fields__
-    values = {name: value for name, value in _DEFAULTS.get(gate, {}).items() if name in known}
+    values = {name: value for name, value in DEFAULTS.get(gate, {}).items() if name in known}
     values |= _read(gate, kind, table_entries(pair.recommended_gates))
     if gate in LEARNED:
         values["weights"] = head_fingerprint(pair)

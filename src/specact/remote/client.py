@@ -115,7 +115,7 @@ class Client:
     Attributes:
         welcome, problem: the server's reply to the hello, and why there is currently no connection; each None if not.
         report: counters sent with every request, for the server's status page; a policy's ``counts``.
-        counts: ``connections``, ``sent``, ``answered``, ``late``, ``unwanted`` (that answer no request),
+        counts: ``connections``, ``requests`` sent, ``answered``, ``late``, ``unwanted`` (that answer no request),
             ``unreadable``.
     """
 
@@ -239,7 +239,7 @@ class Client:
         if len(self._outstanding) > _MAX_OUTSTANDING:
             oldest = self._outstanding.pop(next(iter(self._outstanding)))
             oldest.cause = oldest.cause or "deadline"
-        self.counts["sent"] += 1
+        self.counts["requests"] += 1
 
     def _read(self, conversation: Conversation, timeout: float) -> bool:
         """Reads one message and hands it to the request that it answers; False if none arrives in time."""

@@ -30,8 +30,6 @@ from specact.types import CLOCK, NO_OFFLOAD, Clock, Miss, Origin, StepRecord, ch
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
 _SLOW_INFERENCE_S = 10.0  # without a deadline, for the usual age of a chunk
-
-
 # No robot has larger actions; their squares and differences are finite in float32.
 _LARGEST = np.array(1e15, np.float32)
 
@@ -308,13 +306,13 @@ class ChunkRunner:
         """Statistics of the inferences, as plain values.
 
         Returns:
-            ``inferences``, ``chunks`` and ``idle``, see :attr:`counts`; ``misses`` by cause; ``inference_ms``,
+            ``inferences``, ``chunks`` and ``idle``, see :attr:`counts`; ``missed`` by cause; ``inference_ms``,
             quantiles of the latency of the last 100,000 inferences, the link included; and ``observation_age_ms``, the
             mean age of the observation when the first action of its chunk is played.
         """
         counted = ("inferences", "chunks", "idle")
         return {name: self.counts[name] for name in counted} | {
-            "misses": {name: count for name, count in self.counts.items() if name not in counted},
+            "missed": {name: count for name, count in self.counts.items() if name not in counted},
             "inference_ms": quantiles_ms(self._latencies_s),
             "observation_age_ms": 1e3 * self._ages_s / self.counts["chunks"] if self.counts["chunks"] else None,
         }

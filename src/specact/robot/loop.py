@@ -92,6 +92,7 @@ class Tick:
         record: of the inference in it, or None if there was none.
         acted: False if the action was not sent because its observation had become too old.
         unusable: why the observation could not be used, or None. The fallback's action is sent then.
+        held: whether no policy's action was sent, but the last or stop action or nothing.
     """
 
     late_s: float
@@ -100,6 +101,7 @@ class Tick:
     record: StepRecord | None
     acted: bool = True
     unusable: ObservationError | None = None
+    held: bool = False
 
 
 class Journal:
@@ -116,11 +118,11 @@ class Journal:
         self._late_s += tick.late_s
         for name, seconds in zip(self._longest_s, (tick.late_s, tick.observe_s, tick.stall_s), strict=True):
             self._longest_s[name] = max(self._longest_s[name], seconds)
-        self._counts.update(ticks=1, outdated=not tick.acted)
+        self._counts.update(periods=1, too_old=not tick.acted, held=tick.held)
         if tick.unusable is not None:
             self._unusable[tick.unusable.cause] += 1
         if tick.record is not None:
-            self._counts.update(inferences=1, transmitted=tick.record.decision.transmit)
+            self._counts.update(inferences=1, sent=tick.record.decision.transmit)
             self._inference_s.append(tick.stall_s)
             if tick.record.miss is not None:
                 self._misses[tick.record.miss] += 1
@@ -129,23 +131,24 @@ class Journal:
         """Statistics of the control loop and of a pair's inferences, as plain values.
 
         Returns:
-            ``ticks``; ``overruns``: control periods lost because ticks started late; ``longest_lateness_ms`` of a
-            tick's start, ``longest_observation_ms`` of the robot and ``longest_stall_ms`` of the policy; ``unusable``:
-            ticks without a usable observation, by cause; ``outdated``: ticks whose action was too late to be sent;
-            ``inferences``, ``transmission_rate``; ``misses`` by cause; and ``inference_ms``, quantiles of the policy's
-            time in a tick with an inference, of the last 100,000.
+            ``periods`` with a tick; ``lost_periods``, because ticks started late; ``stood_still``, the share of both
+            without a policy's new action; ``longest_lateness_ms`` of a tick's start, ``longest_observation_ms`` of the
+            robot and ``longest_stall_ms`` of the policy; ``unusable`` observations by cause; ``too_old``: actions too
+            late to be sent; ``inferences``; ``sent``, the share that asked the target; ``missed`` requests by cause;
+            and ``inference_ms``, quantiles of the policy's time in a tick with an inference, of the last 100,000.
         """
-        count = self._counts["inferences"]
+        count, periods = self._counts["inferences"], self._counts["periods"]
+        lost = int(self._late_s / self._period_s + 1e-9)  # a late tick shifts all later ones
         return {
-            "ticks": self._counts["ticks"],
-            # A late tick shifts all later ones.
-            "overruns": int(self._late_s / self._period_s + 1e-9),
+            "periods": periods,
+            "lost_periods": lost,
+            "stood_still": (self._counts["held"] + lost) / (periods + lost) if periods else None,
             **{f"longest_{name}_ms": 1e3 * seconds for name, seconds in self._longest_s.items()},
             "unusable": dict(self._unusable),
-            "outdated": self._counts["outdated"],
+            "too_old": self._counts["too_old"],
             "inferences": count,
-            "transmission_rate": self._counts["transmitted"] / count if count else None,
-            "misses": dict(self._misses),
+            "sent": self._counts["sent"] / count if count else None,
+            "missed": dict(self._misses),
             "inference_ms": quantiles_ms(self._inference_s),
         }
 
@@ -157,10 +160,8 @@ def recent_times() -> deque[float]:
 
 def quantiles_ms(seconds: Collection[float]) -> dict[str, float | None]:
     """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None for no times."""
-    names = ("p50", "p95", "p99")
-    if not seconds:
-        return dict.fromkeys(names)
-    return dict(zip(names, (1e3 * np.quantile(list(seconds), (0.5, 0.95, 0.99))).tolist(), strict=True))
+    found = (1e3 * np.quantile(list(seconds), (0.5, 0.95, 0.99))).tolist() if seconds else [None] * 3
+    return dict(zip(("p50", "p95", "p99"), found, strict=True))
 
 
 def run_loop(
@@ -244,7 +245,9 @@ def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, for
     after = policy.record
     # A late verdict changes the record of an inference that was noted before.
     known = before is not None and after is not None and before.address == after.address
-    return Tick(began - planned, observed - began, stall, None if known else after, not outdated, unusable)
+    drafted = after is not None and not safety.overrides and safety.fallback.on_miss == "execute_draft"
+    held = outdated or action is None or (policy.origin is Origin.FALLBACK and not drafted)
+    return Tick(began - planned, observed - began, stall, None if known else after, not outdated, unusable, held)
 
 
 def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:

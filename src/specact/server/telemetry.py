@@ -141,8 +141,8 @@ def _row(robot: Robot, now: float) -> dict[str, Any]:
     return {
         "name": robot.name, "connected_s": now - robot.since, "requests": robot.requests, "errors": robot.errors,
         "rate_hz": _rate_hz(robot.recent, now, robot.since),
-        "transmission_rate": report["transmitted"] / report["steps"] if report["steps"] else None,
-        "acceptance": report["accepted"] / report["verified"] if report["verified"] else None,
+        "sent": report["transmitted"] / report["steps"] if report["steps"] else None,
+        "accepted": report["accepted"] / report["verified"] if report["verified"] else None,
         "missed": report["missed"],
         "total_ms": _quantiles([total for when, total in robot.recent if now - when <= _WINDOW_S]),
     }  # fmt: skip

@@ -34,7 +34,7 @@ _EPSILON = 1e-6
 
 
 class ActionDeviation(Gate):
-    """``D_t``, the distance of the drafted action ``a_t`` from the exponential moving average ``m`` of past ones.
+    """Asks where ``D_t`` is large: the distance of the drafted action ``a_t`` from the average ``m`` of past ones.
 
     The average is updated once per control step, also between the inferences of a policy that executes chunks; of a
     chunk, the first action counts. Actions are normalised. Readings: ``euclidean`` ``||a - m||``; ``path_ratio`` that

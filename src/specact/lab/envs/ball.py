@@ -301,6 +301,8 @@ TASK = Task(
     effector=tilt,
     roll_forward=roll_forward,
 )
-# A bundle's goal is only the newest vector, without velocity: here position and velocity of the goal are part of the
-# state. Without a pace every episode draws its own, for diverse demonstrations.
 CHASE = replace(TASK, name="ball-chase", make=partial(BallEnv, pace=None, goal_in_state=True))
+"""Plate and ball with a goal that moves, whose position and velocity are part of the state.
+
+A bundle's goal is only the newest vector, without velocity. Without a pace every episode draws its own.
+"""

@@ -305,7 +305,6 @@ TASK = Task(
     roll_forward=roll_forward,
 )
 
-# With frames and the agent's position besides the state, for policies without the state.
 CAMERA = replace(
     TASK,
     name="pusht-camera",
@@ -314,3 +313,4 @@ CAMERA = replace(
     roll_forward=camera_roll_forward,
     scenes=scenes,
 )
+"""PushT with frames and the agent's position besides the state, for policies without the state."""

@@ -38,26 +38,33 @@ def gaps_of_recording(recorded: Recorded) -> list[str]:
 
 def tables_of(recorded: Recorded) -> Iterator[Table]:
     """Tables of a recording: control, inferences and their times, and origins of actions."""
-    controls = [step.control for step in recorded.steps]
+    controls, rate_hz = [step.control for step in recorded.steps], recorded.about["rate_hz"]
     late, stall = (max((control[name] for control in controls), default=0.0) for name in ("late_s", "stall_s"))
+    lost = int(sum(control["late_s"] for control in controls) * rate_hz + 1e-9)
+    # The fallback may also act as the draft does: it stands still where its action is the last one again.
+    sent = [None if step.action is None else step.action.tolist() for step in recorded.steps]
+    held = (step.origin == "fallback" and sent[max(0, i - 1)] == sent[i] for i, step in enumerate(recorded.steps))
+    still = sum(action is None or same for action, same in zip(sent, held, strict=True))
     scores = [each["score"] for each in recorded.judged.values()]
     won = sum(bool(each["success"]) for each in recorded.judged.values())
-    yield _facts("control", f"Control, at {recorded.about['rate_hz']:g} Hz", {
+    yield _facts("control", f"Control, at {rate_hz:g} Hz", {
         "episodes": str(len(recorded.episodes)),
         "succeeded": f"{won} of {len(scores)}, mean score {np.mean(scores):.3f}" if scores else NONE,
-        "control steps": f"{len(controls):,}, {recorded.dropped} more were dropped from the recording",
+        "periods": f"{len(controls):,}, {recorded.dropped} more were dropped from the recording",
+        "lost periods": str(lost),
+        "stood still": f"{(still + lost) / max(1, len(controls) + lost):.3f} of all periods",
+        "longest stall": f"{1e3 * stall:.1f} ms",
         "longest lateness": f"{1e3 * late:.1f} ms",
-        "longest wait for an action": f"{1e3 * stall:.1f} ms",
-        "observations that could not be used": _counted(controls, "unusable"),
-        "actions too old to be sent": str(sum(not control["acted"] for control in controls)),
+        "unusable observations": _counted(controls, "unusable"),
+        "too old": f"{sum(not control['acted'] for control in controls)} actions, which were not sent to the robot",
     })  # fmt: skip
     if inferences := recorded.inferences:
-        sent, verified, accepted = (
+        asked, verified, accepted = (
             sum(each[name] for each in inferences) for name in ("transmit", "verified", "accepted")
         )
         yield _facts("inferences", "Inferences", {
             "inferences": f"{len(inferences):,}",
-            "transmitted": f"{sent:,}, {sent / len(inferences):.3f} of all",
+            "sent": f"{asked:,}, {asked / len(inferences):.3f} of all",
             "why": _counted(inferences, "reason"),
             "missed": _counted(inferences, "miss"),
             "verified units": f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE,
@@ -150,7 +157,7 @@ def _draw_scores(recorded: Recorded) -> Drawing:
     figure, axes = blank()
     for label, at, method in (
         ("skipped", ~sent, "draft"),
-        ("transmitted", sent & ~missed, "adahi"),
+        ("sent", sent & ~missed, "adahi"),
         ("missed", missed, "random"),
     ):
         colour, marker = style_of(method)
@@ -160,7 +167,7 @@ def _draw_scores(recorded: Recorded) -> Drawing:
     axes.set(xlabel="inference", ylabel="score of the gate")
     legend_below(figure, columns=2)
     gate = recorded.about.get("gate", "unknown")
-    caption = f"Gate {gate}: a step is transmitted above the threshold, and where it is forced."
+    caption = f"Gate {gate}: an inference asks above the threshold, and where it must."
     names = ("episode", "step", "score", "threshold", "reason", "transmit", "miss")
     rows = [{name: each[name] for name in names} for each in inferences]
     return Drawing("scores", "Scores of the gate", caption, figure, rows)

@@ -1,0 +1,80 @@
+"""``--config FILE``: options of a verb from a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specact.cli.main import load_verb, parse
+from specact.cli.options import CONFIGURED
+from specact.errors import ConfigError
+
+FILE = """
+server = "ws://127.0.0.1:8601"
+deadline-ms = 250
+port = 8700
+
+[run]
+pair = "pusht"
+rate = 0.4
+live = true
+json = false
+stop_action = [0.0, -0.5]
+record = "run.mcap"
+
+[serve]
+policy = "ball"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "robot.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_verb_takes_its_options_from_a_file_and_what_is_typed_goes_first(file: Path) -> None:
+    found = parse(["run", "--config", str(file)])
+    typed = "--server ws://127.0.0.1:8601 --deadline-ms 250 --rate 0.4 --live --stop-action 0.0 -0.5 --record run.mcap"
+    assert found == parse(["run", "pusht", "--config", str(file), *typed.split()])
+    other = parse(["run", f"--config={file}", "ball", "--rate", "0.2", "--stop_action", "1", "1"])
+    assert (other.pair, other.rate, other.session.fallback.stop_action) == ("ball", 0.2, (1.0, 1.0))
+    assert other.server == found.server and other.session.tuning.live
+    # The same file for another machine: what only a robot knows is not the server's.
+    served = parse(["serve", "--config", str(file)])
+    assert (served.policy, served.address.port) == ("ball", 8700)
+    assert parse(["doctor", "--config", str(file)]).server == "ws://127.0.0.1:8601"
+
+
+@pytest.mark.parametrize("verb", CONFIGURED)
+def test_the_help_of_each_tells_of_it(verb: str) -> None:
+    assert "config" in load_verb(verb).__dataclass_fields__
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("sever = 1", ["'sever'", "'server'"]),
+        ("[run]\nrat = 1", ["'rat'", "'rate'"]),
+        ("[run]\nport = 1", ["'port'"]),
+        ("[run]\nrate = 2", ["rate", "1.0"]),
+        ("deadline-ms = 'soon'", ["deadline_ms", "'soon'"]),
+        ("execution = 'lately'", ["execution", "'late'"]),
+        ("config = 'other.toml'", ["'config'"]),
+        ("run = 1", ["run", "table"]),
+        ("[runn]\nrate = 0.4", ["'runn'"]),
+        ("rate = ", ["TOML"]),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(file: Path, text: str, named: list[str]) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        parse(["run", "ball", "--config", str(file)])
+    assert all(part in str(caught.value) for part in [str(file), *named]), caught.value
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        parse(["play", "ball#target", "--config", "nowhere.toml"])
