@@ -12,5 +12,5 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from specact.imports import attach
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __all__ = attach(__name__, __file__)

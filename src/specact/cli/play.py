@@ -29,8 +29,8 @@ class Play(Options):
     It is stopped at the end as by specact run. More options: --help-all.
     """
 
-    # a server (ws://, wss:// or openpi:ws://HOST:PORT#FILE.toml), a bundle, BUNDLE#target, a .toml file of an ONNX
-    # file, lerobot:PATH@HZ, MODULE:NAME
+    # a server (ws://, wss:// or openpi:ws://HOST:PORT#FILE.toml), a bundle, BUNDLE#target, a .toml file,
+    # lerobot:PATH@HZ, MODULE:NAME
     policy: Positional[str]
     # synchronous idles while it infers; naive appends the next chunk; aligned plays actions at their time; roll_forward
     # shows the policy the robot as it will be; inpainting continues the old chunk

@@ -119,8 +119,7 @@ class Journal:
         for name, seconds in zip(self._longest_s, (tick.late_s, tick.observe_s, tick.stall_s), strict=True):
             self._longest_s[name] = max(self._longest_s[name], seconds)
         self._counts.update(periods=1, too_old=not tick.acted, held=tick.held)
-        if tick.unusable is not None:
-            self._unusable[tick.unusable.cause] += 1
+        self._unusable.update(() if tick.unusable is None else (tick.unusable.cause,))
         if tick.record is not None:
             self._counts.update(inferences=1, sent=tick.record.decision.transmit)
             self._inference_s.append(tick.stall_s)
@@ -244,10 +243,10 @@ def _tick(watchdog: _Watchdog, policy: Acting, clock: Clock, planned: float, for
         watchdog.call("act", robot.act, action)
     after = policy.record
     # A late verdict changes the record of an inference that was noted before.
-    known = before is not None and after is not None and before.address == after.address
+    new = None if before is not None and after is not None and before.address == after.address else after
     drafted = after is not None and not safety.overrides and safety.fallback.on_miss == "execute_draft"
     held = outdated or action is None or (policy.origin is Origin.FALLBACK and not drafted)
-    return Tick(began - planned, observed - began, stall, None if known else after, not outdated, unusable, held)
+    return Tick(began - planned, observed - began, stall, new, not outdated, unusable, held)
 
 
 def stop(robot: Robot, stop_action: NDArray[np.float32] | None) -> None:
