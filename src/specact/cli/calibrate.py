@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from specact.lab.data.episodes import Episodes
     from specact.lab.rollout.distillation import Collect, DistillationData
 
-_LESSONS = 100_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(Options):
@@ -42,8 +40,7 @@ class GateOptions(Options):
     rounds: Count = 4  # thresholds that are tried, each on the states that the one before leads to
     seed: Seed = 0  # random seed
     retrain: bool = False  # train a learned gate again, even if the pair has one
-    # inferences that a learned gate is trained on, in each of two rounds; along demonstrations, at most; 100000 if not
-    # given
+    # inferences that a learned gate is trained on, in each of two rounds; 100000 if not given, or all of the data
     lessons: Maybe[Count] = None
     out: Maybe[Path] = None  # folder for the calibration; the pair's own if not given
     workers: Maybe[Count] = None  # processes; one per core if not given
@@ -123,7 +120,7 @@ class Calibrate(GateOptions):
         pair = self.load()
         world, total = self.env or env_of(pair.env), self.episodes * (self.rounds + 2)
         with progress_bars() as update, Pool(self.workers) as pool:
-            collect = collector(self.lessons or _LESSONS, pool, update, world, training_folder(pair) / "frames")
+            collect = collector(self.lessons or 100_000, pool, update, world, training_folder(pair) / "frames")
             made = calibrate(
                 pair, self.settings(pair, collect, update), self.rate, episodes=self.episodes, rounds=self.rounds,
                 seed=self.seed, env=world, pool=pool,
@@ -175,7 +172,7 @@ class OfflineCalibrate(GateOptions):
 
         pair = self.load()
         trained_on, held_out = self.demonstrations.split(pair)
-        count, frames = min(self.lessons or _LESSONS, trained_on.steps), training_folder(pair) / "frames"
+        count, frames = min(self.lessons or 100_000, trained_on.steps), training_folder(pair) / "frames"
         with progress_bars() as update, Pool(self.workers) as pool:
 
             def collect(pair: Pair[Any], gates: Sequence[GateSettings], number: int) -> DistillationData:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
-from importlib.util import find_spec
 from operator import or_
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
 from specact import families
+from specact.bundle.bundle import named_bundles
+from specact.bundle.manifest import KINDS, MANIFEST, read_manifest
 from specact.cli.options import MARKERS, Options
 from specact.cli.output import print_result, rows_of, text_of
 from specact.errors import SpecactError
+from specact.gates.settings import DEFAULTS, GATES, load_gate
+from specact.lab.envs import TASKS, about
+from specact.lab.rollout.methods import METHODS
+from specact.links.link import LINKS
+from specact.load import COMPOSITIONS
 
 Kind = Literal["bundles", "methods", "decodings", "gates", "environments", "links", "families", "recipes"]
 
@@ -34,13 +40,9 @@ class List(Options):
     json: bool = False  # print names and lines as JSON
 
     def run(self) -> None:
-        lists = dict(zip(get_args(Kind), _LISTS, strict=True))
-        found = {kind: lists[kind]() for kind in self.kinds or lists}
-        lines = [
-            line
-            for kind, names in found.items()
-            for line in ("", kind, *rows_of(names, max(map(len, names), default=0)))
-        ]
+        found = {kind: _LISTS[kind]() for kind in self.kinds or _LISTS}
+        widths = {kind: max(map(len, names), default=0) for kind, names in found.items()}
+        lines = [line for kind, names in found.items() for line in ("", kind, *rows_of(names, widths[kind]))]
         print_result(self.json, found, lines[1:])
 
 
@@ -65,9 +67,6 @@ def first_sentence(text: str | None) -> str:
 
 def _bundles() -> dict[str, str]:
     """Those that have a name, and those of the working folder, by path."""
-    from specact.bundle.bundle import named_bundles
-    from specact.bundle.manifest import KINDS, MANIFEST, read_manifest
-
     here, found = [*Path().glob(f"*/{MANIFEST}"), *Path().glob(f"runs/*/bundles/*/{MANIFEST}")], dict[str, str]()
     for name, path in (named_bundles() | {str(path.parent): path.parent for path in sorted(here)}).items():
         try:
@@ -80,64 +79,30 @@ def _bundles() -> dict[str, str]:
     return found
 
 
-def _methods() -> dict[str, str]:
-    """Those of specact eval --methods, which also takes every decoding, gate and random_METHOD."""
-    from specact.lab.rollout.methods import METHODS
-
-    return {name: method.about for name, method in METHODS.items() if method.composition is None}
-
-
-def _decodings() -> dict[str, str]:
-    """Those of --decoding, for token policies and flow policies."""
-    from specact.load import COMPOSITIONS
-
-    return {name: composition.about for name, composition in COMPOSITIONS.items()}
-
-
 def _gates() -> dict[str, str]:
-    from specact.gates.settings import DEFAULTS, GATES, load_gate
-
     usual = {name: f" ({text_of(values)})" for name, values in DEFAULTS.items()}
     return {name: first_sentence(inspect.getdoc(load_gate(name))) + usual.get(name, "") for name in GATES}
 
 
-def _environments() -> dict[str, str]:
-    from specact.lab.envs import TASKS
-
-    return {name: _about(place) for name, place in TASKS.items()}
-
-
-def _about(place: str) -> str:
-    """What stands below the object MODULE:NAME in the source, else the module's docstring; nothing is imported."""
-    module, _, name = place.partition(":")
-    spec = find_spec(module)
-    tree = ast.parse(Path(spec.origin or "").read_text() if spec else "")
-    for node, below in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(below, ast.Expr):
-            return first_sentence(ast.literal_eval(below.value))
-    return first_sentence(ast.get_docstring(tree))
-
-
-def _links() -> dict[str, str]:
-    from specact.links.link import LINKS
-
-    return {
-        name: f"round trip {each.rtt_ms:g} ± {each.jitter_ms:g} ms, {each.up_mbit_s:.0f} Mbit/s up, "
-        f"{each.down_mbit_s:.0f} down"
-        for name, each in LINKS.items()
-    }
-
-
-def _families() -> dict[str, str]:
-    modules = (module.name for module in iter_modules(families.__path__))
-    return {name: first_sentence(import_module(f"{families.__name__}.{name}").__doc__) for name in modules}
-
-
 def _recipes() -> dict[str, str]:
-    """Those of the working folder, and of a checkout."""
+    """Those of the working folder, or of a checkout."""
     folder = Path("recipes") if Path("recipes").is_dir() else Path(__file__).parents[3] / "recipes"
     comments = {path: re.match(r"(#[^\n]*\n)*", path.read_text()) for path in sorted(folder.glob("*.toml"))}
     return {str(path): first_sentence(text[0].replace("#", "")) for path, text in comments.items() if text}
 
 
-_LISTS = (_bundles, _methods, _decodings, _gates, _environments, _links, _families, _recipes)
+_LINK = "round trip {0.rtt_ms:g} ± {0.jitter_ms:g} ms, {0.up_mbit_s:.0f} Mbit/s up, {0.down_mbit_s:.0f} down"
+# Methods are those of specact eval --methods, which also takes the decodings, those of --decoding, and gates.
+_LISTS: dict[Kind, Callable[[], dict[str, str]]] = {
+    "bundles": _bundles,
+    "methods": lambda: {name: method.about for name, method in METHODS.items() if method.composition is None},
+    "decodings": lambda: {name: composition.about for name, composition in COMPOSITIONS.items()},
+    "gates": _gates,
+    "environments": lambda: {name: first_sentence(about(name)) for name in TASKS},
+    "links": lambda: {name: _LINK.format(link) for name, link in LINKS.items()},
+    "families": lambda: {
+        each.name: first_sentence(import_module(f"specact.families.{each.name}").__doc__)
+        for each in iter_modules(families.__path__)
+    },
+    "recipes": _recipes,
+}

@@ -95,13 +95,10 @@ class Access(Options):
 
 
 def with_file(verb: str, given: Sequence[str], load: Callable[[str], Any]) -> list[str]:
-    """The words of a verb, and those that its ``--config FILE`` adds: the options of a TOML file that are not given.
+    """The words of a verb, and of those options in its TOML file ``--config FILE`` that are not given.
 
-    Keys are names of options and of the first word. At the top stand those that several verbs share, of which each
-    takes its own; a table ``[VERB]`` is for one verb alone and goes first. ``load`` gives a verb's options.
-
-    Raises:
-        ConfigError: if the file cannot be read, a key is unknown, or a value not allowed.
+    Keys at the top are shared, and each verb takes its own; a table ``[VERB]`` is for one verb and goes first. ``load``
+    gives a verb's options. Raises ConfigError for a file, key or value that cannot be used.
     """
     words = [part for word in given for part in re.split("(?<=^--config)=", word)]
     at = words.index("--config") if "--config" in words else len(words)

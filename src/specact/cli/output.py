@@ -51,11 +51,9 @@ def rows_of(values: Mapping[str, Any], width: int = 10) -> list[str]:
 
 def lines_of(values: Mapping[str, Any], width: int = 22) -> list[str]:
     """Plain values as lines that begin with a name in words and end with the unit; those that are None are left out."""
-    units = {name: " ms" if name.endswith("_ms") else "" for name in values}
-    return rows_of({
-        name.removesuffix("_ms").replace("_", " "): text_of(value) + units[name]
-        for name, value in values.items() if value is not None
-    }, width)  # fmt: skip
+    known = {name: value for name, value in values.items() if value is not None}
+    words = {name: name.removesuffix("_ms").replace("_", " ") for name in known}
+    return rows_of({words[name]: text_of(known[name]) + " ms" * name.endswith("_ms") for name in known}, width)
 
 
 def text_of(value: Any, digits: int = 4) -> str:

@@ -37,7 +37,6 @@ class Serve(Options):
     def run(self) -> None:
         from specact.load import load_exchange
 
-        # A wrong name is told before a missing extra.
         exchange = load_exchange(self.policy, target=self.target, steps=self.steps, compute=self.compute)
         from specact.server.serve import serve
         from specact.server.service import Service

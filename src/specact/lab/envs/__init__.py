@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
@@ -70,6 +74,17 @@ def _load(name: str) -> Task:
         if not os.environ.get("MUJOCO_GL"):
             raise
         raise RenderError(f"{cannot_draw(error)}, or unset it if nothing is rendered") from error
+
+
+def about(name: str) -> str:
+    """What a built-in environment is, without its simulator: the text below it in its file, else the module's."""
+    module, _, attribute = TASKS[name].partition(":")
+    spec = find_spec(module)
+    tree = ast.parse(Path(spec.origin or "").read_text() if spec else "")
+    for node, below in pairwise(tree.body):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute and isinstance(below, ast.Expr):
+            return str(ast.literal_eval(below.value))
+    return ast.get_docstring(tree) or ""
 
 
 def cannot_draw(error: Exception) -> str:
