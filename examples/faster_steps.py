@@ -44,4 +44,4 @@ print(
     f"\n{EPISODES} episodes each; a failed one counts as {world.limit_s:.0f} s. How fast chunks come is arithmetic;"
     "\nwhether the task becomes faster depends on the world and on how chunks are played."
 )
-print("Next: docs/tised.md, and specact tised sweep --bundle ball-chase-flow --levers steps naive aligned")
+print("Next: docs/results/tised.md, and specact tised sweep --bundle ball-chase-flow --levers steps naive aligned")

@@ -20,6 +20,7 @@ from specact.lab.rollout.statistics import holm
 Metrics = Mapping[str, Any]
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+LONG = 200  # rows
 _TABLE = "<table>\n<caption>{}</caption>\n<thead>{}</thead>\n<tbody>\n{}\n</tbody>\n</table>"
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -69,8 +70,11 @@ class Table:
         writer.writerows(rows)
         return text.getvalue()
 
-    def html(self) -> str:
-        """As part of the page of all tables."""
+    def html(self, link: str) -> str:
+        """As part of the page of all tables; of a long one the link to its file."""
+        if len(self.rows) > LONG:
+            about = html.escape(self.about)
+            return f'<section><p>{about} <a href="{link}">{len(self.rows):,} rows, CSV</a></p></section>'
         heads = "".join(f"<th>{html.escape(head.strip())}</th>" for head in self.heads.split("|"))
         plain = self.cells.replace("`", "").replace("**", "")
         cells = ([html.escape(cell) for cell in fields(plain, row)] for row in self.rows)
@@ -122,7 +126,7 @@ class Report:
             f"{text.rstrip()}\n\n## How it was measured\n\n`python -m experiments {name} run --out results/{name}`; "
             f"`table` stores what it finds, `page` writes this page. [All tables](tables/{name}.html).\n\n{lines}\n"
         )
-        body = "\n".join(table.html() for table in [*self.tables, measured])
+        body = "\n".join(table.html(f"{name}/{table.name}.csv") for table in [*self.tables, measured])
         return {
             **self.also,
             RESULTS / f"{name}.md": page,

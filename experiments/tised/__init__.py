@@ -1,7 +1,7 @@
-"""TISED: what a faster step does to the task, as sweeps over methods, links and levers (docs/tised.md).
+"""TISED: what a faster step does to the task, as sweeps over methods, links and levers (docs/results/tised.md).
 
-``--data`` is the folder with ``network/``, the recorded links; without it these are left out. Other pages quote sweeps,
-too: flash, split, freqcache, and tokens, for whose three decodings the outcome of every episode is kept.
+``--data`` is the folder with ``network/``, the recorded links; without it these are left out. Of three decodings of
+tokens the outcome of every episode is kept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run, specact
+from experiments.grid import Cell, Results, Run, specact
+from experiments.report import Report
 from experiments.tised import tables
 from experiments.tised.findings import compare_methods, find_all, optima_of
 from specact.lab.tised.analysis import as_row, contrasts_of, read_calibrations, read_sweeps, sort_curves
 
-HERE = Path(__file__).parent
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
 # Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
 RECORDED = [
@@ -38,8 +38,8 @@ TOKENS = [
     "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
     "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
 ]  # fmt: skip
-# Token systems by the decoding that verifies: by a head's tree; with a Kalman tail; a memory's chunk.
-DECODED = {"specvla": "Spec-VLA", "kerv": "KERV", "heisd_fixed": "HeiSD"}
+# Decodings that verify: by a head's tree; with a Kalman tail; a memory's chunk.
+DECODED = ("specvla", "kerv", "heisd_fixed")
 
 # Words of the sweep, and its episodes.
 SWEEPS: dict[str, tuple[list[str], int]] = {
@@ -83,10 +83,6 @@ SWEEPS: dict[str, tuple[list[str], int]] = {
         "--hardware", *MACHINES,
     ], 200),
     "window-pusht": (["--bundle", "pusht", "--levers", "window", "--paces", "0", "--hardware", *MACHINES], 200),
-}  # fmt: skip
-# Sweeps in tables of settings over hardware and links, by page.
-OF_PAGES = {
-    "levers-chase": "tised", "executions-chase": "tised", "levers-pusht": "tised", "split-ball": "split",
 }  # fmt: skip
 
 
@@ -144,20 +140,6 @@ def outcomes(table: dict[str, np.ndarray], baselines: dict[str, float]) -> list[
     ]  # fmt: skip
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """sweeps.md, and the tables and pictures of docs/tised.md and four other pages."""
-    yield Part(HERE / "sweeps.md", "", "\n".join(tables.whole(*item) for item in sorted(results.items())))
-    page = DOCS / "tised.md"
-    frontiers = {name.partition("-")[2]: found for name, found in results.items() if name.startswith("frontier")}
-    yield Part(page, "frontier", tables.frontier(frontiers))
-    yield Part(page, "idle-ball", tables.idling(results["idle-ball"]))
-    for name, where in OF_PAGES.items():
-        yield Part(DOCS / f"{where}.md", name, tables.levers(results[name]))
-    decoded = {system: tables.outcomes_of(results[f"links-{name}"]) for name, system in DECODED.items()}
-    yield Picture(DOCS / "tokens-links.png", partial(tables.draw_decoded, decoded))
-    paradox = partial(tables.draw_times, results["levers-chase"], "naive", 0.0, "agx-50w")
-    yield Picture(DOCS / "tised-paradox.png", paradox, dpi=200)
-    for pair, found in frontiers.items():
-        for pace, idle in sorted({(cell["pace"], cell["idle"]) for cell in found["cells"]}):
-            file = DOCS / f"frontier-{pair}-{pace:g}-{idle}.png"
-            yield Picture(file, partial(tables.draw_frontier, found, pace, idle), dpi=150)
+def report(results: Results) -> Report:
+    """docs/results/tised.md."""
+    return tables.report_of(results)

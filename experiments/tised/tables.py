@@ -1,285 +1,397 @@
-"""Tables and pictures of sweeps, from stored results; a row is one setting of a lever at one place."""
+"""Tables, contrasts, facts and pictures of stored sweeps; a row is one setting of a lever at one place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
-from experiments.tables import interval_text, markdown, optional_text, table
+from experiments.figures import Point, add_series, draw_series
+from experiments.report import Metrics, Picture, Report, Table, between, contrast_table, one_family
 from experiments.tised.findings import FRONTIER, method_of
-from specact.lab.report.figures import INK, MUTED, blank, legend_below, style_of
-from specact.lab.rollout.statistics import Contrast, contrast, holm
+from specact.lab.rollout.statistics import contrast, wilson
 from specact.lab.tised.drivers import ON_BOARD
 
-Row = Mapping[str, Any]
-# End points of every episode, by lever, strength and link.
-Outcomes = dict[tuple[str, float, str], dict[str, NDArray[np.float64]]]
-
-# Marker, whether it is filled, and label of the levers at their strengths.
-MARKERS = {
-    ("verification", 1.0): ("o", True, "hybrid"), ("verification", 0.6): ("o", False, "ADAHI"),
-    ("chance", 0.6): ("X", False, "random"), ("late", 1.0): ("s", True, "late"),
-    ("late", 0.6): ("s", False, "late ADAHI"), ("verification", 0.0): ("v", True, "nothing verified"),
-}  # fmt: skip
-TITLES = {
-    1: "A faster chunk and a slower task",
-    2: "A setting that is worse where least is stale, and succeeds more often where more is",
-    3: "A sweet spot that moves with the hardware or the link",
+# In real time, of the token policy of Meta-World, by another experiment.
+LIVE = Path(__file__).parents[1] / "metaworld" / "results" / "device.json"
+# Levers of a policy; of systems with a report of their own; and decodings that verify a draft.
+POLICIES = ("levers-chase", "executions-chase", "levers-pusht", "window-pusht")
+SYSTEMS = ("flash-chase", "reuse-metaworld", "split-ball")
+DECODED = {"links-specvla": "Spec-VLA", "links-kerv": "KERV", "links-heisd_fixed": "HeiSD"}
+CONTROLS = ("remote target, asynchronous", "target, waited for", "hybrid", "ADAHI", "late ADAHI", "draft")
+WIFI, LTE = "rtt:", "mahimahi:"
+PUBLISHED = {
+    1: "pi0.5 on UR5e: with 1 step instead of 10 an inference takes .162 s, not .199, and the task 45.4 s, not 37.3",
+    2: "pi0.5 on a moving object: 4 steps succeed in 45 of 60, 16 in 26, on the slower of two devices",
+    3: "the best number of steps is 10 on an RTX 4070 and 5 on an AGX at 50 W",
 }
+FINDINGS = {
+    1: "a faster chunk makes a task slower whose world waits",
+    2: "a policy that is worse on fresh observations is better on old ones",
+    3: "the best setting depends on the hardware or the link",
+}
+_CELLS = (
+    "`{lever}` {strength:g} | {pace:g}, `{idle}` | {hardware}, {link} | {n} | {success:ci3} | {restricted_s:ci2} "
+    "| {chunks:.1f} | {chunk_s:.3f} | {task_s:.2f} | {inference_ms:.1f} | {stall_ms:.1f} | {age_ms:.1f} | {jerk:.1f} "
+    "| {path:.2f} | {sent:.2f}"
+)
+_HEADS = (
+    "setting | pace, idle | device, link | episodes | success | mean time, failures at the limit [s] | chunks "
+    "| time of a chunk [s] | time of a success [s] | inference [ms] | wait [ms] | age [ms] | jerk | path | sent"
+)
 
 
-def frontier(sweeps: Mapping[str, Row]) -> str:
-    """Success of every method over the round trip, for every pair, pace and idle mode of the sweeps."""
-    found = {pair: list(_methods(sweep)) for pair, sweep in sorted(sweeps.items())}
-    links = {cell["link"] for cells in found.values() for _, cell in cells} - {ON_BOARD}
-    columns, rows = sorted(links, key=_order), []
-    for pair, cells in found.items():
-        for pace, idle in sorted({(cell["pace"], cell["idle"]) for _, cell in cells}):
-            for method in FRONTIER:
-                own = (method, pace, idle)
-                here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"], cell["idle"]) == own}
-                shown = (here.get(link, here.get(ON_BOARD)) for link in columns)
-                values = ("-" if cell is None else f"{cell['success.mean']:.3f}" for cell in shown)
-                rows.append([f"{pair}, {pace:g}, {idle}", method, *values])
-    return markdown(["pair, pace, idle", "method", *map(_title, columns)], rows)
+def report_of(results: Mapping[str, Any]) -> Report:
+    """All that docs/results/tised.md says."""
+    sweeps = {name: found for name, found in results.items() if "cells" in found}
+    live = list(standing(json.loads(LIVE.read_text())["metaworld-tokens"]))
+    faster = one_family(row for name in POLICIES for row in settings_of(name, sweeps[name], "restricted_s"))
+    likelier = one_family(row for name in POLICIES for row in settings_of(name, sweeps[name], "success"))
+    measures = ("success", "restricted_s")
+    others = one_family(row for name in SYSTEMS for key in measures for row in settings_of(name, sweeps[name], key))
+    methods = one_family(row for name, found in sweeps.items() for row in methods_of(name, found))
+    decodings = one_family(decodings_of({name: sweeps[name] for name in DECODED}))
+    seen = [row for name, found in sweeps.items() for row in findings_of(name, found)]
+    frontier = sweeps["frontier-ball"]
+    tables = [
+        Table(
+            "standing", "Share of the control periods in which the robot stood still because no action had come: its "
+            "range over devices from a whole core to a twentieth of one; 20 episodes each, in real time.",
+            "method | no link | fast Wi-Fi | LTE | recorded, 117 ms",
+            "{method} | {none} | {wifi-paper} | {lte} | {recorded}", live,
+        ),
+        Table(
+            "links", "Success over the round trip of the link, in virtual time: ball, goal at rest, 40 episodes; while "
+            "it waits the robot keeps the last command.",
+            "method | 1 ms | 50 ms | 100 ms | 200 ms | LTE | Wi-Fi",
+            "{method} | {1 ms:.2f} | {50 ms:.2f} | {100 ms:.2f} | {200 ms:.2f} | {LTE:.2f} | {Wi-Fi:.2f}",
+            list(by_link(frontier, 0.0, "last")),
+        ),
+        Table(
+            "findings", "Places where a finding was looked for, and where it was seen.",
+            "finding | in the paper | here | seen with", "{finding} | {paper} | {seen} of {places} | {where}",
+            list(counted(seen)),
+        ),
+        *(Table(name, f"All settings: {found['command']}", _HEADS, _CELLS, [cell_row(cell) for cell in found["cells"]])
+          for name, found in sweeps.items()),
+        Table(
+            "gates", "Gates, calibrated where they run, on held-out episodes.",
+            "sweep | gate of | wanted | threshold | held out | sent | episodes | inferences",
+            "{sweep} | `{lever}`, {pace:g}, {idle}, {link} | {wanted} | {threshold:.4g} | {held_out:.2f} | {sent:.2f} "
+            "| {episodes} | {inferences}", [row for name, found in sweeps.items() for row in gates_of(name, found)],
+        ),
+        Table(
+            "places", "Every place where a finding was looked for, decided within its sweep.",
+            "sweep | finding | place | seen", "{sweep} | {number} | {about} | {seen}", seen,
+        ),
+        contrast_table(faster, "faster", "a policy's settings and its first one: time saved"),
+        contrast_table(likelier, "likelier", "a policy's settings and its first one: success"),
+        contrast_table(others, "systems", "the settings of FLASH, FreqCache and RoboECC and their first one"),
+        contrast_table(methods, "methods", "every two methods over every link"),
+        contrast_table(decodings, "decodings", "every two decodings under the same lever over the same link"),
+    ]  # fmt: skip
+    pictures = [
+        Picture("tised-standing.svg", partial(draw_standing, live)),
+        Picture("tised-links.svg", partial(draw_links, frontier)),
+        Picture("tised-paradox.svg", partial(draw_paradox, sweeps["levers-chase"])),
+        Picture("tised-decodings.svg", partial(draw_decodings, {DECODED[name]: sweeps[name] for name in DECODED})),
+    ]
+    facts = {
+        **facts_of(faster, likelier, others, methods, decodings),
+        **{f"still {row['method']}": row for row in live},
+    }
+    facts |= {f"finding {row['number']}": row for row in counted(seen)}
+    return Report(tables, facts | paradox_of(sweeps["levers-chase"], faster), pictures)
 
 
-def idling(sweep: Row) -> str:
-    """Success of every method over one link, with each idle mode."""
-    cells = list(_methods(sweep))
-    ways = sorted({cell["idle"] for _, cell in cells})
-    by_method = {method: {cell["idle"]: cell for found, cell in cells if found == method} for method in FRONTIER}
-    rows = [[name, *(_interval(here[way], "success", 3) for way in ways)] for name, here in by_method.items() if here]
-    return markdown(["method", *(f"idle `{way}`" for way in ways)], rows)
+def facts_of(
+    faster: Sequence[Metrics], likelier: Sequence[Metrics], others: Sequence[Metrics], methods: Sequence[Metrics],
+    decodings: Sequence[Metrics],
+) -> dict[str, Any]:  # fmt: skip
+    """Contrasts that the prose cites, and how many of others are significant."""
+    far = "ball at 0, last, 100 ms, 200 episodes"
+    cited = {
+        "late_async": (far, "late adahi", "async target"), "late_head": (far, "late adahi", "head as draft"),
+        "late_device": (far, "late adahi", "target on device"), "late_draft": (far, "late adahi", "draft"),
+        "late_hybrid": (far, "late adahi", "hybrid"),
+        "level": (far.replace("last", "neutral"), "late adahi", "async target"),
+        "beyond": ("ball at 0, last, 200 ms, 40 episodes", "late adahi", "async target"),
+        "beyond_draft": ("ball at 0, last, 200 ms, 40 episodes", "late adahi", "draft"),
+    }  # fmt: skip
+    facts: dict[str, Any] = {name: _either(methods, *key) for name, key in cited.items()}
+    for name, (one, other) in {
+        "head_late": ("head as draft", "late adahi"), "device_late": ("target on device", "late adahi"),
+        "adahi_random": ("adahi", "random"), "late_head_all": ("late adahi", "head as draft"),
+    }.items():  # fmt: skip
+        rows = [_either(methods, on, one, other) for on in _places(methods)]
+        facts[name] = sum(row["p_holm"] < 0.05 and row["difference"] > 0.0 for row in rows)
+    significant = {"faster": faster, "likelier": likelier, "others": others, "decodings": decodings}
+    facts |= {f"{name}_shown": sum(row["p_holm"] < 0.05 for row in rows) for name, rows in significant.items()}
+    facts["places"] = len(_places(methods))
+    pusht, chase = "pusht at 0, hold, {}", "ball-chase at 0, hold, {}"
+    slow = "vla-rtx-4070"
+    for name, (sweep, place, lever, first, second) in {
+        "one_step": ("levers-pusht", pusht.format("this-machine"), "steps", 1, 10),
+        "two_steps": ("levers-pusht", pusht.format(slow), "steps", 2, 10),
+        "stamped": ("levers-pusht", pusht.format(slow), "aligned", 4, 0),
+        "inpainted": ("levers-pusht", pusht.format(slow), "inpainting", 4, 0),
+        "chase_steps": ("levers-chase", chase.format(slow), "steps", 2, 10),
+    }.items():  # fmt: skip
+        key = (f"{sweep}, {place}", f"{lever} {first}", f"{lever} {second}")
+        facts[name] = between(faster, *key, "time saved [s]")
+        facts[f"{name}_success"] = between(likelier, *key)
+    return facts
 
 
-def _methods(sweep: Row) -> Iterator[tuple[str, Row]]:
-    """The cells of the frontier's methods in a sweep, with their names."""
-    for cell in sweep["cells"]:
-        method = method_of(cell["lever"], cell["strength"])
-        if method is not None:
-            yield method, cell
+def _places(methods: Sequence[Metrics]) -> list[str]:
+    return list(dict.fromkeys(row["on"] for row in methods if row["on"].startswith("ball") and " 40 " in row["on"]))
 
 
-def levers(sweep: Row) -> str:
-    """Success and restricted mean time of every setting of one sweep over hardware and links."""
-    cells = sweep["cells"]
-    places = sorted({(c["kappa"], c["hardware"], c["link"]) for c in cells}, key=lambda at: (at[0], _rtt(at[2]), at[2]))
-    by_setting: dict[tuple[str, float, float], dict[tuple[float, str, str], str]] = {}
+def _either(rows: Sequence[Metrics], on: str, first: str, second: str) -> Metrics:
+    """The contrast of two methods, in this order."""
+    try:
+        return between(rows, on, first, second)
+    except StopIteration:
+        row = between(rows, on, second, first)
+        turned = {"difference": -row["difference"], "low": -row["high"], "high": -row["low"]}
+        return {**row, "first": first, "second": second, **turned}
+
+
+def paradox_of(sweep: Metrics, faster: Sequence[Metrics]) -> dict[str, Any]:
+    """Two actions of naive overlap, goal at rest, on the fifty-watt device."""
+    zero, two = _naive(sweep)[:2]
+    on = "levers-chase, ball-chase at 0, hold, agx-50w"
+    return {
+        "paradox": between(faster, on, "naive 2", "naive 0", "time saved [s]"),
+        "chunk_speedup": zero["chunk_s"] / two["chunk_s"], "more_chunks": two["chunks"] / zero["chunks"],
+    }  # fmt: skip
+
+
+def _naive(sweep: Metrics) -> list[Metrics]:
+    return [
+        cell for cell in sweep["cells"] if (cell["lever"], cell["pace"], cell["hardware"]) == ("naive", 0, "agx-50w")
+    ]
+
+
+def title(link: str) -> str:
+    """A link in words."""
+    steady = f"{link.partition('=')[2]} ms"
+    return (
+        "none" if link == ON_BOARD else "Wi-Fi" if link.startswith(WIFI) else "LTE" if link.startswith(LTE) else steady
+    )
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def cell_row(cell: Metrics) -> dict[str, Any]:
+    """A setting, with its times in ms."""
+    row = {
+        key: _short(cell[key]) for key in ("lever", "strength", "pace", "idle", "hardware", "kappa", "execution", "n")
+    }
+    row["link"] = title(cell["link"])
+    for name in ("success", "restricted_s"):
+        row[name] = {key: _short(cell[f"{name}.{key}"]) for key in ("mean", "low", "high")}
+    row |= {key: _short(cell[key]) for key in ("chunks", "chunk_s", "task_s", "jerk", "path")}
+    for key in ("inference", "stall", "age"):
+        row[f"{key}_ms"] = None if cell[f"{key}_s"] is None else _short(1e3 * cell[f"{key}_s"])
+    return {**row, "sent": _short(cell["transmission_rate"])}
+
+
+def settings_of(sweep: str, found: Metrics, measure: str) -> Iterator[dict[str, Any]]:
+    """Every setting and its lever's first one: success, or the mean time saved."""
+    sign, name = (1.0, "success") if measure == "success" else (-1.0, "time saved [s]")
+    for row in found["contrasts"]:
+        place = f"{sweep}, {row['task']} at {row['pace']:g}, {row['idle']}, {row['hardware']}"
+        low, high = sorted(sign * row[f"{measure}.difference.{end}"] for end in ("low", "high"))
+        yield {
+            "on": place if row["link"] == ON_BOARD else f"{place}, {title(row['link'])}", "measure": name,
+            "first": f"{row['lever']} {row['strength']:g}", "second": f"{row['lever']} {row['baseline']:g}",
+            "difference": _short(sign * row[f"{measure}.difference.mean"]), "low": _short(low), "high": _short(high),
+            "p": row[f"{measure}.p"],
+        }  # fmt: skip
+
+
+def methods_of(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
+    """Every two methods at every place of a sweep."""
+    for row in found["methods"]:
+        task = f"{row['task']}, {DECODED[sweep]}" if sweep in DECODED else row["task"]
+        yield {
+            "on": f"{task} at {row['pace']:g}, {row['idle']}, {title(row['link'])}, {row['episodes']} episodes",
+            "measure": "success", "first": row["first"], "second": row["second"], "p": row["success.p"],
+            **{end: _short(row[f"success.difference.{end}"]) for end in ("low", "high")},
+            "difference": _short(row["success.difference.mean"]),
+        }  # fmt: skip
+
+
+def decodings_of(sweeps: Mapping[str, Metrics]) -> Iterator[dict[str, Any]]:
+    """Every two decodings under the same lever over the same link, on the same episodes."""
+    runs = {
+        name: {(row["lever"], row["strength"], row["link"]): row for row in found["outcomes"]}
+        for name, found in sweeps.items()
+    }
+    for at in sorted(set.intersection(*map(set, runs.values()))):
+        lever, strength, link = at
+        # The same as verification 1; and without a verification a link has no effect.
+        if (lever, strength) == ("chance", 1.0) or (strength == 0.0 and title(link) != "1 ms"):
+            continue
+        for one, other in combinations(runs, 2):
+            for key, name, sign in (("success", "success", 1.0), ("restricted_s", "time saved [s]", -1.0)):
+                test = contrast(*(sign * np.array(runs[of][at][key], np.float64) for of in (one, other)))
+                ends = {end: _short(getattr(test.difference, end)) for end in ("mean", "low", "high")}
+                yield {
+                    "on": f"metaworld, {lever} {strength:g}, {title(link)}", "measure": name, "first": DECODED[one],
+                    "second": DECODED[other], "difference": ends, "p": test.p,
+                }  # fmt: skip
+
+
+def findings_of(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
+    """Where each finding was looked for."""
+    for row in found["findings"]:
+        yield {"sweep": sweep, "number": row["number"], "about": row["about"], "seen": "yes" if row["seen"] else "no"}
+
+
+def counted(rows: Sequence[Metrics]) -> Iterator[dict[str, Any]]:
+    """A row per finding."""
+    for number, finding in FINDINGS.items():
+        here = [row for row in rows if row["number"] == number]
+        seen = [row for row in here if row["seen"] == "yes"]
+        levers = dict.fromkeys(f"`{row['about'].split()[0]}` ({row['sweep']})" for row in seen)
+        yield {
+            "number": number, "finding": finding, "paper": PUBLISHED[number], "seen": len(seen), "places": len(here),
+            "where": ", ".join(levers) or "none",
+        }  # fmt: skip
+
+
+def gates_of(sweep: str, found: Metrics) -> Iterator[dict[str, Any]]:
+    """Calibrations of a sweep."""
+    for row in found["calibrations"]:
+        yield {
+            "sweep": sweep, **{key: row[key] for key in ("lever", "pace", "idle", "episodes", "inferences")},
+            "link": title(row["link"]), "wanted": row["rate"], "threshold": _short(row["gate"]["threshold"]),
+            "held_out": _short(row["held_out_rate"]), "sent": _short(row["held_out_sent"]),
+        }  # fmt: skip
+
+
+def by_link(sweep: Metrics, pace: float, idle: str) -> Iterator[dict[str, Any]]:
+    """Success of every method over each link; without a link it is the same over all."""
+    cells = [cell for cell in sweep["cells"] if (cell["pace"], cell["idle"]) == (pace, idle)]
+    titles = dict.fromkeys(title(cell["link"]) for cell in cells if cell["link"] != ON_BOARD)
+    for method in FRONTIER:
+        own = {title(c["link"]): c["success.mean"] for c in cells if method_of(c["lever"], c["strength"]) == method}
+        if own:
+            yield {"method": method, **{name: own.get(name, own.get("none")) for name in titles}}
+
+
+def standing(cells: Mapping[str, Sequence[Metrics]]) -> Iterator[dict[str, Any]]:
+    """Share of periods without an action, least and most over the devices, of each method and link."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in (row for cell in cells.values() for row in cell if row["method"] in CONTROLS):
+        link = "recorded" if row["link"].startswith(WIFI) else row["link"] or "none"
+        rows.setdefault(row["method"], {}).setdefault(link, []).append(row["held"] / row["steps"])
+    for method in sorted(rows, key=CONTROLS.index):
+        links = {link: Share(shares) for link, shares in rows[method].items()}
+        yield {"method": method, **{link: links.get(link) for link in ("none", "wifi-paper", "lte", "recorded")}}
+
+
+class Share(dict[str, float]):
+    """The least and the most of some shares, written as percentages."""
+
+    def __init__(self, shares: Iterable[float]) -> None:
+        ordered = sorted(shares)
+        super().__init__(low=ordered[0], middle=float(np.median(ordered)), high=ordered[-1])
+
+    def __format__(self, spec: str) -> str:
+        low, high = f"{self['low']:.0%}", f"{self['high']:.0%}"
+        return low if low == high else f"{low[:-1]} to {high[:-1]} %"
+
+
+def draw_standing(rows: Sequence[Metrics]) -> Figure:
+    """Share of periods standing still, by link; what needs none is the same over all."""
+    links, styles = ("wifi-paper", "lte", "recorded"), {"remote target, asynchronous": "asynchronous"}
+    series = {}
+    for row in rows:
+        shares = [(x, row[link] or row["none"]) for x, link in enumerate(links)]
+        name = styles.get(row["method"], row["method"].replace("ADAHI", "adahi").replace(", waited for", " on device"))
+        series[name] = [Point(x, *(100 * share[end] for end in ("middle", "low", "high"))) for x, share in shares]
+    figure = draw_series(
+        {name: points for name, points in series.items() if name not in ("adahi", "hybrid")},
+        "link to the server",
+        "control periods standing still [%]",
+        "Without a draft the robot stands still over a slow link",
+        {"asynchronous": "target over the link,\nasynchronous", "target on device": "target on device,\nwaited for"},
+    )
+    figure.axes[0].set_xticks(range(3), ["fast Wi-Fi", "LTE", "recorded Wi-Fi\n(117 ms)"])
+    figure.axes[0].set_ylim(-3, 103)
+    return figure
+
+
+def draw_links(sweep: Metrics) -> Figure:
+    """Success over the round trip of steady links, goal at rest, last command while waiting."""
+    styles = {"async target": "asynchronous"}
+    shown = ("draft", "head as draft", "target on device", "target", "async target", "late adahi")
+    cells = [cell for cell in sweep["cells"] if (cell["pace"], cell["idle"]) == (0.0, "last")]
+    xs = sorted({_rtt(cell["link"]) for cell in cells if cell["link"].startswith("loopback")})
+    series: dict[str, list[Point]] = {}
     for cell in cells:
-        text = f"{cell['success.mean']:.3f}, {cell['restricted_s.mean']:.2f} s"
-        setting = by_setting.setdefault((cell["lever"], cell["strength"], cell["pace"]), {})
-        setting[cell["kappa"], cell["hardware"], cell["link"]] = text
-    heads = [
-        f"{hardware} (x {kappa:g})" + ("" if link == ON_BOARD else f", {_title(link)}")
-        for kappa, hardware, link in places
-    ]
-    rows = [
-        [f"{lever} {strength:g}", f"{pace:g}", *(here[place] for place in places)]
-        for (lever, strength, pace), here in by_setting.items()
-    ]
-    return markdown(["lever", "pace", *heads], rows)
-
-
-def _title(link: str) -> str:
-    steady = link.startswith("loopback")
-    return f"{_rtt(link):g} ms" if steady else "recorded Wi-Fi" if link.startswith("rtt") else "recorded LTE"
+        name = method_of(cell["lever"], cell["strength"])
+        if name in shown and not cell["link"].startswith((WIFI, LTE)):
+            own = series.setdefault(styles.get(name, name), [])
+            for x in xs if cell["link"] == ON_BOARD else [_rtt(cell["link"])]:
+                own.append(Point(x, *(cell[f"success.{key}"] for key in ("mean", "low", "high"))))
+    return draw_series(
+        series,
+        "round trip of the link [ms]",
+        "success",
+        "Ball, goal at rest: success over the link's round trip",
+        {"asynchronous": "target, asynchronous", "target": "target, waited for"},
+    )
 
 
 def _rtt(link: str) -> float:
-    return float(link.partition("=")[2] or 0.0)
+    return float(link.partition("=")[2])
 
 
-def _order(link: str) -> tuple[bool, float, str]:
-    return not link.startswith("loopback"), _rtt(link), link
-
-
-def outcomes_of(sweep: Row) -> Outcomes:
-    """The end points of every episode of a sweep."""
-    return {
-        (row["lever"], row["strength"], row["link"]): {
-            point: np.array(row[point], np.float64) for point in ("success", "restricted_s")
-        }
-        for row in sweep["outcomes"]
-        if (row["lever"], row["strength"]) != ("chance", 1.0)  # the same as verification 1
-    }
-
-
-def between(decoded: Mapping[str, Outcomes]) -> str:
-    """Every two decodings under the same lever over the same link, paired; Holm over the table for each end point."""
-    pairs, common = list(combinations(decoded, 2)), set.intersection(*map(set, decoded.values()))
-    # Without a verification a link has no effect, so that one of them is enough.
-    first = min((link for _, _, link in common), key=_order)
-    settings = sorted(
-        (at for at in common if at[1] > 0.0 or at[2] == first), key=lambda at: (at[0], -at[1], _order(at[2]))
-    )
-    cells: list[tuple[list[Contrast], Iterator[float]]] = []
-    for point in ("success", "restricted_s"):
-        tests = [contrast(decoded[one][at][point], decoded[two][at][point]) for at in settings for one, two in pairs]
-        cells.append((tests, iter(holm([test.p for test in tests]))))
-    (won, won_p), (took, took_p) = cells
-    texts = iter([
-        f"{_marked(f'{a.difference.mean:+.3f}', p)}, {_marked(f'{b.difference.mean:+.2f} s', q)}"
-        for a, p, b, q in zip(won, won_p, took, took_p, strict=True)
-    ])  # fmt: skip
-    rows = [
-        [f"{lever} {strength:g}", _title(link) if strength else "any", *(next(texts) for _ in pairs)]
-        for lever, strength, link in settings
-    ]
-    return markdown(["lever", "link", *(f"{one} - {two}" for one, two in pairs)], rows)
-
-
-def _marked(text: str, p: float) -> str:
-    """P where it is below .05."""
-    return f"{text} (**p {p:.2g}**)" if p < 0.05 else text
-
-
-def whole(name: str, found: Row) -> str:
-    """Every cell, gate, comparison and finding of a sweep."""
-    times = ", ".join(
-        f"{label} {' + '.join(f'{part:.3f}' for part in parts)}" for label, parts in found["latency_ms"].items()
-    )
-    rows = []
-    for cell in found["cells"]:
-        place = f"{cell['lever']}, {cell['task']} at {cell['pace']:g}, {cell['idle']}, {cell['hardware']}"
-        rows.append([
-            place if cell["link"] == ON_BOARD else f"{place}, {cell['link']}", f"{cell['strength']:g}", cell["n"],
-            _interval(cell, "success", 3), optional_text(cell["chunks"], 1), optional_text(cell["chunk_s"], 3),
-            optional_text(cell["task_s"], 2), _interval(cell, "restricted_s", 2),
-            *(_ms(cell[key]) for key in ("inference_s", "stall_s", "age_s")), optional_text(cell["jerk"], 1),
-            optional_text(cell["path"], 2), optional_text(cell["transmission_rate"], 2),
-        ])  # fmt: skip
-    heads = (
-        "place", "strength", "n", "success [95 %]", "N", "T chunk s", "T task s", "restricted s [95 %]", "T inf ms",
-        "stall ms", "age ms", "jerk", "path", "sent",
-    )  # fmt: skip
-    parts = [f"### {name}", f"`{found['command']}`", f"Measured on this machine, ms: {times}", markdown(heads, rows)]
-    if found["calibrations"]:
-        parts += ["Gates, each calibrated where it runs:", _gates(found["calibrations"])]
-    if found["methods"]:
-        told = f"difference of success [95 %], exact McNemar, Holm over all {len(found['methods'])} pairs:"
-        parts += [f"Methods pair by pair: {told}", _comparisons(found["methods"])]
-    for number, title in TITLES.items():
-        here = [finding for finding in found["findings"] if finding["number"] == number]
-        if here:
-            about = ((f"**{one['about']}**" if one["seen"] else one["about"], one["words"]) for one in here)
-            parts.append(f"{number}. {title}: seen {sum(one['seen'] for one in here)} times of {len(here)}.")
-            parts.append("\n".join(f"   - {place}: {words}" for place, words in about))
-    return "\n\n".join(parts) + "\n"
-
-
-def _gates(rows: Sequence[Row]) -> str:
-    """The calibrated gates of every place, and their rates on held-out episodes."""
-    return table(
-        "gate of | wanted | threshold | held out | sent | episodes | inferences",
-        "{lever}, {pace:g}, {idle}, {hardware}, {link} | {rate:g} | {gate[threshold]:.4f} | {held_out_rate:.3f} "
-        "| {held_out_sent:.3f} | {episodes} | {inferences}",
-        rows,
-    )
-
-
-def _comparisons(rows: Sequence[Row]) -> str:
-    """Every pair of methods over every link, p in bold where below .05."""
-    told = [
-        {
-            **row, "difference": {key: row[f"success.difference.{key}"] for key in ("mean", "low", "high")},
-            "told": f"**{row['p']:.2g}**" if row["p"] < 0.05 else f"{row['p']:.2g}",
-        }
-        for row in rows
-    ]  # fmt: skip
-    return table(
-        "pace, idle, link | first | second | n | first minus second | p",
-        "{pace:g}, {idle}, {link} | {first} | {second} | {episodes} | {difference:+ci3} | {told}",
-        told,
-    )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
-
-
-def _interval(cell: Row, name: str, digits: int) -> str:
-    return interval_text({key: cell[f"{name}.{key}"] for key in ("mean", "low", "high")}, digits)
-
-
-def draw_decoded(decoded: Mapping[str, Outcomes]) -> Figure:
-    """Success over restricted mean time of every decoding and lever, a panel for each link."""
-    links = sorted({link for runs in decoded.values() for _, _, link in runs}, key=_order)
-    figure = Figure(figsize=(11.0, 3.8), layout="constrained")
-    (panels,) = figure.subplots(1, len(links), sharex=True, sharey=True, squeeze=False)
-    for axes, link in zip(panels, links, strict=True):
-        for number, runs in enumerate(decoded.values()):
-            for (lever, strength, over), run in runs.items():
-                if over == link:
-                    marker, filled, _ = MARKERS[lever, strength]
-                    axes.plot(
-                        run["restricted_s"].mean(), run["success"].mean(), marker, color=f"C{number}", markersize=6,
-                        markerfacecolor=f"C{number}" if filled else "none",
-                    )  # fmt: skip
-        axes.set_title(_title(link), fontsize=10, color=INK)
-    panels[0].set(ylabel="success", ylim=(0.5, 1.0))
-    panels[len(links) // 2].set(xlabel="restricted mean time [s]")
-    handles = [Line2D([], [], marker="o", ls="", color=f"C{number}", label=name) for number, name in enumerate(decoded)]
-    handles += [
-        Line2D([], [], marker=marker, ls="", color=INK, mfc=INK if filled else "none", label=label)
-        for marker, filled, label in MARKERS.values()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=0.9, handletextpad=0.2)
+def draw_paradox(sweep: Metrics) -> Figure:
+    """Chunks, the time of a chunk and of the task over naive overlap, relative to none."""
+    cells = _naive(sweep)
+    series: dict[str, list[Point]] = {}
+    for style, key in (("target", "chunk_s"), ("draft", "chunks"), ("adahi", "restricted_s.mean")):
+        for cell in (cell for cell in cells if cell[key] is not None):
+            low, high = (cell.get(key.replace("mean", end), cell[key]) for end in ("low", "high"))
+            point = Point(cell["strength"], *(value / cells[0][key] for value in (cell[key], low, high)))
+            series.setdefault(style, []).append(point)
+    names = {"target": "time of a chunk", "draft": "number of chunks", "adahi": "mean time of the task"}
+    about = "Ball, goal at rest, device 9.7 times slower"
+    figure = draw_series(series, "actions of naive overlap", "relative to no overlap", about, names)
+    figure.axes[0].set_xticks([cell["strength"] for cell in cells])
     return figure
 
 
-def draw_times(sweep: Row, lever: str, pace: float, hardware: str) -> Figure:
-    """N, T_chunk, T_task and restricted mean time over a lever's strength, relative to its baseline; sweet spots."""
-
-    def here(rows: Sequence[Row]) -> list[Row]:
-        wanted = (lever, pace, hardware)
-        return [row for row in rows if (row["lever"], row["pace"], row["hardware"]) == wanted]
-
-    cells, spots = here(sweep["cells"]), {spot["end_point"]: spot for spot in here(sweep["spots"])}
-    figure, axes = blank()
-    x, strengths = np.arange(len(cells)), [cell["strength"] for cell in cells]
-    for name, label, method in (
-        ("chunks", "N", "draft"),
-        ("chunk_s", "T chunk", "target"),
-        ("task_s", "T task", "hybrid"),
+def draw_decodings(sweeps: Mapping[str, Metrics]) -> Figure:
+    """Success of three decodings over the round trip of steady links, waiting for verdicts and with late ones."""
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    styles = {"Spec-VLA": "specvla", "KERV": "kerv", "HeiSD": "heisd_similar"}
+    for axes, lever, about in zip(
+        panels, ("verification", "late"), ("Waits for verdicts", "Late verdicts"), strict=True
     ):
-        values, drawn = np.array([cell[name] for cell in cells], np.float64), style_of(method)
-        axes.plot(x, values / values[0], color=drawn.colour, marker=drawn.marker, markersize=4, lw=1.4, label=label)
-    mean, low, high = (np.array([cell[f"restricted_s.{key}"] for cell in cells]) for key in ("mean", "low", "high"))
-    axes.plot(x, mean / mean[0], color=INK, linestyle="--", linewidth=1.2, label="restricted mean time")
-    axes.fill_between(x, low / mean[0], high / mean[0], color=INK, alpha=0.08, linewidth=0)
-    for end_point, curve in (("task_s", [cell["task_s"] for cell in cells]), ("restricted_s", mean.tolist())):
-        at = strengths.index(spots[end_point]["spot.where"])
-        axes.plot(at, curve[at] / curve[0], "o", color=MUTED, mfc="none", markersize=11)
-    axes.set_xticks(x, [f"{strength:g}" for strength in strengths])
-    axes.set(ylabel="over the baseline's", xlabel=f"{lever}, from the baseline to the strongest setting")
-    legend_below(figure, columns=2)
-    return figure
-
-
-def draw_frontier(sweep: Row, pace: float, idle: str) -> Figure:
-    """Success over the round trip of steady links, a curve per method; dashed what needs no link."""
-    figure, axes = blank()
-    cells = [(name, cell) for name, cell in _methods(sweep) if (cell["pace"], cell["idle"]) == (pace, idle)]
-    for method in FRONTIER:
-        drawn, own = style_of(method), [cell for name, cell in cells if name == method]
-        for cell in (cell for cell in own if cell["link"] == ON_BOARD):
-            axes.axhline(cell["success.mean"], color=drawn.colour, linestyle="--", linewidth=1.4, label=method)
-            axes.axhspan(cell["success.low"], cell["success.high"], color=drawn.colour, alpha=0.06, linewidth=0)
-        steady = [cell for cell in own if cell["link"].startswith("loopback")]
-        if steady:
-            steady.sort(key=lambda cell: _rtt(cell["link"]))
-            x = [_rtt(cell["link"]) for cell in steady]
-            y, low, high = ([cell[f"success.{key}"] for cell in steady] for key in ("mean", "low", "high"))
-            axes.plot(x, y, color=drawn.colour, marker=drawn.marker, markersize=4, linewidth=1.4, label=method)
-            axes.fill_between(x, low, high, color=drawn.colour, alpha=0.1, linewidth=0)
-    # Linear below 1 ms, so that a link without delay has a place.
-    axes.set(xlabel="round trip of the link [ms]", ylabel="success", xscale="symlog")
-    legend_below(figure)
+        series = {}
+        for name, found in sweeps.items():
+            rows = [row for row in found["outcomes"] if (row["lever"], row["strength"]) == (lever, 0.6)]
+            rates = {
+                _rtt(r["link"]): wilson(sum(r["success"]), len(r["success"])) for r in rows if "delay" in r["link"]
+            }
+            series[styles[name]] = [Point(x, rate.mean, rate.low, rate.high) for x, rate in rates.items()]
+        add_series(
+            axes, series, "round trip of the link [ms]", "success", about, {styles[name]: name for name in sweeps}
+        )
+    panels[0].set_xlabel("")
     return figure
