@@ -1,4 +1,4 @@
-"""RoboECC: a target in stages on device and server, over recorded links (docs/split.md).
+"""RoboECC: a target in stages on device and server, over recorded links (docs/results/split.md).
 
 ``--data`` is the folder with ``mahimahi/`` and ``telerobot_rtt/``.
 """
@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.grid import DOCS, Cell, Part, Picture, Results, Run
+from experiments.grid import Cell, Experiment, Results, Run
+from experiments.report import Picture, Report, Table, between, named
 from experiments.split.forecast import forecast_errors, load_forecast, save_forecast, train_forecast
 from experiments.split.simulated import PERIOD_S, PLACED, SIMULATED, StudyLink, bandwidths_of, simulated, study_links
 from experiments.split.sockets import GATED, Device, calibrate_along, staged_client, target_windows
-from experiments.tables import markdown, named, table
+from experiments.tised.tables import systems_of
 from specact.lab.evaluation.cost import median_ms
+from specact.lab.report.figures import style_of
 from specact.lab.rollout.processes import serving
 from specact.lab.train.split import split_bundle
 from specact.load import load_pair
@@ -31,6 +34,8 @@ FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 LINKS = ("5g-like", "lte", "lte-driving", "wifi")
 # The fourth link, on which an inference takes a second, is simulated in virtual time only.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
+# Where the task was played with every cut.
+SWEPT = "split-ball, ball at 0, last, vla-agx-50w, {} ms"
 NAMES = {
     "device": "everything on the device",
     "server": "everything on the server",
@@ -169,46 +174,75 @@ def precision_errors(staged: StagedFolder, inferences: int, seed: int) -> list[d
     return rows
 
 
-def pages(results: Results) -> Iterator[Part | Picture]:
-    """The tables of docs/split.md."""
-    page = DOCS / "split.md"
-    for factor, by_link in results["sockets"].items():
-        yield Part(page, f"sockets-{factor}", latency_table([cell for cells in by_link.values() for cell in cells]))
-    for number, cells in enumerate(results["simulated"].values()):
-        yield Part(page, f"simulated-{number}", latency_table(cells))
-    yield Part(page, "forecasts", forecast_table(results["forecasts"]))
-    yield Part(page, "precision", precision_table(results["precision"]))
+def report(results: Results) -> Report:
+    """docs/results/split.md."""
+    sockets = {
+        f"{factor} times": [cell for cells in by_link.values() for cell in cells]
+        for factor, by_link in results["sockets"].items()
+    }
+    tables = [
+        *(of_methods(f"sockets-{at.split()[0]}", f"A device {at} slower, over sockets", rows)
+          for at, rows in sockets.items()),
+        *(of_methods(f"simulated-{number}", f"Virtual time, a device {at}", rows)
+          for number, (at, rows) in enumerate(results["simulated"].items())),
+        Table(
+            "forecasts", "Forecasts of the bandwidth one step ahead, on the held-out part of each recording [bytes/s].",
+            "link | inferences | mean | error: LSTM | last value | squared: LSTM | last value | mean of the past",
+            "{name} | {inferences:.0f} | {mean:.3g} | {forecast_mae:.3g} | {last_mae:.3g} | {forecast_rmse:.3g} "
+            "| {last_rmse:.3g} | {mean_rmse:.3g}", named(results["forecasts"]),
+        ),
+        Table(
+            "precision", "What fewer bits of the activations change: a probability at most, and the most likely code.",
+            "cut | bytes: float32 | float16 | uint8 | probability: float16 | uint8 | codes: float16 | uint8",
+            "{cut} | {bytes[float32]} | {bytes[float16]} | {bytes[uint8]} | {float16[probability]:.1e} "
+            "| {uint8[probability]:.1e} | {float16[codes]:.3f} | {uint8[codes]:.3f}", results["precision"],
+        ),
+    ]  # fmt: skip
+    virtual = {("virtual", at[:2], row["link"], row["method"]): row for at, rows in results["simulated"].items()
+               if "at most 1" in at for row in rows}  # fmt: skip
+    measured = {("sockets", at[:2], row["link"], row["method"]): row for at, rows in sockets.items() for row in rows}
+    facts: dict[str, Any] = {" ".join(key): row for key, row in {**virtual, **measured}.items()}
+    for kind, found in (("sockets", measured), ("virtual", virtual)):
+        pairs = [
+            (row["mean_ms"], found[*key[:3], "server"]["mean_ms"]) for key, row in found.items() if key[3] == "roboecc"
+        ]
+        facts[f"{kind} rule slower"] = {"of": len(pairs), "places": sum(rule > server for rule, server in pairs)}
+    systems = systems_of(Experiment.load("tised").stored())
+    facts |= {f"cut {cut} {link}": between(systems, SWEPT.format(link), f"split {cut}", "split 0")
+              for cut, link in ((1, 50), (7, 1), (8, 20))}  # fmt: skip
+    return Report(tables, facts, [Picture("split.svg", partial(draw_methods, sockets))])
 
 
-def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Methods by links: mean, median and p95 of an inference [ms], switches, missed answers."""
-    found = {(cell["method"], cell["link"]): _entry(cell) for cell in cells}
-    links = [name for name in LINKS if any(cell["link"] == name for cell in cells)]
-    methods = dict.fromkeys(cell["method"] for cell in cells)
-    rows = [[NAMES[method], *(found.get((method, link), "") for link in links)] for method in methods]
-    return markdown(["", *links], rows)
+def of_methods(name: str, about: str, cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Mean and 95th percentile of every method on every link."""
+    links = [link for link in LINKS if any(cell["link"] == link for cell in cells)]
+    found = {(cell["method"], cell["link"]): cell for cell in cells}
+    rows = [
+        {"method": method, "name": NAMES[method], **{link: found[method, link] for link in links}}
+        for method in dict.fromkeys(cell["method"] for cell in cells)
+    ]
+    shown = (f"{{{link}[mean_ms]:.0f}} / {{{link}[p95_ms]:.0f}}, {{{link}[missed]}}" for link in links)
+    about += ": mean / 95th percentile of an inference [ms], and inferences without an answer."
+    return Table(name, about, " | ".join(["placement", *links]), " | ".join(["{name}", *shown]), rows)
 
 
-def _entry(cell: Mapping[str, Any]) -> str:
-    counts = [f"{cell[name]} {name}" for name in ("switches", "missed") if cell[name]]
-    return ", ".join([f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}", *counts])
-
-
-def forecast_table(errors: Mapping[str, Mapping[str, float]]) -> str:
-    """Errors of one-step forecasts on the held-out part of each recording [kB/s]."""
-    names = ("mean", "forecast_mae", "last_mae", "forecast_rmse", "last_rmse", "mean_rmse")
-    rows = [{**row, **{name: row[name] / 1e3 for name in names}} for row in named(errors)]
-    cells = "".join(f" | {{{name}:.3g}}" for name in names)
-    heads = "link | inferences | mean | MAE: LSTM | last value | RMSE: LSTM | last value | mean of the past"
-    return table(heads, f"{{name}} | {{inferences:.0f}}{cells}", rows)
-
-
-def precision_table(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The change of the target's answers at lower precision on the wire."""
-    return table(
-        "cut | bytes down: float32 | float16 | uint8 | largest change of a probability: float16 | uint8 "
-        "| most likely code changes: float16 | uint8",
-        "{cut} | {bytes[float32]} | {bytes[float16]} | {bytes[uint8]} | {float16[probability]:.1e} "
-        "| {uint8[probability]:.1e} | {float16[codes]:.3f} | {uint8[codes]:.3f}",
-        errors,
-    )
+def draw_methods(sockets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Mean time of an inference of every method over LTE, with a bar to the 95th percentile."""
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for (_, cells), face, shift in zip(
+        sockets.items(), (style_of("target").colour, "none"), (-0.15, 0.15), strict=True
+    ):
+        here = [cell for cell in cells if cell["link"] == "lte"]
+        for at, cell in enumerate(here):
+            kind = "adahi" if cell["method"] in GATED else "target"
+            colour, mean = style_of(kind).colour, cell["mean_ms"]
+            bars = [[0.0], [max(0.0, cell["p95_ms"] - mean)]]
+            axes.errorbar(
+                mean, at + shift, xerr=bars, fmt="o", color=colour, mfc="none" if face == "none" else colour, capsize=2,
+            )  # fmt: skip
+        axes.set_yticks(range(len(here)), [NAMES[cell["method"]] for cell in here])
+    axes.invert_yaxis()
+    axes.set(xlabel="mean and 95th percentile over LTE [ms]", xlim=(0, None))
+    axes.set_title("Filled: a device 20 times slower; empty: 50 times", fontsize=10, loc="left")
+    return figure
