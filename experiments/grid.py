@@ -1,4 +1,4 @@
-"""The one shape of every study: cells of a plan that run and resume, results that merge, and marked parts of pages.
+"""The one shape of every study: cells of a plan that run and resume, results that merge, and a report.
 
 A cell is the unit of work and of resuming. Several machines run some cells each (``--only``); ``table`` merges what the
 folders hold into the stored results, and ``page`` writes the pages from these alone.
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 
 from experiments.report import RESULTS, Report
 from specact.errors import ConfigError
@@ -34,7 +33,6 @@ from specact.lab.rollout.pool import Pool
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
-DOCS = ROOT / "docs"
 CPUINFO = Path("/proc/cpuinfo")
 # What is kept of an evaluation's summary.
 KEPT = ("env", "bundle", "episodes", "seed", "methods", "contrasts")
@@ -106,24 +104,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a page, between the marks of its name; or a whole file where it has none."""
-
-    page: Path
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, drawn when it is written, and its file."""
-
-    file: Path
-    draw: Callable[[], Figure]
-    dpi: int = 110
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A study: what the module of its folder defines.
 
@@ -136,17 +116,15 @@ class Experiment:
 
     about: str
     plan: Callable[[Run], Iterable[Cell]]
-    report: Callable[[Results], Report] | None
+    report: Callable[[Results], Report]
     results: Path
-    pages: Callable[[Results], Iterable[Part | Picture]] | None = None
 
     @classmethod
     def load(cls, name: str) -> Experiment:
         """The experiment of this name."""
         module: Any = import_module(f"experiments.{name}")
         about = module.__doc__.partition("\n")[0]
-        report, pages = (getattr(module, name, None) for name in ("report", "pages"))
-        return cls(about, module.plan, report, Path(module.__file__).parent / "results", pages)
+        return cls(about, module.plan, module.report, Path(module.__file__).parent / "results")
 
     def run(self, run: Run, only: str = "*") -> list[str]:
         """Runs the cells that are not finished, in order; returns the names of all that match ``only``.
@@ -200,30 +178,17 @@ class Experiment:
 
     def files(self, results: Results) -> dict[Path, str]:
         """Its page and tables."""
-        assert self.report is not None
         prose = self.results.with_name("report.md").read_text()
         return self.report(results).files(self.results.parent.name, prose, self.provenance())
 
     def write(self, results: Results) -> list[Path]:
         """Writes its page, tables and pictures; returns their files."""
-        if self.report is not None:
-            files = self.files(results)
-            for file, text in files.items():
-                write_whole(file, text.encode())
-            pictures = self.report(results).pictures
-            for picture in pictures:
-                draw(picture.draw, RESULTS / picture.file)
-            return [*files, *(RESULTS / picture.file for picture in pictures)]
-        written = []
-        for part in self.pages(results):  # type: ignore[misc]
-            if isinstance(part, Part):
-                fill(part)
-                written.append(part.page)
-            else:
-                with style():
-                    part.draw().savefig(part.file, dpi=part.dpi)
-                written.append(part.file)
-        return list(dict.fromkeys(written))
+        files, pictures = self.files(results), self.report(results).pictures
+        for file, text in files.items():
+            write_whole(file, text.encode())
+        for picture in pictures:
+            draw(picture.draw, RESULTS / picture.file)
+        return [*files, *(RESULTS / picture.file for picture in pictures)]
 
 
 def draw(figure: Callable[[], Any], file: Path) -> None:
@@ -254,19 +219,6 @@ def _claim(run: Run) -> None:
         write_json(file, settings)
     elif (stored := json.loads(file.read_text())) != settings:
         raise ConfigError(f"{run.out} holds a run with {stored}, not {settings}; choose another --out")
-
-
-def fill(part: Part) -> None:
-    """Puts a text between its marks; a page without them stays as it is."""
-    if not part.name:
-        write_whole(part.page, part.text.encode())
-        return
-    opening, closing = f"<!-- {part.name} -->\n", f"<!-- end of {part.name} -->\n"
-    text = part.page.read_text()
-    if opening in text:
-        before, rest = text.split(opening)
-        text = f"{before}{opening}{part.text}\n{closing}{rest.partition(closing)[2]}"
-        write_whole(part.page, text.encode())
 
 
 def evaluation_cell(name: str, evaluation: Evaluation, kept: Sequence[str] | None = KEPT) -> Cell:

@@ -16,7 +16,6 @@ def files() -> dict[Path, str]:
     facts: dict[str, Any] = {}
     for name in NAMES:
         experiment = Experiment.load(name)
-        assert experiment.report is not None
         facts[name] = experiment.report(experiment.stored()).facts
     texts = {page: filled(Path(__file__).with_name(prose).read_text(), facts) for page, prose in PROSE.items()}
     readme = ROOT / "README.md"

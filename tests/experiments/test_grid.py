@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.grid import CELL, STAMP, Cell, Experiment, Part, Run, fill
+from experiments.grid import CELL, STAMP, Cell, Experiment, Run
 from experiments.report import Report
 
 from specact.errors import ConfigError
@@ -65,13 +65,3 @@ def test_some_cells_here_and_some_there_are_one_result(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "group.json").stat().st_mtime_ns == before, "nothing changed"
     with pytest.raises(ConfigError, match="nope"):
         experiment.run(Run(tmp_path / "out0", seed=0), "nope*")
-
-
-def test_a_page_changes_between_its_marks_alone(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
-    fill(Part(page, "table", "| new |"))
-    fill(Part(page, "absent", "nothing"))
-    assert page.read_text() == "before\n<!-- table -->\n| new |\n<!-- end of table -->\nafter\n"
-    fill(Part(tmp_path / "whole.md", "", "all of it\n"))
-    assert (tmp_path / "whole.md").read_text() == "all of it\n"
