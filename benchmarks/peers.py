@@ -10,8 +10,8 @@ LeRobot's policy server. In turn 1, 16, 64 and 256 robots ask as fast as they ca
 Run: python benchmarks/peers.py --openpi CHECKOUT [--rounds N] [--seconds S] [--steps N] [--parts PARTS]
 
 CHECKOUT is a checkout of https://github.com/Physical-Intelligence/openpi: its server class and its client are loaded
-from there. The part peers also needs: pip install flask grpcio requests. The results are kept in
-benchmarks/results/peers.json, and the tables of docs/speed.md are written from it; ``--parts tables`` does only that.
+from there. The part peers also needs: pip install flask grpcio requests. The results are kept for
+the report: python -m experiments speed page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ import msgspec
 import numpy as np
 import uvloop
 from others import FLASK, GRPC, GRPC_SERVICE, OPENPI, GrpcRobot, HttpRobot, json_request, other_server
-from pages import fill
 from server import Load, Robot, Workload, run_load, run_robots, workload_of
 
 from specact import Pair, SpeculativePolicy, connect, load_pair
@@ -47,17 +46,10 @@ from specact.rng import StepAddress
 from specact.wire import openpi
 
 ROOT = Path(__file__).parents[1]
-KEPT = Path(__file__).parent / "results" / "peers.json"
+KEPT = ROOT / "experiments" / "speed" / "results" / "peers.json"
 ROBOTS, PACED = (1, 16, 64), (60, 120, 170, 240, 340)
 RATE_HZ, WITHIN_MS = 20.0, 50.0
 OURS, ENDPOINT, THEIRS = "specact", "endpoint", OPENPI
-SIDES = {
-    OURS: "specact",
-    ENDPOINT: "specact, openpi's clients",
-    THEIRS: "openpi",
-    FLASK: "Flask, JSON",
-    GRPC: "gRPC as LeRobot",
-}
 POLICIES, PEER_ROBOTS, ROWS = ("ball#target", "relocate-tokens", "ball-chase-flow"), (1, 16, 64, 256), (1, 16, 64)
 NEEDED = ("flask", "grpcio", "requests", "websockets")
 Call = Callable[[], object]
@@ -91,12 +83,7 @@ def main() -> None:
     # A list of numbers is one line.
     text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(found, indent=1))
     KEPT.write_text(text + "\n")
-    text = tables(found)
-    fill(ROOT / "docs" / "speed.md", "openpi", text)
-    if "peers" in found:
-        beside = peer_tables(found["peers"])
-        print(beside)
-        fill(ROOT / "docs" / "speed.md", "peers", beside)
+    print("next: python -m experiments speed page")
 
 
 def whole_requests(asked: argparse.Namespace, pair: Pair[Any], found: dict[str, Any]) -> None:
@@ -352,98 +339,6 @@ def timed(calls: dict[str, Call], steps: int, pause_s: float) -> dict[str, list[
         wall[name].append(1e3 * (time.perf_counter() - start))
         cpu[name] += 1e3 * (time.process_time() - spent)
     return {name: [float(np.median(wall[name])), cpu[name] / steps] for name in calls}
-
-
-def tables(found: dict[str, Any]) -> str:
-    """Everything in words and numbers, for the page."""
-    lines = [
-        "| robots, as fast as possible | specact, steps/s | openpi, steps/s | ratio by round, median (range) |",
-        "|---|---|---|---|",
-    ]
-    for robots, sides in found.get("throughput", {}).items():
-        ours, theirs = sides[OURS], sides[THEIRS]
-        lines.append(f"| {robots} | {np.median(ours):.0f} | {np.median(theirs):.0f} | {ratio(ours, theirs)} |")
-    lines += ["", "| robots at 20 Hz | specact, p99 ms by round | openpi, p99 ms by round |", "|---|---|---|"]
-    for robots, sides in found.get("paced", {}).items():
-        cells = [" ".join(f"{p99:.0f}" for p99 in sides[name]) if name in sides else "-" for name in (OURS, THEIRS)]
-        lines.append(f"| {robots} | {cells[0]} | {cells[1]} |")
-    lines += [
-        "",
-        "| on the device | wall, ms | processor, ms | wall, ratio to openpi | processor, ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for pace, calls in found.get("device", {}).items():
-        theirs = calls[f"{THEIRS} infer"]
-        for name, row in calls.items():
-            ratios = (
-                "- | -" if row is theirs else " | ".join(ratio(row[kind], theirs[kind]) for kind in ("wall", "cpu"))
-            )
-            lines.append(f"| {name}, {pace} | {np.median(row['wall']):.2f} | {np.median(row['cpu']):.2f} | {ratios} |")
-    return "\n".join(lines)
-
-
-def peer_tables(found: dict[str, Any]) -> str:
-    """Five tables: as fast as possible, the server's processor time, at 20 Hz, on the device, and what limits it."""
-    policies = {name: of for name, of in found.items() if name != "versions"}
-
-    def head(title: str, columns: Collection[str]) -> list[str]:
-        return [f"| {' | '.join([title, *columns])} |", "|---" * (1 + len(columns)) + "|"]
-
-    def table(title: str, pace: str, cell: Callable[[dict[str, Any], str], str]) -> list[str]:
-        lines = head(title, SIDES.values())
-        for policy, of in policies.items():
-            for robots, sides in of[pace].items():
-                lines.append(f"| {policy}, {robots} | " + " | ".join(cell(sides, name) for name in SIDES) + " |")
-        return [*lines, ""]
-
-    def mid(sides: dict[str, Any], name: str, figure: str) -> float:
-        return float(np.median(sides[name][figure]))
-
-    def waits(sides: dict[str, Any], name: str) -> str:
-        return f"{mid(sides, name, 'p50_ms'):.1f} / {mid(sides, name, 'p99_ms'):.1f}"
-
-    def hot(sides: dict[str, Any], name: str) -> str:
-        found = sides[name]["steps_per_s"]
-        return f"{np.median(found):.0f} ({min(found):.0f} to {max(found):.0f}); {waits(sides, name)}"
-
-    def cost(sides: dict[str, Any], name: str) -> str:
-        spent = f"{mid(sides, name, 'server_ms'):.2f}"
-        if name == THEIRS:
-            return spent
-        return f"{spent}; {ratio(sides[THEIRS]['server_ms'], sides[name]['server_ms'])}"
-
-    def paced(sides: dict[str, Any], name: str) -> str:
-        served = sides[name]["served"]
-        return f"{np.median(served):.0f} ({min(served)} to {max(served)}); {waits(sides, name)}"
-
-    def spread(values: list[float]) -> str:
-        return f"{np.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-    device = head("processor ms per step on the device, 20 Hz", SIDES.values())
-    limits = head(
-        "processor ms per chunk",
-        [*(f"the policy, batch of {size}" for size in ROWS), "openpi's server, 64 robots", "ratio"],
-    )
-    for policy, of in policies.items():
-        device.append(f"| {policy} | {' | '.join(spread(of['device'][name]['cpu']) for name in SIDES)} |")
-        alone, theirs = [of["rows"][str(size)] for size in ROWS], of["hot"]["64"][THEIRS]["server_ms"]
-        most = f"{np.median(theirs) / np.median(alone[-1]):.1f}"
-        limits.append(f"| {policy} | {' | '.join(map(spread, [*alone, theirs]))} | {most} |")
-    return "\n".join(
-        [
-            *table("steps/s; p50 / p99 ms, as fast as possible", "hot", hot),
-            *table("server's processor ms per step; openpi's through it, by round", "hot", cost),
-            *table("robots served at 20 Hz; p50 / p99 ms", "20 Hz", paced),
-            *device,
-            "",
-            *limits,
-        ]
-    )
-
-
-def ratio(ours: list[float], theirs: list[float]) -> str:
-    found = np.array(ours) / np.array(theirs)
-    return f"{np.median(found):.2f} ({found.min():.2f} to {found.max():.2f})"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ it waits 40 + 2 b ms, during which the processor is free, and then answers as ba
 
 Run: python benchmarks/scale.py [--rounds N] [--seconds S] [--parts work,servers]
 
-The results are kept in benchmarks/results/scale.json, and the tables of docs/results/speed.md are written from it,
-with those that are computed.
+The results, with those that are computed, are kept for the report: python -m experiments speed page.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers give way to other processes; beside others that do not they would seem slow.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-import numpy as np
-from pages import fill
 from server import run_load, workload_of
 
 from specact import load_pair
@@ -48,7 +45,7 @@ from specact.wire.arrays import Arrays
 from specact.wire.exchange import Request
 
 ROOT = Path(__file__).parents[1]
-KEPT, PAGE = ROOT / "benchmarks" / "results" / "scale.json", ROOT / "docs" / "results" / "speed.md"
+KEPT = ROOT / "experiments" / "speed" / "results" / "scale.json"
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 # Of the stand-in target: milliseconds of a batch, and of each of its requests.
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
@@ -89,9 +86,6 @@ def main() -> None:
             found["servers"] = servers(asked.rounds, asked.seconds)
     found["computed"] = computed()
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
-    for name, rows in (("work", work_rows), ("servers", server_rows), ("computed", computed_rows)):
-        if name in found:
-            fill(PAGE, name, "\n".join(rows(found[name])))
 
 
 @contextmanager
@@ -248,67 +242,6 @@ def computed() -> list[dict[str, Any]]:
         }
         for fixed, each in COSTS for rate in INFERENCES_HZ for sent in SENT
     ]  # fmt: skip
-
-
-# Tables.
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    middle = float(np.median(values))
-    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
-def work_rows(found: dict[str, Any]) -> list[str]:
-    took = found["seconds"]
-    faster = [one / two for one, two in zip(took["one node"], took["two nodes"], strict=True)]
-    dearer = [1e3 * ray for ray in took["nothing, Ray"]], [1e3 * own for own in took["nothing, process"]]
-    return [
-        "| | median (range) over rounds |",
-        "|---|---|",
-        f"| {found['shards']} shards of {found['episodes']} episodes of ball: one node's time over two nodes' "
-        f"| {spread(faster)} |",
-        f"| a piece of work that does nothing, ms of each of 40, on Ray | {spread(dearer[0])} |",
-        f"| the same on processes of this machine | {spread(dearer[1])} |",
-    ]
-
-
-def server_rows(found: dict[str, Any]) -> list[str]:
-    crowd, paced = found["crowd"], found["paced"]
-    most = 1e3 * found["max_batch"] / batch_ms(found["batch_ms"], found["each_ms"], found["max_batch"])
-    rows = [
-        f"| way | {CROWD} robots without pause: requests/s | over one server's | over B/T(B) of each | processor, ms "
-        f"of a request | robots at {found['rate_hz']:g} Hz | answered of those due | p50, ms | p99, ms |",
-        "|---" * 9 + "|",
-    ]
-    for way in WAYS:
-        per_s, cost = ([one[name] for one in crowd[way]] for name in ("steps_per_s", "processor_ms"))
-        first = [one["steps_per_s"] for one in crowd[WAYS[0]]]
-        ratio = [one / other for one, other in zip(per_s, first, strict=True)]
-        answered = [one["steps_per_s"] / one["offered_hz"] for one in paced[way]]
-        p50, p99 = ([one[name] for one in paced[way]] for name in ("p50_ms", "p99_ms"))
-        limit = (1 + ("two" in way)) * most
-        rows.append(
-            f"| {way} | {np.median(per_s):.0f} | {spread(ratio)} | {np.median(per_s) / limit:.2f} "
-            f"| {spread(cost)} | {paced[way][0]['robots']} | {np.median(answered):.2f} | {spread(p50, 0)} "
-            f"| {spread(p99, 0)} |"
-        )
-    load = requests_per_s(found["batch_ms"], found["each_ms"], found["rate_hz"]) / 1e3
-    took = found["batch_ms"] / (1.0 - load * found["each_ms"])
-    rows.append(f"| computed | | | 1.00 | | | 1.00 | {1.5 * took:.0f} | {2.0 * took:.0f} |")
-    return rows
-
-
-def computed_rows(found: list[dict[str, Any]]) -> list[str]:
-    pairs = [(rate, sent) for rate in INFERENCES_HZ for sent in SENT]
-    rows = [
-        "| T(b), ms | " + " | ".join(f"{rate:g} Hz, {sent:g} sent" for rate, sent in pairs) + " |",
-        "|---" * (len(pairs) + 1) + "|",
-    ]
-    by = {(row["fixed_ms"], row["inferences_hz"], row["sent"]): row for row in found}
-    for fixed, each in COSTS:
-        robots = [str(by[fixed, rate, sent]["robots"]) for rate, sent in pairs]
-        rows.append(f"| {fixed:g} + {each:g} b | {' | '.join(robots)} |")
-    return rows
 
 
 if __name__ == "__main__":
