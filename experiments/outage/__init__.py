@@ -43,7 +43,7 @@ def report(results: Results) -> Report:
     measures = {method: measures_of(rows) for method, rows in races.items()}
     rows = [{"method": method, "about": METHODS[method], **summary_of(of)} for method, of in measures.items()]
     tests = []
-    for second, measure in product(METHODS, ("outage", "success", "success_s")):
+    for second, measure in product(METHODS, ("down", "success", "success_s")):
         if second != "adahi":
             test = asdict(contrast(measures["adahi"][measure], measures[second][measure]))
             tests.append({**test, "on": "PushT", "measure": measure, "first": "adahi", "second": second})
@@ -52,7 +52,7 @@ def report(results: Results) -> Report:
         "still", f"{len(races['target'])} outages of {OUTAGE_S:g} s, one per episode; 95 % intervals over episodes.",
         "method | what it does | stands still while the link is down | at other times | longest stall [s] "
         "| success | until success [s]",
-        "`{method}` | {about} | {outage:ci2} | {rest:ci2} | {stall_s:.1f} | {success:ci2} | {success_s:ci1}", rows,
+        "`{method}` | {about} | {down:ci2} | {rest:ci2} | {stall_s:.1f} | {success:ci2} | {success_s:ci1}", rows,
     )  # fmt: skip
     facts = {row["method"]: row for row in rows} | {f"{test['second']}_{test['measure']}": test for test in family}
     pictures = [Picture("../film.gif", partial(Film, {method: races[method][0] for method in FILMED}))]
@@ -60,11 +60,11 @@ def report(results: Results) -> Report:
 
 
 def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """By episode: share of still periods in the ``outage`` and in the ``rest``, longest ``stall_s``, ``success``."""
+    """By episode: still periods with the link ``down`` and in the ``rest``, longest ``stall_s``, ``success``."""
     still = [np.array([*map(int, row["still"])], float) for row in rows]
     stalls = [max((len([*run]) for stood, run in groupby(row["still"]) if stood == "1"), default=0) for row in rows]
     return {
-        "outage": np.array([each[_OUTAGE].mean() for each in still]),
+        "down": np.array([each[_OUTAGE].mean() for each in still]),
         "rest": np.array([np.r_[each[: _OUTAGE.start], each[_OUTAGE.stop :]].mean() for each in still]),
         "stall_s": PERIOD_S * np.array(stalls, float),
         "success": np.array([row["success"] for row in rows], float),
@@ -74,7 +74,7 @@ def measures_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 def summary_of(of: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Means with their intervals over episodes; of the stalls the longest of all."""
-    means = {name: vars(bootstrap_interval(of[name])) for name in ("outage", "rest", "success_s")}
+    means = {name: vars(bootstrap_interval(of[name])) for name in ("down", "rest", "success_s")}
     return means | {
         "stall_s": float(of["stall_s"].max()), "success": vars(wilson(int(of["success"].sum()), len(of["success"]))),
     }  # fmt: skip

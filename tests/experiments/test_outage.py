@@ -35,7 +35,7 @@ def test_stalls_are_counted_inside_and_outside_the_outage() -> None:
     still = "0" * 20 + "1" * 20 + "0" * 10 + "1" * 5 + "0" * 45
     of = measures_of([{"still": still, "success": True, "success_s": 7.0}])
     # The outage are periods 30 to 79.
-    assert of["outage"] == [15 / 50] and of["rest"] == [10 / 50] and of["stall_s"] == [2.0]
+    assert of["down"] == [15 / 50] and of["rest"] == [10 / 50] and of["stall_s"] == [2.0]
 
 
 def test_the_film_shows_every_period(tmp_path: Path) -> None:
